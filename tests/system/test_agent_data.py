@@ -598,15 +598,15 @@ def test_a_silent_storage_is_no_failure_of_the_task(
             outputs=[],
             image=None,
         )
-        places: Any = SimpleNamespace(work=str(tmp_path), home=str(tmp_path))
+        config: Any = SimpleNamespace(folder=str(tmp_path), home=str(tmp_path))
         bring_inputs: Any = prepare.bring_inputs
         monkeypatch.setattr(
             prepare,
             "_prepare",
-            lambda *args: bring_inputs(None, work, places, args[-1]),  # noqa: B023
+            lambda *args: bring_inputs(config, work, args[-1]),  # noqa: B023
         )
         ours, theirs = os.pipe()
-        assert prepare.prepare(work, work, places, {}, theirs) == 1
+        assert prepare.prepare(config, work, {}, theirs) == 1
         os.close(theirs)
         with open(ours, "rb") as file:
             told = json.loads(file.read())

@@ -19,7 +19,7 @@ from cavvy.agent.work.monitor import born_ns, written
 
 
 def need(**given: object) -> Any:
-    """Some of a configuration, a work or its places."""
+    """Some of a configuration, a work or both."""
     return SimpleNamespace(**{"image": None, "setup": None, "workdir": None, "git": None, **given})
 
 
@@ -150,8 +150,8 @@ def test_the_image_file_of_running_work_is_in_use_as_its_setup_is(tmp_path: Path
     for work in (need(image="docker.io/alpine"), need(setup="make", setup_key="key")):
         steps = StepRunner.__new__(StepRunner)
         steps._touched = float("-inf")
-        steps._config, steps._work = need(cache=str(tmp_path / "cache")), work
-        steps._places = need(home=str(tmp_path))
+        steps._config = need(cache=str(tmp_path / "cache"), home=str(tmp_path))
+        steps._work = work
         steps._use_cache()
     assert [time.time() - os.stat(path).st_mtime < DAY_S for path in (sif, kept)] == [True, True]
     (tmp_path / "sif").unlink()  # where another engine runs the image

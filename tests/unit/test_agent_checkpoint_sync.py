@@ -47,7 +47,6 @@ def test_a_folder_that_changes_between_looks_waits(tmp_path: Path) -> None:
         loop,
         make_config(tmp_path),
         str(folder),
-        -1,
         every_s=None,
         say=lambda *a, **k: said.append(a),
     )
@@ -141,9 +140,7 @@ def test_a_bucket_that_is_silent_is_told_of_once_and_tried_again_and_the_end_doe
     def say(kind: str, **fields: Any) -> None:
         said.append((fields["name"], fields["text"]))
 
-    checkpoint_sync = CountingSaver(
-        loop, make_config(tmp_path), str(folder), -1, every_s=None, say=say
-    )
+    checkpoint_sync = CountingSaver(loop, make_config(tmp_path), str(folder), every_s=None, say=say)
     (folder / "model").write_text("x")
     checkpoint_sync._heard({"state": "waits", "reason": "no answer for 60 s"})
     assert said.pop() == ("waits", "the checkpoint is not safe yet: no answer for 60 s")
@@ -223,7 +220,6 @@ def test_what_cannot_be_read_or_goes_while_it_is_opened_is_said(
         loop,
         make_config(tmp_path),
         str(folder),
-        -1,
         every_s=None,
         say=lambda kind, **f: said_to_user.append(f["text"]),
     )

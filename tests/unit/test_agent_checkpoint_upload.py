@@ -53,7 +53,7 @@ class Hands(CheckpointSync):
         monkeypatch.setattr(module, "hand_over", hand)
         loop: Any = StillLoop()
         super().__init__(
-            loop, make_config(tmp_path, rank), str(self.folder), -1, every_s=None, say=self.say
+            loop, make_config(tmp_path, rank), str(self.folder), every_s=None, say=self.say
         )
 
     def say(self, kind: str, **fields: Any) -> None:

@@ -57,8 +57,8 @@ def test_what_the_reaper_wrote_down_is_told_by_the_next_agent(
     status: str | None, outcome: str, code: int | None, tmp_path: Path
 ) -> None:
     runner: Any = RankRunner.__new__(RankRunner)
-    runner._places = SimpleNamespace(
-        status=str(tmp_path / "status"), notice=str(tmp_path / "notice.json")
+    runner._config = SimpleNamespace(
+        status_file=str(tmp_path / "status"), notice_file=str(tmp_path / "notice.json")
     )
     if status is not None:
         (tmp_path / "status").write_text(status)

@@ -21,7 +21,6 @@ from cavvy.agent.data.paths import find_output, remember, remember_sent
 from cavvy.agent.data.transfer import TransferProgress
 from cavvy.agent.data.upload import OutputChanged, is_due, send_file
 from cavvy.agent.http_client import TransferFailed
-from cavvy.agent.work.environment import RankPaths
 from cavvy.agent.work.folder import CannotBuild
 
 
@@ -34,17 +33,14 @@ class Looks(OutputSync):
         self.said: list[str] = []
         self.stills: list[float] = []
         self.ended = 0
-        places, work = SimpleNamespace(home="/home"), SimpleNamespace(mirrored={0: 60.0, 1: 30.0})
+        config, work = SimpleNamespace(home="/home"), SimpleNamespace(mirrored={0: 60.0, 1: 30.0})
 
-        def send(
-            config: object, work: object, places: object, still_s: float, *more: object
-        ) -> int:
+        def send(config: object, work: object, still_s: float, *, quiet: bool) -> int:
             self.stills.append(still_s)
             return 0
 
         monkeypatch.setattr(module, "send_changed", send)
-        loop, config, given = StillLoop(), SimpleNamespace(), (places, work)
-        super().__init__(loop, config, *given, -1, self.say)  # type: ignore[arg-type]
+        super().__init__(StillLoop(), config, work, self.say)  # type: ignore[arg-type]
 
     def say(self, kind: str, name: str, text: str) -> None:
         self.said.append(f"{name}: {text}")
@@ -61,9 +57,7 @@ class Looks(OutputSync):
     def over(self, problem: str | None = "", files: int = 1) -> None:
         """The process ends, having said this; None: it says nothing."""
         if problem is not None:
-            self._wrote(
-                json.dumps({"files": files, "problem": problem, "seconds": 3.5}).encode() + b"\n"
-            )
+            self._wrote(json.dumps({"files": files, "problem": problem, "seconds": 3.5}).encode())
         self._gone()
 
 
@@ -181,58 +175,57 @@ def make_work(*inputs: tuple[str, str], output: tuple[str, str]) -> Any:
     )
 
 
-def make_places(tmp_path: Path) -> RankPaths:
-    places = RankPaths(str(tmp_path))
+def make_config(tmp_path: Path) -> Any:
     (tmp_path / "work").mkdir()
-    return places
+    return SimpleNamespace(home=str(tmp_path), folder=str(tmp_path / "work"))
 
 
 def test_what_was_brought_from_the_very_place_is_known_to_be_there(tmp_path: Path) -> None:
-    places, far = make_places(tmp_path), "s3://b/x"
+    config, far = make_config(tmp_path), "s3://b/x"
     brought = tmp_path / "work" / "data"
     brought.mkdir()
     (brought / "a").write_text("1")
-    remember(places, 0, str(brought))
+    remember(config, 0, str(brought))
     seen = (brought / "a").stat()
     known = {"a": [1, seen.st_mtime_ns]}
-    assert find_output(places, make_work((far, "data"), output=("data", far)), 0) == (
+    assert find_output(config, make_work((far, "data"), output=("data", far)), 0) == (
         str(brought),
         known,
     )
-    assert find_output(places, make_work((far, "data"), output=("data", "s3://b/y")), 0) == (
+    assert find_output(config, make_work((far, "data"), output=("data", "s3://b/y")), 0) == (
         str(brought),
         {},
     )
-    assert find_output(places, make_work((far, "other"), output=("data", far)), 0) == (
+    assert find_output(config, make_work((far, "other"), output=("data", far)), 0) == (
         str(brought),
         {},
     )
     there = f"{tmp_path}/inputs/0"
-    assert find_output(places, make_work((far, "/data"), output=("/data", far)), 0) == (
+    assert find_output(config, make_work((far, "/data"), output=("/data", far)), 0) == (
         there,
         known,
     )
-    assert find_output(places, make_work((far, "/data"), output=("/data", "s3://b/y")), 0) == (
+    assert find_output(config, make_work((far, "/data"), output=("/data", "s3://b/y")), 0) == (
         there,
         {},
     )
-    assert find_output(places, make_work(output=("/else", far)), 0) == ("/else", {})
+    assert find_output(config, make_work(output=("/else", far)), 0) == ("/else", {})
     with pytest.raises(CannotBuild):
-        find_output(places, make_work(output=("../else", far)), 0)
+        find_output(config, make_work(output=("../else", far)), 0)
 
 
 def test_what_was_sent_goes_before_what_was_brought(tmp_path: Path) -> None:
-    places, far = make_places(tmp_path), "s3://b/x"
+    config, far = make_config(tmp_path), "s3://b/x"
     (tmp_path / "brought-0.json").write_text(json.dumps({"a": [1, 1], "b": [2, 2]}))
-    remember_sent(places, 0, {"a": [9, 9]})
-    _, known = find_output(places, make_work((far, "data"), output=("data", far)), 0)
+    remember_sent(config, 0, {"a": [9, 9]})
+    _, known = find_output(config, make_work((far, "data"), output=("data", far)), 0)
     assert known == {"a": [9, 9], "b": [2, 2]}
 
 
 def test_an_output_that_fails_keeps_the_others_from_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    places = make_places(tmp_path)
+    config = make_config(tmp_path)
     targets = ["s3://b/0", "s3://b/1", "s3://b/2"]
     work = SimpleNamespace(
         inputs=[],
@@ -259,9 +252,8 @@ def test_an_output_that_fails_keeps_the_others_from_nothing(
         return SimpleNamespace(files=2, end=lambda: tell("two files"))
 
     monkeypatch.setattr(module, "send_output", send)
-    config: Any = None
     given: Any = work
-    assert send_changed(config, given, places, 2.0) == 0
+    assert send_changed(config, given, 2.0, quiet=False) == 0
     assert asked == [(0, 2.0), (1, 2.0)], "the third is not there yet"
     lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert lines[0] == {"moved": "two files"}

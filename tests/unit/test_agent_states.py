@@ -44,12 +44,14 @@ def make_runner(tmp_path: Path, state: AgentState) -> Any:
     runner._work = None if state is AgentState.WAITING else SimpleNamespace(keep_s=0.0)
     runner._loop = SimpleNamespace(after=lambda *_: SimpleNamespace(due=0.0), cancel=lambda _: None)
     runner._config = SimpleNamespace(
-        taken=SimpleNamespace(unless=None, seconds=1.0, warning_s=1.0, source="test"), grace_s=1.0
+        taken=SimpleNamespace(unless=None, seconds=1.0, warning_s=1.0, source="test"),
+        grace_s=1.0,
+        exit_file=str(tmp_path / "exit"),
+        notice_file=str(tmp_path / "notice"),
     )
-    runner._places = SimpleNamespace(exit=str(tmp_path / "exit"), notice=str(tmp_path / "notice"))
     runner._outbox = SimpleNamespace(empty=False, put=lambda *_, **__: None, settle=lambda: None)
     runner._log = SimpleNamespace(pending=False, size=0)
-    runner._link = SimpleNamespace(pump=lambda: None)
+    runner.link = SimpleNamespace(pump=lambda: None)
     runner._steps = SimpleNamespace(
         process=object(), finishing=False, ask=lambda: None, kill=lambda: None, reserve=lambda _: 0
     )

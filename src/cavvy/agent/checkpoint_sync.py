@@ -41,12 +41,11 @@ class CheckpointSync(SidecarProcess):
         loop: EventLoop,
         config: AgentConfig,
         folder: str,
-        lock: int,
         *,
         every_s: float | None,
         say: Callable[..., None],
     ) -> None:
-        super().__init__(loop, lock, min(LOOK_S, every_s / 4) if every_s else LOOK_S)
+        super().__init__(loop, min(LOOK_S, every_s / 4) if every_s else LOOK_S)
         self._config = config
         self._folder = folder
         self._say = say

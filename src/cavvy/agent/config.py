@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    TextLists = dict[str, list[str]]
+
 PROTOCOL = 3
 TABLE = "dict[str, str]"
 
@@ -37,8 +39,17 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "list[int]": ("a list of whole numbers", _is_list_of(int)),
     "list": ("a list", _is_list_of(object)),
     TABLE: ("an object", lambda value: isinstance(value, dict)),
+    "TextLists": (
+        "an object of lists of texts",
+        lambda value: isinstance(value, dict) and all(map(_is_list_of(str), value.values())),
+    ),
 }
-EMPTY: dict[str, Callable[[], object]] = {"bool": bool, "list": list, "dict": dict}
+EMPTY: dict[str, Callable[[], object]] = {
+    "bool": bool,
+    "list": list,
+    "dict": dict,
+    "TextLists": dict,
+}
 
 
 class ConfigFields:
@@ -51,9 +62,6 @@ class ConfigFields:
             raise BadConfig(f"{what}: expected an object, found {type(raw).__name__}")
         self._raw = raw
         self._what = what
-
-    def names(self) -> list[str]:
-        return [str(name) for name in self._raw]
 
     def read(self, name: str, kind: str, default: object = None) -> Any:
         """A field whose type is `kind`, an annotation such as "int" or "list[VolumeConfig]".
@@ -70,7 +78,7 @@ class ConfigFields:
             expected, fits = KINDS[plain]
             if not fits(value):
                 raise BadConfig(f"{self._what}: `{name}` must be {expected}, not {value!r}")
-            if isinstance(value, dict):
+            if plain == TABLE and isinstance(value, dict):  # numbers as a shell user expects them
                 return {str(key): _shown(item) for key, item in value.items()}
             return value
         make, what = globals()[plain.replace("list[", "").rstrip("]")], f"{self._what}.{name}"
@@ -79,40 +87,9 @@ class ConfigFields:
             return [make(ConfigFields(item, what)) for item in items]
         return make(ConfigFields(value, what))
 
-    def text(self, name: str, default: str | None = None) -> str:
-        return str(self.read(name, "str", default))
-
-    def text_or_none(self, name: str) -> str | None:
-        found: str | None = self.read(name, "str | None")
-        return found
-
-    def number(self, name: str, default: float | None = None) -> float:
-        found: float = self.read(name, "float", default)
-        return found
-
-    def number_or_none(self, name: str) -> float | None:
-        found: float | None = self.read(name, "float | None")
-        return found
-
-    def whole(self, name: str) -> int:
-        return int(self.read(name, "int"))
-
-    def flag(self, name: str) -> bool:
-        return bool(self.read(name, "bool"))
-
-    def texts(self, name: str) -> list[str]:
-        return list(self.read(name, "list[str]"))
-
-    def table(self, name: str) -> dict[str, str]:
-        """Names to texts; numbers and booleans become the text that a shell user expects."""
-        return dict(self.read(name, TABLE))
-
     def inner(self, name: str) -> ConfigFields | None:
         value = self._raw.get(name)
         return None if value is None else ConfigFields(value, f"{self._what}.{name}")
-
-    def inners(self, name: str) -> list[ConfigFields]:
-        return [ConfigFields(item, f"{self._what}.{name}") for item in self.read(name, "list")]
 
 
 def _shown(value: object) -> str:
@@ -152,35 +129,90 @@ class NoticeTokenConfig(ConfigRecord):
     life_s: float = 21600
 
 
-class NoticeAddress:
-    """An address on the node that says when it is taken back, and how to read what it says."""
+class NoticeHoldConfig(ConfigRecord):
+    """A request that is answered when the answer changes."""
 
-    def __init__(self, fields: ConfigFields) -> None:
-        self.source = fields.text("source")
-        self.url = fields.text("url")
-        self.headers = fields.table("headers")
-        hold, node, reply = (fields.inner(name) for name in ("hold", "node", "reply"))
-        self.token: NoticeTokenConfig | None = fields.read("token", "NoticeTokenConfig | None")
-        self.every_s = fields.number("every_s", 5)
-        self.hold_query = hold.text("query") if hold else None  # {tag}: the ETag of the last answer
-        self.first_tag = hold.text("first_tag") if hold else ""
-        self.hold_s = hold.number("longest_s") if hold else 0.0
-        self.list = fields.text_or_none("list")
-        match = fields.inner("match")
-        self.match = {name: match.texts(name) for name in match.names()} if match else {}
-        self.node_url = node.text("url") if node else None
-        self.node_field = node.text("field") if node else ""
-        self.time = fields.text_or_none("time")
-        self.within_s = fields.number("within_s", 30)
-        self.advice = fields.flag("advice")
-        self.reply_url = reply.text("url") if reply else None
-        self.reply_body = reply.text("body") if reply else ""  # {id}: which event
-        self.reply_id = reply.text("id") if reply else ""
+    query: str  # {tag}: the ETag of the last answer
+    first_tag: str
+    longest_s: float
 
 
-class AgentConfig(ConfigRecord):
-    """One agent's configuration: whose work it does, where it reports, and what of the machine
-    it may use.
+class NoticeNodeConfig(ConfigRecord):
+    """`url` answers this node's name, which the field of an event must list."""
+
+    url: str
+    field: str
+
+
+class NoticeReplyConfig(ConfigRecord):
+    """The answer to an event, whose `id` field replaces {id} in the body."""
+
+    url: str
+    body: str
+    id: str
+
+
+class NoticeAddress(ConfigRecord):
+    """An address that reports when the node is taken back, and the form of its answers."""
+
+    source: str
+    url: str
+    headers: dict[str, str]
+    token: NoticeTokenConfig | None
+    every_s: float = 5
+    hold: NoticeHoldConfig | None
+    list: str | None
+    match: TextLists
+    node: NoticeNodeConfig | None
+    time: str | None
+    within_s: float = 30
+    advice: bool
+    reply: NoticeReplyConfig | None
+
+
+class OrderConfig(ConfigRecord):
+    """An order of the control plane."""
+
+    seq: int
+    kind: str
+    seconds: float = 0
+    reason: str = ""
+
+
+class ExecConfig(ConfigRecord):
+    """A command or session that a user asked for."""
+
+    id: str
+    command: list[str]
+    session: bool
+
+
+class RankPaths:
+    """The files and folders of one rank on its node, below its home."""
+
+    def __init__(self, home: str) -> None:
+        self.folder = home + "/work"
+        self.log_folder = home + "/log"
+        self.outbox_file = home + "/outbox"
+        self.notice_file = home + "/notice.json"
+        self.advice_file = home + "/advice.json"
+        self.progress_file = home + "/progress.json"
+        self.every_file = home + "/every"
+        self.host_file = home + "/hosts"
+        self.mpi_program = home + "/mpi.py"
+        self.run_script = home + "/run.sh"
+        self.setup_script = home + "/setup.sh"
+        self.entry_script = home + "/entry.sh"
+        self.started_file = home + "/started"
+        self.status_file = home + "/status"
+        self.exit_file = home + "/exit.json"
+        self.undelivered_file = home + "/undelivered"  # there while an exited agent owes messages
+        self.phase_file = home + "/phase"  # of a container: setup, failed or run
+
+
+class AgentConfig(ConfigRecord, RankPaths):
+    """The configuration of one agent: its rank, the control plane's address, and the part of the
+    machine that it may use. `home` is the rank's own folder.
     """
 
     protocol: int = 1  # the oldest that can read it
@@ -206,6 +238,7 @@ class AgentConfig(ConfigRecord):
 
     def __init__(self, fields: ConfigFields) -> None:
         super().__init__(fields)
+        RankPaths.__init__(self, self.home)
         if self.protocol > PROTOCOL:
             raise BadConfig(
                 f"configuration: `protocol` is {self.protocol}; this agent speaks {PROTOCOL} at "

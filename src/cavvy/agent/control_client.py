@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
-    from .config import AgentConfig
+    from .config import AgentConfig, ExecConfig, OrderConfig
     from .log import LogSpool
     from .loop import EventLoop, LoopTimer
     from .outbox import MessageOutbox
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         """What the link tells the agent."""
 
         def ordered(self, kind: str, seconds: float, reason: str) -> None: ...
-        def asked(self, exec_id: str, command: list[str], session: bool) -> None: ...
+        def asked(self, asked: ExecConfig) -> None: ...
         def dismissed(self, reason: str) -> None: ...
         def delivered(self) -> None: ...
         def paced(self, every_s: float) -> None: ...
@@ -172,11 +172,11 @@ class ControlPlaneClient:
     def _claimed(self, fields: ConfigFields) -> None:
         go = self._go
         work = fields.inner("work")
-        if fields.text("state") == "wait" or work is None:
-            self.loop.after(fields.number("after_s", 0.2), self._claim)
+        if fields.read("state", "str") == "wait" or work is None:
+            self.loop.after(fields.read("after_s", "float", 0.2), self._claim)
         elif go is not None:
             self._go = None
-            self._take_token(fields.text_or_none("token"))
+            self._take_token(fields.read("token", "str | None"))
             self.refusals = LOST
             go(work)
 
@@ -249,9 +249,9 @@ class ControlPlaneClient:
 
     def heard(self, fields: ConfigFields) -> None:
         """Any good answer renews the lease, and may say how often to save."""
-        self._lease_s = fields.number_or_none("lease_s") or self._lease_s
+        self._lease_s = fields.read("lease_s", "float | None") or self._lease_s
         self.lease_until = time.monotonic() + self._lease_s
-        every_s = fields.number_or_none("every_s")
+        every_s = fields.read("every_s", "float | None")
         if every_s is not None:
             self._listener.paced(every_s)
 
@@ -265,11 +265,11 @@ class ControlPlaneClient:
             channel.close()
 
     def _applied(self, fields: ConfigFields) -> None:
-        self._outbox.acknowledge(fields.whole("ack"))
+        self._outbox.acknowledge(fields.read("ack", "int"))
         self._went_on()
 
     def _stored(self, fields: ConfigFields) -> None:
-        self._log.acknowledge(fields.whole("offset"))
+        self._log.acknowledge(fields.read("offset", "int"))
         self._went_on()
 
     def _went_on(self) -> None:
@@ -277,20 +277,17 @@ class ControlPlaneClient:
         self._listener.delivered()
 
     def _ordered(self, fields: ConfigFields) -> None:
-        order, news = fields.inner("order"), False
-        if order is not None and order.whole("seq") > self._order:
-            self._order = order.whole("seq")
-            news = True
-            self._listener.ordered(
-                order.text("kind"), order.number("seconds", 0), order.text("reason", "")
-            )
-        for asked in fields.inners("execs"):
-            if asked.text("id") not in self._execs:
-                self._execs.add(asked.text("id"))
+        order: OrderConfig | None = fields.read("order", "OrderConfig | None")
+        news = order is not None and order.seq > self._order
+        if order is not None and news:
+            self._order = order.seq
+            self._listener.ordered(order.kind, order.seconds, order.reason)
+        asked: ExecConfig
+        for asked in fields.read("execs", "list[ExecConfig]"):
+            if asked.id not in self._execs:
+                self._execs.add(asked.id)
                 news = True
-                self._listener.asked(
-                    asked.text("id"), asked.texts("command"), asked.flag("session")
-                )
+                self._listener.asked(asked)
         if news or time.monotonic() - self._asked_at > 1:
             self.listen()
         else:  # an answer at once that says nothing new: do not turn it into a storm

@@ -30,15 +30,16 @@ class LoopTimer:
 class EventLoop:
     """Calls handlers when their files are ready and timers when they are due, until `stop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, lock: int = -1) -> None:
+        self.lock = lock  # the agent's: reapers of the processes that it starts hold it too
         self._poll = select.poll()
-        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._handlers: dict[int, Callable[[int], object]] = {}
         self._timers: list[LoopTimer] = []  # a handful, so that a search is cheaper than a heap
         self._signals: dict[int, Callable[[], None]] = {}
         self._wake: tuple[int, int] | None = None
         self._running = True
 
-    def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
+    def watch(self, fd: int, events: int, handler: Callable[[int], object]) -> None:
         """Call `handler(events)` whenever `fd` is ready; a second call changes events and
         handler.
         """
@@ -114,6 +115,75 @@ class EventLoop:
             call = self._signals.get(number)
             if call is not None:
                 call()
+
+
+class PipeReader:
+    """Hands on what comes from a pipe, and then its end."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        fd: int,
+        took: Callable[[bytes], None],
+        ended: Callable[[], None] | None = None,
+    ) -> None:
+        self._loop, self._fd, self._took, self._ended = loop, fd, took, ended
+        os.set_blocking(fd, False)
+        self.pause(False)
+
+    def pause(self, paused: bool) -> None:
+        """Stop reading, so that the writer waits, or go on."""
+        if self._fd >= 0:
+            self._loop.watch(self._fd, 0 if paused else READ, self._read)
+
+    def write(self, data: bytes) -> None:
+        """Write to the other end of a socket, if it is still open."""
+        if self._fd >= 0:
+            try:
+                os.write(self._fd, data)
+            except OSError:
+                return  # the loop hears of it
+
+    def drain(self) -> None:
+        """Read what is there, and close."""
+        while self._fd >= 0 and self._read(READ):
+            pass
+        self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._loop.unwatch(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _read(self, events: int) -> bool:
+        """Whether something came."""
+        try:
+            data = os.read(self._fd, 65536)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if data:
+            self._took(data)
+            return True
+        self.close()
+        if self._ended is not None:
+            self._ended()
+        return False
+
+
+def by_line(take: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """Passes on whole lines of a stream that comes in pieces."""
+    rest = b""
+
+    def feed(data: bytes) -> None:
+        nonlocal rest
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            take(line)
+
+    return feed
 
 
 def make_wake_pipe() -> tuple[int, int]:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import os
 import time
 
-from .wire import BackOff, parse_reply
+from .wire import AgentConnection, BackOff, parse_reply
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .loop import EventLoop, LoopTimer
-    from .wire import Failed, Replied, ServerAddress
+    from .wire import ServerAddress
 
 FIRST_PAUSE_S = 0.02
 LAST_PAUSE_S = 1.0
@@ -91,58 +91,35 @@ def make_pause() -> BackOff:
     return BackOff(FIRST_PAUSE_S, LAST_PAUSE_S, GROWTH)
 
 
-class MailboxConnection:
-    """As `wire.LoopConnection`, through a mailbox."""
+class MailboxConnection(AgentConnection):
+    """Through a mailbox."""
+
+    silence = "no answer came to the mailbox"
 
     def __init__(self, loop: EventLoop, address: ServerAddress, headers: str) -> None:
-        self._loop = loop
-        self.headers = headers
+        super().__init__(loop, address, headers)
         self._mailbox = AgentMailbox(address.text.partition(":")[2])
         self._number = ""
-        self._due = 0.0
         self._pause = make_pause()
-        self._timer: LoopTimer | None = None
-        self._replied: Replied | None = None
-        self._failed: Failed | None = None
+        self._next_look: LoopTimer | None = None
 
-    @property
-    def busy(self) -> bool:
-        return self._replied is not None
-
-    def request(
-        self,
-        method: str,
-        path: str,
-        body: bytes,
-        *,
-        timeout_s: float,
-        replied: Replied,
-        failed: Failed,
-    ) -> None:
-        """Send; exactly one of `replied(status, body)` and `failed(reason)` is called later,
-        from the loop.
-        """
-        head = (
-            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{self.headers}Content-Length: "
-            f"{len(body)}\r\n\r\n"
-        )
-        self._replied, self._failed = replied, failed
-        self._due, self._pause = time.monotonic() + timeout_s, make_pause()
+    def _start(self) -> None:
+        self._pause = make_pause()
         try:
-            self._number = self._mailbox.post(head.encode("latin-1") + body)
+            self._number = self._mailbox.post(self._request)
         except OSError as error:
-            reason = f"cannot write to the mailbox: {error}"
-            self._timer = self._loop.after(0, lambda: self._fail(reason))
+            self._fail_later(f"cannot write to the mailbox: {error}")
             return
-        self._timer = self._loop.after(self._pause.next(), self._look)
+        self._look_later()
 
-    def close(self) -> None:
-        """Forget the request; no callback follows."""
-        self._replied = self._failed = None
-        self._loop.cancel(self._timer)
+    def _disconnect(self) -> None:
+        self._loop.cancel(self._next_look)
         if self._number:
             self._mailbox.withdraw(self._number)
             self._number = ""
+
+    def _look_later(self) -> None:
+        self._next_look = self._loop.after(self._pause.next(), self._look)
 
     def _look(self) -> None:
         try:
@@ -150,29 +127,16 @@ class MailboxConnection:
         except OSError as error:
             self._fail(f"cannot read the mailbox: {error}")
             return
-        if answer is None and time.monotonic() >= self._due:
-            self._fail("no answer came to the mailbox")
-        elif answer is None:
-            self._timer = self._loop.after(self._pause.next(), self._look)
-        else:
-            self._number = ""
-            self._read(bytearray(answer))
-
-    def _read(self, answer: bytearray) -> None:
+        if answer is None:
+            self._look_later()
+            return
+        self._number = ""
         try:
-            found = parse_reply(answer, True)
+            found = parse_reply(bytearray(answer), True)
         except ValueError as error:
             self._fail(str(error))
             return
-        replied = self._replied
         if found is None:
             self._fail("an incomplete answer came to the mailbox")
-        elif replied is not None:
-            self._replied = self._failed = None
-            replied(found[0], found[1])
-
-    def _fail(self, reason: str) -> None:
-        failed = self._failed
-        self.close()
-        if failed is not None:
-            failed(reason)
+        else:
+            self._succeed(found[0], found[1])

@@ -10,12 +10,10 @@ import signal
 import time
 
 from .config import AgentConfig, BadConfig, read_config
-from .control_client import ControlPlaneClient, complain
-from .log import LogSpool
+from .control_client import complain
 from .loop import EventLoop
-from .outbox import MessageOutbox
 from .runner import RankRunner
-from .work.environment import RankPaths, write_whole
+from .work.environment import write_whole
 
 LOCK_WAIT_S = 15.0
 ENDS = (signal.SIGTERM, signal.SIGINT)
@@ -44,57 +42,52 @@ def main(arguments: list[str]) -> int:
     except (BadConfig, OSError) as error:
         complain(str(error))
         return 2
-    places = RankPaths(config.home)
     try:
-        os.makedirs(places.home, mode=0o700, exist_ok=True)
-        lock = take_lock(places.home)
-        return 0 if lock is None else serve(config, places, lock, deliver)
+        os.makedirs(config.home, mode=0o700, exist_ok=True)
+        lock = take_lock(config.home)
+        return 0 if lock is None else serve(config, lock, deliver)
     except (OSError, ValueError, KeyError) as error:
         complain(f"cannot go on: {error}")
         return 1
 
 
-def serve(config: AgentConfig, places: RankPaths, lock: int, deliver: bool) -> int:
+def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
     """Do the work, and then whatever other work comes while the node is kept for it: each as a
     new agent would.
     """
-    code, keep_s = act(config, places, lock, deliver, None)
+    code, keep_s = act(config, lock, deliver, None)
     while keep_s > 0 and code == 0:
-        clear(places)
-        code, keep_s = act(config, places, lock, False, keep_s)
+        clear(config)
+        code, keep_s = act(config, lock, False, keep_s)
     return code
 
 
-def clear(places: RankPaths) -> None:
+def clear(config: AgentConfig) -> None:
     """Leave nothing of the work that is over, its claim first: an agent killed here finds
     nothing that it may tell.
     """
     from .work.trees import remove_tree
 
-    with os.scandir(places.home) as found:
+    with os.scandir(config.home) as found:
         entries = [entry for entry in found if entry.name not in KEPT]
     for entry in sorted(entries, key=lambda entry: entry.name != "claim"):
         remove_tree(entry.path)
 
 
-def act(
-    config: AgentConfig, places: RankPaths, lock: int, deliver: bool, waits_s: float | None
-) -> tuple[int, float]:
+def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) -> tuple[int, float]:
     """Do the work, or, if an agent before this one did or began it, deliver what it left.
 
     Returns the exit code, and for how many seconds the next agent of this node shall wait for more.
     `waits_s`: how long this one waits for its work, where another's was done here before.
     """
-    loop, outbox, log = EventLoop(), MessageOutbox(places.outbox), LogSpool(places.log, 1024)
-    runner = RankRunner(loop, config, places, outbox, log, lock)
-    link = ControlPlaneClient(loop, config, take_nonce(places.home), outbox, log, runner)
-    runner.attach(link)
+    loop = EventLoop(lock)
+    runner = RankRunner(loop, config, take_nonce(config.home))
     for number in ENDS:
         loop.on_signal(number, runner.terminated)
     if config.taken is not None and config.taken.signal is not None:
         loop.on_signal(signal.Signals[f"SIG{config.taken.signal}"], runner.warned)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
-    if deliver or os.path.exists(places.started) or os.path.exists(places.exit):
+    if deliver or os.path.exists(config.started_file) or os.path.exists(config.exit_file):
         runner.recover(patient=not deliver)
     else:
         runner.claim(waits_s)
@@ -102,18 +95,18 @@ def act(
     if runner.keep_s:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # one that comes now is for the next agent
         loop.close()
-    mark_debt(places, runner.owes)
+    mark_debt(config, runner.owes)
     if not deliver or not runner.owes:
         return 0, runner.keep_s
-    return 1 if link.answered else os.EX_TEMPFAIL, runner.keep_s
+    return 1 if runner.link.answered else os.EX_TEMPFAIL, runner.keep_s
 
 
-def mark_debt(places: RankPaths, owes: bool) -> None:
+def mark_debt(config: AgentConfig, owes: bool) -> None:
     """Leave a mark for whoever started us where something is still to be delivered."""
     if owes:
-        write_whole(places.undelivered, "")
-    elif os.path.exists(places.undelivered):
-        os.unlink(places.undelivered)
+        write_whole(config.undelivered_file, "")
+    elif os.path.exists(config.undelivered_file):
+        os.unlink(config.undelivered_file)
 
 
 def take_lock(home: str) -> int | None:

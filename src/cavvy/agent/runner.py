@@ -11,9 +11,10 @@ import time
 
 from .access.execs import RankExecs
 from .config import BadConfig, WorkConfig
-from .control_client import LOST, complain
+from .control_client import LOST, ControlPlaneClient, complain
+from .log import LogSpool
 from .notices.faults import FAILURES, GPU, GpuFaultScanner, read_kernel
-from .outbox import time_text
+from .outbox import MessageOutbox, time_text
 from .redact import Redactor
 from .states import DONE, MOVES, REPORTED, AgentState
 from .step_runner import StepRunner, needs_preparing
@@ -22,14 +23,10 @@ from .work.reaper import PR_SET_CHILD_SUBREAPER, ChildCommand, prctl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .config import AgentConfig, ConfigFields
-    from .control_client import ControlPlaneClient
-    from .log import LogSpool
+    from .config import AgentConfig, ConfigFields, ExecConfig
     from .loop import EventLoop, LoopTimer
     from .notices.notification_socket import NotificationSocket
     from .notices.poll import NoticePolls
-    from .outbox import MessageOutbox
-    from .work.environment import RankPaths
 
 EX_TEMPFAIL = 75  # of sysexits.h: "checkpointed, run me again"
 # Signals that end a program by default, and that somebody sends: 128 + N of these, as a shell says
@@ -80,16 +77,12 @@ class RankRunner:
         self,
         loop: EventLoop,
         config: AgentConfig,
-        places: RankPaths,
-        outbox: MessageOutbox,
-        log: LogSpool,
-        lock: int,
+        nonce: str,
     ) -> None:
         self._loop = loop
         self._config = config
-        self._places = places
-        self._outbox = outbox
-        self._log = log
+        self._outbox = MessageOutbox(config.outbox_file)
+        self._log = LogSpool(config.log_folder, 1024)
         self._redactor = Redactor([])
         self._work: WorkConfig | None = None
         self._env: dict[str, str] = {}
@@ -98,24 +91,22 @@ class RankRunner:
         self._kill_timer: LoopTimer | None = None
         self._state = AgentState.WAITING
         self._exit: dict[str, object] = {}
-        self._steps = StepRunner(loop, config, places, lock, self)
+        self._steps = StepRunner(loop, config, self)
         self._faults, self._born = GpuFaultScanner(), time.monotonic()
         self._notification_socket: NotificationSocket | None = None
         self._polls: NoticePolls | None = None
         self._every_s: float | None = None
         self._cost_s: float | None = None  # that the task says its newest checkpoint took
-        self._execs = RankExecs(loop, lock, self.delivered)
+        self._execs = RankExecs(loop, self.delivered)
         # set when it leaves after all of its work: how long the next agent here waits for more
         self.keep_s = 0.0
-
-    def attach(self, link: ControlPlaneClient) -> None:
-        self._link = link
+        self.link = ControlPlaneClient(loop, config, nonce, self._outbox, self._log, self)
 
     def claim(self, waits_s: float | None = None) -> None:
         """Ask for the work and do it; where work was done here already, leave when none has come
         for so long.
         """
-        self._link.claim(self._begin)
+        self.link.claim(self._begin)
         if waits_s is not None:
             self._loop.after(waits_s, self._give_up_waiting)
         self._loop.after(1, self._tick)
@@ -128,16 +119,16 @@ class RankRunner:
         """
         self._move(AgentState.EXITED if self._outbox.has("exited") else AgentState.OVER)
         try:
-            with open(self._places.exit, encoding="utf-8") as file:
+            with open(self._config.exit_file, encoding="utf-8") as file:
                 self._exit = json.load(file)
         except (FileNotFoundError, ValueError):
             self._write_exit(*self._lost_exit())
         self._loop.after(1, self._tick)
         if not patient:
             self._loop.after(DELIVER_S, self._leave)
-        self._link.refusals = LOST
-        self._link.hurry = True
-        self._link.pump()
+        self.link.refusals = LOST
+        self.link.hurry = True
+        self.link.pump()
         self.delivered()
 
     @property
@@ -164,24 +155,26 @@ class RankRunner:
         else:
             complain(f"the order {kind!r} is not known to this agent")
 
-    def asked(self, exec_id: str, command: list[str], session: bool) -> None:
+    def asked(self, asked: ExecConfig) -> None:
         """Run a command, or a user's hand, beside the work."""
-        stream = self._link.stream(exec_id)
-        if self._work is None or self._over or not (command or session):
+        stream = self.link.stream(asked.id)
+        if self._work is None or self._over or not (asked.command or asked.session):
             self._execs.refuse(stream, "the work does not run on this node (any more)")
             return
-        if session:
+        contained = self._work.image is not None
+        if asked.session:
             from .access.start import start_session
 
-            contained = self._config if self._work.image is not None else None
-            start_session(self._execs, self._link, exec_id, self._places, self._env, contained)
+            start_session(
+                self._execs, self.link, asked.id, self._config, self._env, contained=contained
+            )
             return
-        env = self._env
-        if self._work.image is not None:
+        command, env = asked.command, self._env
+        if contained:
             from .work.container import make_exec
 
-            command, env = make_exec(self._config, command, self._places), dict(os.environ)
-        folder = self._places.work if os.path.isdir(self._places.work) else self._places.home
+            command, env = make_exec(self._config, command), dict(os.environ)
+        folder = self._config.folder if os.path.isdir(self._config.folder) else self._config.home
         self._execs.start(
             ChildCommand(command, env, folder), stream, list(self._work.secrets.values())
         )
@@ -203,7 +196,7 @@ class RankRunner:
         if self._state is AgentState.OVER and not self._log.pending:
             self._move(AgentState.EXITED)
             self._outbox.put("exited", **self._exit)
-            self._link.pump()
+            self.link.pump()
         replying = self._polls is not None and self._polls.replying
         if (
             self._state in REPORTED
@@ -273,7 +266,7 @@ class RankRunner:
         if self._ending is None:
             self.say("event", name="advice", text=reason)
             advice = {"source": source, "reason": reason}
-            self._write(self._places.advice, json.dumps(advice))
+            self._write(self._config.advice_file, json.dumps(advice))
             self._tell_task("advice", advice)
             self._steps.hurry()
 
@@ -284,13 +277,13 @@ class RankRunner:
         if every_s != self._every_s:
             self._every_s = every_s
             self._tell_task("every_s", every_s)
-            self._write(self._places.every, json.dumps(every_s))
+            self._write(self._config.every_file, json.dumps(every_s))
 
     def told(self, fields: ConfigFields) -> None:
         """A line from the task. Raises BadConfig."""
         saved = fields.inner("saved")
         if saved is not None:
-            seconds = saved.number("seconds")
+            seconds = saved.read("seconds", "float")
             if not 0 <= seconds <= LONGEST_SAVE_S:
                 raise BadConfig(f"`saved.seconds` is {seconds!r}: no time that saving takes")
             self._cost_s = seconds
@@ -304,7 +297,7 @@ class RankRunner:
     def _begin(self, fields: ConfigFields) -> None:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         try:
-            write_whole(self._places.started, "")
+            write_whole(self._config.started_file, "")
             work = self._work = WorkConfig(fields)
             self._move(AgentState.WORKING)
         except (BadConfig, OSError) as error:
@@ -320,7 +313,7 @@ class RankRunner:
             )
         self._open_channels(work)
         self._log.limit(work.log_limit_mib)
-        self._link.listen_soon()
+        self.link.listen_soon()
         if work.check is not None:
             self._steps.check(work, self._env)
         else:
@@ -330,10 +323,8 @@ class RankRunner:
         """The socket to the task, and the polls of the node's notices."""
         from .notices.notification_socket import NotificationSocket
 
-        self._notification_socket = NotificationSocket(self._loop, self._places.home, self.told)
-        self._env = make_environment(
-            self._config, work, self._places, self._notification_socket.path
-        )
+        self._notification_socket = NotificationSocket(self._loop, self._config.home, self.told)
+        self._env = make_environment(self._config, work, self._notification_socket.path)
         if (
             work.checkpoint is not None
             and work.checkpoint.every_s is not None
@@ -360,13 +351,13 @@ class RankRunner:
             if self._cost_s is not None:
                 fields["cost_s"] = self._cost_s
         self._outbox.put(kind, **fields)
-        self._link.pump()
+        self.link.pump()
 
     def wrote(self, data: bytes) -> None:
         """The work has written output."""
         self._faults.feed(data)
         self._log.write(self._redactor.feed(data))
-        self._link.pump()
+        self.link.pump()
 
     def checked(self) -> None:
         """The node is as it should be."""
@@ -477,8 +468,8 @@ class RankRunner:
         self._write_exit(outcome, code, self._redactor.text(reason))
         if self._polls is not None:
             self._polls.reply(self.delivered)
-        self._link.hurry = True
-        self._link.pump()
+        self.link.hurry = True
+        self.link.pump()
         self.delivered()
 
     def _write_exit(self, outcome: str, code: int | None, reason: str) -> None:
@@ -494,16 +485,16 @@ class RankRunner:
             "log_bytes": self._log.size,
         }
         try:
-            write_whole(self._places.exit, json.dumps(self._exit), sync=True)
+            write_whole(self._config.exit_file, json.dumps(self._exit), sync=True)
         except OSError as error:  # a full disk; then the agent has to live until it is told
             complain(f"cannot note the exit: {error}")
 
     def _lost_exit(self) -> tuple[str, int | None, str]:
         """The outcome of work whose agent was killed."""
         try:
-            with open(self._places.status, encoding="ascii") as file:
+            with open(self._config.status_file, encoding="ascii") as file:
                 code, interrupted = (int(word) for word in file.read().split())
-            noticed = os.path.exists(self._places.notice)
+            noticed = os.path.exists(self._config.notice_file)
             ending = ("preempted" if noticed else "stopped", "the agent was killed as it ended")
             return judge(code, ending if interrupted else None)
         except (FileNotFoundError, ValueError):
@@ -515,7 +506,7 @@ class RankRunner:
             "deadline": time_text(time.time() + seconds),
             "reason": reason,
         }
-        self._write(self._places.notice, json.dumps(notice))
+        self._write(self._config.notice_file, json.dumps(notice))
         self._tell_task("notice", notice)
 
     def _write(self, path: str, text: str) -> None:
@@ -535,9 +526,9 @@ class RankRunner:
     def _tick(self) -> None:
         """Once a second: has the lease run out, is the work idle, has it anything to tell?"""
         self._loop.after(1, self._tick)
-        self._link.pump()
+        self.link.pump()
         self._look_for_warning()
-        if time.monotonic() > self._link.lease_until:
+        if time.monotonic() > self.link.lease_until:
             if self._work is None or self._over:
                 self._leave()
                 return
@@ -565,7 +556,7 @@ class RankRunner:
         for each in (self._notification_socket, self._polls):
             if each is not None:
                 each.close()
-        self._link.close()
+        self.link.close()
         self._log.close()
         self._loop.stop()
 

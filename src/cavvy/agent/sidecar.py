@@ -8,6 +8,7 @@ import json
 from abc import ABC, abstractmethod
 
 from .control_client import complain
+from .loop import by_line
 from .work.process import WorkProcess
 from .work.reaper import ChildCommand
 
@@ -28,10 +29,9 @@ class SidecarProcess(ABC):
     `_done` once nothing is left to do).
     """
 
-    def __init__(self, loop: EventLoop, lock: int, every_s: float) -> None:
-        self._loop, self._lock, self._every_s = loop, lock, every_s
+    def __init__(self, loop: EventLoop, every_s: float) -> None:
+        self._loop, self._every_s = loop, every_s
         self._process: WorkProcess | None = None
-        self._lines = b""
         self._off = False
         self._done: Callable[[], None] | None = None
         self.seconds = 0.0  # that the last one took
@@ -61,33 +61,24 @@ class SidecarProcess(ABC):
 
     def _run(self, home: str, call: Callable[[], int]) -> str:
         """Begin a process; why that cannot be, "" where it has begun."""
-        self._lines = b""
-        command = ChildCommand([], {}, home)
-        command.call = call
+        command = ChildCommand([], {}, home, lambda channel: call())
         try:
             self._process = WorkProcess(
-                self._loop,
-                command,
-                self._lock,
-                wrote=self._wrote,
-                ended=lambda code: None,
-                gone=self._gone,
+                self._loop, command, wrote=by_line(self._wrote), gone=self._gone
             )
         except OSError as error:
             return str(error)
         return ""
 
-    def _wrote(self, data: bytes) -> None:
-        *lines, self._lines = (self._lines + data).split(b"\n")
-        for line in lines:
-            try:
-                told = json.loads(line)
-            except ValueError:
-                told = None
-            if isinstance(told, dict):
-                self._heard(told)
-            else:
-                complain(line.decode("utf-8", "replace"))  # what went wrong in that process
+    def _wrote(self, line: bytes) -> None:
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            fields = None
+        if isinstance(fields, dict):
+            self._heard(fields)
+        else:
+            complain(line.decode("utf-8", "replace"))  # an error of that process
 
     def _gone(self) -> None:
         self._process = None

@@ -10,7 +10,6 @@ import time
 from contextlib import suppress
 
 from .control_client import complain
-from .loop import READ
 from .notices.faults import GPU
 from .work.environment import SHELL_LINE, find_shell, write_rank_files, write_whole
 from .work.process import WorkProcess
@@ -22,11 +21,10 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from .checkpoint_sync import CheckpointSync
-    from .config import AgentConfig, CheckpointConfig, WorkConfig
+    from .config import AgentConfig, WorkConfig
     from .data.output_sync import OutputSync
     from .data.pipes import PipeStreams
     from .loop import EventLoop
-    from .work.environment import RankPaths
     from .work.monitor import CheckpointWatcher, WorkMonitor
 
     class Owner(Protocol):
@@ -48,13 +46,9 @@ EVENTS = (b"check", b"image", b"moved", b"restored", b"waits")  # that a step te
 class StepRunner:
     """Starts each step as a process and tells the owner how it ended."""
 
-    def __init__(
-        self, loop: EventLoop, config: AgentConfig, places: RankPaths, lock: int, owner: Owner
-    ) -> None:
+    def __init__(self, loop: EventLoop, config: AgentConfig, owner: Owner) -> None:
         self._loop = loop
         self._config = config
-        self._places = places
-        self._lock = lock
         self._owner = owner
         self.process: WorkProcess | None = None
         self._code: int | None = None
@@ -67,8 +61,6 @@ class StepRunner:
         self._gpus: WorkProcess | None = None
         self._sweeper: WorkProcess | None = None
         self._streams: PipeStreams | None = None
-        self._channel = -1
-        self._lines = b""
         self.checkpoint_sync: CheckpointSync | None = None  # where checkpoints are handed over
         self._checkpoints: CheckpointWatcher | None = None  # where they are not
         self.output_sync: OutputSync | None = None  # where outputs are sent while the work runs
@@ -116,13 +108,8 @@ class StepRunner:
         """See whether the node is as it should be; then `checked` or `failed`."""
         from .check.node import LIMIT_S, check_node
 
-        command = ChildCommand([], env, self._places.home)
-        command.call = lambda: check_node(self._config, work, env, command.channel)
         self._check_until = time.monotonic() + LIMIT_S
-        try:
-            self._start(command, self._checked)
-        except OSError as error:
-            self._owner.failed("node", None, f"this node cannot start a process: {error}")
+        self._call(lambda channel: check_node(self._config, work, env, channel), env, self._checked)
 
     def prepare(self, work: WorkConfig, env: dict[str, str]) -> None:
         """Make the folder and do the setup; then `prepared` or `failed`."""
@@ -135,47 +122,39 @@ class StepRunner:
                 from .work.venv import use_venv
 
                 use_venv(env, kept + "/venv")
-        command = ChildCommand([], env, self._places.home)
-        command.call = lambda: prepare(self._config, work, self._places, env, command.channel)
-        try:
-            self._start(command, self._prepare_gone)
-        except OSError as error:
-            self._owner.failed("node", None, f"this node cannot start a process: {error}")
+        self._call(lambda channel: prepare(self._config, work, env, channel), env, self._prepared)
 
     def run(self, work: WorkConfig, env: dict[str, str], *, reused: bool) -> None:
         """Run the task; then `ran` or `failed`."""
         self._work, self._env = work, env
         checkpoint = work.checkpoint
-        if checkpoint is not None and checkpoint.sync and checkpoint.storage is None:
-            from .checkpoint_sync import CheckpointSync
+        if checkpoint is not None:
+            folder = checkpoint.storage or os.path.join(self._config.folder, checkpoint.path)
+            if checkpoint.sync and checkpoint.storage is None:
+                from .checkpoint_sync import CheckpointSync
 
-            folder = os.path.join(self._places.work, checkpoint.path)
-            self.checkpoint_sync = CheckpointSync(
-                self._loop,
-                self._config,
-                folder,
-                self._lock,
-                every_s=checkpoint.every_s,
-                say=self._owner.say,
-            )
-        elif checkpoint is not None:
-            from .work.monitor import CheckpointWatcher
+                self.checkpoint_sync = CheckpointSync(
+                    self._loop,
+                    self._config,
+                    folder,
+                    every_s=checkpoint.every_s,
+                    say=self._owner.say,
+                )
+            else:
+                from .work.monitor import CheckpointWatcher
 
-            self._checkpoints = CheckpointWatcher(find_checkpoint(self._places, checkpoint))
+                self._checkpoints = CheckpointWatcher(folder)
         if work.mirrored:
             from .data.output_sync import OutputSync
 
-            self.output_sync = OutputSync(
-                self._loop, self._config, self._places, work, self._lock, self._owner.say
-            )
+            self.output_sync = OutputSync(self._loop, self._config, work, self._owner.say)
         try:
             if work.streams:
                 from .data.pipes import PipeStreams
 
                 self._streams = PipeStreams(
-                    self._loop, self._config, self._places, self._lock, work
+                    self._loop, self._config, work, self._owner.say, self.kill
                 )
-                self._streams.start(self._owner.say, self.kill)
             self._run(work, env)
         except OSError as error:  # a full disk, or no more processes
             self._owner.failed("node", None, f"this node cannot start the work: {error}")
@@ -184,21 +163,23 @@ class StepRunner:
             self._runs(reused=reused)
 
     def _run(self, work: WorkConfig, env: dict[str, str]) -> None:
-        write_whole(self._places.run, work.run + "\n")
-        write_rank_files(work, self._places)
+        write_whole(self._config.run_script, work.run + "\n")
+        write_rank_files(self._config, work)
         if work.image is not None:
             self._run_container()
             return
-        os.makedirs(self._places.work, exist_ok=True)
+        os.makedirs(self._config.folder, exist_ok=True)
         command = ChildCommand(
-            [find_shell(), "-e", "-c", SHELL_LINE, self._places.run], env, self._places.work
+            [find_shell(), "-e", "-c", SHELL_LINE, self._config.run_script],
+            env,
+            self._config.folder,
         )
         if self._config.memory_mib:
             from .work.cgroup import make_group
 
             name = f"{GROUP_PREFIX}{self._config.gang}-{self._config.rank}"
             command.cgroup = self._group = make_group(name, self._config.memory_mib)
-        command.status_path = self._places.status
+        command.status_path = self._config.status_file
         self._start(command, self._run_gone)
 
     def look(self) -> tuple[str, str] | None:
@@ -222,11 +203,11 @@ class StepRunner:
         from .work.folder import CannotBuild
 
         try:
-            command = make_container(self._config, self._work, self._places, self._env)
+            command = make_container(self._config, self._work, self._env)
         except CannotBuild as error:
             self._owner.failed("setup", None, str(error))
             return
-        command.status_path = self._places.status
+        command.status_path = self._config.status_file
         self._start(command, self._run_gone)
         self._loop.after(PHASE_S, self._look_at_container)
 
@@ -255,7 +236,7 @@ class StepRunner:
         self._watch = WorkMonitor(
             self._owner.say,
             UsageMeter(self.process.reaper, mark),
-            progress=self._places.progress,
+            progress=self._config.progress_file,
             checkpoints=self._checkpoints,
             idle_s=self._work.idle_s,
         )
@@ -274,16 +255,10 @@ class StepRunner:
         try:
             if not is_due(self._config.cache):
                 return
-            command = ChildCommand([], {}, self._places.home)
-            command.call = lambda: sweep(self._config.cache)
-            self._sweeper = WorkProcess(
-                self._loop,
-                command,
-                self._lock,
-                wrote=_unheard,
-                ended=lambda code: None,
-                gone=lambda: None,
+            command = ChildCommand(
+                [], {}, self._config.home, lambda channel: sweep(self._config.cache)
             )
+            self._sweeper = WorkProcess(self._loop, command, wrote=_log_failure)
         except OSError as error:
             complain(f"the cache is not swept: {error}")
 
@@ -304,7 +279,7 @@ class StepRunner:
             touch(find_setup(self._config, self._work) + "/finished")
         else:
             with suppress(OSError):  # noqa: SIM117 - Python 3.8; Apptainer's alone
-                with open(self._places.home + "/sif", encoding="utf-8") as file:
+                with open(self._config.home + "/sif", encoding="utf-8") as file:
                     touch(file.read())
 
     def _measure_gpus(self) -> None:
@@ -313,17 +288,15 @@ class StepRunner:
             return
         from .work.usage import measure_gpus
 
-        command = ChildCommand([], self._env, self._places.home)
-        command.call = lambda: measure_gpus(self._config.devices or [], self._config.device_indices)
+        config = self._config
+        command = ChildCommand(
+            [],
+            self._env,
+            config.home,
+            lambda channel: measure_gpus(config.devices or [], config.device_indices),
+        )
         try:
-            self._gpus = WorkProcess(
-                self._loop,
-                command,
-                self._lock,
-                wrote=self._gpus_measured,
-                ended=lambda code: None,
-                gone=lambda: None,
-            )
+            self._gpus = WorkProcess(self._loop, command, wrote=self._gpus_measured)
         except OSError as error:
             complain(f"the GPUs are not measured: {error}")
 
@@ -336,23 +309,25 @@ class StepRunner:
             self._watch.gpus = values
 
     def _start(self, command: ChildCommand, gone: Callable[[], None]) -> None:
-        self._code, self._lines, self._result = None, b"", {}
-        writer = -1
-        if command.call is not None:
-            self._channel, writer = os.pipe()
-            os.set_blocking(self._channel, False)
-            self._loop.watch(self._channel, READ, self._heard)
-            command.channel = writer
+        """Raises OSError."""
+        self._code, self._result = None, {}
         self.process = WorkProcess(
             self._loop,
             command,
-            self._lock,
             wrote=self._wrote,
+            heard=self._heard if command.call is not None else None,
             ended=self._ended,
             gone=lambda: self._gone(gone),
         )
-        if writer >= 0:
-            os.close(writer)
+
+    def _call(
+        self, call: Callable[[int], int], env: dict[str, str], gone: Callable[[], None]
+    ) -> None:
+        """Run a step that is a function of the agent's own."""
+        try:
+            self._start(ChildCommand([], env, self._config.home, call), gone)
+        except OSError as error:
+            self._owner.failed("node", None, f"this node cannot start a process: {error}")
 
     def _wrote(self, data: bytes) -> None:
         if self._watch is not None:
@@ -367,8 +342,6 @@ class StepRunner:
 
     def _gone(self, then: Callable[[], None]) -> None:
         """No process of this step is left."""
-        while self._channel >= 0:
-            self._heard(READ)
         self.process = None
         if self._watch is not None:
             self._watch.end()
@@ -380,46 +353,38 @@ class StepRunner:
             self._streams.end()
         then()
 
-    def _heard(self, events: int) -> None:
-        """A step tells how it goes: `setup`, an event's name and text, or its result as JSON."""
-        try:
-            data = os.read(self._channel, 65536)
-        except BlockingIOError:
-            data = b""
-        if not data:
-            self._loop.unwatch(self._channel)
-            os.close(self._channel)
-            self._channel = -1
-        *lines, self._lines = (self._lines + data).split(b"\n")
-        for line in lines:
-            word, _, text = line.partition(b" ")
-            if line == b"setup":
-                self._owner.say("setup")
-            elif word in EVENTS:
-                self._owner.say("event", name=word.decode(), text=text.decode("utf-8", "replace"))
-            else:
-                self._result = json.loads(line)
+    def _heard(self, line: bytes) -> None:
+        """A step reports its progress: `setup`, an event's name and text, or its result as JSON."""
+        word, _, text = line.partition(b" ")
+        if line == b"setup":
+            self._owner.say("setup")
+        elif word in EVENTS:
+            self._owner.say("event", name=word.decode(), text=text.decode("utf-8", "replace"))
+        else:
+            self._result = json.loads(line)
 
     def _checked(self) -> None:
         self._check_until = None
-        if not self._result:
-            self._owner.failed("node", None, "the check of the node was killed")
-        elif self._result["outcome"]:
-            self._owner.failed(str(self._result["outcome"]), None, str(self._result["reason"]))
-        else:
+        if self._succeeded("the check of the node"):
             self._owner.checked()
 
-    def _prepare_gone(self) -> None:
-        if not self._result:
-            self._owner.failed("node", None, "the making of the working folder was killed")
-        elif self._result["outcome"]:
-            code = self._result["exit_code"]
-            reason = str(self._result["reason"])
-            self._owner.failed(
-                str(self._result["outcome"]), code if isinstance(code, int) else None, reason
-            )
-        else:
+    def _prepared(self) -> None:
+        if self._succeeded("the making of the working folder"):
             self._owner.prepared(reused=bool(self._result["reused"]))
+
+    def _succeeded(self, step: str) -> bool:
+        """Whether the step that has ended succeeded; reports its failure."""
+        result = self._result
+        if not result:
+            self._owner.failed("node", None, f"{step} was killed")
+        elif result["outcome"]:
+            code = result["exit_code"]
+            self._owner.failed(
+                str(result["outcome"]),
+                code if isinstance(code, int) else None,
+                str(result["reason"]),
+            )
+        return bool(result) and not result["outcome"]
 
     def _run_gone(self) -> None:
         self.interrupted = self._asked
@@ -453,7 +418,7 @@ class StepRunner:
     def _read_phase(self) -> str:
         """What runs in the container writes how far it is: setup, failed or run."""
         try:
-            with open(self._places.phase, encoding="ascii") as file:
+            with open(self._config.phase_file, encoding="ascii") as file:
                 return file.read().strip()
         except OSError:
             return ""
@@ -461,9 +426,11 @@ class StepRunner:
     def _carry_out(self) -> None:
         from .work.prepare import carry_out
 
-        command = ChildCommand([], self._env, self._places.home)
-        command.call = lambda: carry_out(self._config, self._work, self._places, command.channel)
-        self._start(command, self._carried_out)
+        self._call(
+            lambda channel: carry_out(self._config, self._work, channel),
+            self._env,
+            self._carried_out,
+        )
 
     def _carried_out(self) -> None:
         code = os.EX_IOERR if self._code is None else self._code
@@ -477,11 +444,6 @@ class StepRunner:
             self._owner.ran(0, 0)
 
 
-def find_checkpoint(places: RankPaths, checkpoint: CheckpointConfig) -> str:
-    """The folder in which the work's checkpoints really lie."""
-    return checkpoint.storage or os.path.join(places.work, checkpoint.path)
-
-
 def needs_preparing(work: WorkConfig) -> bool:
     """Whether anything has to be fetched, set up or copied before the task can run in its
     folder.
@@ -491,6 +453,6 @@ def needs_preparing(work: WorkConfig) -> bool:
     )
 
 
-def _unheard(data: bytes) -> None:
-    """What a process says that has nothing to say: the reason why it failed."""
+def _log_failure(data: bytes) -> None:
+    """The output of a process that is silent unless it fails."""
     complain(data.decode("utf-8", "replace").rstrip())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from abc import ABC, abstractmethod
 
 from .loop import READ, WRITE
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .loop import EventLoop, LoopTimer
-    from .mailbox import MailboxConnection
 
     Replied = Callable[[int, bytes], None]
     Failed = Callable[[str], None]
@@ -95,27 +95,17 @@ class BackOff:
         return self._delay == self._first
 
 
-class LoopConnection:
-    """One connection to the control plane; made when the first request needs it, and again after
-    it broke.
-    """
+class AgentConnection(ABC):
+    """One request at a time to the control plane; subclasses carry it."""
+
+    silence = "no answer within {:g} s"
 
     def __init__(self, loop: EventLoop, address: ServerAddress, headers: str) -> None:
-        self._loop = loop
-        self._address = address
-        self.headers = headers
-        self._socket: socket.socket | None = None
-        self._ready = False  # connected, and the TLS handshake is over
-        self._wrapped = False  # in TLS
-        self._fresh = True  # no answer has come over this connection yet
-        self._turn = 0  # which of the resolved addresses is tried
-        self._out = memoryview(b"")
+        self._loop, self._address, self.headers = loop, address, headers
         self._request = b""
-        self._in = bytearray()
         self._timer: LoopTimer | None = None
         self._replied: Replied | None = None
         self._failed: Failed | None = None
-        self.said: dict[str, str] = {}  # headers of the last answer
 
     @property
     def busy(self) -> bool:
@@ -135,27 +125,65 @@ class LoopConnection:
         """Send; exactly one of `replied(status, body)` and `failed(reason)` is called later,
         from the loop.
         """
-        head = "%s %s%s HTTP/1.1\r\nHost: %s\r\n%sContent-Length: %d\r\n\r\n"
-        text = head % (
-            method,
-            self._address.prefix,
-            path,
-            self._address.host,
-            self.headers + headers,
-            len(body),
+        head = (
+            f"{method} {self._address.prefix}{path} HTTP/1.1\r\nHost: {self._address.host}\r\n"
+            f"{self.headers}{headers}Content-Length: {len(body)}\r\n\r\n"
         )
-        self._request = text.encode("latin-1") + body
+        self._request = head.encode("latin-1") + body
         self._replied, self._failed = replied, failed
         self._timer = self._loop.after(
-            timeout_s, lambda: self._fail(f"no answer within {timeout_s:g} s")
+            timeout_s, lambda: self._fail(self.silence.format(timeout_s))
         )
         self._start()
 
     def close(self) -> None:
-        """Drop the connection and whatever was asked over it; no callback follows."""
+        """Forget the request; no callback follows."""
+        self._end()
+        self._disconnect()
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Send `self._request`."""
+
+    @abstractmethod
+    def _disconnect(self) -> None:
+        """Drop the transport of the request."""
+
+    def _end(self) -> tuple[Replied | None, Failed | None]:
+        """The callbacks of the request, which is over."""
+        callbacks = self._replied, self._failed
         self._replied = self._failed = None
         self._loop.cancel(self._timer)
+        return callbacks
+
+    def _succeed(self, status: int, body: bytes) -> None:
+        replied, _ = self._end()
+        if replied is not None:
+            replied(status, body)
+
+    def _fail(self, reason: str) -> None:
         self._disconnect()
+        _, failed = self._end()
+        if failed is not None:
+            failed(reason)
+
+    def _fail_later(self, reason: str) -> None:
+        self._loop.after(0, lambda: self._fail(reason))
+
+
+class LoopConnection(AgentConnection):
+    """Over a socket, which is connected by the first request, and again after it broke."""
+
+    def __init__(self, loop: EventLoop, address: ServerAddress, headers: str) -> None:
+        super().__init__(loop, address, headers)
+        self._socket: socket.socket | None = None
+        self._ready = False  # connected, and the TLS handshake is over
+        self._wrapped = False  # in TLS
+        self._fresh = True  # no answer has come over this connection yet
+        self._turn = 0  # which of the resolved addresses is tried
+        self._out = memoryview(b"")
+        self._in = bytearray()
+        self.said: dict[str, str] = {}  # headers of the last answer
 
     def _start(self) -> None:
         self._out = memoryview(self._request)
@@ -166,9 +194,8 @@ class LoopConnection:
         try:
             self._connect()
         except OSError as error:
-            reason = error.strerror or str(error)
             self._disconnect()
-            self._loop.after(0, lambda: self._fail(reason))
+            self._fail_later(error.strerror or str(error))
 
     def _connect(self) -> None:
         if not self._address.targets:
@@ -280,11 +307,7 @@ class LoopConnection:
         self._fresh = False
         if not keep or ended:
             self._disconnect()
-        replied = self._replied
-        self._replied = self._failed = None
-        self._loop.cancel(self._timer)
-        if replied is not None:
-            replied(status, body)
+        self._succeed(status, body)
         return True
 
     def _broken(self, reason: str) -> None:
@@ -298,14 +321,6 @@ class LoopConnection:
         else:
             self._fail(reason)
 
-    def _fail(self, reason: str) -> None:
-        self._disconnect()
-        failed = self._failed
-        self._replied = self._failed = None
-        self._loop.cancel(self._timer)
-        if failed is not None:
-            failed(reason)
-
     def _disconnect(self) -> None:
         if self._socket is not None:
             self._loop.unwatch(self._socket.fileno())
@@ -313,9 +328,7 @@ class LoopConnection:
             self._socket = None
 
 
-def make_connection(
-    loop: EventLoop, address: ServerAddress, headers: str
-) -> LoopConnection | MailboxConnection:
+def make_connection(loop: EventLoop, address: ServerAddress, headers: str) -> AgentConnection:
     """A connection over the transport that the address names."""
     if address.by_mail:
         from .mailbox import MailboxConnection  # only agents that reach nobody need it

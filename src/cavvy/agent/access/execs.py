@@ -22,9 +22,8 @@ NOT_RUNNING = 126
 class RankExecs:
     """The commands that have not ended yet, or whose end is not delivered yet."""
 
-    def __init__(self, loop: EventLoop, lock: int, changed: Callable[[], None]) -> None:
+    def __init__(self, loop: EventLoop, changed: Callable[[], None]) -> None:
         self._loop = loop
-        self._lock = lock
         self._changed = changed
         self._running: list[RankExec] = []
 
@@ -57,7 +56,6 @@ class RankExecs:
         return WorkProcess(
             self._loop,
             command,
-            self._lock,
             wrote=running.wrote,
             ended=running.ended,
             gone=running.gone,

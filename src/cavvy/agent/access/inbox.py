@@ -48,10 +48,10 @@ class ExecInbox:
     def _got(self, fields: ConfigFields) -> None:
         if self._closed:
             return
-        data = base64.b64decode(fields.text("data", ""))
+        data = base64.b64decode(fields.read("data", "str", ""))
         self._offset += len(data)
         self._waiting += data
-        self._ended = fields.flag("end")
+        self._ended = fields.read("end", "bool")
         self._pour(WRITE)
 
     def _pour(self, events: int) -> None:

@@ -12,7 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..config import AgentConfig
     from ..control_client import ControlPlaneClient
-    from ..work.environment import RankPaths
     from .execs import RankExecs
 
 
@@ -20,32 +19,33 @@ def start_session(
     execs: RankExecs,
     link: ControlPlaneClient,
     exec_id: str,
-    places: RankPaths,
+    config: AgentConfig,
     env: dict[str, str],
-    contained: AgentConfig | None,
+    *,
+    contained: bool,
 ) -> None:
-    """`contained` where the work is in a container: commands run and paths are in there."""
+    """Serve a user's session; if `contained`, its commands and paths are those of the container."""
     from .inbox import ExecInbox
 
     ours, theirs = socket.socketpair()
-    folder = places.work if os.path.isdir(places.work) else places.home
-    command = ChildCommand([], env if contained is None else dict(os.environ), folder)
+    folder = config.folder if os.path.isdir(config.folder) else config.home
+    command = ChildCommand([], dict(os.environ) if contained else env, folder)
     command.channel = theirs.fileno()
-    command.call = lambda: serve(command, places, contained)
+    command.call = lambda channel: serve(command, config, contained=contained)
     stream = link.stream(exec_id)
     execs.start(command, stream, [], ExecInbox(link, exec_id, ours))
     theirs.close()
 
 
-def serve(command: ChildCommand, places: RankPaths, contained: AgentConfig | None) -> int:
-    """In the hand's own process."""
+def serve(command: ChildCommand, config: AgentConfig, *, contained: bool) -> int:
+    """Run in the session's own process."""
     from .session import RemoteSession, SessionTarget
 
     prefix: list[str] = []
-    if contained is not None:
+    if contained:
         from ..work.container import make_exec
 
-        prefix = make_exec(contained, [], places)
+        prefix = make_exec(config, [])
     place = SessionTarget(command.env, command.cwd, prefix, lambda: find_root(prefix))
     os.environ.clear()
     os.environ.update(command.env)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 
 from ..notices.faults import GPU, LINK, read_kernel
+from ..work.reaper import report
 from .gpus import GpuFault, check_gpus
 from .links import SlowLink, check_links
 
@@ -35,9 +35,7 @@ def check_node(config: AgentConfig, work: WorkConfig, env: dict[str, str], chann
         outcome, reason = LINK, str(error)
     except OSError as error:
         outcome, reason = "node", f"the check of the node could not be made: {error}"
-    result = {"outcome": outcome, "exit_code": None, "reason": reason}
-    os.write(channel, (json.dumps(result) + "\n").encode())
-    return 1 if outcome else 0
+    return report(channel, outcome, reason)
 
 
 def _check_gpus(config: AgentConfig, work: WorkConfig, channel: int) -> None:

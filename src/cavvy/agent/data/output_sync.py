@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from ..config import AgentConfig, WorkConfig
     from ..loop import EventLoop
-    from ..work.environment import RankPaths
 
 # since a file was written last: one that is being written waits for the next time, or for the end
 STILL_S = 2.0
@@ -37,15 +36,13 @@ class OutputSync(SidecarProcess):
         self,
         loop: EventLoop,
         config: AgentConfig,
-        places: RankPaths,
         work: WorkConfig,
-        lock: int,
         say: Callable[..., None],
     ) -> None:
         super().__init__(
-            loop, lock, min(work.mirrored.values())
+            loop, min(work.mirrored.values())
         )  # `seconds` is of a look with something to send
-        self._config, self._places, self._work, self._say = config, places, work, say
+        self._config, self._work, self._say = config, work, say
         self._problem = ""  # of the last look, "" where all went well
         self._told = ""
         self._last = False  # this look is the last one
@@ -63,8 +60,8 @@ class OutputSync(SidecarProcess):
         self._problem, self._last = "it was killed", self._done is not None
         still_s, quiet = 0.0 if self._last else STILL_S, bool(self._told)
         why = self._run(
-            self._places.home,
-            lambda: send_changed(self._config, self._work, self._places, still_s, quiet),
+            self._config.home,
+            lambda: send_changed(self._config, self._work, still_s, quiet=quiet),
         )
         if why:
             self._problem = why
@@ -104,9 +101,7 @@ class OutputSync(SidecarProcess):
         done()
 
 
-def send_changed(
-    config: AgentConfig, work: WorkConfig, places: RankPaths, still_s: float, quiet: bool = False
-) -> int:
+def send_changed(config: AgentConfig, work: WorkConfig, still_s: float, *, quiet: bool) -> int:
     """In a process of its own: one look. Lines on the standard output tell what was moved and,
     last, how it went.
     """
@@ -118,7 +113,7 @@ def send_changed(
     for index in work.mirrored:
         target = work.outputs[index].target
         try:
-            path, known = find_output(places, work, index)
+            path, known = find_output(config, work, index)
             if not os.path.lexists(path):
                 continue
             try:
@@ -133,7 +128,7 @@ def send_changed(
                     quiet=quiet,
                 )
             finally:
-                remember_sent(places, index, known)
+                remember_sent(config, index, known)
             files += meter.files
             if meter.files:
                 meter.end()

@@ -13,20 +13,19 @@ from .mounts import link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..config import TransferConfig, WorkConfig
-    from ..work.environment import RankPaths
+    from ..config import AgentConfig, TransferConfig, WorkConfig
 
 
 def is_full(path: str) -> bool:
     return path.startswith(("/", "~/"))
 
 
-def find_input(places: RankPaths, index: int, target: str) -> str:
+def find_input(config: AgentConfig, index: int, target: str) -> str:
     """Where an input is copied to. Raises CannotBuild."""
     if not is_full(target):
-        return inside(places.work, target)
-    os.makedirs(f"{places.home}/inputs", mode=0o700, exist_ok=True)
-    return f"{places.home}/inputs/{index}"
+        return inside(config.folder, target)
+    os.makedirs(f"{config.home}/inputs", mode=0o700, exist_ok=True)
+    return f"{config.home}/inputs/{index}"
 
 
 def link_input(path: str, target: str) -> None:
@@ -35,7 +34,7 @@ def link_input(path: str, target: str) -> None:
         link(path, os.path.expanduser(target))
 
 
-def list_input_binds(work: WorkConfig, places: RankPaths) -> list[str]:
+def list_input_binds(config: AgentConfig, work: WorkConfig) -> list[str]:
     """The inputs with full paths, as engines bind them. Raises CannotBuild."""
     binds = []
     for index, target in enumerate(each.target for each in work.inputs):
@@ -44,35 +43,35 @@ def list_input_binds(work: WorkConfig, places: RankPaths) -> list[str]:
                 f"the input {target} lies in the home folder, and an image has one of its own"
             )
         if is_full(target):
-            binds.append(f"{places.home}/inputs/{index}:{target}")
+            binds.append(f"{config.home}/inputs/{index}:{target}")
     return binds
 
 
 def find_output(
-    places: RankPaths, work: WorkConfig, output: int
+    config: AgentConfig, work: WorkConfig, output: int
 ) -> tuple[str, dict[str, list[int]]]:
     """Where an output lies, and which of its files are at the target already. Raises
     CannotBuild.
     """
-    path, brought = _find_output(places, work, work.outputs[output])
-    return path, {**brought, **read_known(f"{places.home}/sent-{output}.json")}
+    path, brought = _find_output(config, work, work.outputs[output])
+    return path, {**brought, **read_known(f"{config.home}/sent-{output}.json")}
 
 
 def _find_output(
-    places: RankPaths, work: WorkConfig, output: TransferConfig
+    config: AgentConfig, work: WorkConfig, output: TransferConfig
 ) -> tuple[str, dict[str, list[int]]]:
     source, target = output.source, output.target
     for index, each in enumerate(work.inputs):
         if each.target == source and (is_full(source) or each.source == target):
             known = {}
             if each.source == target:
-                known = read_known(f"{places.home}/brought-{index}.json")
-            full = f"{places.home}/inputs/{index}"
-            return full if is_full(source) else inside(places.work, source), known
-    return (source if is_full(source) else inside(places.work, source)), {}
+                known = read_known(f"{config.home}/brought-{index}.json")
+            full = f"{config.home}/inputs/{index}"
+            return full if is_full(source) else inside(config.folder, source), known
+    return (source if is_full(source) else inside(config.folder, source)), {}
 
 
-def remember(places: RankPaths, index: int, path: str) -> None:
+def remember(config: AgentConfig, index: int, path: str) -> None:
     """Write down what was brought, so that what the work leaves as it is need not be sent back."""
     found = {}
     for folder, _, names in os.walk(path):
@@ -82,9 +81,9 @@ def remember(places: RankPaths, index: int, path: str) -> None:
                 seen.st_size,
                 seen.st_mtime_ns,
             ]
-    write_whole(f"{places.home}/brought-{index}.json", json.dumps(found))
+    write_whole(f"{config.home}/brought-{index}.json", json.dumps(found))
 
 
-def remember_sent(places: RankPaths, output: int, known: dict[str, list[int]]) -> None:
+def remember_sent(config: AgentConfig, output: int, known: dict[str, list[int]]) -> None:
     """Write down what was sent while the work runs, so that the end need not send it again."""
-    write_whole(f"{places.home}/sent-{output}.json", json.dumps(known))
+    write_whole(f"{config.home}/sent-{output}.json", json.dumps(known))

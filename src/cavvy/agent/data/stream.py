@@ -7,13 +7,13 @@ work.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
 
 from ..http_client import StorageTimeout, TransferClient, TransferFailed
 from ..notices.faults import NETWORK
+from ..work.reaper import report
 from .fetch import list_files, open_input
 from .transfer import TransferProgress, tell_to
 
@@ -48,13 +48,7 @@ def stream_inputs(config: AgentConfig, wanted: list[tuple[int, str, str]], chann
                     outcome = (
                         NETWORK if isinstance(error, StorageTimeout) else "exit"
                     )  # as of an input that is copied
-                    result = {
-                        "outcome": outcome,
-                        "exit_code": None,
-                        "reason": reason,
-                        "reused": False,
-                    }
-                    os.write(channel, (json.dumps(result) + "\n").encode())
+                    report(channel, outcome, reason)
 
     threads = [threading.Thread(target=run, args=each, daemon=True) for each in wanted]
     for each in threads:

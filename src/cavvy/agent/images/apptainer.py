@@ -18,7 +18,6 @@ from .engine import ask, wait
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..config import AgentConfig, WorkConfig
-    from ..work.environment import RankPaths
 
 PROGRAMS = ("apptainer", "singularity")
 
@@ -85,14 +84,13 @@ def make_argv(
     program: str,
     sif: str,
     config: AgentConfig,
-    places: RankPaths,
     mounts: list[str],
     env: dict[str, str],
 ) -> list[str]:
     """The command in whose place `sh ENTRY` runs; the variables come by the environment, not by
     arguments.
     """
-    argv = [program, "exec", "--cleanenv", "--no-home", "--writable-tmpfs", "--pwd", places.work]
+    argv = [program, "exec", "--cleanenv", "--no-home", "--writable-tmpfs", "--pwd", config.folder]
     for mount in mounts:
         argv += ["--bind", mount]
     if config.devices != []:

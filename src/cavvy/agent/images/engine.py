@@ -17,7 +17,6 @@ from .driver import find_objection, read_driver
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..config import AgentConfig, WorkConfig
-    from ..work.environment import RankPaths
 
 HUB = "https://index.docker.io/v1/"  # under which name engines know Docker Hub's login
 
@@ -26,7 +25,6 @@ def bring_image(
     engine: str,
     config: AgentConfig,
     work: WorkConfig,
-    places: RankPaths,
     env: dict[str, str],
     channel: int,
 ) -> None:
@@ -36,9 +34,9 @@ def bring_image(
     image = work.image or ""
     if quiet([engine, "image", "inspect", image], env):
         if work.build is not None:
-            build(engine, config, work, places, env, channel)
+            build(engine, config, work, env, channel)
         else:
-            pull(engine, work, places, env)
+            pull(engine, config, work, env)
     variables, labels = look(engine, image, env)
     if config.devices != [] and config.vendor in ("nvidia", ""):
         reason = find_objection(variables, labels, read_driver())
@@ -46,9 +44,9 @@ def bring_image(
             raise CannotBuild(reason)
 
 
-def pull(engine: str, work: WorkConfig, places: RankPaths, env: dict[str, str]) -> None:
+def pull(engine: str, config: AgentConfig, work: WorkConfig, env: dict[str, str]) -> None:
     """Raises CannotBuild."""
-    image, login = work.image or "", places.home + "/login"
+    image, login = work.image or "", config.home + "/login"
     try:
         argv = [engine, "pull", image]
         if work.image_login:
@@ -96,7 +94,6 @@ def build(
     engine: str,
     config: AgentConfig,
     work: WorkConfig,
-    places: RankPaths,
     env: dict[str, str],
     channel: int,
 ) -> None:
@@ -105,7 +102,7 @@ def build(
     """
     assert work.build is not None
     os.write(channel, b"setup\n")
-    context = places.home + "/context"
+    context = config.home + "/context"
     try:
         build_folder(config, work, context, env)
         folder = context if work.build.path in (".", "") else inside(context, work.build.path)

@@ -71,7 +71,7 @@ class NoticePoll:
         self._token = ""
         self._token_until = 0.0
         self._node: str | None = None
-        self._tag = notice.first_tag
+        self._tag = notice.hold.first_tag if notice.hold else ""
         self._seen: dict[str, float] = {}  # events by what they say, and when that was first heard
         self._ids: list[str] = []
         self._asked_at = 0.0
@@ -91,7 +91,8 @@ class NoticePoll:
 
     def reply(self, done: Callable[[], None]) -> None:
         """POST the answer to the events that were told."""
-        if self._notice.reply_url is None or not self._ids or self.replying:
+        reply = self._notice.reply
+        if reply is None or not self._ids or self.replying:
             return
         self.replying = True
 
@@ -103,25 +104,25 @@ class NoticePoll:
                 )
             done()
 
-        body = self._notice.reply_body.replace("{id}", self._ids[-1]).encode()
+        body = reply.body.replace("{id}", self._ids[-1]).encode()
         headers = dict(self._headers(), **{"Content-Type": "application/json"})
-        self._replier.ask("POST", self._notice.reply_url, headers, body, TIMEOUT_S, ended)
+        self._replier.ask("POST", reply.url, headers, ended, body)
 
     def _next(self) -> None:
         notice, now = self._notice, time.monotonic()
         token = notice.token
         if token is not None and now >= self._token_until:
-            self._asker.ask(token.method, token.url, token.headers, b"", TIMEOUT_S, self._got_token)
+            self._asker.ask(token.method, token.url, token.headers, self._got_token)
             return
-        if notice.node_url is not None and self._node is None:
-            self._asker.ask("GET", notice.node_url, self._headers(), b"", TIMEOUT_S, self._got_node)
+        if notice.node is not None and self._node is None:
+            self._asker.ask("GET", notice.node.url, self._headers(), self._got_node)
             return
         url, patience = notice.url, TIMEOUT_S
-        if notice.hold_query is not None:
-            url += ("&" if "?" in url else "?") + notice.hold_query.replace("{tag}", self._tag)
-            patience += notice.hold_s
+        if notice.hold is not None:
+            url += ("&" if "?" in url else "?") + notice.hold.query.replace("{tag}", self._tag)
+            patience += notice.hold.longest_s
         self._asked_at = now
-        self._asker.ask("GET", url, self._headers(), b"", patience, self._answered)
+        self._asker.ask("GET", url, self._headers(), self._answered, timeout_s=patience)
 
     def _headers(self) -> dict[str, str]:
         token = self._notice.token
@@ -160,7 +161,7 @@ class NoticePoll:
         self._delay.reset()
         for event in events:
             self._tell(event)
-        if self._notice.hold_query is None:
+        if self._notice.hold is None:
             again = self._notice.every_s
         else:
             again = 0.0 if time.monotonic() - self._asked_at >= SHORT_HOLD_S else SHORT_HOLD_S
@@ -171,8 +172,8 @@ class NoticePoll:
         if said in self._seen:
             return
         self._seen[said] = time.monotonic()
-        if notice.reply_id:
-            self._ids.append(str(event.get(notice.reply_id, "")))
+        if notice.reply is not None:
+            self._ids.append(str(event.get(notice.reply.id, "")))
         if notice.advice:
             self._listener.advised(notice.source, f"{notice.source} says that this node is at risk")
             return
@@ -202,9 +203,9 @@ class NoticeRequest:
         method: str,
         url: str,
         headers: dict[str, str],
-        body: bytes,
-        timeout_s: float,
         answered: Answered,
+        body: bytes = b"",
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         scheme, _, rest = url.partition("://")
         host, slash, path = rest.partition("/")
@@ -253,9 +254,9 @@ def find_events(notice: NoticeAddress, data: bytes, node: str | None) -> list[Ev
 def concerns(notice: NoticeAddress, event: Event, node: str | None) -> bool:
     if any(str(event.get(name)) not in values for name, values in notice.match.items()):
         return False
-    if node is None:
+    if node is None or notice.node is None:
         return True
-    nodes = event.get(notice.node_field)
+    nodes = event.get(notice.node.field)
     return isinstance(nodes, list) and node in nodes
 
 

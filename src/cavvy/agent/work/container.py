@@ -4,7 +4,6 @@ for the engine.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -14,12 +13,11 @@ from ..images.apptainer import PROGRAMS, bring_sif, inner_environment, make_argv
 from ..images.engine import ask, bring_image, quiet, wait
 from .environment import BASE, SHELL_LINE, write_whole
 from .folder import CannotBuild
-from .reaper import ChildCommand
+from .reaper import ChildCommand, report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..config import AgentConfig, WorkConfig
-    from .environment import RankPaths
 
 ENGINES = ("podman", "docker")
 # Some hosts let us raise no limits, have control groups that crun cannot use, or allow no memory
@@ -44,9 +42,7 @@ go {setup} || { c=$?; echo failed >{phase}; exit $c; }
 """
 
 
-def make_container(
-    config: AgentConfig, work: WorkConfig, places: RankPaths, env: dict[str, str]
-) -> ChildCommand:
+def make_container(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -> ChildCommand:
     """The command whose process group is the engine's client. Raises CannotBuild where there is
     no engine.
     """
@@ -56,12 +52,12 @@ def make_container(
             f"the image {work.image} needs podman, docker or Apptainer, and this node has none; "
             "install one of them"
         )
-    write_entry(work, places)
+    write_entry(config, work)
     name = make_name(config)
     inner = dict(env, **_devices(config))
-    command = ChildCommand([], dict(os.environ, **inner), places.home)
+    command = ChildCommand([], dict(os.environ, **inner), config.home)
     run = run_sif if os.path.basename(engine) in PROGRAMS else run_container
-    command.call = lambda: run(engine, name, config, work, places, inner, command)
+    command.call = lambda channel: run(engine, name, config, work, inner, command)
     if run is run_container:
         command.cleanup = [engine, "rm", "-f", name]
     return command
@@ -79,28 +75,28 @@ def make_name(config: AgentConfig) -> str:
     return f"{config.gang}-{config.rank}"
 
 
-def make_exec(config: AgentConfig, command: list[str], places: RankPaths) -> list[str]:
+def make_exec(config: AgentConfig, command: list[str]) -> list[str]:
     """How to run a command in the work's container."""
     engine = find_engine() or ENGINES[0]
     if os.path.basename(engine) in PROGRAMS:
-        with open(places.home + "/sif", encoding="utf-8") as file:
-            return make_argv(engine, file.read(), config, places, [places.home], {}) + command
-    return [engine, "exec", "--workdir", places.work, make_name(config), *command]
+        with open(config.home + "/sif", encoding="utf-8") as file:
+            return make_argv(engine, file.read(), config, [config.home], {}) + command
+    return [engine, "exec", "--workdir", config.folder, make_name(config), *command]
 
 
-def write_entry(work: WorkConfig, places: RankPaths) -> None:
+def write_entry(config: AgentConfig, work: WorkConfig) -> None:
     """Write the script that the container starts with."""
-    phase = shlex.quote(places.phase)
+    phase = shlex.quote(config.phase_file)
     setup = ""
     if work.setup is not None:
-        write_whole(places.setup, work.setup + "\n")
-        setup = SETUP.replace("{phase}", phase).replace("{setup}", shlex.quote(places.setup))
+        write_whole(config.setup_script, work.setup + "\n")
+        setup = SETUP.replace("{phase}", phase).replace("{setup}", shlex.quote(config.setup_script))
     text = (
         ENTRY.replace("{setup}", setup)
         .replace("{phase}", phase)
-        .replace("{run}", shlex.quote(places.run))
+        .replace("{run}", shlex.quote(config.run_script))
     )
-    write_whole(places.entry, text.replace("{line}", shlex.quote(SHELL_LINE)))
+    write_whole(config.entry_script, text.replace("{line}", shlex.quote(SHELL_LINE)))
 
 
 def run_container(
@@ -108,7 +104,6 @@ def run_container(
     name: str,
     config: AgentConfig,
     work: WorkConfig,
-    places: RankPaths,
     env: dict[str, str],
     command: ChildCommand,
 ) -> int:
@@ -116,26 +111,26 @@ def run_container(
     stopped = _outlive_stop()
     image = str(work.image)
     try:
-        bring_image(engine, config, work, places, command.env, command.channel)
-        mounts = [
-            part for mount in list_mounts(config, work, places) for part in ("--volume", mount)
-        ]
+        bring_image(engine, config, work, command.env, command.channel)
+        mounts = [part for mount in list_mounts(config, work) for part in ("--volume", mount)]
     except (CannotBuild, OSError) as error:
-        _tell(command, str(error))
+        report(command.channel, "setup", str(error))
         return 125
     os.write(command.channel, f"image {image} {_digest(engine, image, command.env)}\n".encode())
     quiet([engine, "rm", "-f", name], command.env)
     program = os.path.basename(engine)
     code, known = 125, f"{config.cache}/{program}-way"
-    flags, first = _flags(engine, name, config, places, env), _read_way(known)
+    flags, first = _flags(engine, name, config, env), _read_way(known)
     ways = enumerate(_ways(engine, config.memory_mib))
     for way, extra in sorted(ways, key=lambda item: item[0] != first):
         argv = [*_engine_with(engine, extra), *flags, *mounts, *extra]
-        code = wait([*argv, image, "sh", places.entry], command.env)
-        if os.path.exists(places.phase) or stopped:
+        code = wait([*argv, image, "sh", config.entry_script], command.env)
+        if os.path.exists(config.phase_file) or stopped:
             _keep_way(known, way)
             return code
-    _tell(command, f"{program} could not start a container of {image}; see the log")
+    report(
+        command.channel, "setup", f"{program} could not start a container of {image}; see the log"
+    )
     return code
 
 
@@ -144,22 +139,21 @@ def run_sif(
     name: str,
     config: AgentConfig,
     work: WorkConfig,
-    places: RankPaths,
     env: dict[str, str],
     command: ChildCommand,
 ) -> int:
     """As `run_container`, by Apptainer."""
     _outlive_stop()
     try:
-        os.makedirs(places.work, exist_ok=True)
+        os.makedirs(config.folder, exist_ok=True)
         sif = bring_sif(program, config, work, command.env)
-        mounts = list_mounts(config, work, places)
+        mounts = list_mounts(config, work)
     except (CannotBuild, OSError) as error:
-        _tell(command, str(error))
+        report(command.channel, "setup", str(error))
         return 125
-    write_whole(places.home + "/sif", sif)
+    write_whole(config.home + "/sif", sif)
     os.write(command.channel, f"image {work.image} {os.path.basename(sif)}\n".encode())
-    argv = [*make_argv(program, sif, config, places, mounts, env), "sh", places.entry]
+    argv = [*make_argv(program, sif, config, mounts, env), "sh", config.entry_script]
     return wait(argv, inner_environment(command.env, env))
 
 
@@ -172,19 +166,19 @@ def _outlive_stop() -> list[int]:
     return stopped
 
 
-def list_mounts(config: AgentConfig, work: WorkConfig, places: RankPaths) -> list[str]:
+def list_mounts(config: AgentConfig, work: WorkConfig) -> list[str]:
     """What of this node the container sees, each as SOURCE:PATH. Raises CannotBuild, OSError."""
-    mounts = [f"{places.home}:{places.home}"]
+    mounts = [f"{config.home}:{config.home}"]
     if work.checkpoint is not None and work.checkpoint.storage is not None:
         mounts.append(f"{work.checkpoint.storage}:{work.checkpoint.storage}")
     if work.inputs:
         from ..data.paths import list_input_binds
 
-        mounts += list_input_binds(work, places)
+        mounts += list_input_binds(config, work)
     if work.volumes:
         from ..data.mounts import list_binds
 
-        mounts += list_binds(config, work, places.work)
+        mounts += list_binds(config, work, config.folder)
     return mounts
 
 
@@ -225,9 +219,7 @@ def _engine_with(engine: str, extra: list[str]) -> list[str]:
     return [engine, "run"]
 
 
-def _flags(
-    engine: str, name: str, config: AgentConfig, places: RankPaths, env: dict[str, str]
-) -> list[str]:
+def _flags(engine: str, name: str, config: AgentConfig, env: dict[str, str]) -> list[str]:
     flags = [
         "--rm",
         "--name",
@@ -237,7 +229,7 @@ def _flags(
         "--ipc",
         "host",
         "--workdir",
-        places.work,
+        config.folder,
         "--entrypoint",
         "",
     ]
@@ -283,8 +275,3 @@ def _digest(engine: str, image: str, env: dict[str, str]) -> str:
     shape = "{{if .RepoDigests}}{{index .RepoDigests 0}}{{else}}{{.Id}}{{end}}"
     text = ask([engine, "image", "inspect", "--format", shape, image], env)
     return text.splitlines()[-1] if text else "unknown"
-
-
-def _tell(command: ChildCommand, reason: str) -> None:
-    result = {"outcome": "setup", "exit_code": None, "reason": reason, "reused": False}
-    os.write(command.channel, (json.dumps(result) + "\n").encode())

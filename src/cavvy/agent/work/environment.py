@@ -50,35 +50,7 @@ SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 SHELL_LINE = 'trap : TERM; . "$0"'
 
 
-class RankPaths:
-    """The files and folders of one rank on its node."""
-
-    def __init__(self, home: str) -> None:
-        self.home = home
-        self.work = home + "/work"
-        self.log = home + "/log"
-        self.outbox = home + "/outbox"
-        self.notice = home + "/notice.json"
-        self.advice = home + "/advice.json"
-        self.progress = home + "/progress.json"
-        self.every = home + "/every"
-        self.hosts = home + "/hosts"
-        self.mpi = home + "/mpi.py"
-        self.run = home + "/run.sh"
-        self.setup = home + "/setup.sh"
-        self.started = home + "/started"
-        self.status = home + "/status"
-        self.exit = home + "/exit.json"
-        self.undelivered = (
-            home + "/undelivered"
-        )  # there while an agent has left with something that is not told yet
-        self.phase = home + "/phase"  # of a container: setup, failed or run
-        self.entry = home + "/entry.sh"
-
-
-def make_environment(
-    config: AgentConfig, work: WorkConfig, places: RankPaths, socket: str = ""
-) -> dict[str, str]:
+def make_environment(config: AgentConfig, work: WorkConfig, socket: str = "") -> dict[str, str]:
     """All variables of the work. The user's own win over the base; Cavvy's promises win over the
     user's.
 
@@ -89,8 +61,8 @@ def make_environment(
     env.update(work.secrets)
     for name, value in work.params.items():
         env["CAVVY_PARAM_" + re.sub(r"\W", "_", name).upper()] = value
-    env.update(_identity(config, work, places))
-    env.update(_rank(config, work, places))
+    env.update(_identity(config, work))
+    env.update(_rank(config, work))
     env.update(device_variables(config))
     if socket:
         env["CAVVY_NOTICE"] = socket
@@ -130,7 +102,7 @@ def device_variables(config: AgentConfig) -> dict[str, str]:
     return variables
 
 
-def _identity(config: AgentConfig, work: WorkConfig, places: RankPaths) -> dict[str, str]:
+def _identity(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
     env = {
         "CAVVY_JOB": work.job,
         "CAVVY_JOB_ID": work.job_id,
@@ -138,19 +110,19 @@ def _identity(config: AgentConfig, work: WorkConfig, places: RankPaths) -> dict[
         "CAVVY_ATTEMPT": str(work.attempt),
         "CAVVY_GANG": config.gang,
         "CAVVY_RANK": str(config.rank),
-        "CAVVY_NOTICE_FILE": places.notice,
-        "CAVVY_ADVICE_FILE": places.advice,
-        "CAVVY_PROGRESS_FILE": places.progress,
+        "CAVVY_NOTICE_FILE": config.notice_file,
+        "CAVVY_ADVICE_FILE": config.advice_file,
+        "CAVVY_PROGRESS_FILE": config.progress_file,
     }
     if work.checkpoint is not None:
-        env["CAVVY_CHECKPOINT_DIR"] = os.path.join(places.work, work.checkpoint.path)
-        env["CAVVY_CHECKPOINT_EVERY_FILE"] = places.every
+        env["CAVVY_CHECKPOINT_DIR"] = os.path.join(config.folder, work.checkpoint.path)
+        env["CAVVY_CHECKPOINT_EVERY_FILE"] = config.every_file
         if work.checkpoint.every_s is not None:
             env["CAVVY_CHECKPOINT_EVERY_S"] = json.dumps(work.checkpoint.every_s)
     return env
 
 
-def _rank(config: AgentConfig, work: WorkConfig, places: RankPaths) -> dict[str, str]:
+def _rank(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
     """What torchrun and its like want to know of the gang."""
     return {
         "MASTER_ADDR": work.addresses[0],
@@ -159,23 +131,25 @@ def _rank(config: AgentConfig, work: WorkConfig, places: RankPaths) -> dict[str,
         "NNODES": str(work.nodes),
         "NPROC_PER_NODE": str(work.accelerators_per_node or 1),
         "CAVVY_HOSTS": ",".join(work.addresses),
-        "CAVVY_HOSTFILE": places.hosts,
-        "CAVVY_MPI": f"{sys.executable if work.image is None else 'python3'} {places.mpi}",
+        "CAVVY_HOSTFILE": config.host_file,
+        "CAVVY_MPI": f"{sys.executable if work.image is None else 'python3'} {config.mpi_program}",
         "CAVVY_MPI_KEY": work.gang_key,
     }
 
 
-def write_rank_files(work: WorkConfig, places: RankPaths) -> None:
+def write_rank_files(config: AgentConfig, work: WorkConfig) -> None:
     """What the rank's variables name: the hosts as `address slots=N`, and the program that
     starts MPI on them.
     """
     slots = work.accelerators_per_node or 1
-    write_whole(places.hosts, "".join(f"{address} slots={slots}\n" for address in work.addresses))
+    write_whole(
+        config.host_file, "".join(f"{address} slots={slots}\n" for address in work.addresses)
+    )
     if work.nodes > 1:
         import pkgutil
 
         source = pkgutil.get_data(__package__ or "", "mpi.py")
-        write_whole(places.mpi, (source or b"").decode())
+        write_whole(config.mpi_program, (source or b"").decode())
 
 
 def write_whole(path: str, text: str, *, sync: bool = False) -> None:

@@ -23,13 +23,13 @@ from ..notices.faults import NETWORK
 from .cache import touch
 from .environment import SHELL_LINE, find_shell, write_whole
 from .folder import CannotBuild, build_folder, inside, link_checkpoint, run, transfer
+from .reaper import report
 from .trees import copy_tree, remove_tree, replace_in
 from .venv import make_venv
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..config import AgentConfig, CheckpointConfig, WorkConfig
-    from .environment import RankPaths
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -42,15 +42,13 @@ class SetupFailed(Exception):
         self.code = code
 
 
-def prepare(
-    config: AgentConfig, work: WorkConfig, places: RankPaths, env: dict[str, str], channel: int
-) -> int:
+def prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> int:
     """Do it all; lines on `channel` tell the agent of `setup` and, at the end, of the result as
     JSON.
     """
     outcome, code, reason, reused = "", None, "", False
     try:
-        reused = _prepare(config, work, places, env, channel)
+        reused = _prepare(config, work, env, channel)
     except SetupFailed as error:
         outcome, code, reason = "setup", error.code, str(error)
     except CannotBuild as error:
@@ -61,12 +59,10 @@ def prepare(
     except OSError as error:
         outcome = "node" if error.errno in FULL else "setup"
         reason = f"the working folder could not be made: {error}"
-    result = {"outcome": outcome, "exit_code": code, "reason": reason, "reused": reused}
-    os.write(channel, (json.dumps(result) + "\n").encode())
-    return 1 if outcome else 0
+    return report(channel, outcome, reason, code, reused=reused)
 
 
-def carry_out(config: AgentConfig, work: WorkConfig, places: RankPaths, channel: int) -> int:
+def carry_out(config: AgentConfig, work: WorkConfig, channel: int) -> int:
     """Copy the outputs of work that ended well to where they shall be; returns an exit code of
     sysexits.h.
     """
@@ -74,7 +70,7 @@ def carry_out(config: AgentConfig, work: WorkConfig, places: RankPaths, channel:
 
     try:
         for index, target in enumerate(each.target for each in work.outputs):
-            path, known = find_output(places, work, index)
+            path, known = find_output(config, work, index)
             if "://" not in target:
                 transfer(path, os.path.expanduser(target), "output")
             else:
@@ -106,13 +102,13 @@ def _send(
         raise CannotBuild(str(error)) from error
 
 
-def bring_inputs(config: AgentConfig, work: WorkConfig, places: RankPaths, channel: int) -> None:
+def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
     """Copy every input to where the work wants it. Raises CannotBuild, StorageTimeout, OSError."""
     from ..data.paths import find_input, link_input, remember
 
     for index, each in enumerate(work.inputs):
         source, target = each.source, each.target
-        path = find_input(places, index, target)
+        path = find_input(config, index, target)
         if index in work.streams:
             from ..data.stream import make_pipe
 
@@ -132,7 +128,7 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, places: RankPaths, chann
                 kind = StorageTimeout if isinstance(error, StorageTimeout) else CannotBuild
                 raise kind(f"the input {source} cannot be copied: {error}") from error
             if any(output.target == source for output in work.outputs):
-                remember(places, index, path)
+                remember(config, index, path)
         if work.image is None:
             link_input(path, target)
 
@@ -146,9 +142,7 @@ def find_setup(config: AgentConfig, work: WorkConfig) -> str:
     )
 
 
-def _prepare(
-    config: AgentConfig, work: WorkConfig, places: RankPaths, env: dict[str, str], channel: int
-) -> bool:
+def _prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> bool:
     """Returns whether a finished setup was used. Raises SetupFailed, CannotBuild, StorageTimeout,
     OSError.
     """
@@ -156,20 +150,20 @@ def _prepare(
     if (
         work.setup is None or work.image is not None
     ):  # a container has a file system of its own to set up
-        build_folder(config, work, places.work, env)
+        build_folder(config, work, config.folder, env)
     else:
-        reused = _set_up(config, work, places, env, channel)
+        reused = _set_up(config, work, env, channel)
     if work.volumes and work.image is None:
         from ..data.mounts import link_volumes
 
-        link_volumes(config, work, places.work)
-    bring_inputs(config, work, places, channel)  # after the setup, which must not depend on them
+        link_volumes(config, work, config.folder)
+    bring_inputs(config, work, channel)  # after the setup, which must not depend on them
     if work.checkpoint is not None:
         if work.checkpoint.sync:
             _go_on(
-                config, work, work.checkpoint, inside(places.work, work.checkpoint.path), channel
+                config, work, work.checkpoint, inside(config.folder, work.checkpoint.path), channel
             )
-        link_checkpoint(work.checkpoint, places.work)
+        link_checkpoint(work.checkpoint, config.folder)
     return reused
 
 
@@ -199,9 +193,7 @@ def _go_on(
         os.write(channel, f"restored {told}\n".encode())
 
 
-def _set_up(
-    config: AgentConfig, work: WorkConfig, places: RankPaths, env: dict[str, str], channel: int
-) -> bool:
+def _set_up(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> bool:
     kept = find_setup(config, work)
     os.makedirs(kept, mode=0o700, exist_ok=True)
     lock = os.open(kept + "/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -212,24 +204,25 @@ def _set_up(
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         if os.path.exists(kept + "/finished"):
-            _restore(config, work, kept, places.work, env)
+            _restore(config, work, kept, config.folder, env)
             return True
-        build_folder(config, work, places.work, env, work.setup_uses)
+        build_folder(config, work, config.folder, env, work.setup_uses)
         remove_tree(kept + "/dir")  # half of what a failed setup made is worse than nothing
         os.mkdir(kept + "/dir")
         if not config.boxed:
             make_venv(kept + "/venv", env)
-        write_whole(places.setup, (work.setup or "") + "\n")
-        os.chdir(places.work)
+        write_whole(config.setup_script, (work.setup or "") + "\n")
+        os.chdir(config.folder)
         code = run(
-            [find_shell(), "-e", "-c", SHELL_LINE, places.setup], setup_environment(work, env)
+            [find_shell(), "-e", "-c", SHELL_LINE, config.setup_script],
+            setup_environment(work, env),
         )
         if code:
             raise SetupFailed(code)
-        _keep(kept, places.work)
+        _keep(kept, config.folder)
         if work.setup_uses is not None:
-            os.chdir(places.home)
-            _restore(config, work, kept, places.work, env)
+            os.chdir(config.home)
+            _restore(config, work, kept, config.folder, env)
     finally:
         os.close(lock)
     return False

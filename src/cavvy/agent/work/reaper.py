@@ -36,11 +36,17 @@ _DEFAULTED = (
 class ChildCommand:
     """What to start: a program, or a function of the agent's own, in its folder and environment."""
 
-    def __init__(self, argv: list[str], env: dict[str, str], cwd: str) -> None:
+    def __init__(
+        self,
+        argv: list[str],
+        env: dict[str, str],
+        cwd: str,
+        call: Callable[[int], int] | None = None,
+    ) -> None:
         self.argv = argv
         self.env = env
         self.cwd = cwd
-        self.call: Callable[[], int] | None = None  # instead of the program; returns the exit code
+        self.call = call  # instead of the program; gets the channel, returns the exit code
         self.cgroup: str | None = (
             None  # folder of the control group to enter, and to remove at the end
         )
@@ -49,6 +55,19 @@ class ChildCommand:
         )
         self.channel = -1  # a file that the function, and it alone, may write to
         self.status_path: str | None = None  # where the exit code is noted before anyone is told
+
+
+def report(
+    channel: int, outcome: str, reason: str, code: int | None = None, *, reused: bool = False
+) -> int:
+    """Write the result of a step to its channel; the exit code of the step's process. An empty
+    outcome is success.
+    """
+    import json
+
+    result = {"outcome": outcome, "exit_code": code, "reason": reason, "reused": reused}
+    os.write(channel, (json.dumps(result) + "\n").encode())
+    return 1 if outcome else 0
 
 
 def guard(command: ChildCommand, control: int, output: int, keep: int) -> None:
@@ -288,7 +307,7 @@ def _become(command: ChildCommand, output: int, reaper: int) -> None:
             os.dup2(fd, target)
         os.chdir(command.cwd)
         if command.call is not None:
-            os._exit(command.call())
+            os._exit(command.call(command.channel))
         os.execvpe(command.argv[0], command.argv, command.env)
     except FileNotFoundError:
         code = 127
