@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from cavvy.providers.abilities import SIGNALS_CHANGES, ability
+from cavvy.providers.abilities import SIGNALS_CHANGES
 from cavvy.providers.base import Feature, GangState, TryAgain
 from cavvy.providers.contract.harness import ContractHarness, ScenarioSuite, in_scenario
 
@@ -27,7 +27,7 @@ class EndTests(ScenarioSuite):
         gang = await harness.spec("boot")
         await harness.ours.launch(gang)
         await harness.remove(gang.name)
-        assert (await harness.one(gang.name)).state is GangState.ENDED
+        await harness.expect(GangState.ENDED, gang)
 
     @in_scenario
     async def test_removal_of_what_never_was(self, harness: ContractHarness) -> None:
@@ -41,9 +41,8 @@ class EndTests(ScenarioSuite):
         gang = await harness.spec("again")
         await harness.ours.launch(gang)
         await harness.remove(gang.name)
-        await harness.ours.launch(gang)
-        await harness.place.settle()
-        assert (await harness.one(gang.name)).state is GangState.ENDED
+        await harness.start(gang)
+        await harness.expect(GangState.ENDED, gang)
 
     @pytest.mark.parametrize("by_itself", [True, False])
     @in_scenario
@@ -65,16 +64,14 @@ class EndTests(ScenarioSuite):
 
     @in_scenario
     async def test_an_end_is_signalled(self, harness: ContractHarness) -> None:
-        if ability(harness.ours, SIGNALS_CHANGES) is None:
-            pytest.skip("this provider signals nothing; the control plane polls it")
+        harness.require(SIGNALS_CHANGES)
         gang = await harness.running("signal")
         await harness.place.end(gang.name)
         await harness.ended(gang.name)
 
     @in_scenario
     async def test_a_removal_is_signalled(self, harness: ContractHarness) -> None:
-        if ability(harness.ours, SIGNALS_CHANGES) is None:
-            pytest.skip("this provider signals nothing; the control plane polls it")
+        harness.require(SIGNALS_CHANGES)
         gang = await harness.running("signal-removal")
         await harness.ours.remove(gang.name)
         await harness.ended(gang.name)
@@ -85,7 +82,7 @@ class EndTests(ScenarioSuite):
         await harness.place.end(gang.name)
         harness.restart()
         await harness.place.settle()
-        assert (await harness.one(gang.name)).state is GangState.ENDED
+        await harness.expect(GangState.ENDED, gang)
 
     @in_scenario
     async def test_a_removal_while_the_launch_is_on_the_wire_leaves_nothing_running(
@@ -123,14 +120,14 @@ class EndTests(ScenarioSuite):
             for _ in range(3):
                 group.create_task(harness.ours.remove(gang.name))
         await harness.place.settle()
-        assert (await harness.one(gang.name)).state is GangState.ENDED
+        await harness.expect(GangState.ENDED, gang)
 
     @in_scenario
     async def test_removal_by_the_next_server(self, harness: ContractHarness) -> None:
         gang = await harness.running("heir")
         harness.restart()
         await harness.remove(gang.name)
-        assert (await harness.one(gang.name)).state is GangState.ENDED
+        await harness.expect(GangState.ENDED, gang)
 
     @in_scenario
     async def test_a_removal_whose_caller_went_away_can_be_asked_again(
@@ -143,7 +140,7 @@ class EndTests(ScenarioSuite):
         with suppress(asyncio.CancelledError):
             await call
         await harness.remove(gang.name)
-        assert (await harness.one(gang.name)).state is GangState.ENDED
+        await harness.expect(GangState.ENDED, gang)
 
     @in_scenario
     async def test_removal_after_the_end_changes_nothing(self, harness: ContractHarness) -> None:
@@ -169,9 +166,8 @@ class EndTests(ScenarioSuite):
     async def test_launch_after_an_end_is_no_second_gang(self, harness: ContractHarness) -> None:
         gang = await harness.running("ended-again")
         await harness.place.end(gang.name)
-        await harness.ours.launch(gang)
-        await harness.place.settle()
-        assert (await harness.one(gang.name)).state is GangState.ENDED
+        await harness.start(gang)
+        await harness.expect(GangState.ENDED, gang)
 
     @in_scenario
     async def test_all_nodes_end_with_their_gang(self, harness: ContractHarness) -> None:
@@ -186,5 +182,5 @@ class EndTests(ScenarioSuite):
     async def test_what_was_given_back_can_be_had_again(self, harness: ContractHarness) -> None:
         for word in ("before", "after"):
             gang = await harness.running(word)
-            assert (await harness.one(gang.name)).state is GangState.RUNNING
+            await harness.expect(GangState.RUNNING, gang)
             await harness.remove(gang.name)

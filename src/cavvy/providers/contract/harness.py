@@ -6,23 +6,26 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
 from inspect import Signature, signature
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pytest
 
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.providers.abilities import CLOSEABLE, SHARES_HOSTS, SIGNALS_CHANGES, ability
+from cavvy.providers.abilities import CLOSEABLE, SHARES_HOSTS, SIGNALS_CHANGES, Ability, ability
 from cavvy.providers.base import (
     AgentEndpoint,
     Feature,
     GangSeen,
     GangSpec,
     GangState,
+    NoCapacity,
     Provider,
     ProviderError,
+    Refused,
 )
 
+P = TypeVar("P")
 OURS, FOREIGN = "contract-installation-ours", "contract-installation-foreign"
 
 
@@ -141,6 +144,13 @@ class ContractHarness:
         if reason is not None:
             pytest.skip(f"{feature} is lacking here: {reason}")
 
+    def require(self, wanted: Ability[P]) -> P:
+        """The provider by this ability; the test is skipped if the provider does not have it."""
+        found = ability(self.ours, wanted)
+        if found is None:
+            pytest.skip(f"this provider does not have the ability {wanted.name!r}")
+        return found
+
     async def offer(self, purchase: Purchase | None = None) -> Offer:
         """The cheapest offer that can be had now, of the fewest accelerators."""
         offers = [
@@ -178,9 +188,41 @@ class ContractHarness:
     async def running(self, word: str, **options: Any) -> GangSpec:
         """A gang as `spec` makes it, launched, with time to start."""
         gang = await self.spec(word, **options)
+        await self.start(gang)
+        return gang
+
+    async def start(self, gang: GangSpec) -> None:
+        """Launch, with time to start."""
         await self.ours.launch(gang)
         await self.place.settle()
-        return gang
+
+    async def launches(self, gang: GangSpec) -> bool:
+        """Launch; False if it is refused, after which nothing of the gang may exist."""
+        try:
+            await self.ours.launch(gang)
+        except (NoCapacity, Refused):
+            await self.place.settle()
+            assert await self.ours.gangs(gang.name) == []
+            return False
+        return True
+
+    async def launch_again(self, gang: GangSpec, again: GangSpec | None = None) -> None:
+        """Launch a gang that runs once more, or another with its name: its nodes stay the same."""
+        first = await self.engine_ids(gang.name)
+        await self.ours.launch(again or gang)
+        assert await self.engine_ids(gang.name) == first
+
+    async def expect(self, state: GangState, gang: GangSpec) -> None:
+        assert (await self.one(gang.name)).state is state
+
+    async def expect_two(self, words: Sequence[str]) -> None:
+        """The end of the first gang of two leaves the other alone."""
+        first, second = [await self.spec(word) for word in words]
+        await self.ours.launch(first)
+        await self.start(second)
+        await self.remove(first.name)
+        await self.expect(GangState.ENDED, first)
+        await self.expect(GangState.RUNNING, second)
 
     async def remove(self, name: str) -> None:
         """Remove a gang and let its nodes go."""
@@ -230,8 +272,7 @@ class ContractHarness:
 
     async def ended(self, name: str) -> None:
         """Wait until a signal says that the gang has ended."""
-        signals = ability(self.ours, SIGNALS_CHANGES)
-        assert signals is not None
+        signals = self.require(SIGNALS_CHANGES)
         async with asyncio.timeout(60):
             while (
                 await signals.changed() != name

@@ -48,33 +48,23 @@ class LaunchTests(ScenarioSuite):
 
     @in_scenario
     async def test_all_nodes_or_none(self, harness: ContractHarness) -> None:
-        if Feature.GANG in harness.ours.manifest.unsupported:
-            pytest.skip(f"no gangs here: {harness.ours.manifest.unsupported[Feature.GANG]}")
+        harness.needs(Feature.GANG)
         gang = await harness.spec("whole", nodes=3)
-        try:
-            await harness.ours.launch(gang)
-        except (NoCapacity, Refused):
-            assert await harness.ours.gangs(gang.name) == []
-            return
-        await harness.place.settle()
-        assert len((await harness.one(gang.name)).nodes) == 3
+        if await harness.launches(gang):
+            await harness.place.settle()
+            assert len((await harness.one(gang.name)).nodes) == 3
 
     @in_scenario
     async def test_a_refused_launch_leaves_nothing(self, harness: ContractHarness) -> None:
         gang = await harness.spec("nowhere")
         nowhere = replace(gang.offer, region="no-such-region", zone=None)
-        with pytest.raises((NoCapacity, Refused)):
-            await harness.ours.launch(replace(gang, offer=nowhere))
-        await harness.place.settle()
-        assert await harness.ours.gangs(gang.name) == []
+        assert not await harness.launches(replace(gang, offer=nowhere))
 
     @in_scenario
     async def test_the_same_name_again_is_no_second_gang(self, harness: ContractHarness) -> None:
         gang = await harness.spec("twice")
         await harness.ours.launch(gang)
-        first = await harness.engine_ids(gang.name)
-        await harness.ours.launch(gang)
-        assert await harness.engine_ids(gang.name) == first
+        await harness.launch_again(gang)
 
     @in_scenario
     async def test_launches_at_once_make_one_gang(self, harness: ContractHarness) -> None:
@@ -89,9 +79,7 @@ class LaunchTests(ScenarioSuite):
         gang = await harness.spec("lost")
         with suppress(TryAgain):
             await harness.lose_reply(gang)
-        first = await harness.engine_ids(gang.name)
-        await harness.ours.launch(gang)
-        assert await harness.engine_ids(gang.name) == first
+        await harness.launch_again(gang)
 
     @in_scenario
     async def test_launch_after_a_restart_makes_one_gang(self, harness: ContractHarness) -> None:
@@ -112,9 +100,7 @@ class LaunchTests(ScenarioSuite):
         harness.restart()
         with suppress(TryAgain):  # it may be under way still
             await harness.ours.launch(gang)
-        first = await harness.engine_ids(gang.name)
-        await harness.ours.launch(gang)
-        assert await harness.engine_ids(gang.name) == first
+        await harness.launch_again(gang)
 
     @in_scenario
     async def test_a_launch_whose_caller_went_away_makes_one_gang(
@@ -131,9 +117,7 @@ class LaunchTests(ScenarioSuite):
             await harness.ours.launch(gang)
         await harness.place.wait(timedelta(minutes=10))  # by then nothing is on the wire any more
         await harness.ours.launch(gang)
-        first = await harness.engine_ids(gang.name)
-        await harness.ours.launch(gang)
-        assert await harness.engine_ids(gang.name) == first
+        await harness.launch_again(gang)
 
     @in_scenario
     async def test_two_servers_that_launch_the_same_make_one_gang(
@@ -169,9 +153,7 @@ class LaunchTests(ScenarioSuite):
     ) -> None:
         gang = await harness.spec("first")
         await harness.ours.launch(gang)
-        ids = await harness.engine_ids(gang.name)
-        await harness.ours.launch(change(gang))
-        assert await harness.engine_ids(gang.name) == ids
+        await harness.launch_again(gang, change(gang))
 
     @in_scenario
     async def test_an_unknown_type_never_runs(self, harness: ContractHarness) -> None:
@@ -179,22 +161,14 @@ class LaunchTests(ScenarioSuite):
         unknown = replace(
             gang.offer, instance_type="no-such-type", accelerator="H100", accelerator_count=999
         )
-        try:
-            await harness.ours.launch(replace(gang, offer=unknown, allocations=()))
-        except (NoCapacity, Refused):
-            await harness.place.settle()
-            assert await harness.ours.gangs(gang.name) == []
-            return
-        assert (
-            await harness.one(gang.name)
-        ).state is GangState.QUEUED  # by a place that takes any wish, for ever
+        if await harness.launches(replace(gang, offer=unknown, allocations=())):
+            await harness.expect(GangState.QUEUED, gang)  # by a place that takes any wish, for ever
 
     @in_scenario
     async def test_a_refused_name_can_be_launched_elsewhere(self, harness: ContractHarness) -> None:
         gang = await harness.spec("second-try")
         nowhere = replace(gang.offer, region="no-such-region", zone=None)
-        with pytest.raises((NoCapacity, Refused)):
-            await harness.ours.launch(replace(gang, offer=nowhere))
+        assert not await harness.launches(replace(gang, offer=nowhere))
         await harness.ours.launch(gang)
         await harness.engine_ids(gang.name)
 
@@ -224,14 +198,7 @@ class LaunchTests(ScenarioSuite):
     async def test_names_that_are_alike_are_two(
         self, harness: ContractHarness, words: tuple[str, str]
     ) -> None:
-        first, second = [await harness.spec(word) for word in words]
-        await harness.ours.launch(first)
-        await harness.ours.launch(second)
-        await harness.place.settle()
-        await harness.ours.remove(first.name)
-        await harness.place.settle()
-        assert (await harness.one(first.name)).state is GangState.ENDED
-        assert (await harness.one(second.name)).state is GangState.RUNNING
+        await harness.expect_two(words)
 
     @pytest.mark.parametrize(
         "labels",
@@ -253,9 +220,8 @@ class LaunchTests(ScenarioSuite):
         self, harness: ContractHarness, labels: dict[str, str]
     ) -> None:
         gang = replace(await harness.spec("labels"), labels=labels)
-        await harness.ours.launch(gang)
-        await harness.place.settle()
-        assert (await harness.one(gang.name)).state is GangState.RUNNING
+        await harness.start(gang)
+        await harness.expect(GangState.RUNNING, gang)
         assert [seen.name for seen in await harness.ours.gangs()] == [gang.name]
 
     @pytest.mark.parametrize(
@@ -277,22 +243,17 @@ class LaunchTests(ScenarioSuite):
     ) -> None:
         gang = replace(await harness.spec("lengths"), lease=lease, longest=longest, grace=grace)
         try:
-            await harness.ours.launch(gang)
-        except Refused:  # a place may bound how long a node lives, and says so
+            await harness.start(gang)
+        except Refused:  # a provider may limit how long a node lives
             assert await harness.ours.gangs(gang.name) == []
-            return
-        await harness.place.settle()
-        assert (await harness.one(gang.name)).state is GangState.RUNNING
+        else:
+            await harness.expect(GangState.RUNNING, gang)
 
     @in_scenario
     async def test_two_hundred_nodes_or_none(self, harness: ContractHarness) -> None:
         harness.needs(Feature.GANG)
         gang = await harness.spec("crowd", nodes=200)
-        try:
-            await harness.ours.launch(gang)
-        except (NoCapacity, Refused):
-            await harness.place.settle()
-            assert await harness.ours.gangs(gang.name) == []
+        if not await harness.launches(gang):
             return
         waiting = [
             seen for seen in await harness.ours.gangs(gang.name) if seen.state is GangState.QUEUED
@@ -311,7 +272,7 @@ class LaunchTests(ScenarioSuite):
         if not any(offer.purchase is Purchase.SPOT for offer in await harness.ours.offers()):
             pytest.skip("nothing is sold as spot here, as this place is set up")
         gang = await harness.running("spot", purchase=Purchase.SPOT)
-        assert (await harness.one(gang.name)).state is GangState.RUNNING
+        await harness.expect(GangState.RUNNING, gang)
 
     @in_scenario
     async def test_lives_begin_in_utc(self, harness: ContractHarness) -> None:
@@ -325,8 +286,7 @@ class LaunchTests(ScenarioSuite):
     async def test_no_token_is_shown(self, harness: ContractHarness) -> None:
         gang = await harness.spec("token")
         gang = replace(gang, agent_endpoint=replace(gang.agent_endpoint, token="tok-5f1d0f4c9b"))
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        await harness.start(gang)
         assert "tok-5f1d0f4c9b" not in f"{await harness.ours.gangs()} {await harness.ours.offers()}"
 
     @in_scenario
@@ -350,11 +310,4 @@ class LaunchTests(ScenarioSuite):
 
     @in_scenario
     async def test_two_gangs_are_two(self, harness: ContractHarness) -> None:
-        first, second = await harness.spec("one"), await harness.spec("two")
-        await harness.ours.launch(first)
-        await harness.ours.launch(second)
-        await harness.place.settle()
-        await harness.ours.remove(first.name)
-        await harness.place.settle()
-        assert (await harness.one(first.name)).state is GangState.ENDED
-        assert (await harness.one(second.name)).state is GangState.RUNNING
+        await harness.expect_two(["one", "two"])

@@ -18,8 +18,7 @@ class LookTests(ScenarioSuite):
     async def test_the_list_and_the_single_look_agree(self, harness: ContractHarness) -> None:
         gangs = [await harness.spec(word) for word in ("list-one", "list-two")]
         for gang in gangs:
-            await harness.ours.launch(gang)
-        await harness.place.settle()
+            await harness.start(gang)
         await harness.ours.remove(gangs[0].name)
         await harness.place.settle()
         listed = {seen.name: seen for seen in await harness.ours.gangs()}

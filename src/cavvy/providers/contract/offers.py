@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
@@ -28,6 +29,7 @@ from cavvy.providers.base import Feature, SettingKind
 from cavvy.providers.contract.harness import FOREIGN, ContractHarness, ScenarioSuite, in_scenario
 from cavvy.providers.objections import list_objections
 
+_task = partial(Task, name="t", run="true")
 _VOLUME = Volume(kind=VolumeKind.NAMED, source="/tmp", path="/mnt/cavvy-contract")
 
 
@@ -89,10 +91,7 @@ class OfferTests(ScenarioSuite):
 
     @in_scenario
     async def test_introduction(self, harness: ContractHarness) -> None:
-        known = ability(harness.ours, WHO_AM_I)
-        if known is None:
-            pytest.skip("this provider does not introduce itself")
-        facts = await known.whoami()
+        facts = await harness.require(WHO_AM_I).whoami()
         assert facts
         assert all(what and value for what, value in facts)
 
@@ -133,15 +132,8 @@ class OfferTests(ScenarioSuite):
             assert offer.region
             assert offer.instance_type
             assert not re.search(r"\s", offer.key), offer.key
-            assert (
-                min(
-                    offer.vcpus,
-                    offer.memory_mib,
-                    offer.accelerator_memory_mib,
-                    offer.disk_gib or 0,
-                )
-                >= 0
-            )
+            sizes = (offer.vcpus, offer.memory_mib, offer.accelerator_memory_mib)
+            assert min(*sizes, offer.disk_gib or 0) >= 0
 
     @in_scenario
     async def test_spot_is_sold_only_where_the_manifest_says_so(
@@ -163,36 +155,34 @@ class OfferTests(ScenarioSuite):
 
     @in_scenario
     async def test_hosts_are_the_same_when_asked_again(self, harness: ContractHarness) -> None:
-        shares = ability(harness.ours, SHARES_HOSTS)
-        if shares is None:
-            pytest.skip("no hosts are shared here")
-        first = {(host.name, host.devices, host.kinds) for host in await shares.hosts()}
-        harness.restart()
-        shares = ability(harness.ours, SHARES_HOSTS)
-        assert shares is not None
-        assert {(host.name, host.devices, host.kinds) for host in await shares.hosts()} == first
+        found = []
+        for _ in range(2):
+            hosts = await harness.require(SHARES_HOSTS).hosts()
+            found.append({(host.name, host.devices, host.kinds) for host in hosts})
+            harness.restart()
+        assert found[0] == found[1]
 
     @in_scenario
     async def test_nothing_is_refused_of_a_plain_task(self, harness: ContractHarness) -> None:
-        assert list_objections(Task(name="t", run="true"), harness.ours) == []
+        assert list_objections(_task(), harness.ours) == []
 
     @pytest.mark.parametrize(
         ("feature", "task"),
         [
-            (Feature.SPOT, Task(name="t", run="true", resources=Resources(spot=SpotPolicy.ONLY))),
-            (Feature.IMAGE, Task(name="t", run="true", image="box:1")),
-            (Feature.DISK, Task(name="t", run="true", resources=Resources(disk_type="gp3"))),
+            (Feature.SPOT, _task(resources=Resources(spot=SpotPolicy.ONLY))),
+            (Feature.IMAGE, _task(image="box:1")),
+            (Feature.DISK, _task(resources=Resources(disk_type="gp3"))),
             (
                 Feature.NETWORK,
-                Task(name="t", run="true", resources=Resources(network=NetworkNeed(min_mbps=1))),
+                _task(resources=Resources(network=NetworkNeed(min_mbps=1))),
             ),
-            (Feature.GANG, Task(name="t", run="true", nodes=2)),
-            (Feature.BUILD, Task(name="t", run="true", image_build=ImageBuild(path="."))),
-            (Feature.LOGIN, Task(name="t", run="true", image="box:1", image_login="LOGIN")),
-            (Feature.VOLUMES, Task(name="t", run="true", volumes=(_VOLUME,))),
+            (Feature.GANG, _task(nodes=2)),
+            (Feature.BUILD, _task(image_build=ImageBuild(path="."))),
+            (Feature.LOGIN, _task(image="box:1", image_login="LOGIN")),
+            (Feature.VOLUMES, _task(volumes=(_VOLUME,))),
             (
                 Feature.MOUNTS,
-                Task(name="t", run="true", volumes=(replace(_VOLUME, kind=VolumeKind.HOST),)),
+                _task(volumes=(replace(_VOLUME, kind=VolumeKind.HOST),)),
             ),
         ],
         ids=["spot", "image", "disk", "network", "gang", "build", "login", "volumes", "mounts"],
@@ -209,7 +199,4 @@ class OfferTests(ScenarioSuite):
 
     @in_scenario
     async def test_the_rights_it_needs_are_stated(self, harness: ContractHarness) -> None:
-        states = ability(harness.ours, STATES_POLICY)
-        if states is None:
-            pytest.skip("this provider states no policy")
-        assert states.policy().strip()
+        assert harness.require(STATES_POLICY).policy().strip()
