@@ -74,7 +74,7 @@ def test_who_has_no_credentials_is_told_where_they_are_looked_for(
     async def scenario() -> None:
         with pytest.raises(Refused, match="Unable to locate credentials; set AWS_PROFILE"):
             await AwsAccount({"endpoint": "http://127.0.0.1:9"}).ask(
-                REGION, "sts", "get_caller_identity"
+                REGION, "get_caller_identity", service="sts"
             )
 
     play(scenario)
@@ -170,13 +170,11 @@ def test_a_region_that_hangs_hides_no_other(
     async def regions(_: AwsAccount) -> tuple[str, ...]:
         return REGION, "eu-west-1"
 
-    async def hang(
-        self: AwsAccount, region: str, service: str, operation: str, **arguments: object
-    ) -> Json:
+    async def hang(self: AwsAccount, region: str, operation: str, **arguments: object) -> Json:
         if region == "eu-west-1":
             hung.append(operation)
             await asyncio.Event().wait()
-        return await call(self, region, service, operation, **arguments)
+        return await call(self, region, operation, **arguments)
 
     monkeypatch.setattr(AwsAccount, "call", hang)
     monkeypatch.setattr(AwsAccount, "regions", regions)
@@ -388,11 +386,11 @@ def test_reads_that_are_throttled_are_asked_again_beside_the_loop(
         real = AwsAccount({**BASE, "endpoint": endpoint})
         beside = asyncio.create_task(tick())
         await asyncio.sleep(0)
-        assert await real.pages(REGION, "ec2", "describe_volumes", "Volumes") == []
+        assert await real.items(REGION, "describe_volumes") == []
         assert (asked["DescribeVolumes"], ticks > 10) == (3, True)
         beside.cancel()
         with pytest.raises(TryAgain, match="RequestLimitExceeded"):
-            await real.ask(REGION, "ec2", "delete_volume", VolumeId="vol-1")
+            await real.ask(REGION, "delete_volume", VolumeId="vol-1")
         assert asked["DeleteVolume"] == 1
 
     here.cloud.rules.fault = fault

@@ -5,11 +5,14 @@ import tempfile
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cavvy.agent.data.pipes import PipeStreams
 from cavvy.agent.log import HELD, LogSpool
 from cavvy.agent.outbox import time_text
 from cavvy.agent.redact import Redactor
@@ -221,3 +224,14 @@ def test_progress_is_found_however_the_stream_is_cut(cuts: list[int]) -> None:
     for piece in pieces(data, cuts):
         last = progress.feed(piece) or last
     assert last == {"step": 2}
+
+
+def test_a_stream_that_is_ended_with_its_work_fails_nothing() -> None:
+    streams: Any = PipeStreams.__new__(PipeStreams)
+    stopped: list[str] = []
+    streams._say = streams._stop = lambda *_, **__: stopped.append("stopped")
+    streams._process = SimpleNamespace(kill=lambda: None)
+    streams.failure, streams._over = "", False
+    streams.end()
+    streams._ended(137)  # its end comes after that of the work, by SIGKILL
+    assert (streams.failure, stopped) == ("", [])

@@ -41,15 +41,11 @@ class Account:
         self.shown, self.fault = shown, fault
         self.deleted: list[str] = []
 
-    async def pages(
-        self, region: str, service: str, operation: str, key: str, **query: object
-    ) -> Sequence[object]:
-        assert (operation, key) == ("describe_volumes", "Volumes")
+    async def items(self, region: str, operation: str, filters: object = None) -> Sequence[object]:
+        assert operation == "describe_volumes"
         return self.shown
 
-    async def call(
-        self, region: str, service: str, operation: str, **arguments: str
-    ) -> dict[str, object]:
+    async def call(self, region: str, operation: str, **arguments: str) -> dict[str, object]:
         assert operation == "delete_volume"
         if self.fault:
             raise AwsFault(self.fault, "no")

@@ -8,10 +8,7 @@ import os
 import select
 import signal
 import time
-
-TYPE_CHECKING = False  # the typing module costs milliseconds that every job would pay
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 READ = select.POLLIN
 WRITE = select.POLLOUT

@@ -12,12 +12,8 @@ from __future__ import annotations
 import os
 import time
 
-from .wire import AgentConnection, BackOff, parse_reply
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .loop import EventLoop, LoopTimer
-    from .wire import ServerAddress
+from .loop import EventLoop, LoopTimer
+from .wire import AgentConnection, BackOff, ServerAddress, parse_reply
 
 FIRST_PAUSE_S = 0.02
 LAST_PAUSE_S = 1.0

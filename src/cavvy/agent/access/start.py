@@ -6,13 +6,10 @@ import os
 import socket
 import subprocess
 
+from ..config import AgentConfig
+from ..control_client import ControlPlaneClient
 from ..work.reaper import ChildCommand
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..config import AgentConfig
-    from ..control_client import ControlPlaneClient
-    from .execs import RankExecs
+from .execs import RankExecs
 
 
 def start_session(

@@ -12,9 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..config import CheckConfig
+from ..config import CheckConfig
 
 BLOCK = 256 << 20
 PIECE = 4 << 20  # of random bytes, repeated within a block

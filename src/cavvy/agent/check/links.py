@@ -15,9 +15,7 @@ import threading
 import time
 from contextlib import suppress
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..config import CheckConfig, WorkConfig
+from ..config import CheckConfig, WorkConfig
 
 PORT_AFTER_MASTER = 2  # and the rank: ranks may share a machine
 STREAMS = 4

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import time
 
+from ..config import AgentConfig, CheckConfig, WorkConfig
 from ..notices.faults import GPU, LINK, read_kernel
 from ..work.reaper import report
 from .gpus import GpuFault, check_gpus
 from .links import SlowLink, check_links
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..config import AgentConfig, CheckConfig, WorkConfig
 
 LIMIT_S = 180.0  # for all of it
 LATELY_S = 600.0  # the kernel's log is read back so far

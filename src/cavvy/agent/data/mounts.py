@@ -10,11 +10,8 @@ import hashlib
 import os
 import subprocess
 
+from ..config import AgentConfig, VolumeConfig, WorkConfig
 from ..work.folder import CannotBuild, inside
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..config import AgentConfig, VolumeConfig, WorkConfig
 
 MOUNT_S = 60.0
 BESIDE = "/cavvy/volumes"  # where a place mounts what is to be seen within the working folder

@@ -7,13 +7,10 @@ from __future__ import annotations
 import json
 import os
 
+from ..config import AgentConfig, TransferConfig, WorkConfig
 from ..work.environment import read_known, write_whole
 from ..work.folder import CannotBuild, inside
 from .mounts import link
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..config import AgentConfig, TransferConfig, WorkConfig
 
 
 def is_full(path: str) -> bool:

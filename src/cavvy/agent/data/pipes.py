@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 
+from ..config import AgentConfig, WorkConfig
+from ..loop import EventLoop
 from ..work.process import WorkProcess
 from ..work.reaper import ChildCommand
 from .paths import find_input
 from .stream import stream_inputs
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..config import AgentConfig, WorkConfig
-    from ..loop import EventLoop
 
 
 class PipeStreams:

@@ -11,15 +11,12 @@ import os
 import signal
 import threading
 
+from ..config import AgentConfig
 from ..http_client import StorageTimeout, TransferClient, TransferFailed
 from ..notices.faults import NETWORK
 from ..work.reaper import report
 from .fetch import list_files, open_input
 from .transfer import TransferProgress, tell_to
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..config import AgentConfig
 
 
 def make_pipe(path: str) -> None:

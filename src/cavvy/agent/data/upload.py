@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from ..config import AgentConfig
 from ..http_client import TransferClient, TransferFailed
 from .transfer import ObjectUpload, TransferProgress
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ..config import AgentConfig
 
 WORKERS = 4  # each holds one part in memory
 

@@ -9,15 +9,12 @@ import json
 import os
 import re
 
+from ..config import AgentConfig, WorkConfig
 from ..work.cache import touch
 from ..work.environment import BASE
 from ..work.folder import CannotBuild
 from .driver import find_objection, read_driver
 from .engine import ask, wait
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..config import AgentConfig, WorkConfig
 
 PROGRAMS = ("apptainer", "singularity")
 

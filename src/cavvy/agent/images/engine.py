@@ -9,14 +9,11 @@ import json
 import os
 import signal
 
+from ..config import AgentConfig, WorkConfig
 from ..work.folder import CannotBuild, build_folder, inside
 from ..work.reaper import exit_code
 from ..work.trees import remove_tree
 from .driver import find_objection, read_driver
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..config import AgentConfig, WorkConfig
 
 HUB = "https://index.docker.io/v1/"  # under which name engines know Docker Hub's login
 

@@ -10,16 +10,11 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Callable
 
 from ..config import BadConfig, ConfigFields
 from ..control_client import complain
-from ..loop import READ, WRITE
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..loop import EventLoop
+from ..loop import READ, WRITE, EventLoop
 
 NAME = "notice.sock"
 LONGEST = 100  # bytes of a path; the kernel takes 107, and some programs add a suffix

@@ -9,15 +9,12 @@ import shlex
 import shutil
 import signal
 
+from ..config import AgentConfig, WorkConfig
 from ..images.apptainer import PROGRAMS, bring_sif, inner_environment, make_argv
 from ..images.engine import ask, bring_image, quiet, wait
 from .environment import BASE, SHELL_LINE, write_whole
 from .folder import CannotBuild
 from .reaper import ChildCommand, report
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..config import AgentConfig, WorkConfig
 
 ENGINES = ("podman", "docker")
 # Some hosts let us raise no limits, have control groups that crun cannot use, or allow no memory

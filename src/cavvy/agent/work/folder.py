@@ -8,13 +8,10 @@ import json
 import os
 import shutil
 
+from ..config import AgentConfig, CheckpointConfig, WorkConfig
 from ..http_client import TransferFailed
 from .blobs import SMALL, BlobCache
 from .trees import copy_file, copy_tree, remove_tree
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..config import AgentConfig, CheckpointConfig, WorkConfig
 
 
 class CannotBuild(Exception):

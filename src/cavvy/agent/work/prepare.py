@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 
+from ..config import AgentConfig, CheckpointConfig, WorkConfig
 from ..http_client import StorageTimeout, TransferFailed
 from ..notices.faults import NETWORK
 from .cache import touch
@@ -26,10 +27,6 @@ from .folder import CannotBuild, build_folder, inside, link_checkpoint, run, tra
 from .reaper import report
 from .trees import copy_tree, remove_tree, replace_in
 from .venv import make_venv
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..config import AgentConfig, CheckpointConfig, WorkConfig
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 

@@ -6,16 +6,10 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 
-from ..loop import PipeReader, by_line
-from .reaper import guard, reap, sweep
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..loop import EventLoop
-    from .reaper import ChildCommand
+from ..loop import EventLoop, PipeReader, by_line
+from .reaper import ChildCommand, guard, reap, sweep
 
 
 def _ignore(*_: object) -> None:

@@ -13,13 +13,10 @@ from __future__ import annotations
 import os
 import select
 import signal
+from collections.abc import Callable
 
 from ..loop import make_wake_pipe
 from .cgroup import count_oom_kills
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36

@@ -6,13 +6,10 @@ import os
 import pkgutil
 import shutil
 import sys
+from collections.abc import Iterator
 
 from .folder import run
 from .trees import remove_tree
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Stands where pip would, so that no other pip is found further along PATH.
 NO_PIP = """#!/bin/sh

@@ -1,4 +1,4 @@
-"""The account: boto3's clients, each call in a thread of its own with a time limit, its errors
+"""The account: boto3's clients. Each call runs in a thread with a time limit, and its errors are
 translated.
 
 The only file that imports the SDK.
@@ -20,13 +20,13 @@ _CONNECT_S, _READ_S = 5, 30
 _MOST_PAGES = 500
 _THREADS = ThreadPoolExecutor(
     16, "aws"
-)  # not the loop's own: calls that hang must not hold up anybody else's
+)  # not the loop's own: calls that hang must not delay those of other providers
 Json = Mapping[str, Any]  # AWS's answers, as botocore reads them; they stay within this package
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 async def in_thread(call: Callable[[], Any]) -> Any:
-    """Run a call that blocks beside the loop."""
+    """Run a blocking call outside the loop."""
     return await asyncio.get_running_loop().run_in_executor(_THREADS, call)
 
 
@@ -35,9 +35,8 @@ class AwsAccount:
     have no threads.
     """
 
-    # What only reads is asked again by the SDK, in its thread, after a pause that grows when AWS
-    # says that it is asked too much; the rest is the control plane's to try again, which first
-    # looks whether it was done.
+    # The SDK repeats calls that only read, in its thread, after pauses that grow when AWS throttles
+    # them. The control plane repeats the others, after it has looked whether they took effect.
     read_attempts = 3
 
     def __init__(self, settings: Mapping[str, Scalar], run: InThread = in_thread) -> None:
@@ -47,28 +46,43 @@ class AwsAccount:
         self._session: Any = None
         self._clients: dict[tuple[str, str, int], Any] = {}
 
-    async def call(self, region: str, service: str, operation: str, **arguments: Any) -> Json:
-        """One call, such as ("eu-west-1", "ec2", "run_instances"). Raises AwsFault with AWS's
-        code.
-        """
+    async def call(
+        self, region: str, operation: str, *, service: str = "ec2", **arguments: Any
+    ) -> Json:
+        """One call, such as ("eu-west-1", "run_instances"). Raises AwsFault with AWS's code."""
         answer: Json = await self.run(lambda: self._call(region, service, operation, arguments))
         return answer
 
-    async def ask(self, region: str, service: str, operation: str, **arguments: Any) -> Json:
+    async def ask(self, region: str, operation: str, **arguments: Any) -> Json:
         """As `call`; raises TryAgain, NoCapacity, Refused, NotFound."""
         try:
-            return await self.call(region, service, operation, **arguments)
+            return await self.call(region, operation, **arguments)
         except AwsFault as fault:
             raise translate(fault, f"{camel(operation)} in {region}") from fault
 
-    async def pages(
-        self, region: str, service: str, operation: str, field: str, **arguments: Any
+    async def items(
+        self,
+        region: str,
+        operation: str,
+        filters: Mapping[str, str] | None = None,
+        field: str = "",
+        **arguments: Any,
     ) -> list[Json]:
-        """Every item of a list that comes in pages. Raises as `ask`."""
+        """All items of a list of EC2, such as "describe_volumes"; `field` of the answer holds them.
+        Raises as `ask`.
+        """
+        if filters:
+            arguments["Filters"] = [{"Name": name, "Values": [filters[name]]} for name in filters]
+        return await self.pages(
+            region, operation, field or camel(operation).removeprefix("Describe"), **arguments
+        )
+
+    async def pages(self, region: str, operation: str, field: str, **arguments: Any) -> list[Json]:
+        """All items of a list that comes in pages. Raises as `ask`."""
         found: list[Json] = []
         token = "NextToken"
         for _ in range(_MOST_PAGES):
-            answer = await self.ask(region, service, operation, **arguments)
+            answer = await self.ask(region, operation, **arguments)
             found += answer.get(field, [])
             if not answer.get(token):
                 return found
@@ -76,7 +90,7 @@ class AwsAccount:
         raise Refused(f"{camel(operation)} in {region}: the list does not end")
 
     async def regions(self) -> tuple[str, ...]:
-        """Where to work. Raises Refused where nothing names a region."""
+        """The regions in use. Raises Refused if neither settings nor AWS configuration name one."""
         named = tuple(
             name.strip()
             for name in str(self._settings.get("regions", "")).split(",")
@@ -158,5 +172,5 @@ def _import(name: str) -> Any:
 
 
 def camel(operation: str) -> str:
-    """AWS's name of an operation that boto3 calls so."""
+    """AWS's name for one of boto3's names, such as RunInstances for run_instances."""
     return "".join(word.capitalize() for word in operation.split("_"))

@@ -60,7 +60,7 @@ class MachineImages:
         if at is not None and self._now() - at < _RESOLVED_AGE:
             return known
         try:
-            told = await self._account.ask(region, "ssm", "get_parameter", Name=parameter)
+            told = await self._account.ask(region, "get_parameter", service="ssm", Name=parameter)
         except NotFound as error:
             raise Refused(f"image: {region} has no parameter {parameter}") from error
         except Refused as error:
@@ -71,7 +71,7 @@ class MachineImages:
 
     async def _describe(self, region: str, named: str) -> MachineImage:
         try:
-            told = await self._account.ask(region, "ec2", "describe_images", ImageIds=[named])
+            told = await self._account.ask(region, "describe_images", ImageIds=[named])
         except NotFound as error:
             raise Refused(f"image: {error}") from error
         if not told.get("Images"):

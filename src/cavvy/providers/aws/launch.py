@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import NetworkNeed, Scalar, VolumeKind
@@ -110,9 +111,7 @@ class AwsLauncher:
             record, groups = await self._make_network(record, shape, launch_options, tags)
             request = await self._request(gang, record, shape, launch_options, groups, tags)
             user_data = await write(record)
-            told = await self._account.call(
-                region, "ec2", "run_instances", UserData=user_data, **request
-            )
+            told = await self._account.call(region, "run_instances", UserData=user_data, **request)
         except AwsFault as fault:
             if fault.code in SAME_TOKEN:  # an earlier request of ours under this name was granted
                 return
@@ -262,7 +261,7 @@ class AwsLauncher:
         launch_options: LaunchOptions,
         groups: Sequence[str],
         tags: Sequence[Mapping[str, str]],
-    ) -> dict[str, object]:
+    ) -> dict[str, Any]:
         kinds = ["instance", "volume", "network-interface"] + (
             ["spot-instances-request"] if record.spot else []
         )
@@ -271,7 +270,7 @@ class AwsLauncher:
             "VolumeType": launch_options.disk_type,
             "DeleteOnTermination": True,
         }
-        request: dict[str, object] = {
+        request: dict[str, Any] = {
             "ClientToken": make_token(self._mark, gang.name),
             "ImageId": record.image,
             "InstanceType": record.type,

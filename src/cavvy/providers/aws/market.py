@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
@@ -213,22 +214,17 @@ class AwsMarket:
 
     async def _fetch_facts(self, region: str, asked: str) -> RegionFacts:
         patterns = split_patterns(asked)
-        arguments = (
-            {"Filters": [{"Name": "instance-type", "Values": list(patterns)}]} if patterns else {}
-        )
-        told = await self._account.pages(
-            region, "ec2", "describe_instance_types", "InstanceTypes", **arguments
-        )
+        named = {"Name": "instance-type", "Values": list(patterns)}
+        arguments: dict[str, Any] = {"Filters": [named]} if patterns else {}
+        told = await self._account.items(region, "describe_instance_types", **arguments)
         found = [shape for each in told if (shape := read_shape(each)) is not None]
         shapes = {shape.type: shape for shape in found if is_offered(shape, patterns)}
         rates = await fetch_on_demand(self._account, region, sorted(shapes)) if shapes else {}
         micros = {name: rate.micros_per_hour for name, rate in rates.items() if name in shapes}
         zones: dict[str, list[str]] = {}
-        for each in await self._account.pages(
+        for each in await self._account.items(
             region,
-            "ec2",
             "describe_instance_type_offerings",
-            "InstanceTypeOfferings",
             LocationType="availability-zone",
             **arguments,
         ):
@@ -263,18 +259,11 @@ class AwsMarket:
         known.reserved, known.reserved_at = await self._fetch_reserved(region), self._now()
 
     async def _fetch_reserved(self, region: str) -> Sequence[CapacityReservation]:
-        told = await self._account.pages(
-            region, "ec2", "describe_capacity_reservations", "CapacityReservations"
-        )
+        told = await self._account.items(region, "describe_capacity_reservations")
         wanted = set(self._reservations())
         mine = [each for each in told if each["CapacityReservationId"] in wanted]
-        zones = (
-            await self._account.ask(region, "ec2", "describe_availability_zones") if mine else {}
-        )
-        names = {
-            str(each["ZoneId"]): str(each["ZoneName"])
-            for each in zones.get("AvailabilityZones", [])
-        }
+        zones = await self._account.items(region, "describe_availability_zones") if mine else ()
+        names = {str(each["ZoneId"]): str(each["ZoneName"]) for each in zones}
         return [_read_reservation(each, region, names) for each in mine]
 
     def reserved(self, region: str) -> Mapping[str, str]:

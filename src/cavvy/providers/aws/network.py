@@ -5,6 +5,7 @@ removed after the end.
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from ipaddress import IPv4Address, ip_network
+from typing import Any
 from urllib.parse import urlsplit
 
 from cavvy.providers.aws.account import AwsAccount, Json, camel
@@ -32,10 +33,9 @@ def make_tags(mark: str, gang: str, labels: Mapping[str, str]) -> list[Mapping[s
     return [{"Key": key, "Value": value} for key, value in {**users, **own}.items()]
 
 
-def filters(mark: str, gang: str | None = None) -> Sequence[Mapping[str, object]]:
-    """What of the account is this installation's, or one gang's."""
-    own = [{"Name": f"tag:{TAG}", "Values": [mark]}]
-    return own if gang is None else [*own, {"Name": f"tag:{GANG}", "Values": [gang]}]
+def filters(mark: str, gang: str | None = None) -> Mapping[str, str]:
+    """Filters for what belongs to this installation, or to one of its gangs."""
+    return {f"tag:{TAG}": mark} | ({} if gang is None else {f"tag:{GANG}": gang})
 
 
 def read_tag(told: Json, key: str) -> str:
@@ -51,7 +51,7 @@ class GangNetworks:
 
     async def find_subnet(self, region: str, named: str) -> Json:
         """Raises Refused where there is none."""
-        found = await self._subnets(region, "subnet-id", named)
+        found = await self._account.items(region, "describe_subnets", {"subnet-id": named})
         if not found:
             raise Refused(f"network: there is no subnet {named} in {region}")
         return found[0]
@@ -66,12 +66,13 @@ class GangNetworks:
         """
         found, what = ([await self.find_subnet(region, named)], "") if named else ([], "")
         if vpc is not None and not named:
-            found, what = await self._subnets(region, "vpc-id", vpc), f"the VPC {vpc} has no subnet"
+            found = await self._account.items(region, "describe_subnets", {"vpc-id": vpc})
+            what = f"the VPC {vpc} has no subnet"
         elif not named:
-            found, what = (
-                await self._subnets(region, "default-for-az", "true"),
-                "the account has no default subnet",
+            found = await self._account.items(
+                region, "describe_subnets", {"default-for-az": "true"}
             )
+            what = "the account has no default subnet"
         if not found:
             raise Refused(f"network: {what} in {region}; name one")
         fits = [each for each in found if each.get("AvailabilityZone") in zones]
@@ -95,16 +96,12 @@ class GangNetworks:
         address = _read_address(server)
         if address is None:
             return
-        own = [{"Name": "association.subnet-id", "Values": [str(subnet["SubnetId"])]}]
-        main = [
-            {"Name": "vpc-id", "Values": [str(subnet["VpcId"])]},
-            {"Name": "association.main", "Values": ["true"]},
-        ]
+        own = {"association.subnet-id": str(subnet["SubnetId"])}
+        main = {"vpc-id": str(subnet["VpcId"]), "association.main": "true"}
         try:
-            tables = await self._tables(region, own) or await self._tables(region, main)
-        except (
-            Refused
-        ):  # who may not look at routes launches all the same, and sees whether nodes come
+            tables = await self._account.items(region, "describe_route_tables", own)
+            tables = tables or await self._account.items(region, "describe_route_tables", main)
+        except Refused:  # without the right to see routes, the launch shows whether nodes connect
             return
         routes = [
             each
@@ -137,17 +134,6 @@ class GangNetworks:
                 "set `public_ip: true`, or name a subnet with a NAT gateway"
             )
 
-    async def _tables(self, region: str, query: Sequence[Mapping[str, object]]) -> list[Json]:
-        return await self._account.pages(
-            region, "ec2", "describe_route_tables", "RouteTables", Filters=query
-        )
-
-    async def _subnets(self, region: str, name: str, value: str) -> list[Json]:
-        query = [{"Name": name, "Values": [value]}]
-        return await self._account.pages(
-            region, "ec2", "describe_subnets", "Subnets", Filters=query
-        )
-
     async def make_group(
         self,
         region: str,
@@ -161,7 +147,7 @@ class GangNetworks:
         """The gang's own security group: nobody comes in but, in a gang of several nodes, the
         gang itself.
         """
-        arguments: dict[str, object] = {
+        arguments: dict[str, Any] = {
             "GroupName": gang,
             "Description": "Made by Cavvy for one gang and removed after it",
             "TagSpecifications": [{"ResourceType": "security-group", "Tags": list(tags)}],
@@ -169,11 +155,8 @@ class GangNetworks:
         if vpc:
             arguments["VpcId"] = vpc
         try:
-            group = str(
-                (await self._account.call(region, "ec2", "create_security_group", **arguments))[
-                    "GroupId"
-                ]
-            )
+            made = await self._account.call(region, "create_security_group", **arguments)
+            group = str(made["GroupId"])
         except AwsFault as fault:
             if fault.code != "InvalidGroup.Duplicate":  # an answer of ours that was lost
                 raise translate(fault, f"CreateSecurityGroup in {region}", making=True) from fault
@@ -191,7 +174,6 @@ class GangNetworks:
         try:
             await self._account.call(
                 region,
-                "ec2",
                 "create_placement_group",
                 GroupName=gang,
                 Strategy="cluster",
@@ -206,13 +188,8 @@ class GangNetworks:
     ) -> tuple[Sequence[Json], Sequence[Json]]:
         """Security groups and placement groups of ours that are there."""
         query = filters(self._mark, gang)
-        groups = await self._account.pages(
-            region, "ec2", "describe_security_groups", "SecurityGroups", Filters=query
-        )
-        placements = await self._account.ask(
-            region, "ec2", "describe_placement_groups", Filters=query
-        )
-        return groups, placements.get("PlacementGroups", [])
+        groups = await self._account.items(region, "describe_security_groups", query)
+        return groups, await self._account.items(region, "describe_placement_groups", query)
 
     async def remove_made(self, record: AwsGangRecord) -> bool:
         """Remove what a record says was made; False where something of it is still in use.
@@ -250,7 +227,7 @@ class GangNetworks:
 
     async def _delete(self, region: str, operation: str, **which: str) -> bool:
         try:
-            await self._account.ask(region, "ec2", operation, **which)
+            await self._account.ask(region, operation, **which)
         except NotFound:
             return True
         except TryAgain:  # as long as an instance is shutting down, what it has is in use
@@ -260,7 +237,7 @@ class GangNetworks:
     async def _allow(self, region: str, group: str, operation: str) -> None:
         rule = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
         try:
-            await self._account.call(region, "ec2", operation, GroupId=group, IpPermissions=[rule])
+            await self._account.call(region, operation, GroupId=group, IpPermissions=[rule])
         except AwsFault as fault:
             if fault.code == "InvalidGroup.NotFound":
                 raise TryAgain(

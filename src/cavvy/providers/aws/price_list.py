@@ -42,8 +42,8 @@ class AwsPrices:
     async def _read(self, account: AwsAccount, query: PriceQuery) -> ProviderPrices:
         offers: list[Offer] = []
         unknown: set[str] = set()
-        told = await account.ask(_HOME, "ec2", "describe_regions")
-        for region in sorted(str(each["RegionName"]) for each in told["Regions"]):
+        told = await account.items(_HOME, "describe_regions")
+        for region in sorted(str(each["RegionName"]) for each in told):
             query.progress(f"{self.title}: {len(offers):,} prices, {region}")
             rates = await fetch_on_demand(account, region, ())
             unknown |= rates.keys() - query.machines.keys()
@@ -60,8 +60,8 @@ class AwsPrices:
         self, account: AwsAccount, query: PriceQuery, region: str, types: list[str]
     ) -> list[Offer]:
         """Zones by the ids that mean the same in every account; names are shuffled."""
-        zones = await account.ask(region, "ec2", "describe_availability_zones")
-        ids = {str(each["ZoneName"]): str(each["ZoneId"]) for each in zones["AvailabilityZones"]}
+        zones = await account.items(region, "describe_availability_zones")
+        ids = {str(each["ZoneName"]): str(each["ZoneId"]) for each in zones}
         told = await fetch_spot(account, region, types, wall_clock())
         latest = {(name, zone): rate for name, zone, _, rate in told}
         return [

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
+from typing import Any
 
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.aws.account import AwsAccount, Json
@@ -38,9 +39,9 @@ async def fetch_on_demand(
     for filters in asked:
         items = await account.pages(
             _PRICE_LISTS,
-            "pricing",
             "get_products",
             "PriceList",
+            service="pricing",
             ServiceCode="AmazonEC2",
             Filters=filters,
         )
@@ -73,16 +74,12 @@ async def fetch_spot(
     chunks = [types[start : start + _CHUNK] for start in range(0, len(types), _CHUNK)]
     found: list[Spot] = []
     for chunk in chunks:
-        arguments = {
+        arguments: dict[str, Any] = {
             "InstanceTypes": list(chunk),
             "ProductDescriptions": [LINUX],
             "StartTime": since,
-        }
-        if zone:
-            arguments["AvailabilityZone"] = zone
-        for each in await account.pages(
-            region, "ec2", "describe_spot_price_history", "SpotPriceHistory", **arguments
-        ):
+        } | ({"AvailabilityZone": zone} if zone else {})
+        for each in await account.items(region, "describe_spot_price_history", **arguments):
             rate = parse_rate(str(each["SpotPrice"]))
             found.append(
                 (str(each["InstanceType"]), str(each["AvailabilityZone"]), each["Timestamp"], rate)

@@ -152,7 +152,7 @@ class AwsProvider:
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
         regions = await self._account.regions()
-        who = await self._account.ask(regions[0], "sts", "get_caller_identity")
+        who = await self._account.ask(regions[0], "get_caller_identity", service="sts")
         offers = await self.offers()
         facts = [
             ("account", str(who["Account"])),
@@ -256,7 +256,7 @@ class AwsProvider:
         if not ids:
             return True
         try:
-            await self._account.ask(region, "ec2", "terminate_instances", InstanceIds=list(ids))
+            await self._account.ask(region, "terminate_instances", InstanceIds=list(ids))
         except NotFound:
             return False
         return True

@@ -17,7 +17,7 @@ Quotas = Mapping[tuple[str, bool], float]  # family such as "p" or "p5", spot
 async def fetch_quotas(account: AwsAccount, region: str) -> Sequence[Json]:
     """The account's limits on instances, with AWS's names. Raises TryAgain, Refused."""
     told = await account.pages(
-        region, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="ec2"
+        region, "list_service_quotas", "Quotas", service="service-quotas", ServiceCode="ec2"
     )
     return [each for each in told if _match(str(each["QuotaName"]))]
 

@@ -63,9 +63,8 @@ class AwsStatus:
 
     async def describe(self, region: str, name: str | None) -> list[Json]:
         """Instances that carry our tags, the terminated too."""
-        query = filters(self._mark, name)
-        told = await self._account.pages(
-            region, "ec2", "describe_instances", "Reservations", Filters=query
+        told = await self._account.items(
+            region, "describe_instances", filters(self._mark, name), field="Reservations"
         )
         return [instance for reservation in told for instance in reservation.get("Instances", [])]
 

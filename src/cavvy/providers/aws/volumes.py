@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.tasks import Volume, VolumeKind
@@ -38,7 +39,7 @@ class GangVolumes:
         """
         found = []
         for region in regions:
-            for told in await self._account.pages(region, "ec2", "describe_volumes", "Volumes"):
+            for told in await self._account.items(region, "describe_volumes"):
                 going = any(each.get("DeleteOnTermination") for each in told.get("Attachments", []))
                 if told.get("State") not in _GONE and not going:
                     names = (
@@ -95,7 +96,6 @@ class GangVolumes:
             try:
                 told = await self._account.call(
                     record.region,
-                    "ec2",
                     "create_volume",
                     AvailabilityZone=record.zone,
                     Size=disk.size_gib,
@@ -125,10 +125,10 @@ class GangVolumes:
         for disk in record.disks if instance else ():
             if disk.attached:
                 continue
-            which = {"InstanceId": instance, "VolumeId": disk.id}
+            which: dict[str, Any] = {"InstanceId": instance, "VolumeId": disk.id}
             try:
                 await self._account.call(
-                    record.region, "ec2", "attach_volume", Device=disk.device, **which
+                    record.region, "attach_volume", Device=disk.device, **which
                 )
             except AwsFault as fault:
                 if fault.code not in _NOT_YET:
@@ -144,7 +144,6 @@ class GangVolumes:
                 }
                 await self._account.ask(
                     record.region,
-                    "ec2",
                     "modify_instance_attribute",
                     InstanceId=instance,
                     BlockDeviceMappings=[going],
@@ -168,9 +167,7 @@ class GangVolumes:
             disk.made and not disk.id for disk in record.disks
         ):  # perhaps it was, and its id never came
             query = filters(self._mark, record.name)
-            told = await self._account.pages(
-                record.region, "ec2", "describe_volumes", "Volumes", Filters=query
-            )
+            told = await self._account.items(record.region, "describe_volumes", query)
             mine = {disk.name for disk in record.disks if disk.made and (unused or not disk.keep)}
             ids |= {
                 str(each["VolumeId"])
@@ -180,7 +177,7 @@ class GangVolumes:
         gone = True
         for each in sorted(ids):
             try:
-                await self._account.call(record.region, "ec2", "delete_volume", VolumeId=each)
+                await self._account.call(record.region, "delete_volume", VolumeId=each)
             except AwsFault as fault:
                 if fault.code in _NOT_YET:
                     gone = False
@@ -195,13 +192,8 @@ class GangVolumes:
         Raises Refused where there are several, TryAgain where it does not show, NoCapacity where
         another's is being made.
         """
-        query: Mapping[str, object] = {
-            "Name": "volume-id" if name.startswith("vol-") else "tag:Name",
-            "Values": [name],
-        }
-        told = await self._account.pages(
-            region, "ec2", "describe_volumes", "Volumes", Filters=[query]
-        )
+        key = "volume-id" if name.startswith("vol-") else "tag:Name"
+        told = await self._account.items(region, "describe_volumes", {key: name})
         found = [each for each in told if each.get("State") not in _GONE]
         if len(found) > 1:
             ids = ", ".join(sorted(str(each["VolumeId"]) for each in found))
@@ -223,9 +215,8 @@ class GangVolumes:
                         continue  # it was removed
                     if not disk.id:
                         raise NoCapacity(f"the volume {name} is being made for {record.name}")
-                    query = {"Name": "volume-id", "Values": [disk.id]}
-                    if await self._account.pages(
-                        region, "ec2", "describe_volumes", "Volumes", Filters=[query]
+                    if await self._account.items(
+                        region, "describe_volumes", {"volume-id": disk.id}
                     ):
                         raise TryAgain(
                             f"the volume {name} exists in {region} and does not show yet by its "
@@ -263,10 +254,7 @@ class GangVolumes:
             raise NoCapacity(f"the volume {name} is in use by {', '.join(sorted(users))}")
 
     async def _is_attached(self, region: str, volume: str, instance: str | None) -> bool:
-        query = [{"Name": "volume-id", "Values": [volume]}]
-        told = await self._account.pages(
-            region, "ec2", "describe_volumes", "Volumes", Filters=query
-        )
+        told = await self._account.items(region, "describe_volumes", {"volume-id": volume})
         return any(
             each.get("InstanceId") == instance
             for found in told
