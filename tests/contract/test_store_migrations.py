@@ -9,9 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 from tests.contract.store_suite import (
     FULL_ORIGIN,
     NOW,
@@ -32,9 +29,8 @@ from cavvy.domain.units import Money
 from cavvy.store import migrate
 from cavvy.store.base import AtomicWrite, SealedSecret, StoreUnusable
 from cavvy.store.documents import encode, to_micros
-from cavvy.store.drivers import make_driver
-from cavvy.store.rows import JOB_COLUMNS, job_values
-from cavvy.store.schema import make_ddl, metadata
+from cavvy.store.drivers import DatabaseSession, make_driver
+from cavvy.store.rows import ALLOCATIONS, CHARGES, EVENTS, HOSTS, JOB_COLUMNS, job_values
 from cavvy.store.sql import SqlStore
 
 pytestmark = pytest.mark.anyio
@@ -47,27 +43,35 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @contextmanager
-def connected(url: str) -> Iterator[sa.Connection]:
-    with closing(migrate.make_engine(make_driver(url, journal="wal")).connect()) as connection:
-        yield connection
+def connected(url: str) -> Iterator[DatabaseSession]:
+    with closing(make_driver(url, journal="wal").connect()) as session:
+        yield session
 
 
 def make_old(url: str) -> None:
     """A database at the first revision."""
-    with connected(url) as connection:
-        connection.exec_driver_sql("BEGIN")
-        migrate.upgrade(connection, OLD)
-        connection.exec_driver_sql("COMMIT")
-        insert(connection, "meta", key="installation", value="install-1")
+    with connected(url) as session:
+        session.begin()
+        migrate.run_file(session, migrate.MIGRATIONS[OLD])
+        insert(session, migrate.VERSION_TABLE, version_num=OLD)
+        insert(session, "meta", key="installation", value="install-1")
+        session.commit()
 
 
-def insert(connection: sa.Connection, table: str, **values: object) -> None:
-    names = ", ".join(values)
-    marks = ", ".join(f":{name}" for name in values)
-    connection.execute(sa.text(f"INSERT INTO {table} ({names}) VALUES ({marks})"), values)
+def insert(session: DatabaseSession, table: str, **values: object) -> None:
+    marks = ", ".join("?" * len(values))
+    sql = f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})"
+    session.run(sql, list(values.values()))
 
 
-def write_old_job(connection: sa.Connection, job: Job) -> None:
+def value(session: DatabaseSession, sql: str) -> object:
+    """The only column of the first row."""
+    row = session.run(sql).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def write_old_job(connection: DatabaseSession, job: Job) -> None:
     """As the program of the first revision wrote it."""
     values = dict(zip(JOB_COLUMNS, job_values(job, 1), strict=True))
     old = {name: values[name] for name in JOB_COLUMNS_0001.split()}
@@ -92,95 +96,102 @@ JOB_COLUMNS_0001 = (
 )
 
 
-def shape(connection: sa.Connection) -> dict[str, object]:
+def shape(session: DatabaseSession) -> dict[str, object]:
     """Everything that makes two schemas differ, without the order in which it was made."""
-    inspector = sa.inspect(connection)
-    tables = set(inspector.get_table_names()) - {migrate.VERSION_TABLE}
+    return (_sqlite_shape if session.driver.is_sqlite else _postgresql_shape)(session)
+
+
+def _sqlite_shape(session: DatabaseSession) -> dict[str, object]:
+    def rows(sql: str) -> list[object]:
+        return sorted(map(str, session.run(sql).fetchall()))
+
+    tables = session.run("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     return {
         table: {
-            "columns": {
-                column["name"]: (str(column["type"]), column["nullable"], column["default"])
-                for column in inspector.get_columns(table)
-            },
-            "key": inspector.get_pk_constraint(table)["constrained_columns"],
-            "unique": sorted(
-                str(u["column_names"]) for u in inspector.get_unique_constraints(table)
+            "columns": rows(
+                f'SELECT name, type, "notnull", dflt_value, pk {_info("table", table)}'
             ),
-            "foreign": sorted(
-                str(
-                    (
-                        f["constrained_columns"],
-                        f["referred_table"],
-                        f["referred_columns"],
-                        f["options"],
-                    )
+            "foreign": rows(
+                f'SELECT "table", "from", "to", on_delete {_info("foreign_key_list", table)}'
+            ),
+            "indexes": rows(
+                f"SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = '{table}'"
+            ),
+            "unique": [
+                rows(f"SELECT seqno, name {_info('index_info', name)}")
+                for (name,) in sorted(
+                    session.run(
+                        f'SELECT name {_info("index_list", table)} WHERE "unique" = 1'
+                    ).fetchall()
                 )
-                for f in inspector.get_foreign_keys(table)
-            ),
-            "indexes": indexes(connection, table),
+            ],
         }
-        for table in sorted(tables)
+        for (table,) in sorted(tables)
     }
 
 
-def indexes(connection: sa.Connection, table: str) -> list[str]:
-    """Their definitions, as the database itself spells them."""
-    if connection.dialect.name == "sqlite":
-        sql = (
-            "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL AND "
-            "tbl_name = :table"
-        )
-    else:
-        sql = (
-            "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = current_schema() AND "
-            "tablename = :table"
-        )
-    return sorted(
-        " ".join(str(row[1]).split()) for row in connection.execute(sa.text(sql), {"table": table})
-    )
+def _info(what: str, name: str) -> str:
+    return f"FROM pragma_{'table_info' if what == 'table' else what}('{name}')"
+
+
+def _postgresql_shape(session: DatabaseSession) -> dict[str, object]:
+    tables = session.run("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()")
+    of_table = "= (quote_ident(?))::regclass"
+    queries = {
+        "columns": "SELECT attname, format_type(atttypid, atttypmod), attnotnull, attcollation,"
+        " pg_get_expr(adbin, adrelid) FROM pg_attribute LEFT JOIN pg_attrdef"
+        f" ON adrelid = attrelid AND adnum = attnum WHERE attnum > 0 AND attrelid {of_table}",
+        "constraints": "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint"
+        f" WHERE conrelid {of_table}",
+        "indexes": "SELECT indexname, indexdef FROM pg_indexes"
+        " WHERE schemaname = current_schema() AND tablename = ?",
+    }
+    return {
+        table: {
+            name: sorted(map(str, session.run(sql, (table,)).fetchall()))
+            for name, sql in queries.items()
+        }
+        for (table,) in sorted(tables.fetchall())
+    }
 
 
 def test_the_known_revisions_are_the_files() -> None:
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrate.__file__).with_name("migrations")))
-    script = ScriptDirectory.from_config(config)
-    assert (
-        tuple(reversed([revision.revision for revision in script.walk_revisions()]))
-        == migrate.REVISIONS
-    )
-    assert script.get_heads() == [migrate.HEAD]
+    numbers = [int(revision) for revision in migrate.MIGRATIONS]
+    assert numbers == list(range(1, len(numbers) + 1))
+    files = migrate.SCHEMA.with_name("migrations").iterdir()
+    assert {path for path in files if path.suffix == ".sql"} == {*migrate.MIGRATIONS.values()}
+    assert int(migrate.HEAD) == numbers[-1]
 
 
-@pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
-def test_the_shipped_schema_is_new(dialect: str) -> None:
-    """When this fails: python -m cavvy.store.schema"""
-    assert (
-        Path(migrate.__file__).with_name("migrations") / f"head.{dialect}.sql"
-    ).read_text() == make_ddl(dialect)
+@pytest.mark.parametrize("kind", ["sqlite-wal", "postgres"])
+def test_the_shipped_schema_has_the_columns_of_the_rows(kind: str, tmp_path: Path) -> None:
+    with connected(store_url(kind, tmp_path)) as session:
+        session.begin()
+        migrate.run_file(session, migrate.SCHEMA)
+        tables = {
+            "jobs": JOB_COLUMNS,
+            "events": EVENTS.columns,
+            "charges": CHARGES.columns,
+            "hosts": HOSTS.columns,
+            "allocations": ALLOCATIONS.columns,
+        }
+        for table, columns in tables.items():
+            session.run(f"SELECT {', '.join(columns)} FROM {table}")
 
 
 @pytest.mark.parametrize("kind", ["sqlite-wal", "postgres"])
 def test_migrations_make_the_schema(kind: str, tmp_path: Path) -> None:
+    """When this fails: make the change of the last migration in schema.sql too."""
     shapes = []
-    for name in ("migrated", "metadata", "shipped"):
+    for name, files in (("migrated", migrate.MIGRATIONS.values()), ("shipped", [migrate.SCHEMA])):
         (tmp_path / name).mkdir()
-        with connected(store_url(kind, tmp_path / name)) as connection:
-            connection.exec_driver_sql("BEGIN")
-            match name:
-                case "migrated":
-                    migrate.upgrade(connection)
-                case "metadata":
-                    metadata.create_all(connection, checkfirst=False)
-                case "shipped":
-                    text = (
-                        Path(migrate.__file__).with_name("migrations")
-                        / f"head.{connection.dialect.name}.sql"
-                    )
-                    for statement in filter(str.strip, text.read_text().split(";\n")):
-                        connection.exec_driver_sql(statement)
-            connection.exec_driver_sql("COMMIT")
-            shapes.append(shape(connection))
-    assert shapes[0] == shapes[1] == shapes[2]
+        with connected(store_url(kind, tmp_path / name)) as session:
+            session.begin()
+            for file in files:
+                migrate.run_file(session, file)
+            session.commit()
+            shapes.append(shape(session))
+    assert shapes[0] == shapes[1]
     assert shapes[0].keys() >= {"jobs", "documents", "allocations"}
 
 
@@ -189,9 +200,7 @@ async def test_a_fresh_database_is_at_head(url: str) -> None:
     await store.open()
     await store.close()
     with connected(url) as connection:
-        rows = connection.exec_driver_sql(
-            f"SELECT version_num FROM {migrate.VERSION_TABLE}"
-        ).fetchall()
+        rows = connection.run(f"SELECT version_num FROM {migrate.VERSION_TABLE}").fetchall()
     assert [tuple(row) for row in rows] == [(migrate.HEAD,)]
 
 
@@ -317,15 +326,9 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
 def check_backup(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     with connected(f"sqlite:///{path}") as connection:
-        assert (
-            connection.exec_driver_sql(f"SELECT version_num FROM {migrate.VERSION_TABLE}").scalar()
-            == OLD
-        )
-        assert (
-            connection.exec_driver_sql("SELECT phase FROM jobs WHERE id = 'j1'").scalar()
-            == "running"
-        )
-        assert connection.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
+        assert value(connection, f"SELECT version_num FROM {migrate.VERSION_TABLE}") == OLD
+        assert value(connection, "SELECT phase FROM jobs WHERE id = 'j1'") == "running"
+        assert value(connection, "PRAGMA integrity_check") == "ok"
 
 
 async def test_a_database_of_a_newer_program_is_left_alone(url: str) -> None:
@@ -334,20 +337,25 @@ async def test_a_database_of_a_newer_program_is_left_alone(url: str) -> None:
     await begin(store, await submit(store, "j1"))
     await store.close()
     with connected(url) as connection:
-        connection.exec_driver_sql(f"UPDATE {migrate.VERSION_TABLE} SET version_num = '0999'")
+        connection.run(f"UPDATE {migrate.VERSION_TABLE} SET version_num = '0999'")
         before = shape(connection)
     with pytest.raises(StoreUnusable, match=rf"revision 0999.*up to {migrate.HEAD}.*[Ii]nstall"):
         await SqlStore(url).open()
     with connected(url) as connection:
         assert shape(connection) == before
-        assert connection.exec_driver_sql("SELECT COUNT(*) FROM jobs").scalar() == 1
+        assert value(connection, "SELECT COUNT(*) FROM jobs") == 1
 
 
 _KILLED = """
 import asyncio, os, signal, sys
-from alembic import op
+from cavvy.store.drivers import DatabaseSession
 from cavvy.store.sql import SqlStore
-op.create_index = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)
+run = DatabaseSession.run
+def die(self, sql, values=()):
+    if sql.startswith("CREATE INDEX"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return run(self, sql, values)
+DatabaseSession.run = die
 asyncio.run(SqlStore(sys.argv[1]).open())
 """
 
@@ -408,7 +416,7 @@ async def test_many_open_at_once(url: str, age: str) -> None:
     assert [opener.returncode for opener in openers] == [0] * 4, told
     assert len({out for out, _ in told}) == 1
     with connected(url) as connection:
-        assert connection.exec_driver_sql("SELECT COUNT(*) FROM jobs").scalar() == 4
-        assert connection.exec_driver_sql(
-            f"SELECT version_num FROM {migrate.VERSION_TABLE}"
-        ).fetchall() == [(migrate.HEAD,)]
+        assert value(connection, "SELECT COUNT(*) FROM jobs") == 4
+        assert connection.run(f"SELECT version_num FROM {migrate.VERSION_TABLE}").fetchall() == [
+            (migrate.HEAD,)
+        ]

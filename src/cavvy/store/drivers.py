@@ -64,7 +64,7 @@ class DatabaseDriver:
             import psycopg
 
             return psycopg.connect(self.url, autocommit=True)
-        raw = sqlite3.connect(str(self.path), isolation_level=None)
+        raw = sqlite3.connect(str(self.path), isolation_level=None, check_same_thread=False)
         raw.execute(f"PRAGMA busy_timeout={_BUSY_S * 1000}")
         raw.execute("PRAGMA foreign_keys=ON")
         # With a rollback journal a crash of the system could tear the file at NORMAL; with WAL it

@@ -1,31 +1,43 @@
 """Brings a database to the schema of this program; the first process that opens it does so.
 Called by `SqlStore.open`.
 
-A database at HEAD costs one SELECT, a fresh one the statements of `migrations/head.DIALECT.sql`.
-SQLAlchemy and Alembic are imported only where there is something to migrate.
+A database at HEAD costs one SELECT, a fresh one the statements of `schema.sql`, an older one those
+of the files in `migrations/` that follow its revision.
 """
 
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cavvy.store.base import StoreUnusable
-from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row
+from cavvy.store.drivers import DatabaseDriver, DatabaseSession
 
-if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine
-
-_FILES = Path(__file__).with_name("migrations")
-REVISIONS = tuple(sorted(path.name[:4] for path in (_FILES / "versions").glob("[0-9]*.py")))
-HEAD = REVISIONS[-1]
+SCHEMA = Path(__file__).with_name("schema.sql")
+MIGRATIONS: Mapping[str, Path] = {
+    path.name[:4]: path for path in sorted(SCHEMA.with_name("migrations").glob("[0-9]*.sql"))
+}
+HEAD = max(MIGRATIONS)
 VERSION_TABLE = "cavvy_revision"
 _ADVISORY_LOCK = 0x72656D756461  # "cavvy": the lock of the process that migrates
 _JOURNAL_TRIES = 20
 _WAIT_MS = 60_000  # for another process that migrates
+# What the databases spell differently. Ids are compared by byte, so that PostgreSQL sorts them as
+# Python and SQLite do in any locale.
+_SQLITE = {
+    "id": "TEXT",
+    "serial": "INTEGER",
+    "bytes": "BLOB",
+    "origin_snapshot": "json_extract(origin, '$.snapshot')",
+}
+_POSTGRESQL = {
+    "id": 'TEXT COLLATE "C"',
+    "serial": "BIGSERIAL",
+    "bytes": "BYTEA",
+    "origin_snapshot": "CAST(origin AS JSON) ->> 'snapshot'",
+}
 
 
 def prepare(driver: DatabaseDriver, make_id: Callable[[], str]) -> DatabaseDriver:
@@ -37,32 +49,56 @@ def prepare(driver: DatabaseDriver, make_id: Callable[[], str]) -> DatabaseDrive
         if driver.is_sqlite:
             session.run(f"PRAGMA busy_timeout={_WAIT_MS}")
             driver = replace(driver, journal=_set_journal(session, driver.journal))
-        if _session_revision(session) == HEAD:
-            return driver
-        session.begin()
-        try:
-            _lock(session.run, driver)
-            revision = _session_revision(session)  # another process may have migrated it
-            if revision is None:
-                _create(session, make_id)
-            session.commit()
-        finally:
-            session.rollback()
-    if revision not in (None, HEAD):
-        _migrate(driver)
+        bring_to_head(session, make_id)
     return driver
 
 
-def make_engine(driver: DatabaseDriver) -> "Engine":
-    """SQLAlchemy on this database. Transactions are begun and ended by statements, as everywhere
-    in this module.
+def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
+    """In a transaction that no other process shares; both databases undo DDL with their
+    transaction.
     """
-    import sqlalchemy as sa
+    if _revision(session) == HEAD:
+        return
+    session.begin()  # SQLite waits here for another process that creates or migrates
+    try:
+        if not session.driver.is_sqlite:
+            session.run(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
+        revision = _revision(session)  # another process may have migrated it
+        if revision is None:
+            run_file(session, SCHEMA)
+            session.run(f"INSERT INTO {VERSION_TABLE} (version_num) VALUES (?)", (HEAD,))
+            session.run("INSERT INTO meta (key, value) VALUES ('installation', ?)", (make_id(),))
+        elif revision != HEAD:
+            _migrate(session, revision)
+        session.commit()
+    finally:
+        session.rollback()
 
-    url = sa.make_url(driver.url)
-    if not driver.is_sqlite:
-        url = url.set(drivername="postgresql+psycopg")
-    return sa.create_engine(url, poolclass=sa.pool.NullPool, isolation_level="AUTOCOMMIT")
+
+def run_file(session: DatabaseSession, path: Path) -> None:
+    """Run each statement of a file, in the words of the session's database."""
+    words = _SQLITE if session.driver.is_sqlite else _POSTGRESQL
+    for statement in path.read_text().split(";\n"):
+        if statement.strip():
+            session.run(statement.format(**words))
+
+
+def _migrate(session: DatabaseSession, revision: str) -> None:
+    path = session.driver.path
+    backup = path and path.with_name(f"{path.name}.backup-{revision}")
+    if revision not in MIGRATIONS:
+        kept = backup and backup.with_suffix(".backup-…")
+        raise StoreUnusable(
+            f"the database is at revision {revision}, this program knows revisions up to {HEAD}: "
+            "a newer program wrote the database. Install that version of cavvy or a newer one, or "
+            f"restore the backup that was made before its migration ({kept or 'your dump'})"
+        )
+    if path and backup:
+        _back_up(path, backup)
+    for number, file in MIGRATIONS.items():
+        if number > revision:
+            run_file(session, file)
+    session.run(f"UPDATE {VERSION_TABLE} SET version_num = ?", (HEAD,))
 
 
 def _set_journal(session: DatabaseSession, journal: str) -> str:
@@ -83,80 +119,20 @@ def _set_journal(session: DatabaseSession, journal: str) -> str:
     raise AssertionError("unreachable")
 
 
-def _lock(run: Callable[[str], object], driver: DatabaseDriver) -> None:
-    """Wait for another process that creates or migrates; SQLite has waited at BEGIN IMMEDIATE."""
-    if not driver.is_sqlite:
-        run(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
-
-
-def _create(session: DatabaseSession, make_id: Callable[[], str]) -> None:
-    dialect = "sqlite" if session.driver.is_sqlite else "postgresql"
-    for statement in (_FILES / f"head.{dialect}.sql").read_text().split(";\n"):
-        if statement.strip():
-            session.run(statement)
-    session.run(f"INSERT INTO {VERSION_TABLE} (version_num) VALUES (?)", (HEAD,))
-    session.run("INSERT INTO meta (key, value) VALUES ('installation', ?)", (make_id(),))
-
-
-def _migrate(driver: DatabaseDriver) -> None:
-    from sqlalchemy.exc import DBAPIError
-
-    try:
-        with closing(make_engine(driver).connect()) as connection:
-            if driver.is_sqlite:
-                connection.exec_driver_sql(f"PRAGMA busy_timeout={_WAIT_MS}")
-            connection.exec_driver_sql("BEGIN IMMEDIATE" if driver.is_sqlite else "BEGIN")
-            try:
-                _bring_to_head(connection, driver)
-                connection.exec_driver_sql("COMMIT")
-            except BaseException:
-                connection.exec_driver_sql("ROLLBACK")
-                raise
-    except DBAPIError as error:
-        raise (error.orig or error) from None
-
-
-def _bring_to_head(connection: "Connection", driver: DatabaseDriver) -> None:
-    """In a transaction that no other process shares; both databases undo DDL with their
-    transaction.
-    """
-    _lock(connection.exec_driver_sql, driver)
-    revision = _revision(
-        lambda sql: [tuple(row) for row in connection.exec_driver_sql(sql)], driver
-    )
-    if revision == HEAD:
-        return
-    if revision not in REVISIONS:
-        raise StoreUnusable(
-            f"the database is at revision {revision}, this program knows revisions up to {HEAD}: "
-            "it is older than the"
-            " program that wrote the database. Install that version of cavvy or a newer one, or "
-            "put back the backup"
-            f" that was made before its migration ({_backup_path(driver, '…') or 'your dump'})"
-        )
-    if (path := _backup_path(driver, revision)) is not None:
-        _back_up(driver, path)
-    upgrade(connection)
-
-
-def _session_revision(session: DatabaseSession) -> str | None:
-    return _revision(lambda sql: session.run(sql).fetchall(), session.driver)
-
-
-def _revision(rows: Callable[[str], Sequence[Row]], driver: DatabaseDriver) -> str | None:
+def _revision(session: DatabaseSession) -> str | None:
     """The database's revision, None where it is empty. Raises StoreUnusable where it is another
     program's.
     """
     tables = {
         row[0]
-        for row in rows(
+        for row in session.run(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-            if driver.is_sqlite
+            if session.driver.is_sqlite
             else "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
-        )
+        ).fetchall()
     }
     if VERSION_TABLE in tables:
-        return str(rows(f"SELECT version_num FROM {VERSION_TABLE}")[0][0])
+        return str(session.run(f"SELECT version_num FROM {VERSION_TABLE}").fetchall()[0][0])
     if tables:
         found = ", ".join(sorted(tables)[:3])
         raise StoreUnusable(
@@ -165,45 +141,22 @@ def _revision(rows: Callable[[str], Sequence[Row]], driver: DatabaseDriver) -> s
     return None
 
 
-def upgrade(connection: "Connection", target: str = HEAD) -> None:
-    """Run the migrations up to `target` in the connection's open transaction."""
-    from alembic.config import Config
-    from alembic.runtime.environment import EnvironmentContext
-    from alembic.script import ScriptDirectory
-
-    config = Config()
-    config.set_main_option("script_location", str(_FILES))
-    script = ScriptDirectory.from_config(config)
-    with EnvironmentContext(
-        config, script, fn=lambda revision, _: script._upgrade_revs(target, revision)
-    ) as environment:
-        # The transaction is ours: a migration killed half-way is undone whole, on SQLite too.
-        environment.configure(
-            connection=connection, version_table=VERSION_TABLE, transactional_ddl=False
-        )
-        environment.run_migrations()
-
-
-def _backup_path(driver: DatabaseDriver, revision: str) -> Path | None:
-    return driver.path and driver.path.with_name(f"{driver.path.name}.backup-{revision}")
-
-
-def _back_up(driver: DatabaseDriver, path: Path) -> None:
+def _back_up(path: Path, backup: Path) -> None:
     """Copy the file as it was last committed; our own lock keeps every writer away meanwhile."""
-    unfinished = path.with_name(path.name + ".part")
+    unfinished = backup.with_name(backup.name + ".part")
     try:
         os.close(os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         with (
-            closing(sqlite3.connect(str(driver.path))) as source,
+            closing(sqlite3.connect(str(path))) as source,
             closing(sqlite3.connect(unfinished)) as target,
         ):
             source.backup(target)
         with open(unfinished, "rb") as file:
             os.fsync(file.fileno())
-        os.replace(unfinished, path)
+        os.replace(unfinished, backup)
     except OSError as error:
         raise StoreUnusable(
-            f"cannot back up the database to {path} before its migration: {error.strerror}; "
+            f"cannot back up the database to {backup} before its migration: {error.strerror}; "
             "nothing was changed"
         ) from error
     finally:

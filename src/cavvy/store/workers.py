@@ -92,16 +92,16 @@ class StoreWorkers:
 
     def _do(self, session: DatabaseSession, tasks: Sequence[_Task]) -> Sequence[_Outcome]:
         if self._group == 0:
-            return [self._alone(session, task, _read) for task in tasks]
+            return [self._alone(session, task, read) for task in tasks]
         if len(tasks) == 1:
-            return [self._alone(session, tasks[0], _write)]
+            return [self._alone(session, tasks[0], write)]
         # outside of the try: wait for a lock that is never released once, not once for each work
         session.begin()
         try:
             return _write_group(session, tasks)
         except Exception:  # noqa: BLE001  one work broke the transaction and nothing is written: repeat them singly
             session.rollback()
-            return [self._alone(session, task, _write) for task in tasks]
+            return [self._alone(session, task, write) for task in tasks]
 
     def _alone(
         self,
@@ -137,7 +137,7 @@ def _resolve(outcomes: Sequence[_Outcome]) -> None:
             task.future.set_exception(error)
 
 
-def _read(session: DatabaseSession, work: Callable[[DatabaseSession], _T]) -> _T:
+def read(session: DatabaseSession, work: Callable[[DatabaseSession], _T]) -> _T:
     try:
         return work(session)
     except Exception:
@@ -146,7 +146,7 @@ def _read(session: DatabaseSession, work: Callable[[DatabaseSession], _T]) -> _T
         return work(session.reopen())
 
 
-def _write(session: DatabaseSession, work: Callable[[DatabaseSession], _T]) -> _T:
+def write(session: DatabaseSession, work: Callable[[DatabaseSession], _T]) -> _T:
     try:
         session.begin()
     except Exception:

@@ -1,14 +1,23 @@
+-- The tables at the newest revision, which a fresh database gets. After a change here, add a
+-- migration that makes the same change; a test compares the two.
+--
+-- Times are microseconds since 1970, money is micro-US-dollars, documents are JSON text. Every row
+-- of a tenant has its project. `{id}`, `{serial}` and `{bytes}` are types that the databases spell
+-- differently; see `migrate.py`.
+
 CREATE TABLE cavvy_revision (
     version_num VARCHAR(32) NOT NULL,
     CONSTRAINT cavvy_revision_pkc PRIMARY KEY (version_num)
 );
+
 CREATE TABLE meta (
-    key TEXT NOT NULL,
+    "key" TEXT NOT NULL,
     value TEXT NOT NULL,
-    PRIMARY KEY (key)
+    PRIMARY KEY ("key")
 );
+
 CREATE TABLE jobs (
-    id TEXT COLLATE "C" NOT NULL,
+    id {id} NOT NULL,
     project TEXT NOT NULL,
     name TEXT NOT NULL,
     user_name TEXT NOT NULL,
@@ -22,11 +31,11 @@ CREATE TABLE jobs (
     ended_at BIGINT,
     attempt BIGINT NOT NULL,
     exit_code BIGINT,
-    place TEXT,
-    rest TEXT NOT NULL,
-    document BIGINT NOT NULL,
+    place TEXT,  -- offer key of the latest attempt
+    rest TEXT NOT NULL,  -- the other fields of a job
+    document BIGINT NOT NULL,  -- the version at which its row in documents was written
     version BIGINT NOT NULL,
-    spent BIGINT DEFAULT 0 NOT NULL,
+    spent BIGINT DEFAULT 0 NOT NULL,  -- running sum of the charges
     PRIMARY KEY (id),
     CONSTRAINT jobs_name UNIQUE (project, name)
 );
@@ -34,24 +43,29 @@ CREATE INDEX jobs_phase ON jobs (phase, id);
 CREATE INDEX jobs_project ON jobs (project, id);
 CREATE INDEX jobs_project_phase ON jobs (project, phase, id);
 CREATE INDEX jobs_queue ON jobs (phase, priority DESC, id) WHERE phase = 'queued';
+
+-- Apart from jobs, so that a change of phase does not write the task and its diff again.
 CREATE TABLE documents (
-    job_id TEXT COLLATE "C" NOT NULL,
+    job_id {id} NOT NULL,
     task TEXT NOT NULL,
     origin TEXT NOT NULL,
-    snapshot TEXT,
+    snapshot TEXT,  -- content hash of the working folder
     PRIMARY KEY (job_id),
     FOREIGN KEY(job_id) REFERENCES jobs (id)
 );
 CREATE INDEX documents_snapshot ON documents (snapshot) WHERE snapshot IS NOT NULL;
+
+-- The last number given to a name that was taken: finds the next free one without trying them all.
 CREATE TABLE names (
     project TEXT NOT NULL,
     name TEXT NOT NULL,
     last BIGINT NOT NULL,
     PRIMARY KEY (project, name)
 );
+
 CREATE TABLE attempts (
-    id TEXT COLLATE "C" NOT NULL,
-    job_id TEXT COLLATE "C" NOT NULL,
+    id {id} NOT NULL,
+    job_id {id} NOT NULL,
     project TEXT NOT NULL,
     number BIGINT NOT NULL,
     gang TEXT NOT NULL,
@@ -64,8 +78,9 @@ CREATE TABLE attempts (
     FOREIGN KEY(job_id) REFERENCES jobs (id)
 );
 CREATE INDEX attempts_open ON attempts (id) WHERE phase <> 'ended';
+
 CREATE TABLE nodes (
-    attempt_id TEXT COLLATE "C" NOT NULL,
+    attempt_id {id} NOT NULL,
     rank BIGINT NOT NULL,
     project TEXT NOT NULL,
     document TEXT NOT NULL,
@@ -73,10 +88,11 @@ CREATE TABLE nodes (
     PRIMARY KEY (attempt_id, rank),
     FOREIGN KEY(attempt_id) REFERENCES attempts (id)
 );
+
 CREATE TABLE events (
-    id BIGSERIAL NOT NULL,
+    id {serial} NOT NULL,
     project TEXT NOT NULL,
-    job_id TEXT COLLATE "C" NOT NULL,
+    job_id {id} NOT NULL,
     attempt BIGINT NOT NULL,
     rank BIGINT,
     at BIGINT NOT NULL,
@@ -87,13 +103,14 @@ CREATE TABLE events (
     FOREIGN KEY(job_id) REFERENCES jobs (id)
 );
 CREATE INDEX events_job ON events (job_id, id);
+
 CREATE TABLE charges (
-    attempt_id TEXT COLLATE "C" NOT NULL,
+    attempt_id {id} NOT NULL,
     rank BIGINT NOT NULL,
     kind TEXT NOT NULL,
     since BIGINT NOT NULL,
     project TEXT NOT NULL,
-    job_id TEXT COLLATE "C" NOT NULL,
+    job_id {id} NOT NULL,
     until BIGINT NOT NULL,
     rate BIGINT NOT NULL,
     amount BIGINT NOT NULL,
@@ -103,8 +120,10 @@ CREATE TABLE charges (
 );
 CREATE INDEX charges_job ON charges (job_id);
 CREATE INDEX charges_project ON charges (project, since, amount);
+
+-- The newest few of each job whose nodes cannot reach its folder; the files lie in the job's blobs.
 CREATE TABLE checkpoints (
-    job_id TEXT COLLATE "C" NOT NULL,
+    job_id {id} NOT NULL,
     number BIGINT NOT NULL,
     project TEXT NOT NULL,
     attempt BIGINT NOT NULL,
@@ -116,9 +135,11 @@ CREATE TABLE checkpoints (
     PRIMARY KEY (job_id, number),
     FOREIGN KEY(job_id) REFERENCES jobs (id)
 );
+
+-- What was seen of each offer's market; old rows are deleted.
 CREATE TABLE observations (
-    id BIGSERIAL NOT NULL,
-    market TEXT COLLATE "C" NOT NULL,
+    id {serial} NOT NULL,
+    market {id} NOT NULL,
     kind TEXT NOT NULL,
     at BIGINT NOT NULL,
     seconds DOUBLE PRECISION NOT NULL,
@@ -129,6 +150,7 @@ CREATE TABLE observations (
 );
 CREATE INDEX observations_at ON observations (at);
 CREATE INDEX observations_market ON observations (market, at);
+
 CREATE TABLE hosts (
     name TEXT NOT NULL,
     cpus DOUBLE PRECISION NOT NULL,
@@ -136,6 +158,7 @@ CREATE TABLE hosts (
     devices TEXT NOT NULL,
     PRIMARY KEY (name)
 );
+
 CREATE TABLE allocations (
     gang TEXT NOT NULL,
     rank BIGINT NOT NULL,
@@ -148,6 +171,8 @@ CREATE TABLE allocations (
     FOREIGN KEY(host) REFERENCES hosts (name)
 );
 CREATE INDEX allocations_host ON allocations (host);
+
+-- One row for each held device: the primary key keeps two allocations from one device.
 CREATE TABLE held_devices (
     host TEXT NOT NULL,
     device TEXT NOT NULL,
@@ -157,17 +182,20 @@ CREATE TABLE held_devices (
     FOREIGN KEY(gang, rank) REFERENCES allocations (gang, rank) ON DELETE CASCADE
 );
 CREATE INDEX held_devices_gang ON held_devices (gang, rank);
+
 CREATE TABLE secrets (
     project TEXT NOT NULL,
     name TEXT NOT NULL,
-    sealed BYTEA NOT NULL,
+    sealed {bytes} NOT NULL,
     updated_at BIGINT NOT NULL,
     PRIMARY KEY (project, name)
 );
+
+-- What providers keep, as providers.state describes it; of no project.
 CREATE TABLE provider_state (
     provider TEXT NOT NULL,
     collection TEXT NOT NULL,
-    name TEXT COLLATE "C" NOT NULL,
+    name {id} NOT NULL,
     body TEXT NOT NULL,
     version BIGINT NOT NULL,
     PRIMARY KEY (provider, collection, name)

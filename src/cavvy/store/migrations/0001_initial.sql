@@ -1,3 +1,4 @@
+-- The first schema. A database that is newer goes back by its backup, not by a downgrade.
 CREATE TABLE cavvy_revision (
     version_num VARCHAR(32) NOT NULL,
     CONSTRAINT cavvy_revision_pkc PRIMARY KEY (version_num)
@@ -8,7 +9,7 @@ CREATE TABLE meta (
     PRIMARY KEY ("key")
 );
 CREATE TABLE jobs (
-    id TEXT NOT NULL,
+    id {id} NOT NULL,
     project TEXT NOT NULL,
     name TEXT NOT NULL,
     user_name TEXT NOT NULL,
@@ -26,7 +27,6 @@ CREATE TABLE jobs (
     rest TEXT NOT NULL,
     document BIGINT NOT NULL,
     version BIGINT NOT NULL,
-    spent BIGINT DEFAULT 0 NOT NULL,
     PRIMARY KEY (id),
     CONSTRAINT jobs_name UNIQUE (project, name)
 );
@@ -35,14 +35,12 @@ CREATE INDEX jobs_project ON jobs (project, id);
 CREATE INDEX jobs_project_phase ON jobs (project, phase, id);
 CREATE INDEX jobs_queue ON jobs (phase, priority DESC, id) WHERE phase = 'queued';
 CREATE TABLE documents (
-    job_id TEXT NOT NULL,
+    job_id {id} NOT NULL,
     task TEXT NOT NULL,
     origin TEXT NOT NULL,
-    snapshot TEXT,
     PRIMARY KEY (job_id),
     FOREIGN KEY(job_id) REFERENCES jobs (id)
 );
-CREATE INDEX documents_snapshot ON documents (snapshot) WHERE snapshot IS NOT NULL;
 CREATE TABLE names (
     project TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -50,8 +48,8 @@ CREATE TABLE names (
     PRIMARY KEY (project, name)
 );
 CREATE TABLE attempts (
-    id TEXT NOT NULL,
-    job_id TEXT NOT NULL,
+    id {id} NOT NULL,
+    job_id {id} NOT NULL,
     project TEXT NOT NULL,
     number BIGINT NOT NULL,
     gang TEXT NOT NULL,
@@ -65,7 +63,7 @@ CREATE TABLE attempts (
 );
 CREATE INDEX attempts_open ON attempts (id) WHERE phase <> 'ended';
 CREATE TABLE nodes (
-    attempt_id TEXT NOT NULL,
+    attempt_id {id} NOT NULL,
     rank BIGINT NOT NULL,
     project TEXT NOT NULL,
     document TEXT NOT NULL,
@@ -74,26 +72,25 @@ CREATE TABLE nodes (
     FOREIGN KEY(attempt_id) REFERENCES attempts (id)
 );
 CREATE TABLE events (
-    id INTEGER NOT NULL,
+    id {serial} NOT NULL,
     project TEXT NOT NULL,
-    job_id TEXT NOT NULL,
+    job_id {id} NOT NULL,
     attempt BIGINT NOT NULL,
     rank BIGINT,
     at BIGINT NOT NULL,
     kind TEXT NOT NULL,
-    fact TEXT,
     text TEXT NOT NULL,
     PRIMARY KEY (id),
     FOREIGN KEY(job_id) REFERENCES jobs (id)
 );
 CREATE INDEX events_job ON events (job_id, id);
 CREATE TABLE charges (
-    attempt_id TEXT NOT NULL,
+    attempt_id {id} NOT NULL,
     rank BIGINT NOT NULL,
     kind TEXT NOT NULL,
     since BIGINT NOT NULL,
     project TEXT NOT NULL,
-    job_id TEXT NOT NULL,
+    job_id {id} NOT NULL,
     until BIGINT NOT NULL,
     rate BIGINT NOT NULL,
     amount BIGINT NOT NULL,
@@ -103,35 +100,9 @@ CREATE TABLE charges (
 );
 CREATE INDEX charges_job ON charges (job_id);
 CREATE INDEX charges_project ON charges (project, since, amount);
-CREATE TABLE checkpoints (
-    job_id TEXT NOT NULL,
-    number BIGINT NOT NULL,
-    project TEXT NOT NULL,
-    attempt BIGINT NOT NULL,
-    manifest TEXT NOT NULL,
-    files BIGINT NOT NULL,
-    bytes BIGINT NOT NULL,
-    made_at BIGINT NOT NULL,
-    saved_at BIGINT NOT NULL,
-    PRIMARY KEY (job_id, number),
-    FOREIGN KEY(job_id) REFERENCES jobs (id)
-);
-CREATE TABLE observations (
-    id INTEGER NOT NULL,
-    market TEXT NOT NULL,
-    kind TEXT NOT NULL,
-    at BIGINT NOT NULL,
-    seconds DOUBLE NOT NULL,
-    nodes BIGINT NOT NULL,
-    rate BIGINT,
-    text TEXT NOT NULL,
-    PRIMARY KEY (id)
-);
-CREATE INDEX observations_at ON observations (at);
-CREATE INDEX observations_market ON observations (market, at);
 CREATE TABLE hosts (
     name TEXT NOT NULL,
-    cpus DOUBLE NOT NULL,
+    cpus DOUBLE PRECISION NOT NULL,
     memory_mib BIGINT NOT NULL,
     devices TEXT NOT NULL,
     PRIMARY KEY (name)
@@ -141,7 +112,7 @@ CREATE TABLE allocations (
     rank BIGINT NOT NULL,
     host TEXT NOT NULL,
     project TEXT NOT NULL,
-    cpus DOUBLE NOT NULL,
+    cpus DOUBLE PRECISION NOT NULL,
     memory_mib BIGINT NOT NULL,
     devices TEXT NOT NULL,
     PRIMARY KEY (gang, rank),
@@ -160,15 +131,7 @@ CREATE INDEX held_devices_gang ON held_devices (gang, rank);
 CREATE TABLE secrets (
     project TEXT NOT NULL,
     name TEXT NOT NULL,
-    sealed BLOB NOT NULL,
+    sealed {bytes} NOT NULL,
     updated_at BIGINT NOT NULL,
     PRIMARY KEY (project, name)
-);
-CREATE TABLE provider_state (
-    provider TEXT NOT NULL,
-    collection TEXT NOT NULL,
-    name TEXT NOT NULL,
-    body TEXT NOT NULL,
-    version BIGINT NOT NULL,
-    PRIMARY KEY (provider, collection, name)
 );
