@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 
+from cavvy.catalog.tables import read_table
+
+_TERA = 1e12
+
 
 class Vendor(StrEnum):
     NVIDIA = "nvidia"
@@ -83,15 +87,40 @@ class KnownAccelerator:
     memory_mib: int | None = None
 
 
+@cache
 def list_accelerators() -> tuple[Accelerator, ...]:
-    """Every accelerator known, grouped by vendor, newest first."""
-    from cavvy.catalog.accelerator_table import ROWS
+    """Every accelerator of `accelerators.csv`: grouped by vendor, newest first."""
+    return tuple(map(_make_row, read_table("accelerators")))
 
-    return ROWS
+
+def _make_row(row: Mapping[str, str]) -> Accelerator:
+    """`memory` is written as "GiB[@GB/s] ...", `peak` as "precision TFLOPS ..."."""
+    peak = row["peak"].split()
+    return Accelerator(
+        name=row["name"],
+        family=row["family"] or row["name"],
+        vendor=Vendor(row["vendor"]),
+        kind=AcceleratorKind(row["kind"]),
+        year=int(row["year"]) if row["year"] else None,
+        memory=tuple(map(_make_memory, row["memory"].split())),
+        peak={
+            Precision(name): float(rate) * _TERA
+            for name, rate in zip(peak[::2], peak[1::2], strict=True)
+        },
+        interconnect=row["interconnect"] or None,
+        tdp_w=int(row["tdp_w"]) if row["tdp_w"] else None,
+        aliases=tuple(row["aliases"].split()),
+        source=row["source"],
+    )
+
+
+def _make_memory(text: str) -> MemorySize:
+    size, _, bandwidth = text.partition("@")
+    return MemorySize(int(size) * 1024, float(bandwidth) if bandwidth else None)
 
 
 def find_accelerator(name: str) -> KnownAccelerator | None:
-    """Look a name up, whatever its case and punctuation: "a100-80gb", "RTX 4090", "NVIDIA
+    """Look a name up in any case and punctuation: "a100-80gb", "RTX 4090", "NVIDIA
     A100-SXM4-80GB".
 
     The answer carries a memory size where the name does (A100-80GB).
