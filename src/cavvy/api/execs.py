@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from cavvy.api.errors import ApiProblem
 from cavvy.api.notifier import ChangeNotifier
 
-_KEPT_BYTES = 8 * 1024 * 1024  # of output that nobody has read yet; more waits at the agent
+_KEPT_BYTES = 8 * 1024 * 1024  # of output that no client has read yet; more waits at the agent
 _SESSION_BYTES = 4 * 1024 * 1024  # on their way in each direction
 _PIECE = 256 * 1024  # of one answer
 _ABANDONED_S = 90.0  # a user who asks for no output for so long has gone

@@ -120,7 +120,7 @@ class StateDir:
             return path
         kept = self._kept_path()
         if kept is not None and os.path.isdir(os.path.dirname(kept)):
-            # agents that run still look for it there, whatever this session's environment says
+            # running agents still look for it there, even if this session's environment differs
             return kept
         runtime = os.environ.get("XDG_RUNTIME_DIR", "")
         name = f"{_digest(self.path)}.sock"

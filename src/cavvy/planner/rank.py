@@ -164,8 +164,8 @@ def plan(
 def order_of(task: Task, avoid: Collection[str] = ()) -> Callable[[Offer], tuple[object, ...]]:
     """The sort key of an offer in `plan` by cost, without limits; lower is better.
 
-    It counts the whole work, so that offers for different alternatives of a task compare, whatever
-    is already done.
+    It counts the whole work, finished parts included, so that offers for different alternatives of
+    a task compare.
     """
     course, order = _Courses(task, 0.0), _order(task, avoid, Objective.COST)
     return lambda offer: order(_score(task, offer, course(offer), PlanningContext()))

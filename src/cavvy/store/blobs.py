@@ -301,9 +301,7 @@ def _put_in_place(part: Path, path: Path) -> None:
 
 
 def _sync_all(paths: Sequence[Path]) -> None:
-    """Flush these and nothing else: syncfs would wait for whatever the jobs of this machine are
-    writing, too.
-    """
+    """Flush only these: syncfs would also wait for what the jobs of this machine write."""
     with ThreadPoolExecutor(_SYNCS, "sync") as pool:
         for _ in pool.map(_sync, paths):
             pass

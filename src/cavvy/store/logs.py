@@ -88,9 +88,7 @@ class LogStore:
         with self._lock:
             try:
                 return self._append(self._known(base), offset, data, lost)
-            except (
-                FileNotFoundError
-            ):  # somebody deleted the folder: what is gone is asked for again
+            except FileNotFoundError:  # the folder was deleted: ask for the lost part again
                 del self._logs[base]
                 return self._known(base).end
 

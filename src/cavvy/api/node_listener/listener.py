@@ -127,7 +127,7 @@ def _reachable(host: str) -> str:
 
 
 class NodeRouteFilter:
-    """Hides users' routes at this address, whatever token a request shows."""
+    """Hides users' routes at this address from requests with any token."""
 
     def __init__(self, auth: ASGIApp) -> None:
         self._auth = auth

@@ -233,8 +233,8 @@ async def exec_output(
         while data and app_state.execs.full(exec_id):
             if not await listener.wait(_ROOM_S):
                 raise ApiProblem("output-waits", "the user has not taken what came before")
-    # A restart of the server forgets commands; the agent is answered well, for nobody waits for the
-    # output.
+    # A restarted server does not know earlier commands. Their output has no reader, so the agent
+    # gets no error.
     app_state.execs.put(exec_id, gang, rank, offset, data, exit_code)
     return reply(ExecAnswer())
 

@@ -29,7 +29,7 @@ class OnDemandPolicy(MarketPolicy):
 
 
 class SpotOnlyPolicy(MarketPolicy):
-    """Spot whenever it is available, whatever the deadline."""
+    """Spot whenever it is available, without regard to the deadline."""
 
     def __init__(self, terms: JobTerms) -> None:
         self._choice = _Choice(terms)

@@ -322,7 +322,7 @@ RESOURCES = SectionSpec(
                 "resources.ordered",
                 "One of the wishes, in order: what it says stands in place of what is beside.",
             ),
-            "The same, but the first of them that can be had is taken, whatever it costs.",
+            "The same, but Cavvy takes the first one that is available, at any price.",
             "[{gpu: H100:8}, {gpu: A100:80GB:8, max_price: 20}]",
             to=(),
         ),

@@ -15,9 +15,9 @@ _TABLE = SectionSpec(
         FieldSpec(
             "uses",
             ListKind(_FILE),
-            "The files and folders that the commands need. They see these alone, so a finished "
-            "setup is reused until one of them changes, whatever else is edited. Left out, they "
-            "see the whole folder, and any change of it sets up anew.",
+            "The files and folders that the commands need. They see only these, so a finished "
+            "setup is reused until one of them changes; edits of other files do not matter. "
+            "Without `uses` they see the whole folder, and any change in it repeats the setup.",
             "[requirements.txt, src/pkg/]",
             "the whole working folder",
         ),

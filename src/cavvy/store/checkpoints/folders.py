@@ -28,7 +28,7 @@ _LARGEST = 1 << 50  # bytes of one file
 NEWEST_NS = 1 << 62  # times of files beyond 2116 are wrong clocks
 _TRIES = 3  # to read a file that changes
 _decode = msgspec.json.Decoder(dict[str, list[CheckpointFile]]).decode
-NOBODY = -1  # the attempt of a folder that was never used
+NO_ATTEMPT = -1  # the attempt of a folder that was never used
 
 
 class CheckpointFolders:
@@ -44,12 +44,12 @@ class CheckpointFolders:
         return BlobStore(self._job(project, job_id) / "blobs")
 
     def last_user(self, project: str, job_id: str) -> int:
-        """Number of the attempt that last had the folder to write into, NOBODY if none had."""
+        """Number of the attempt that last had the folder to write into, NO_ATTEMPT if none had."""
         try:
             return int((self._job(project, job_id) / "attempt").read_text())
         except FileNotFoundError:
             folder = self._job(project, job_id) / "checkpoint"
-            return 0 if folder.is_dir() and any(folder.iterdir()) else NOBODY
+            return 0 if folder.is_dir() and any(folder.iterdir()) else NO_ATTEMPT
 
     def lend(self, project: str, job_id: str, attempt: int) -> None:
         """From now on the folder is this attempt's."""

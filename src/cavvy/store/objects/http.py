@@ -32,7 +32,7 @@ _MOST = 1 << 26  # bytes of an answer that is kept in memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebAnswer:
-    """A web server's answer, whatever its status."""
+    """A web server's answer, of any status."""
 
     status: int
     body: bytes

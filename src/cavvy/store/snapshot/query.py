@@ -320,7 +320,7 @@ def _conditions(need: Resources) -> Iterator[ShapeCondition]:
 
 
 def _memory_by_cpus(need: Resources, each_mib: int) -> ShapeCondition:
-    """Memory that has to go with the CPUs, whatever else it must be."""
+    """The memory that these CPUs require, beside the other bounds."""
     tests = ["shape.memory_mib > 0", "shape.vcpus > 0", "shape.memory_mib >= shape.vcpus * ?"]
     tests += ["shape.memory_mib >= ?"] if need.memory_min_mib is not None else []
     tests += ["shape.memory_mib <= ?"] if need.memory_max_mib is not None else []

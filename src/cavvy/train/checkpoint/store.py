@@ -4,8 +4,8 @@ ranks.
 Each is a folder `step-N` with the files of torch's distributed checkpoint, and is complete when
 `complete.json` is in it: that file is written last, by a rename, after all ranks' files are on
 disk. One save is in flight at a time. Its copy of the state is made by one kept stager while the
-next step computes; whoever changes parameters calls `join` first, since a copy of what changes
-would be torn without an error.
+next step computes; code that changes parameters calls `join` first, or the copy would mix two
+states without an error.
 """
 
 import json

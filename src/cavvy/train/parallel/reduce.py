@@ -2,9 +2,8 @@
 runs.
 
 As DistributedDataParallel does, with two differences that the run needs. The model stays the user's
-own module, and a backward pass that ran out of memory on one rank can be completed there with
-whatever is in the buckets, so that the others are not left waiting; all of them throw the step's
-gradients away then.
+own module, and a rank whose backward pass ran out of memory can complete it with the buckets as
+they are, so that the others do not wait; all ranks then discard the gradients of the step.
 """
 
 from typing import Any

@@ -18,7 +18,7 @@ class Meter:
     """Adds steps up until they are read.
 
     Args:
-        samples: of one epoch, 0 where nobody knows.
+        samples: of one epoch, 0 where the number is unknown.
         price: dollars an hour of all devices; from PRICE where left out.
         flops: of one sample, forward and backward, for the share of the peak that is used (MFU).
         peaks: FLOP/s of one device by a part of its name, such as {"H200": 989e12}.

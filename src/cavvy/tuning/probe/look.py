@@ -233,10 +233,10 @@ def find_own_line(frame: Any) -> str:
 
 
 def find_between(frame: Any, loop: "frozenset[Any]") -> tuple[str, str]:
-    """The user's line that is at work or has called what is, and what that is: `saving` and `work`
-    (PyTorch's: a model's, an evaluation's) by whoever stands between it and the loop, or by the
-    name of a function of the user's. An evaluation by its name is one wherever it was called from:
-    what saves may ask it whether to.
+    """The user's line that runs, or that called what runs, and the kind of that work: `saving` or
+    `work` (a model's or an evaluation's, by PyTorch). The frames between the line and the loop
+    show the kind, or the name of a user's function does. A function with the name of an evaluation
+    is one wherever it is called from: code that saves may ask it whether to save.
     """
     line = kind = ""
     is_evaluation = False
