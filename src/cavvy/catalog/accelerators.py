@@ -90,7 +90,7 @@ class KnownAccelerator:
 @cache
 def list_accelerators() -> tuple[Accelerator, ...]:
     """Every accelerator of `accelerators.csv`: grouped by vendor, newest first."""
-    return tuple(map(_make_row, read_table("accelerators")))
+    return tuple(map(_make_row, read_table(__package__, "accelerators")))
 
 
 def _make_row(row: Mapping[str, str]) -> Accelerator:

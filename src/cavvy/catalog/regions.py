@@ -62,11 +62,11 @@ def _country_in_words(region: str) -> str | None:
 @cache
 def _countries(column: str) -> Mapping[str, str]:
     """Countries by the words of a column of `regions.csv`."""
-    rows = read_table("regions")
+    rows = read_table(__package__, "regions")
     return {word: row["country"] for row in rows for word in row[column].split()}
 
 
 @cache
 def _areas() -> Mapping[str, str]:
     """Areas by country."""
-    return {row["country"]: row["area"] for row in read_table("regions")}
+    return {row["country"]: row["area"] for row in read_table(__package__, "regions")}

@@ -49,5 +49,5 @@ def _table() -> dict[str, RetiredType]:
             successor=row["successor"],
             since=date.fromisoformat(row["since"]) if row["since"] else None,
         )
-        for row in read_table("retired")
+        for row in read_table(__package__, "retired")
     }
