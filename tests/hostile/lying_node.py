@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from cavvy import __version__
 from cavvy.agent.access.files import answer
-from cavvy.agent.access.session import CALL, HEAD, OPEN, REPLY
+from cavvy.agent.access.frames import CALL, HEAD, OPEN, REPLY
 from cavvy.client import API, REVISION
 from cavvy.client.state import ServerFile, write_server
 
@@ -162,6 +162,6 @@ def lying_node(home: Path, folder: Path) -> Iterator[LyingNode]:
 
 
 def credit(number: int, size: int) -> bytes:
-    from cavvy.agent.access.session import CREDIT
+    from cavvy.agent.access.frames import CREDIT
 
     return frame(number, CREDIT, struct.pack(">I", size))

@@ -1,10 +1,7 @@
-"""The hand of a user on this node: shells, connections and files, many at once over one pair of
-streams.
+"""Gives a user shells, connections and files on this node, many at once over one pair of streams.
 
-Runs in a process of its own beside the work, with its environment. Frames go both ways: channel,
-kind, length (as `HEAD`), then the payload; `docs/guides/access.md` and `client/tunnel` say what
-they mean. Each side sends at most WINDOW bytes of data on a channel that the other has not
-confirmed.
+Runs in a separate process beside the work, with its environment. `docs/guides/access.md` and
+`client/tunnel` say what the frames mean.
 """
 
 from __future__ import annotations
@@ -23,6 +20,25 @@ import termios
 
 from ..loop import make_wake_pipe
 from .files import answer
+from .frames import (
+    ACCEPTED,
+    CALL,
+    CHUNK,
+    CLOSE,
+    CONTROL,
+    CREDIT,
+    DATA,
+    EOF,
+    ERR,
+    EXIT,
+    FAILED,
+    OPEN,
+    OPENED,
+    REPLY,
+    WINDOW,
+    encode_frame,
+    read_frames,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,12 +47,6 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-HEAD = struct.Struct(">IBI")
-OPEN, OPENED, FAILED, DATA, ERR, EOF, EXIT, CLOSE, CREDIT, CONTROL, CALL, REPLY, ACCEPTED = range(
-    1, 14
-)
-WINDOW = 1024 * 1024
-CHUNK = 65536
 FROM_HERE = 1 << 31  # channels that begin on this side
 
 
@@ -117,7 +127,7 @@ class RemoteSession:
     # Frames
 
     def _say(self, number: int, kind: int, payload: bytes = b"") -> None:
-        frame = memoryview(HEAD.pack(number, kind, len(payload)) + payload)
+        frame = memoryview(encode_frame(number, kind, payload))
         while frame:
             frame = frame[os.write(self._sink, frame) :]
 
@@ -129,13 +139,8 @@ class RemoteSession:
         if not data:
             return False
         self._in += data
-        while len(self._in) >= HEAD.size:
-            number, kind, size = HEAD.unpack_from(self._in)
-            if len(self._in) < HEAD.size + size:
-                break
-            payload = bytes(self._in[HEAD.size : HEAD.size + size])
-            del self._in[: HEAD.size + size]
-            self._heard(number, kind, payload)
+        for frame in read_frames(self._in):
+            self._heard(*frame)
         return True
 
     def _heard(self, number: int, kind: int, payload: bytes) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 
 import asyncssh
 
+from cavvy.agent.access.frames import ERR
 from cavvy.cli.reach.terminal import exit_code, read_input, write_all
 from cavvy.client.state import default_home
-from cavvy.client.tunnel.mux import ERR, NodeTunnel, RemoteError, TunnelChannel, TunnelLost, join
+from cavvy.client.tunnel.mux import NodeTunnel, RemoteError, TunnelChannel, TunnelLost, join
 
 _PIECE = 64 * 1024
 _CONFLICTS = {"TERM"}

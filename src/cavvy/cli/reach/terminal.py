@@ -38,7 +38,7 @@ async def run_here(
 
 
 async def _converse(channel: "TunnelChannel") -> int:
-    from cavvy.client.tunnel.mux import ERR
+    from cavvy.agent.access.frames import ERR
 
     loop = asyncio.get_running_loop()
     keys = read_input()

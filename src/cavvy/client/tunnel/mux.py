@@ -1,6 +1,4 @@
-"""Many channels over one tunnel to a node; `agent/access/session.py` is the remote end and uses the
-same frames.
-"""
+"""Many channels over one tunnel to a node; `agent/access/session.py` is the remote end."""
 
 import asyncio
 import json
@@ -9,16 +7,29 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
+from cavvy.agent.access.frames import (
+    ACCEPTED,
+    CALL,
+    CHUNK,
+    CLOSE,
+    CONTROL,
+    CREDIT,
+    DATA,
+    EOF,
+    ERR,
+    EXIT,
+    FAILED,
+    OPEN,
+    OPENED,
+    REPLY,
+    WINDOW,
+    encode_frame,
+    read_frames,
+)
 from cavvy.client.client import Client
 from cavvy.client.tunnel.streams import TunnelStreams
 
-HEAD = struct.Struct(">IBI")
-OPEN, OPENED, FAILED, DATA, ERR, EOF, EXIT, CLOSE, CREDIT, CONTROL, CALL, REPLY, ACCEPTED = range(
-    1, 14
-)
-WINDOW = 1024 * 1024
 _CREDIT_AT = WINDOW // 4  # received bytes are confirmed in steps of this size
-_FRAME = 64 * 1024
 _ANSWER_BYTES = 2 << 20  # the largest frame: the answer to a read of 1 MiB
 _LIST_BYTES = 256 << 20  # the largest list of a folder: about two million files
 _OPEN_S = 60.0  # a mailbox on a shared file system needs seconds in each direction
@@ -83,7 +94,7 @@ class TunnelChannel:
                 self._room.clear()
                 await self._room.wait()
                 continue
-            piece = rest[: min(_FRAME, self._credit)]
+            piece = rest[: min(CHUNK, self._credit)]
             self._credit -= len(piece)
             rest = rest[len(piece) :]
             self._tunnel.send(self.number, DATA, bytes(piece))
@@ -220,7 +231,7 @@ class NodeTunnel:
     def send(self, number: int, kind: int, payload: bytes = b"") -> None:
         """Send one frame."""
         if self._streams is not None:
-            self._streams.put(HEAD.pack(number, kind, len(payload)) + payload)
+            self._streams.put(encode_frame(number, kind, payload))
 
     def forget(self, number: int) -> None:
         self._channels.pop(number, None)
@@ -249,23 +260,15 @@ class NodeTunnel:
         if self.lost.is_set():
             return
         self._in += data
-        at = 0
         try:
-            while len(self._in) - at >= HEAD.size:
-                number, kind, size = HEAD.unpack_from(self._in, at)
-                listed = kind == REPLY and number in self._lists
-                if size > (_LIST_BYTES if listed else _ANSWER_BYTES):
-                    raise ValueError("a frame too large")
-                if len(self._in) - at < HEAD.size + size:
-                    break
-                payload = bytes(self._in[at + HEAD.size : at + HEAD.size + size])
-                at += HEAD.size + size
-                self._take(number, kind, payload)
+            for frame in read_frames(self._in, self._limit):
+                self._take(*frame)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error):
             self._in.clear()
             self._end("the node violated the protocol")
-            return
-        del self._in[:at]
+
+    def _limit(self, number: int, kind: int) -> int:
+        return _LIST_BYTES if kind == REPLY and number in self._lists else _ANSWER_BYTES
 
     def _take(self, number: int, kind: int, payload: bytes) -> None:
         if kind == REPLY:
@@ -337,7 +340,7 @@ async def join(channel: TunnelChannel, reader: AsyncReader, writer: AsyncWriter)
     """Copy bytes in both directions until both have ended or one side is lost; closes both."""
 
     async def out() -> None:
-        while data := await reader.read(_FRAME):
+        while data := await reader.read(CHUNK):
             await channel.write(data)
         channel.end()
 
