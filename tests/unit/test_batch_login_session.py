@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,8 +56,26 @@ def test_a_folder_that_cannot_be_used_is_told_with_the_setting(tmp_path: Path) -
 
 
 def test_options_that_no_shell_could_read_are_told(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"ssh_options = .*: no closing quotation"):
+    with pytest.raises(Refused, match=r"ssh_options = .*: No closing quotation"):
         read_where({"ssh_options": "-i 'x"}, ())
+
+
+def test_a_login_node_whose_name_has_no_address_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        "#!/bin/sh\necho 'ssh: Could not resolve hostname login: unknown' >&2; exit 255\n"
+    )
+    ssh.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    async def scenario() -> None:
+        where = replace(make_where(tmp_path / "shared"), host="login")
+        with pytest.raises(Refused, match="login: no address is known for it"):
+            await LoginSession(where).hello()
+
+    asyncio.run(scenario())
 
 
 def test_a_seat_that_is_closed_says_nothing_of_its_process(

@@ -8,7 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from cavvy.providers.base import NotFound, Refused
-from cavvy.providers.hosts.fleet.host_link import CannotConnect, HostSetup, LinkLost
+from cavvy.providers.hosts.connection import CannotConnect
+from cavvy.providers.hosts.fleet.host_link import HostSetup
+from cavvy.providers.hosts.remote_calls import LinkLost
 from cavvy.providers.join.host_link import JoinLink
 from cavvy.providers.join.members import MachineRegister
 from cavvy.providers.state import MemoryProviderState

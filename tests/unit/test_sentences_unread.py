@@ -18,7 +18,7 @@ ALLOWED = {
     "providers/kubernetes/": "what API servers answer",
     "providers/pbs/": "what PBS prints",
     "providers/ray/calls.py": "what Ray's dashboard answers",
-    "providers/batch/login_session.py": "what ssh prints",
+    "providers/hosts/connection.py": "what ssh prints",
     "providers/ssh/link.py": "what a host's shell prints; a line names its host once",
     "providers/ssh/provider.py": "a line on the screen names its host once",
     "planner/candidates.py": "the full stop between sentences that are joined",

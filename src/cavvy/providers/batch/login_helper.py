@@ -1,16 +1,15 @@
 """Runs on the login node, sent there by `login_session.py`: commands, files of the shared folder,
 and the agents' mail.
 
-It needs a Python from 3.8 on and its standard library, nothing of ours, and leaves when its input
-ends. It speaks lines of JSON, each followed by as many bytes as its `size` says. Requests have an
-`id` and are answered in any order; a letter of an agent is announced as `{"mail": path}`, followed
-by its bytes.
+It needs a Python from 3.8 on and its standard library, and exits when its input ends. It speaks
+frames: a request `{"id", "do", ...}` is answered, in any order, by `{"id", "answer"}` or `{"id",
+"error", "kind"}`; `{"mail": path}` brings a letter of an agent.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import io
 import os
 import shutil
 import subprocess
@@ -19,6 +18,8 @@ import tempfile
 import threading
 import time
 from typing import Any, BinaryIO
+
+from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
 
 FIRST_PAUSE_S, LAST_PAUSE_S = (
     0.02,
@@ -29,19 +30,17 @@ LETTER_LIMIT = 64 * 1024 * 1024
 
 
 class HelperRefused(Exception):
-    """What a person must change; the message says all."""
+    """A person must change something; the message says what."""
 
 
 class FileMissing(OSError):
-    """What is not there: for good, or until a file system is mounted again; the message says
-    all.
-    """
+    """A file or folder is missing, perhaps until a file system is mounted again."""
 
 
 class LoginHelper:
     """Answers requests until its input ends."""
 
-    def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
+    def __init__(self, source: io.BufferedReader, sink: BinaryIO) -> None:
         self._source, self._sink = source, sink
         self._lock = threading.Lock()
         self._announced: set[str] = set()
@@ -50,32 +49,27 @@ class LoginHelper:
         self._never = threading.Event()
 
     def serve(self) -> None:
+        frames = FrameReader()
         while True:
-            line = self._source.readline()
-            if not line:
-                os._exit(0)  # whatever still runs in a thread is of no use to anybody
-            ask = json.loads(line.decode())
-            data = self._source.read(ask.pop("size", 0))
-            threading.Thread(target=self._answer, args=(ask, data), daemon=True).start()
+            read = self._source.read1(1 << 18)
+            if not read:
+                os._exit(0)  # what a thread still does is of no use any more
+            for asked, data in frames.feed(read):
+                threading.Thread(target=self._answer, args=(asked, data), daemon=True).start()
 
-    def _answer(self, ask: dict[str, Any], data: bytes) -> None:
-        number, operation = ask.pop("id"), ask.pop("op")
+    def _answer(self, asked: dict[str, Any], data: bytes) -> None:
+        number, do = asked.pop("id"), asked.pop("do")
         try:
-            result = getattr(self, "do_" + operation)(data, **ask)
-            self._send({"id": number, "result": result})
-        except Exception as error:  # noqa: BLE001 - whatever went wrong, somebody waits for an answer
-            kind = "passing" if isinstance(error, OSError) else "fault"
-            text = (
-                str(error)
-                if isinstance(error, (HelperRefused, FileMissing))
-                else f"{type(error).__name__}: {error}"
-            )
+            self._send({"id": number, "answer": getattr(self, "do_" + do)(data, **asked)})
+        except Exception as error:  # noqa: BLE001 - every request needs an answer
+            plain = isinstance(error, (HelperRefused, FileMissing))
+            text = str(error) if plain else f"{type(error).__name__}: {error}"
+            kind = "again" if isinstance(error, OSError) else "refused"
             self._send({"id": number, "error": text, "kind": kind})
 
     def _send(self, head: dict[str, Any], data: bytes = b"") -> None:
-        head["size"] = len(data)
         with self._lock:
-            self._sink.write(json.dumps(head).encode() + b"\n" + data)
+            self._sink.write(encode_frame(head, data))
             self._sink.flush()
 
     # What can be asked for. Paths are absolute, but for `do_hello`.
@@ -104,7 +98,7 @@ class LoginHelper:
         }
 
     def do_run(
-        self, data: bytes, argv: list[str], timeout_s: float, env: dict[str, str]
+        self, data: bytes, argv: list[str], limit_s: float, env: dict[str, str]
     ) -> dict[str, Any]:
         """Run a command to its end with `data` as its input."""
         self._heat()
@@ -113,7 +107,7 @@ class LoginHelper:
                 argv,
                 input=data,
                 capture_output=True,
-                timeout=timeout_s,
+                timeout=limit_s,
                 env={**os.environ, **env},
                 cwd="/",
             )
@@ -124,7 +118,7 @@ class LoginHelper:
                 "err": f"{argv[0]}: command not found",
             }  # as a shell says it
         except subprocess.TimeoutExpired:
-            return {"code": None, "out": "", "err": f"no answer within {timeout_s:g} s"}
+            return {"code": None, "out": "", "err": f"no answer within {limit_s:g} s"}
         out, err = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
         return {"code": done.returncode, "out": out, "err": err}
 
@@ -286,4 +280,5 @@ class LoginHelper:
 
 
 if __name__ == "__main__":
+    assert isinstance(sys.stdin.buffer, io.BufferedReader)
     LoginHelper(sys.stdin.buffer, sys.stdout.buffer).serve()

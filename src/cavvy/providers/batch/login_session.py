@@ -1,42 +1,29 @@
 """A session on the login node: starts `login_helper.py` there, here or through SSH, and asks it for
 things.
 
-The line is made when it is needed and made again after it broke; what was under way then fails with
-TryAgain.
+The session is opened when it is needed, and again after it broke; what was under way then fails
+with TryAgain.
 """
 
 import asyncio
-import os
 import shlex
-import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from itertools import count
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import TypeVar
 
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import ProviderError, Refused, TryAgain
-from cavvy.providers.hosts.environ import clean_environ
-
-_KEPT = frozenset(
-    {
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "LANG",
-        "LANGUAGE",
-        "TZ",
-        "TMPDIR",
-        "SLURM_CONF",
-        "PBS_CONF_FILE",
-    }
+from cavvy.providers.hosts.connection import (
+    HostAddress,
+    HostConnection,
+    HostUnknown,
+    open_connection,
 )
+from cavvy.providers.hosts.remote_calls import RemoteCalls
+from cavvy.providers.hosts.supervisor import frames
+
 _SSH = (
     "ssh",
     "-T",
@@ -49,19 +36,17 @@ _SSH = (
 )
 _CALL_S = 60.0
 _NO_COMMAND = 127  # as shells say it
-_STDERR_BYTES = 4000
+_NO_PROGRAM = (126, _NO_COMMAND)
+_FRAMES = Path(frames.__file__).read_bytes()
 _PROGRAM = (Path(__file__).parent / "login_helper.py").read_bytes()
-_BOOT = (
-    "import sys; exec(compile(sys.stdin.buffer.read(%d), 'cavvy-login-helper', 'exec'), "
-    "{'__name__': "
-    "'__main__'})"
+_BOOT = (  # the helper and the module that it imports arrive on standard input
+    f"import sys; read = sys.stdin.buffer.read; frames = type(sys)('{frames.__name__}'); "
+    f"exec(read({len(_FRAMES)}), frames.__dict__); sys.modules[frames.__name__] = frames; "
+    f"exec(compile(read({len(_PROGRAM)}), 'cavvy-login-helper', 'exec'), "
+    "{'__name__': '__main__'})"
 )
-_HOPELESS = (
-    "Permission denied",
-    "Host key verification failed",
-    "Could not resolve hostname",
-    "not found",
-)
+_T = TypeVar("_T")
+_NOTHING = type(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +92,11 @@ class LoginNode:
     folder: str
     tools: tuple[str, ...]
 
-    def command(self) -> Sequence[str]:
-        login_helper = [self.python, "-I", "-S", "-c", _BOOT % len(_PROGRAM)]
-        return (
-            [*_SSH, *self.ssh_options, self.host, shlex.join(login_helper)]
-            if self.host
-            else login_helper
-        )
+    @property
+    def address(self) -> HostAddress:
+        if not self.host:
+            return HostAddress(name="this machine")
+        return HostAddress(name=self.host, ssh=[*_SSH, *self.ssh_options], destination=self.host)
 
     def say_missing(self, tool: str) -> str:
         """That the login node lacks a command, and what to do."""
@@ -132,7 +115,7 @@ def read_words(settings: Mapping[str, Scalar], name: str) -> Sequence[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise Refused(f"{name} = {text!r}: {str(error).lower()}") from error
+        raise Refused(f"{name} = {text!r}: {error}") from error
 
 
 def read_where(settings: Mapping[str, Scalar], tools: tuple[str, ...]) -> LoginNode:
@@ -146,80 +129,38 @@ def read_where(settings: Mapping[str, Scalar], tools: tuple[str, ...]) -> LoginN
     )
 
 
-class _Line:
+@dataclass(slots=True)
+class _OpenLogin:
     """One living login-node helper."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.waiting: dict[int, asyncio.Future[object]] = {}
-        self.letters: asyncio.Queue[MailLetter | None] = asyncio.Queue()
-        self.stderr = b""
-        self.broken = False
-        self.hello: HelperHello | None = None
-        self.tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._complaints())]
+    link: HostConnection
+    calls: RemoteCalls
+    letters: asyncio.Queue[MailLetter | None] = field(default_factory=asyncio.Queue)
+    reading: asyncio.Task[None] | None = None
+    hello: HelperHello | None = None
 
-    def send(self, head: Mapping[str, object], data: bytes) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode({**head, "size": len(data)}) + b"\n" + data)
-
-    async def _read(self) -> None:
-        stdout = self.process.stdout
-        assert stdout is not None
-        try:
-            while line := await stdout.readline():
-                head: dict[str, Any] = msgspec.json.decode(line)
-                data = await stdout.readexactly(head["size"])
-                if "mail" in head:
-                    self.letters.put_nowait(MailLetter(head["mail"], data))
-                else:
-                    self._answered(head)
-        except (OSError, ValueError, asyncio.IncompleteReadError):
-            pass  # whatever it was, the line is of no use any more
-        await self._end()
-
-    def _answered(self, head: dict[str, Any]) -> None:
-        waiting = self.waiting.pop(head["id"], None)
-        if waiting is None or waiting.done():
-            return
-        if "error" not in head:
-            waiting.set_result(head["result"])
-        elif head["kind"] == "passing":
-            waiting.set_exception(TryAgain(head["error"]))
-        else:
-            waiting.set_exception(Refused(head["error"]))
-
-    async def _complaints(self) -> None:
-        assert self.process.stderr is not None
-        while data := await self.process.stderr.read(4096):
-            self.stderr = (self.stderr + data)[-_STDERR_BYTES:]
-
-    async def _end(self) -> None:
-        self.broken = True
-        self.letters.put_nowait(None)
-        self._kill()
-        await self.process.wait()
-        await asyncio.wait([self.tasks[1]], timeout=1)
-        said = " ".join(self.stderr.decode("utf-8", "replace").split())[-600:]
+    async def read(self) -> None:
+        """Until the link breaks."""
+        async for head, data in self.link.frames():
+            if "mail" in head:
+                self.letters.put_nowait(MailLetter(head["mail"], data))
+            else:
+                self.calls.take(head)
+        self.link.close()
+        await self.link.closed()
         error: ProviderError = TryAgain(
-            f"the line to the login node broke: {said or 'without a word'}"
+            f"the connection to the login node broke: {self.link.said or 'without a message'}"
         )
-        if self.hello is None and any(text in said for text in _HOPELESS):
-            error = Refused(f"the login node cannot be used: {said}")
-        for waiting in self.waiting.values():
-            if not waiting.done():
-                waiting.set_exception(error)
-        self.waiting.clear()
+        if self.hello is None and self.link.exit_code in _NO_PROGRAM:
+            error = Refused(f"the login node cannot be used: {self.link.said}")
+        self.reading = None
+        self.letters.put_nowait(None)
+        self.calls.give_up(error)
 
-    def _kill(self) -> None:
-        # Not by `Process.kill`, which looks whether it has ended and so takes its exit code from
-        # asyncio.
-        if self.process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.process.pid, signal.SIGKILL)
-
-    async def close(self) -> None:
-        self._kill()
-        await asyncio.wait(self.tasks)
+    async def ask(self, do: str, kind: type[_T], data: bytes = b"", **fields: object) -> _T:
+        return await self.calls.ask(
+            lambda head: self.link.send(head, data), do, kind, timeout_s=_CALL_S, **fields
+        )
 
 
 class LoginSession:
@@ -227,14 +168,13 @@ class LoginSession:
 
     def __init__(self, where: LoginNode) -> None:
         self._where = where
-        self._line: _Line | None = None
+        self._login: _OpenLogin | None = None
         self._starting = asyncio.Lock()
-        self._numbers = count(1)
 
     async def hello(self) -> HelperHello:
-        line = await self._connected()
-        assert line.hello is not None
-        return line.hello
+        hello = (await self._connected()).hello
+        assert hello is not None
+        return hello
 
     async def run(
         self,
@@ -247,10 +187,9 @@ class LoginSession:
         """Run a command on the login node. Raises TryAgain where it has no such command, or not
         yet.
         """
-        told = await self._ask(
-            "run", data, argv=list(argv), timeout_s=timeout_s, env=dict(env or {})
+        done = await self._ask(
+            "run", CommandResult, data, argv=list(argv), limit_s=timeout_s, env=dict(env or {})
         )
-        done = msgspec.convert(told, CommandResult)
         if done.code == _NO_COMMAND:
             raise TryAgain(self._where.say_missing(argv[0]))
         return done
@@ -260,105 +199,72 @@ class LoginSession:
         `unless` is.
         """
         parts = [[name, len(data)] for name, data in files.items()]
-        return bool(
-            await self._ask(
-                "make", b"".join(files.values()), path=path, unless=list(unless), files=parts
-            )
-        )
+        data = b"".join(files.values())
+        return await self._ask("make", bool, data, path=path, unless=list(unless), files=parts)
 
     async def write(self, files: Mapping[str, bytes], *, keep: bool = False) -> None:
         parts = [[path, len(data)] for path, data in files.items()]
-        await self._ask("write", b"".join(files.values()), files=parts, keep=keep)
+        await self._ask("write", _NOTHING, b"".join(files.values()), files=parts, keep=keep)
 
     async def has(self, path: str) -> bool:
-        return bool(await self._ask("has", path=path))
+        return await self._ask("has", bool, path=path)
 
     async def read(self, paths: Sequence[str]) -> dict[str, str]:
-        return msgspec.convert(await self._ask("read", paths=list(paths)), dict[str, str])
+        return await self._ask("read", dict[str, str], paths=list(paths))
 
     async def tree(self, root: str, names: Sequence[str]) -> dict[str, dict[str, str]]:
-        return msgspec.convert(
-            await self._ask("tree", root=root, names=list(names)), dict[str, dict[str, str]]
-        )
+        return await self._ask("tree", dict[str, dict[str, str]], root=root, names=list(names))
 
     async def texts(self, root: str) -> dict[str, str]:
-        return msgspec.convert(await self._ask("texts", root=root), dict[str, str])
+        return await self._ask("texts", dict[str, str], root=root)
 
     async def drop(self, paths: Sequence[str], trash: str) -> None:
-        await self._ask("drop", paths=list(paths), trash=trash)
+        await self._ask("drop", _NOTHING, paths=list(paths), trash=trash)
 
     async def reply(self, letter: MailLetter, data: bytes) -> None:
-        await self._ask("reply", data, letter=letter.path)
+        await self._ask("reply", _NOTHING, data, letter=letter.path)
 
     @asynccontextmanager
     async def mail(self, folder: str) -> AsyncIterator[asyncio.Queue[MailLetter | None]]:
-        """Letters as they come; None when the line broke."""
-        line = await self._connected()
-        await self._ask("mail", folder=folder)
-        yield line.letters
+        """Letters as they come; None when the connection broke."""
+        login = await self._connected()
+        await login.ask("mail", _NOTHING, folder=folder)
+        yield login.letters
 
     async def close(self) -> None:
-        line, self._line = self._line, None
-        if line is not None:
-            await line.close()
+        login, self._login = self._login, None
+        if login is not None:
+            await _close(login)
 
-    async def _ask(self, operation: str, data: bytes = b"", /, **arguments: object) -> object:
-        line = await self._connected()
-        return await self._ask_over(line, operation, data, arguments)
+    async def _ask(self, do: str, kind: type[_T], data: bytes = b"", **fields: object) -> _T:
+        return await (await self._connected()).ask(do, kind, data, **fields)
 
-    async def _ask_over(
-        self, line: _Line, operation: str, data: bytes, arguments: Mapping[str, object]
-    ) -> object:
-        number = next(self._numbers)
-        waiting = line.waiting[number] = asyncio.get_running_loop().create_future()
-        try:
-            line.send({"id": number, "op": operation, **arguments}, data)
-            if line.broken:
-                raise TryAgain("the line to the login node broke")
-            async with asyncio.timeout(_CALL_S):
-                return await waiting
-        except TimeoutError:
-            raise TryAgain(f"the login node did not answer within {_CALL_S:.0f} s") from None
-        except OSError as error:
-            raise TryAgain(f"the line to the login node broke: {error}") from error
-        finally:
-            line.waiting.pop(number, None)
-
-    async def _connected(self) -> _Line:
+    async def _connected(self) -> _OpenLogin:
         async with self._starting:
-            if self._line is not None and not self._line.broken:
-                return self._line
+            if self._login is not None and self._login.reading is not None:
+                return self._login
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *self._where.command(),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                    env=_environ(),
-                    start_new_session=True,  # a Ctrl-C at a terminal is not meant for it
-                    limit=16 * 1024 * 1024,
-                )
-            except OSError as error:
-                raise Refused(
-                    f"{self._where.command()[0]} cannot be started here: {error}"
-                ) from error
-            assert process.stdin is not None
-            process.stdin.write(_PROGRAM)
-            line = _Line(process)
-            arguments = {"folder": self._where.folder, "tools": list(self._where.tools)}
+                link = await open_connection(self._where.address, timeout_s=_CALL_S)
+            except HostUnknown as error:
+                raise Refused(str(error)) from error
+            link.start([self._where.python, "-I", "-S", "-c", _BOOT], _FRAMES + _PROGRAM)
+            login = _OpenLogin(link, RemoteCalls())
+            login.reading = asyncio.create_task(login.read())
             try:
-                line.hello = msgspec.convert(
-                    await self._ask_over(line, "hello", b"", arguments), HelperHello
+                login.hello = await login.ask(
+                    "hello",
+                    HelperHello,
+                    folder=self._where.folder,
+                    tools=list(self._where.tools),
                 )
-            except ProviderError:
-                await line.close()
+            except BaseException:
+                await _close(login)
                 raise
-            self._line = line
-            return line
+            self._login = login
+            return login
 
 
-def _environ() -> dict[str, str]:
-    """What the login-node helper and its commands see of the server's environment, which may
-    hold secrets.
-    """
-    return clean_environ(os.environ, _KEPT, ("LC_", "SSH_"))
+async def _close(login: _OpenLogin) -> None:
+    login.link.close()
+    if login.reading is not None:
+        await asyncio.wait([login.reading])

@@ -8,21 +8,14 @@ connection does. Times for `silent_s` are the event loop's.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import msgspec
-
-from cavvy.providers.hosts.fleet.host_link import (
-    ASK_TIMEOUT_S,
-    Asked,
-    CannotConnect,
-    HostSetup,
-    LinkLost,
-    SupervisorAnswer,
-    give_answer,
-    give_up,
-)
+from cavvy.providers.hosts.connection import CannotConnect
+from cavvy.providers.hosts.fleet.host_link import ASK_TIMEOUT_S, HostSetup
+from cavvy.providers.hosts.remote_calls import RemoteCalls
+from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
 
 _T = TypeVar("_T")
 POLL_S = 20.0  # of one request of a machine that waits for us
@@ -55,8 +48,7 @@ class JoinLink:
         self._down: list[tuple[int, str]] = []  # lines that the machine has not confirmed
         self._sent = 0
         self._heard = 0  # the number of the machine's last line that we took
-        self._asked: Asked = {}
-        self._number = 0
+        self._calls = RemoteCalls(name, lambda: self.up)
         self._listening = 0
         self._last: float | None = None
         self._looked = 0.0
@@ -82,21 +74,7 @@ class JoinLink:
 
     async def ask(self, do: str, kind: type[_T], **fields: object) -> _T:
         await self.connect()
-        self._number += 1
-        number, future = self._number, asyncio.get_running_loop().create_future()
-        self._asked[number] = future
-        try:
-            self._send(msgspec.json.encode({"id": number, "do": do, **fields}).decode())
-            async with asyncio.timeout(ASK_TIMEOUT_S):
-                while not (await asyncio.wait([future], timeout=1))[0]:
-                    if not self.up:  # it calls no more, or calls the server after us
-                        raise TimeoutError
-                raw = future.result()
-        except TimeoutError as error:
-            raise LinkLost(f"{self.name} was lost before it answered") from error
-        finally:
-            self._asked.pop(number, None)
-        return msgspec.json.decode(raw, type=kind)
+        return await self._calls.ask(self._send, do, kind, timeout_s=ASK_TIMEOUT_S, **fields)
 
     def begin(self, session: str, setup: HostSetup) -> None:
         """The machine's far end starts anew."""
@@ -188,22 +166,20 @@ class JoinLink:
         if not self.leaving:
             self.problem = ""
 
-    def _send(self, line: str) -> None:
+    def _send(self, head: dict[str, Any]) -> None:
         self._sent += 1
-        self._down.append((self._sent, line))
+        self._down.append((self._sent, encode_frame(head).decode().rstrip("\n")))
         self._news.set()
 
     def _take_line(self, line: str) -> None:
-        try:
-            answer = msgspec.json.decode(line, type=SupervisorAnswer)
-        except msgspec.MsgspecError:
-            return  # what its supervisor did not mean for us
-        if answer.changed is not None:
-            self._changed(answer.changed)
-            return
-        give_answer(self._asked, answer, self.name)
+        with suppress(ValueError):  # what its supervisor did not mean for us
+            for head, _ in FrameReader().feed(f"{line}\n".encode()):
+                if "changed" in head:
+                    self._changed(head["changed"])
+                else:
+                    self._calls.take(head)
 
     def _drop(self) -> None:
-        give_up(self._asked, f"{self.name} was lost before it answered")
+        self._calls.give_up()
         self._down = []
         self._news.set()

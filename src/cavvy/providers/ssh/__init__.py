@@ -1,6 +1,4 @@
-"""Hosts reached by SSH as places for jobs: their CPUs, memory and accelerators, with agents as
-processes.
-"""
+"""Hosts reached by SSH: jobs get their CPUs, memory and accelerators, and agents are processes."""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.ssh.manifest import MANIFEST
@@ -9,6 +7,7 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    from cavvy.providers.ssh.provider import SshProvider  # brings asyncssh: slow to import
+    """The provider; a list of all providers imports nothing of this."""
+    from cavvy.providers.ssh.provider import SshProvider
 
     return SshProvider(MANIFEST, context)

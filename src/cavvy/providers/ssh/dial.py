@@ -1,29 +1,42 @@
-"""Makes SSH connections as the user's own `ssh` would: their configuration, keys, jump hosts and
-known hosts.
+"""Opens links as the user's own `ssh` would: with their configuration, keys, agents, jump hosts
+and known hosts.
 
-Errors, by what the caller does next:
-
-* CannotConnect(TryAgain)  nobody answers now; a later call may
-* LoginRefused(Refused)        a person must act: an unknown or changed host key, no accepted key
+Each link has an OpenSSH configuration of its own, which sets what Cavvy requires and includes the
+user's. ProxyJump hands it on, so jump hosts follow the same rules.
 """
 
-import asyncio
-import logging
 import os
-import socket
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import asyncssh
-
-from cavvy.providers.hosts.fleet.host_link import CannotConnect, LoginRefused
+from cavvy.providers.hosts.connection import (
+    HostAddress,
+    HostConnection,
+    LoginRefused,
+    open_connection,
+    spawn,
+)
 from cavvy.providers.ssh.inventory import InventoryHost
 
 CONNECT_TIMEOUT_S = 10
-KEEPALIVE_S, KEEPALIVES = 5, 3  # a line that was cut without a word is noticed after their product
-_PORT = 22
-asyncssh.set_log_level(logging.WARNING)  # it tells of every channel else
+OPEN_TIMEOUT_S = 60  # with all jump hosts, and the login shell's own start
+_UNCHECKED = {"none", "/dev/null"}
+_SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
+_CONFIG = """\
+BatchMode yes
+ConnectTimeout {connect_s}
+ServerAliveInterval 5
+ServerAliveCountMax 3
+StrictHostKeyChecking {checking}
+UserKnownHostsFile {known_hosts}
+LogLevel ERROR
+ControlPersist no
+ClearAllForwardings yes
+PermitLocalCommand no
+RemoteCommand none
+RequestTTY no
+{includes}"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,169 +46,90 @@ class SshOptions:
     ssh_config: Path
     accept_new: bool
     known_hosts: Path  # keys of hosts that were accepted when they were new
+    sockets: Path  # a folder for masters, with a short path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SshConnection:
-    """A connection, with the jump hosts' connections that carry it, and whom it reached."""
+class SshRoute:
+    """What `ssh` makes of a name: the address and port that it connects to, by which hosts."""
 
-    connection: asyncssh.SSHClientConnection
-    through: tuple[asyncssh.SSHClientConnection, ...]
-    user: str
     address: str
     port: int
-
-    def close(self) -> None:
-        for each in (self.connection, *reversed(self.through)):
-            each.close()
-
-    async def gone(self) -> None:
-        """Wait until all of it is closed."""
-        for each in (self.connection, *reversed(self.through)):
-            await each.wait_closed()
+    jumps: Sequence[str]
+    known_hosts: Sequence[str]
+    checked: bool  # False: the user's configuration switches the check of host keys off
 
 
-async def dial(entry: InventoryHost, ways: SshOptions) -> SshConnection:
-    """Connect. Raises CannotConnect, LoginRefused."""
+async def dial(entry: InventoryHost, ways: SshOptions) -> tuple[HostConnection, SshRoute]:
+    """Connect. Raises CannotConnect, LoginRefused, Refused."""
     target, overrides = entry.address or entry.name, _overrides(entry)
-    through: list[asyncssh.SSHClientConnection] = []
-    try:
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            read = await _read_options(target, ways, overrides)
-            jumps = entry.jump or read.tunnel
-            for jump in jumps.split(",") if isinstance(jumps, str) else ():
-                user, at, where = jump.rpartition("@")
-                name, colon, port = where.partition(":")
-                own: dict[str, object] = {"username": user} if at else {}
-                own |= {"port": int(port)} if colon else {}
-                through.append(await _connect(name, ways, own, through))
-            connection = await _connect(target, ways, overrides, through)
-    except BaseException as error:
-        for each in reversed(through):
-            each.close()
-        problem = _explain(entry.name, error)
-        if problem is None:
-            raise
-        raise problem from error
-    return SshConnection(
-        connection=connection,
-        through=tuple(through),
-        user=read.username,
-        address=read.host or target,
-        port=read.port or _PORT,
+    user_config = ways.sockets / f"{entry.name}.user"
+    user_config.write_text(_includes(ways.ssh_config))
+    base = ("-F", str(user_config))
+    route = await _find_route(entry.name, [*overrides, *base, target])
+    known = list(route.known_hosts)
+    for jump in route.jumps:
+        uri = jump if jump.startswith("ssh://") else f"ssh://{jump}"
+        known += (await _find_route(entry.name, [*base, uri])).known_hosts
+    config = user_config.with_suffix(".config")
+    config.write_text(_write_config(ways, known, checked=route.checked))
+    address = HostAddress(
+        name=entry.name,
+        ssh=["ssh", "-T", "-F", str(config), *overrides],
+        destination=target,
+        control=ways.sockets / os.urandom(4).hex(),
+        host_key_hint=', or set host_keys = "accept-new" for new hosts',
     )
+    return await open_connection(address, timeout_s=OPEN_TIMEOUT_S), route
 
 
-def _overrides(entry: InventoryHost) -> dict[str, object]:
-    given: dict[str, object] = {"username": entry.user, "port": entry.port}
+def _overrides(entry: InventoryHost) -> Sequence[str]:
+    """Options of `ssh` for what the inventory says."""
+    given = (("-l", entry.user), ("-p", entry.port), ("-J", entry.jump))
+    words = [word for option, value in given if value for word in (option, str(value))]
     if entry.identity_file is not None:
-        given["client_keys"] = [str(Path(entry.identity_file).expanduser())]
-    return {name: value for name, value in given.items() if value is not None}
+        words += ["-o", "IdentitiesOnly=yes", "-i", str(Path(entry.identity_file).expanduser())]
+    return words
 
 
-async def _read_options(
-    target: str, ways: SshOptions, overrides: dict[str, object]
-) -> asyncssh.SSHClientConnectionOptions:
-    """What the SSH configuration says of a host."""
-    config = [str(ways.ssh_config)] if ways.ssh_config.is_file() else None
-    options: asyncssh.SSHClientConnectionOptions = (
-        await asyncssh.SSHClientConnectionOptions.construct(config=config, host=target, **overrides)
-    )
-    return options
-
-
-async def _connect(
-    target: str,
-    ways: SshOptions,
-    overrides: dict[str, object],
-    through: list[asyncssh.SSHClientConnection],
-) -> asyncssh.SSHClientConnection:
-    read = await _read_options(target, ways, overrides)
-    known = _known_hosts(read.known_hosts, ways)
-    accepting = known is not None and ways.accept_new
-    return await asyncssh.connect(
-        target,
-        config=[str(ways.ssh_config)] if ways.ssh_config.is_file() else None,
-        known_hosts=known,
-        client_factory=_acceptor(known, ways.known_hosts)
-        if accepting and known is not None
-        else None,
-        tunnel=through[-1] if through else None,
-        password_auth=False,
-        kbdint_auth=False,
-        ignore_encrypted=True,
-        keepalive_interval=KEEPALIVE_S,
-        keepalive_count_max=KEEPALIVES,
-        **overrides,
+def _write_config(ways: SshOptions, known: Sequence[str], *, checked: bool) -> str:
+    """What Cavvy requires, then the user's configuration; of each option the first value counts."""
+    os.close(os.open(ways.known_hosts, os.O_WRONLY | os.O_CREAT, 0o600))
+    checking = "accept-new" if ways.accept_new else "yes"
+    files = dict.fromkeys([str(ways.known_hosts), *known])
+    return _CONFIG.format(
+        connect_s=CONNECT_TIMEOUT_S,
+        checking=checking if checked else "no",
+        known_hosts=" ".join(f'"{name}"' for name in files),
+        includes=_includes(ways.ssh_config),
     )
 
 
-def _known_hosts(read: object, ways: SshOptions) -> bytes | None:
-    """The known_hosts files together; None where the user's configuration switches the check
-    off.
+def _includes(config: Path) -> str:
+    """The configuration that `ssh` would read, with known hosts below $HOME. The system's
+    configuration is read only with the user's own, not with another file.
     """
-    if read is None:
-        return None
-    names = (
-        [read] if isinstance(read, str) else list(read) if isinstance(read, (list, tuple)) else []
+    home = Path("~/.ssh").expanduser()
+    wanted = [config, _SYSTEM_CONFIG] if config.expanduser() == home / "config" else [config]
+    lines = [f'Include "{path}"' for path in wanted if path.is_file()]
+    return "\n".join([*lines, f'UserKnownHostsFile "{home}/known_hosts"', ""])
+
+
+async def _find_route(name: str, words: Sequence[str]) -> SshRoute:
+    """What `ssh -G` says. Raises LoginRefused for a configuration that makes no sense."""
+    process = await spawn(["ssh", "-G", *words])
+    out, err = await process.communicate()
+    if process.returncode != 0:
+        raise LoginRefused(f"{name}: {err.decode('utf-8', 'replace').strip()[-500:]}")
+    pairs = (line.partition(" ") for line in out.decode().splitlines())
+    said = {key: value for key, _, value in pairs}
+    known = said.get("userknownhostsfile", "").split()
+    jump = said.get("proxyjump", "none")
+    return SshRoute(
+        address=said.get("hostname", ""),
+        port=int(said.get("port", 22)),
+        jumps=() if jump == "none" else jump.split(","),
+        known_hosts=[file for file in known if file not in _UNCHECKED],
+        checked=not _UNCHECKED & set(known)
+        or said.get("stricthostkeychecking") not in ("no", "off", "false"),
     )
-    paths = [Path(str(name)).expanduser() for name in names] or [
-        Path("~/.ssh/known_hosts").expanduser()
-    ]
-    return b"\n".join(
-        path.read_bytes() for path in (*paths, ways.known_hosts) if os.access(path, os.R_OK)
-    )
-
-
-def _acceptor(known: bytes, file: Path) -> Callable[[], asyncssh.SSHClient]:
-    class Acceptor(asyncssh.SSHClient):
-        """Trusts the key of a host that has none yet, and writes it down."""
-
-        def validate_host_public_key(
-            self, host: str, addr: str, port: int, key: asyncssh.SSHKey
-        ) -> bool:
-            if any(asyncssh.match_known_hosts(known, host, addr, port)[0]):
-                return False
-            name = host if port == _PORT else f"[{host}]:{port}"
-            with open(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as out:
-                out.write(name.encode() + b" " + key.export_public_key("openssh").strip() + b"\n")
-            return True
-
-    return Acceptor
-
-
-def _explain(name: str, error: BaseException) -> CannotConnect | LoginRefused | None:
-    match error:
-        case asyncssh.HostKeyNotVerifiable():
-            return LoginRefused(
-                f"{name}: its host key is not in known_hosts, or is another one than there "
-                f"({error.reason}). "
-                f'Run `ssh {name}` once and compare the key, or set host_keys = "accept-new" for '
-                "new hosts"
-            )
-        case asyncssh.PermissionDenied():
-            return LoginRefused(
-                f"{name}: no key of yours is accepted ({error.reason}). Make `ssh {name}` work "
-                "without a password: "
-                "ssh-copy-id, or ssh-add for a key with a passphrase"
-            )
-        case ValueError():  # a key or a line of the SSH configuration that makes no sense
-            return LoginRefused(f"{name}: {error}")
-        case TimeoutError():
-            return CannotConnect(f"{name}: it does not answer within {CONNECT_TIMEOUT_S} s")
-        case socket.gaierror():
-            return CannotConnect(
-                f"{name}: no address is known for it ({error.strerror}): give it a `Host {name}` "
-                "with its HostName in "
-                "~/.ssh/config, or its address in the inventory"
-            )
-        case asyncssh.Error() | OSError():
-            return CannotConnect(f"{name}: it cannot be reached: {_say(error)}")
-        case _:
-            return None
-
-
-def _say(error: Exception) -> str:
-    """In the system's words where it has some; asyncio says only that a call failed."""
-    number = getattr(error, "errno", None)
-    return os.strerror(number) if isinstance(number, int) and number > 0 else str(error)

@@ -1,41 +1,26 @@
-"""The line to one host: an SSH connection that is kept, the supervisor at its far end, and the
-tunnel for agents.
+"""One SSH host: a link that is kept open, the supervisor at its far end, and the agents' tunnel.
 
-Errors, by what the caller does next:
-
-* CannotConnect, LoginRefused  of `dial`: nothing was asked of the host
-* LinkLost(TryAgain)       the line broke after something was asked: perhaps it was done
-* TryAgain, Refused        what the supervisor answered
+Raises what `fleet/host_link.py` lists.
 """
 
 import asyncio
 import os
-import shlex
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-import asyncssh
 import msgspec
 
 from cavvy.providers.base import Refused, TryAgain
 from cavvy.providers.hosts import bundles
 from cavvy.providers.hosts.bundles import Bundle
-from cavvy.providers.hosts.fleet.host_link import (
-    ASK_TIMEOUT_S,
-    Asked,
-    CannotConnect,
-    HostSetup,
-    LinkLost,
-    SupervisorAnswer,
-    give_answer,
-    give_up,
-)
+from cavvy.providers.hosts.connection import CannotConnect, HostConnection
+from cavvy.providers.hosts.fleet.host_link import ASK_TIMEOUT_S, HostSetup
 from cavvy.providers.hosts.fleet.machines import SupervisorFacts
-from cavvy.providers.ssh.dial import SshConnection, SshOptions, dial
+from cavvy.providers.hosts.remote_calls import RemoteCalls
+from cavvy.providers.ssh.dial import SshOptions, SshRoute, dial
 from cavvy.providers.ssh.inventory import InventoryHost
 
 _T = TypeVar("_T")
@@ -43,7 +28,6 @@ SETUP_TIMEOUT_S = 90  # bringing a Python over a slow line
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # between tries to connect
 # of the time between two failed tries at most so much counts as silence: we may have slept
 _COUNTED_S = 60.0
-_WITNESS_TIMEOUT_S = 5
 _LONGEST_SOCKET = 100  # bytes of a Unix socket's path, with a margin to the kernel's 108
 
 
@@ -68,18 +52,18 @@ class SshLink:
     def __init__(self, entry: InventoryHost, base: LinkDependencies) -> None:
         self.entry = entry
         self.setup: HostSetup | None = None
-        self.dialled: SshConnection | None = None
+        self.host: HostConnection | None = None  # while it is connected
+        self.route: SshRoute | None = None  # of the last connection
         self.problem = ""  # why it is not connected
         self.let_in = True  # False: somebody answers and does not let us in
         self.heard_at: datetime | None = None
         self.silent_since: datetime | None = None
         self.silent_s = 0.0  # how long it has not been reached, as far as we tried
         self._base = base
-        self._process: asyncssh.SSHClientProcess[bytes] | None = None
+        self._serving = False  # the supervisor runs
+        self._dropped: list[HostConnection] = []  # closed; their processes may not have ended yet
         self._reading: asyncio.Task[None] | None = None
-        self._asked: Asked = {}
-        self._number = 0
-        self._reached: tuple[str, int] | None = None
+        self._calls = RemoteCalls(entry.name)
         self._opening = asyncio.Lock()
         self._failed_at = 0.0  # on the loop's clock, as below
         self._pause_s = 0.0
@@ -90,7 +74,7 @@ class SshLink:
 
     @property
     def up(self) -> bool:
-        return self._process is not None
+        return self._serving
 
     @property
     def due(self) -> bool:
@@ -100,7 +84,9 @@ class SshLink:
     @property
     def target(self) -> tuple[str, int]:
         """Address and port of its SSH server, as far as we know them."""
-        return self._reached or (self.entry.address or self.entry.name, self.entry.port or 22)
+        if self.route is not None:
+            return self.route.address, self.route.port
+        return self.entry.address or self.entry.name, self.entry.port or 22
 
     async def connect(self) -> HostSetup:
         """Be connected. Raises CannotConnect, at once within the pause after a failure, and
@@ -114,7 +100,7 @@ class SshLink:
             try:
                 async with asyncio.timeout(SETUP_TIMEOUT_S):
                     return await self._open()
-            except (TryAgain, Refused, asyncssh.Error, OSError) as error:
+            except (TryAgain, Refused, OSError) as error:
                 self._drop()
                 text = str(error) or f"{self.entry.name} did not answer within {SETUP_TIMEOUT_S} s"
                 self._count_failure(text, answered=isinstance(error, Refused))
@@ -130,24 +116,11 @@ class SshLink:
         for what is in use.
         """
         await self.connect()
-        process = self._process
-        if process is None:
+        if self.host is None:
             raise CannotConnect(self.problem or f"{self.entry.name}: the connection is lost")
-        self._number += 1
-        number, future = self._number, asyncio.get_running_loop().create_future()
-        self._asked[number] = future
-        try:
-            process.stdin.write(msgspec.json.encode({"id": number, "do": do, **fields}) + b"\n")
-            async with asyncio.timeout(ASK_TIMEOUT_S):
-                raw = await future
-        except (TimeoutError, OSError, asyncssh.Error) as error:
-            raise LinkLost(
-                f"{self.entry.name}: the connection was lost before it answered"
-            ) from error
-        finally:
-            self._asked.pop(number, None)
+        answer = await self._calls.ask(self.host.send, do, kind, timeout_s=ASK_TIMEOUT_S, **fields)
         self.heard_at = self._base.now()
-        return msgspec.json.decode(raw, type=kind)
+        return answer
 
     async def read_facts(self) -> SupervisorFacts:
         """What the host has; its drivers may take seconds. Raises as `ask`."""
@@ -157,28 +130,18 @@ class SshLink:
 
     async def reaches(self, address: str, port: int) -> bool:
         """Whether that host's SSH port answers from here: a second witness of its being alive."""
-        if self.dialled is None:
-            return False
-        try:
-            async with asyncio.timeout(_WITNESS_TIMEOUT_S):
-                _, writer = await self.dialled.connection.open_connection(
-                    address, port, encoding=None
-                )
-        except (TimeoutError, OSError, asyncssh.Error):
-            return False
-        writer.close()
-        return True
+        return self.host is not None and await self.host.reaches(address, port)
 
     async def can_relay(self) -> str:
         """Why agents there could not reach us, "" where they could, or where the host cannot be
         asked.
         """
-        if self.setup is None or not self.up:
+        if self.setup is None or self.host is None:
             return ""
         path = f"{self.setup.root}/s-{os.urandom(8).hex()}"
         try:
-            listener = await self._forward(path, "unix:/nonexistent")
-            listener.close()
+            await self.host.forward(path, "unix:/nonexistent")
+            await self.host.forward(path, "unix:/nonexistent", cancel=True)
             await self._run(["rm", "-f", path])
         except (Refused, TryAgain) as error:
             return str(error).removeprefix(f"{self.entry.name}: ")
@@ -190,23 +153,18 @@ class SshLink:
 
     async def close(self) -> None:
         """Hang up and wait until the line is gone."""
-        dialled = self.dialled
         self._drop()
-        if dialled is not None:
-            await dialled.gone()
+        for host in self._dropped:
+            await host.closed()
 
     # Setting up
 
     async def _open(self) -> HostSetup:
-        self.dialled = await dial(self.entry, self._base.ways)
-        self._reached = (self.dialled.address, self.dialled.port)
+        self.host, self.route = await dial(self.entry, self._base.ways)
         setup = await self._prepare()
-        command = shlex.join([*setup.supervisor, "serve", setup.root])
-        self._process = await self.dialled.connection.create_process(command, encoding=None)
-        self.setup = setup
-        self._reading = asyncio.create_task(
-            self._read(self._process), name=f"ssh {self.entry.name}"
-        )
+        self.host.start([*setup.supervisor, "serve", setup.root])
+        self._serving, self.setup = True, setup
+        self._reading = asyncio.create_task(self._read(self.host), name=f"ssh {self.entry.name}")
         if self._base.server_address:
             await self._relay(setup)
         self.heard_at = self._base.now()
@@ -295,25 +253,8 @@ class SshLink:
         )
 
     async def _run(self, command: Sequence[str], given: bytes = b"") -> bytes:
-        """Run a command to its end; its output. Raises CannotConnect."""
-        assert self.dialled is not None
-        try:
-            done = await self.dialled.connection.run(
-                shlex.join(command),
-                input=given,
-                encoding=None,
-                check=False,
-                timeout=SETUP_TIMEOUT_S,
-            )
-        except (asyncssh.Error, OSError) as error:
-            raise CannotConnect(f"{self.entry.name}: the connection is lost ({error})") from error
-        out, complaint = _bytes(done.stdout), _bytes(done.stderr).decode(errors="replace").strip()
-        if done.returncode != 0:
-            raise CannotConnect(
-                f"{self.entry.name}: {command[0]} failed there: "
-                f"{complaint[-500:] or done.returncode}"
-            )
-        return out
+        assert self.host is not None
+        return await self.host.run(command, given, timeout_s=SETUP_TIMEOUT_S)
 
     async def _relay(self, setup: HostSetup) -> None:
         """Let agents there reach the control plane: a socket in a folder of ours, forwarded over
@@ -322,70 +263,36 @@ class SshLink:
         A fresh socket each time, since a dead connection's may still be there, behind a name that
         stays the same.
         """
+        assert self.host is not None
         name = f"s-{os.urandom(8).hex()}"
-        await self._forward(f"{setup.root}/{name}", self._base.server_address)
-        await self._tell_socket(name)
-
-    async def _forward(self, path: str, address: str) -> asyncssh.SSHListener:
-        """Have what connects to a socket there arrive at an address here. Raises Refused."""
-        assert self.dialled is not None
-        connection = self.dialled.connection
-        try:
-            if address.startswith("unix:"):
-                return await connection.forward_remote_path(path, address.removeprefix("unix:"))
-            host, _, port = address.partition("://")[2].rstrip("/").rpartition(":")
-            return await connection.forward_remote_path_to_port(path, host.strip("[]"), int(port))
-        except (asyncssh.ChannelListenError, asyncssh.Error, OSError) as error:
-            raise Refused(
-                f"{self.entry.name}: its SSH server does not forward Unix sockets ({error}); "
-                "agents need it: "
-                "set `AllowStreamLocalForwarding yes` in its sshd_config"
-            ) from error
-
-    async def _tell_socket(self, name: str) -> None:
-        assert self._process is not None
-        future = asyncio.get_running_loop().create_future()
-        self._asked[0] = future
-        self._process.stdin.write(
-            msgspec.json.encode({"id": 0, "do": "relay", "socket": name}) + b"\n"
-        )
-        await future
+        await self.host.forward(f"{setup.root}/{name}", self._base.server_address)
+        await self._calls.ask(self.host.send, "relay", dict, timeout_s=SETUP_TIMEOUT_S, socket=name)
 
     # While it is up
 
-    async def _read(self, process: "asyncssh.SSHClientProcess[bytes]") -> None:
-        with suppress(asyncssh.Error, OSError, msgspec.MsgspecError):
-            while line := await process.stdout.readline():
-                if not line.startswith(b"{"):
-                    continue  # what a login there says to everybody
-                self._heard(msgspec.json.decode(line, type=SupervisorAnswer))
-        if self._process is process:
-            complaint = b""
-            with suppress(asyncssh.Error, OSError, TimeoutError):
-                async with asyncio.timeout(1):
-                    complaint = await process.stderr.read()
-            said = complaint.decode(errors="replace").strip().splitlines()
+    async def _read(self, host: HostConnection) -> None:
+        async for head, _ in host.frames():
+            if "changed" in head:
+                self._base.changed(self.entry.name, head["changed"])
+            else:
+                self._calls.take(head)
+        if self.host is host:
             self._reading = None
             self._drop()
-            self._count_failure(
-                f"{self.entry.name}: the connection was lost {said[-1:] or ''}".strip(),
-                answered=False,
-            )
+            await host.closed()
+            problem = f"{self.entry.name}: the connection was lost {host.said}".strip()
+            self._count_failure(problem, answered=False)
             self._base.changed(self.entry.name, None)
 
-    def _heard(self, answer: SupervisorAnswer) -> None:
-        if answer.changed is not None:
-            self._base.changed(self.entry.name, answer.changed)
-            return
-        give_answer(self._asked, answer, self.entry.name)
-
     def _drop(self) -> None:
-        give_up(self._asked, f"{self.entry.name}: the connection was lost before it answered")
+        self._calls.give_up()
         if self._reading is not None:
             self._reading.cancel()
-        if self.dialled is not None:
-            self.dialled.close()
-        self._process, self._reading, self.dialled = None, None, None
+        if self.host is not None:
+            self.host.close()
+            living = [each for each in self._dropped if each.exit_code is None]
+            self._dropped = [*living, self.host]
+        self._serving, self._reading, self.host = False, None, None
 
     def _count_failure(self, problem: str, *, answered: bool) -> None:
         now = asyncio.get_running_loop().time()
@@ -398,7 +305,3 @@ class SshLink:
             self.silent_s = 0.0
         self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2 or FIRST_PAUSE_S)
         self.problem, self.let_in, self._failed_at = problem, not answered, now
-
-
-def _bytes(output: bytes | str | None) -> bytes:
-    return output if isinstance(output, bytes) else (output or "").encode()

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -62,6 +64,8 @@ class SshProvider:
         self._home = context.home.absolute()
         for folder in (self._home / "facts", self._home / "bundles", self._home / mark):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Short paths: those of sockets have at most 104 bytes.
+        self._sockets = TemporaryDirectory(prefix="cavvy-", dir="/tmp")
         self._links: dict[str, SshLink] = {}
         self._idle: Sequence[str] = ()  # patterns of the settings that no host matches
         self._known: dict[str, KnownHost] = {}
@@ -192,6 +196,7 @@ class SshProvider:
         for link in self._links.values():
             await link.close()
         self._learning.clear()
+        self._sockets.cleanup()
 
     def _way(self, gang: GangSpec, setup: HostSetup, rank: int) -> AgentRoute:
         carried = bool(self._context.server_address)
@@ -220,6 +225,7 @@ class SshProvider:
             ssh_config=inventory.ssh_config,
             accept_new=inventory.accept_new,
             known_hosts=self._home / "known_hosts",
+            sockets=Path(self._sockets.name),
         )
         base = LinkDependencies(
             ways=ways,

@@ -24,13 +24,8 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.providers.hosts.fleet.host_link import (
-    CannotConnect,
-    HostLink,
-    HostSetup,
-    LinkLost,
-    LoginRefused,
-)
+from cavvy.providers.hosts.connection import CannotConnect, LoginRefused
+from cavvy.providers.hosts.fleet.host_link import HostLink, HostSetup
 from cavvy.providers.hosts.fleet.launch_ledger import FleetIntent, FleetLedger
 from cavvy.providers.hosts.fleet.placing import AgentRoute, PlacedRank, make_config, node_address
 from cavvy.providers.hosts.fleet.status import (
@@ -42,6 +37,7 @@ from cavvy.providers.hosts.fleet.status import (
     see_living,
     view_ranks,
 )
+from cavvy.providers.hosts.remote_calls import LinkLost
 
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 _WITNESSES = 3  # other hosts that are asked whether they reach one that we do not

@@ -27,6 +27,7 @@ import subprocess
 import time
 
 from .files import FileLock, read_json, read_text, remove_file, write_json, write_text
+from .frames import FrameReader, encode_frame
 from .processes import GANG_MARK, RANK_MARK, boot, find_command, identify, list_marked, lives, send
 
 TYPE_CHECKING = False
@@ -102,7 +103,7 @@ class HostSupervisor:
         os.set_blocking(0, False)
         os.set_blocking(1, False)
         self._poll.register(0, select.POLLIN)
-        waiting = b""
+        frames = FrameReader()
         while True:
             pause = self._tend()
             self._flush()
@@ -118,9 +119,8 @@ class HostSupervisor:
                         continue
                     if not read:
                         return
-                    *lines, waiting = (waiting + read).split(b"\n")
-                    for line in lines:
-                        self._answer(json.loads(line))
+                    for asked, _ in frames.feed(read):
+                        self._answer(asked)
 
     def _answer(self, asked: Fields) -> None:
         try:
@@ -135,7 +135,7 @@ class HostSupervisor:
         self._say(answer)
 
     def _say(self, value: Fields) -> None:
-        self._out += json.dumps(value).encode() + b"\n"
+        self._out += encode_frame(value)
 
     def _flush(self) -> None:
         """Write what the pipe takes; the rest waits, so that a peer that is gone holds nobody

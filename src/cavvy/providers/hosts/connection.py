@@ -1,0 +1,255 @@
+"""A link to a host: the user's own `ssh`, or a shell on this machine.
+
+One process is one link. It runs a shell on the host, which becomes the program named in `start`;
+frames of that program travel over the process's standard input and output. With a `control` socket
+the process is an OpenSSH master too: commands, forwarded sockets and probes share its connection.
+
+Errors, by what the caller does next:
+
+* CannotConnect(TryAgain)  nothing answers now, and nothing was asked; a later call may work.
+  HostUnknown is the case of a name without an address
+* LoginRefused(Refused)    a person must act: an unknown or changed host key, no accepted key
+"""
+
+import asyncio
+import os
+import re
+import shlex
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cavvy.providers.base import Refused, TryAgain
+from cavvy.providers.hosts.environ import clean_environ
+from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
+
+_KEPT = frozenset(
+    "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR SLURM_CONF PBS_CONF_FILE".split()  # noqa: SIM905
+)
+_MARK = b"cavvy-link"  # what the login shell prints before this line is not for us
+_SHELL = ("sh", "-c", f'echo {_MARK.decode()}; read -r command && eval "exec $command"')
+_STDERR_BYTES = 4000
+_WITNESS_S = 5
+_END_S = 1
+
+
+class CannotConnect(TryAgain):
+    """Nothing answers now."""
+
+
+class HostUnknown(CannotConnect):
+    """The host's name has no address."""
+
+
+class LoginRefused(Refused):
+    """A person must act."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostAddress:
+    """How to reach a host. `ssh` (): it is this machine."""
+
+    name: str  # for messages
+    ssh: Sequence[str] = ()  # the command up to the destination
+    destination: str = ""
+    control: Path | None = None  # of a master; the name of a socket that does not exist yet
+    host_key_hint: str = ""  # what else helps against an unknown host key
+
+
+class HostConnection:
+    """A link that is open. `said` is what the host and `ssh` complained about."""
+
+    def __init__(self, address: HostAddress, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.address = address
+        self._process, self._input, self._output = process, process.stdin, process.stdout
+        self._stderr = b""
+        self._complaints = asyncio.create_task(self._collect())
+
+    @property
+    def said(self) -> str:
+        lines = self._stderr.decode("utf-8", "replace").splitlines()
+        return " ".join(line.strip() for line in lines if line.strip("@ "))[-600:]
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the program, or of `ssh`; None while the link is open."""
+        return self._process.returncode
+
+    def start(self, argv: Sequence[str], given: bytes = b"") -> None:
+        """The host's shell becomes this program, whose words have no line breaks; `given` is the
+        first that it reads.
+        """
+        self._input.write(shlex.join(argv).encode() + b"\n" + given)
+
+    def send(self, head: dict[str, Any], data: bytes = b"") -> None:
+        self._input.write(encode_frame(head, data))
+
+    async def frames(self) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
+        """What the program says, until the link is lost."""
+        reader = FrameReader()
+        with suppress(OSError, ValueError):  # either way the link is of no use any more
+            while data := await self._output.read(1 << 18):
+                for frame in reader.feed(data):
+                    yield frame
+
+    async def run(self, argv: Sequence[str], given: bytes = b"", *, timeout_s: float) -> bytes:
+        """The output of another command on the host. Raises CannotConnect."""
+        process = await self._share(shlex.join(argv))
+        try:
+            async with asyncio.timeout(timeout_s):
+                out, err = await process.communicate(given)
+        except TimeoutError:
+            raise CannotConnect(f"{self.address.name}: {argv[0]} takes too long there") from None
+        finally:
+            await _end(process)
+        if process.returncode != 0:
+            complaint = err.decode("utf-8", "replace").strip()[-500:]
+            raise CannotConnect(
+                f"{self.address.name}: {argv[0]} failed there: {complaint or process.returncode}"
+            )
+        return out
+
+    async def forward(self, path: str, address: str, *, cancel: bool = False) -> None:
+        """Connections to a socket of that path on the host arrive at unix:/path or
+        http(s)://host:port here. Raises Refused.
+        """
+        local = address.removeprefix("unix:").partition("://")
+        target = (local[2] or local[0]).rstrip("/").replace("%", "%%")
+        action = "cancel" if cancel else "forward"
+        process = await self._share("-O", action, "-R", f"{path}:{target}")
+        _, err = await process.communicate()
+        if process.returncode != 0:
+            raise Refused(
+                f"{self.address.name}: its SSH server does not forward Unix sockets "
+                f"({err.decode('utf-8', 'replace').strip()[-200:]}); agents need it: "
+                "set `AllowStreamLocalForwarding yes` in its sshd_config"
+            )
+
+    async def reaches(self, address: str, port: int) -> bool:
+        """Whether an SSH server answers at that address, seen from the host."""
+        where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        process = await self._share("-W", where)
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(_WITNESS_S):
+                return bool(await process.stdout.read(1))
+        except TimeoutError:
+            return False
+        finally:
+            await _end(process)
+
+    def close(self) -> None:
+        """Close the link at once; what the host runs for others goes on."""
+        _kill(self._process)
+        if self.address.control is not None:
+            self.address.control.unlink(missing_ok=True)
+
+    async def closed(self) -> None:
+        """Wait until the link's process has ended."""
+        await self._process.wait()
+        await asyncio.wait([self._complaints], timeout=_END_S)
+        self._complaints.cancel()
+
+    async def wait_open(self) -> None:
+        """Wait for the host's shell. Raises CannotConnect, LoginRefused."""
+        while line := await self._output.readline():
+            if line.strip() == _MARK:
+                return
+        await self.closed()
+        raise explain(self.address, self.said)
+
+    async def _share(self, *words: str) -> asyncio.subprocess.Process:
+        """`ssh` with these options, or this command, over the master's connection."""
+        options = words if words[0].startswith("-") else ()
+        command = () if options else words
+        # Without its master `ssh` would connect anew; a proxy that fails prevents it.
+        shared = ("ssh", "-F", "none", "-T", "-S", str(self.address.control))
+        alone = ("-o", "ProxyCommand=false", "-o", "LogLevel=ERROR")
+        return await spawn([*shared, *alone, *options, self.address.destination, *command])
+
+    async def _collect(self) -> None:
+        assert self._process.stderr is not None
+        while data := await self._process.stderr.read(4096):
+            self._stderr = (self._stderr + data)[-_STDERR_BYTES:]
+
+
+async def open_connection(address: HostAddress, *, timeout_s: float) -> HostConnection:
+    """Connect. Raises CannotConnect, LoginRefused, Refused."""
+    argv = list(_SHELL)
+    if address.ssh:
+        master = ["-M", "-S", str(address.control)] if address.control is not None else []
+        argv = [*address.ssh, *master, address.destination, shlex.join(_SHELL)]
+    link = HostConnection(address, await spawn(argv))
+    try:
+        async with asyncio.timeout(timeout_s):
+            await link.wait_open()
+    except BaseException as error:
+        link.close()
+        await link.closed()
+        if isinstance(error, TimeoutError):
+            raise CannotConnect(
+                f"{address.name}: it does not answer within {timeout_s:g} s"
+            ) from None
+        raise
+    return link
+
+
+def explain(address: HostAddress, said: str) -> CannotConnect | LoginRefused:
+    """The error of a link that could not be opened, by what `ssh` printed."""
+    name = address.name
+    if "Host key verification failed" in said:
+        return LoginRefused(
+            f"{name}: its host key is not in known_hosts, or is another one than there ({said}). "
+            f"Run `ssh {name}` once and compare the key{address.host_key_hint}"
+        )
+    if "Permission denied" in said or "Too many authentication failures" in said:
+        return LoginRefused(
+            f"{name}: no key of yours is accepted ({said}). Make `ssh {name}` work without a "
+            "password: ssh-copy-id, or ssh-add for a key with a passphrase"
+        )
+    if "configuration option" in said or re.search(r": line \d+:", said):
+        return LoginRefused(f"{name}: {said}")
+    if found := re.search(r"Could not resolve hostname \S+ (.*)", said):
+        return HostUnknown(
+            f"{name}: no address is known for it ({found[1]}): give it a `Host {name}` with its "
+            "HostName in ~/.ssh/config, or use its address"
+        )
+    return CannotConnect(f"{name}: it cannot be reached: {said or 'the connection was closed'}")
+
+
+async def spawn(argv: Sequence[str]) -> asyncio.subprocess.Process:
+    """Start a program with pipes, without the server's secrets. Raises Refused."""
+    pipe = asyncio.subprocess.PIPE
+    try:
+        return await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            env=clean_environ(os.environ, _KEPT, ("LC_", "SSH_")),
+            start_new_session=True,  # a Ctrl-C at a terminal is not meant for it
+        )
+    except OSError as error:
+        if argv[0] == "ssh" and isinstance(error, FileNotFoundError):
+            raise Refused(
+                "this machine has no OpenSSH client: install the package openssh-client (Debian, "
+                "Ubuntu) or openssh-clients (Fedora, RHEL)"
+            ) from error
+        raise Refused(f"{argv[0]} cannot be started here: {error}") from error
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    # `Process.kill` would take the exit code away from asyncio.
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    _kill(process)
+    await process.wait()

@@ -1,0 +1,76 @@
+"""Requests to a program on another machine, and its answers, by number."""
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from typing import Any, TypeVar
+
+import msgspec
+
+from cavvy.providers.base import NoCapacity, Refused, TryAgain
+
+_T = TypeVar("_T")
+_ERRORS: dict[str, type[Exception]] = {"busy": NoCapacity, "refused": Refused}
+
+
+class LinkLost(TryAgain):
+    """The link broke after something was asked: it may have been done."""
+
+
+class RemoteCalls:
+    """Requests that wait for an answer. `name`, if given, starts every message. `up` is asked each
+    second whether an answer can still come.
+    """
+
+    def __init__(self, name: str = "", up: Callable[[], bool] = lambda: True) -> None:
+        self._up = up
+        self._prefix = f"{name}: " if name else ""
+        self._waiting: dict[int, asyncio.Future[object]] = {}
+        self._numbers = count(1)
+
+    async def ask(
+        self,
+        send: Callable[[dict[str, Any]], None],
+        do: str,
+        kind: type[_T],
+        *,
+        timeout_s: float,
+        **fields: object,
+    ) -> _T:
+        """Have the program do something. Raises LinkLost, and TryAgain, NoCapacity or Refused as
+        the program answers.
+        """
+        number, future = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        try:
+            send({"id": number, "do": do, **msgspec.to_builtins(fields)})
+            async with asyncio.timeout(timeout_s):
+                while not (await asyncio.wait([future], timeout=1))[0]:
+                    if not self._up():
+                        raise TimeoutError
+            return msgspec.convert(future.result(), kind)
+        except (TimeoutError, OSError) as error:
+            raise LinkLost(f"{self._prefix}the connection was lost before it answered") from error
+        finally:
+            self._waiting.pop(number, None)
+
+    def take(self, head: dict[str, Any]) -> None:
+        """Hand an answer to the request with its number."""
+        future = self._waiting.pop(head.get("id", -1), None)
+        if future is None or future.done():
+            return
+        if "answer" in head:
+            future.set_result(head["answer"])
+            return
+        error = _ERRORS.get(head.get("kind", ""), TryAgain)
+        future.set_exception(error(f"{self._prefix}{head.get('error', '')}"))
+
+    def give_up(self, error: Exception | None = None) -> None:
+        """No answer will come any more."""
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(
+                    error or LinkLost(f"{self._prefix}the connection was lost before it answered")
+                )
+                future.exception()  # the task that asked may be gone
+        self._waiting.clear()

@@ -1,0 +1,58 @@
+"""The framing of every link: a JSON object on a line, then as many bytes as its `size` says.
+
+Used on both sides: by the control plane, the host supervisor and the login-node helper. A frame
+without `size` carries no bytes.
+"""
+
+from __future__ import annotations
+
+import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Fields = dict[str, Any]
+
+LIMIT = 80 * 1024 * 1024  # bytes of one frame: more than the largest letter of an agent
+
+
+def encode_frame(head: Fields, data: bytes = b"") -> bytes:
+    """One frame; `data` needs no encoding."""
+    if data:
+        head = dict(head, size=len(data))
+    return json.dumps(head, separators=(",", ":")).encode() + b"\n" + data
+
+
+class FrameReader:
+    """Cuts a stream into frames, however the bytes arrive."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._head: Fields | None = None  # of a frame whose bytes have not all arrived
+
+    def feed(self, data: bytes) -> list[tuple[Fields, bytes]]:
+        """The frames that `data` completes. Raises ValueError for what is no frame."""
+        self._buffer += data
+        frames = []
+        while True:
+            if self._head is None:
+                end = self._buffer.find(b"\n")
+                if end < 0:
+                    break
+                self._head = json.loads(self._buffer[:end].decode())
+                if not isinstance(self._head, dict):
+                    raise ValueError("a frame begins with a JSON object")
+                del self._buffer[: end + 1]
+            size = self._head.get("size", 0)
+            if not isinstance(size, int) or not 0 <= size <= LIMIT:
+                raise ValueError(f"a frame of {size!r} bytes")
+            if len(self._buffer) < size:
+                break
+            self._head.pop("size", None)
+            frames.append((self._head, bytes(self._buffer[:size])))
+            del self._buffer[:size]
+            self._head = None
+        if len(self._buffer) > LIMIT:
+            raise ValueError(f"a frame of more than {LIMIT} bytes")
+        return frames
