@@ -183,7 +183,7 @@ async def open_connection(address: HostAddress, *, timeout_s: float) -> HostConn
     argv = list(_SHELL)
     if address.ssh:
         master = ["-M", "-S", str(address.control)] if address.control is not None else []
-        argv = [*address.ssh, *master, address.destination, shlex.join(_SHELL)]
+        argv = [*address.ssh, *master, "--", address.destination, shlex.join(_SHELL)]
     link = HostConnection(address, await spawn(argv))
     try:
         async with asyncio.timeout(timeout_s):
