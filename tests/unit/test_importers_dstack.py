@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from cavvy.domain.tasks import AcceleratorNeed, Retry, SpotPolicy, Workdir
+from cavvy.domain.tasks import AcceleratorNeed, Retry, Schedule, SpotPolicy, Workdir
 from cavvy.domain.units import HourlyRate
 from cavvy.importers import Translation, parse_file, parse_task
 from cavvy.importers.dstack.tasks import join_commands
@@ -155,23 +155,21 @@ def test_a_command_by_its_entrypoint() -> None:
     [
         ("volumes: [{name: [a, b], path: /data}]", "volumes"),
         ("volumes: ['data:/etc']", "volumes"),
-        ("files: [a.txt]", "files"),
         ("user: ubuntu", "user"),
         ("privileged: true", "privileged"),
         ("docker: true", "docker"),
-        ("nvcc: true", "nvcc"),
-        ("registry_auth: {username: a, password: b}", "registry_auth"),
         ("reservation: r", "reservation"),
         ("availability_zones: [a]", "availability_zones"),
         ("startup_order: workers-first", "startup_order"),
         ("stop_criteria: master-done", "stop_criteria"),
         ("creation_policy: reuse", "creation_policy"),
-        ("schedule: {cron: '0 8 * * mon-fri'}", "schedule"),
-        ("utilization_policy: {min_gpu_utilization: 10, time_window: 10m}", "utilization_policy"),
         ("retry: true", "retry"),
+        ("schedule: {cron: ['0 8 * * *', '0 9 * * *']}", "schedule"),
+        ("env: {A: 'x${{ secrets.b }}'}", "env.A"),
+        ("files: [../a.txt]", "files"),
+        ("repos: ['.:sub']", "repos"),
         ("fleets: [mine]", "fleets"),
         ("shell: /usr/bin/zsh", "shell"),
-        ("env: {A: '${{ secrets.b }}'}", "env.A"),
         ("repos: ['https://example.org/a.git']", "repos"),
         ("resources: {cpu: 'arm:4'}", "resources.cpu"),
         ("resources: {gpu: 'n150:1'}", "resources.gpu"),
@@ -219,7 +217,6 @@ def test_notes_do_not_stop_a_run() -> None:
             "service",
             1,
         ),
-        ("type: dev-environment\nide: vscode", "dev-environment", 1),
         ("type: fleet\nnodes: 0..2\nplacement: cluster", "fleet", 0),
         ("type: fleet\nssh_config: {user: a, hosts: [{hostname: b, blocks: auto}, c]}", "fleet", 0),
         ("type: volume\nbackend: aws\nregion: eu\nsize: 100GB", "volume", 0),
@@ -233,6 +230,58 @@ def test_other_kinds_are_kept_and_named(text: str, what: str, tasks: int) -> Non
     assert found.refused[0].key == "type"
     with pytest.raises(SpecError, match="`type` of this dstack file is not honoured"):
         parse_task(text)
+
+
+def test_a_dev_environment_is_a_task_that_waits() -> None:
+    text = "type: dev-environment\nide: vscode\ninit: [pip install x]\ninactivity_duration: 2h"
+    found = parse_file(text)
+    assert found.refused == ()
+    assert keys(found, refused=False) == ["type", "ide", "inactivity_duration"]
+    assert found.task is not None
+    assert found.task.run.startswith("pip install x\ntrap 'exit 143' TERM\n")
+    assert found.task.limits.idle == timedelta(hours=2)
+
+
+def test_a_schedule_is_in_utc() -> None:
+    task = run("schedule: {cron: '0 8 * * mon-fri'}").task
+    assert task is not None
+    assert task.schedule == Schedule(cron="0 8 * * mon-fri")
+
+
+def test_what_becomes_something_near_is_noted() -> None:
+    text = "nvcc: true\nregistry_auth: {username: a, password: b}\n"
+    found = run(text + "utilization_policy: {min_gpu_utilization: 10, time_window: 10m}\nimage: i")
+    assert found.task is not None
+    assert (found.task.image_login, found.refused) == ("DSTACK_REGISTRY_LOGIN", ())
+    assert found.task.limits.idle == timedelta(minutes=10)
+    assert keys(found, refused=False) == ["nvcc", "registry_auth", "utilization_policy"]
+
+
+def test_files_are_submitted() -> None:
+    found = run("files: [a.txt, ~/b:/etc/b, {local_path: ../c, path: ~/c}]")
+    assert found.task is not None
+    assert [(each.source, each.inside) for each in found.local] == [
+        ("a.txt", "a.txt"),
+        ("~/b", ".mounts/1-b"),
+        ("../c", ".mounts/2-c"),
+    ]
+    assert [(each.source, each.path) for each in found.task.volumes] == [
+        (".mounts/1-b", "/etc/b"),
+        (".mounts/2-c", "~/c"),
+    ]
+
+
+def test_a_repository_at_a_path_is_seen_there() -> None:
+    found = run("repos: ['.:/my-repo']")
+    assert found.task is not None
+    assert [(each.source, each.path) for each in found.task.volumes] == [(".", "/my-repo")]
+    assert "cd /my-repo ||" in found.before
+
+
+def test_a_secret_may_have_another_name_than_its_variable() -> None:
+    found = run("env: ['A=${{ secrets.b }}', 'C=${{ secrets.C }}']")
+    assert found.task is not None
+    assert (found.task.secrets, found.before) == (("b", "C"), 'export A="$b"\n')
 
 
 def wrong(text: str) -> list[str]:

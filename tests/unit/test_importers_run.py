@@ -71,6 +71,37 @@ def test_without_accelerators_there_are_none(shell: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("shell", SHELLS)
+def test_commands_find_what_a_node_of_skypilot_has(
+    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, conda = tmp_path / "home", tmp_path / "home" / "miniconda3" / "bin" / "conda"
+    conda.parent.mkdir(parents=True)
+    conda.write_text(
+        "#!/bin/sh\n[ $1.$2 = shell.posix.hook ] && echo 'conda() { echo hooked $1; }'"
+    )
+    conda.chmod(0o755)
+    monkeypatch.setitem(NODE, "HOME", str(home))
+    monkeypatch.setitem(NODE, "CUDA_VISIBLE_DEVICES", "0")
+    task = parse_task(
+        "setup: echo ${CUDA_VISIBLE_DEVICES-none}\n"
+        "run: |\n  conda activate x\n  (cd ~/sky_workdir && pwd -P)\n"
+        "  echo $SKYPILOT_JOB_RANK $SKYPILOT_NUM_JOBS $CUDA_VISIBLE_DEVICES\nnum_nodes: 1"
+    )
+    assert execute(task.setup or "", shell, tmp_path).stdout == "none\n"
+    done = execute(task.run, shell, tmp_path)
+    assert done.stdout.splitlines() == ["hooked activate", str(tmp_path.resolve()), "0 1 0"]
+    (home / "sky_workdir").unlink()
+    (home / "sky_workdir").mkdir()  # the user's own
+    assert str(home.resolve() / "sky_workdir") in execute(task.run, shell, tmp_path).stdout
+
+
+def test_nothing_is_put_before_commands_that_do_not_need_it() -> None:
+    task = parse_task("num_nodes: 1\nrun: echo a")
+    assert "sky_workdir" not in task.run
+    assert "conda" not in task.run
+
+
+@pytest.mark.parametrize("shell", SHELLS)
 def test_dstack_s_variables(shell: str, tmp_path: Path) -> None:
     text = """\
 type: task

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from cavvy.catalog.regions import is_region
 from cavvy.domain.tasks import AcceleratorNeed, Retry, SpotPolicy, Transfer, Workdir
 from cavvy.domain.units import HourlyRate
 from cavvy.importers import Translation, parse_file, parse_task
@@ -122,16 +123,57 @@ def test_alternatives_that_are_one_wish() -> None:
     found = need(
         "{cpus: 4, any_of: [{infra: aws/us-east-1, use_spot: true}, {infra: aws/us-east-1, "
         "use_spot: false}, "
-        "{infra: gcp/us-central1, use_spot: true}, {infra: gcp/us-central1, use_spot: false}]}"
+        "{infra: aws/us-west-2, use_spot: true}, {infra: aws/us-west-2, use_spot: false}]}"
     )
     assert found.task is not None
     assert found.refused == ()
     request = found.task.resources
     assert (request.spot, request.providers, request.regions) == (
         SpotPolicy.AUTO,
-        ("aws", "gcp"),
-        ("us-east-1", "us-central1"),
+        ("aws",),
+        ("us-east-1", "us-west-2"),
     )
+
+
+def test_alternatives_are_not_multiplied_out() -> None:
+    task = need("{any_of: [{infra: aws/us-east-1}, {infra: lambda/us-west-2}, {infra: gcp}]}").task
+    assert task is not None
+    assert [(each.providers, each.regions) for each in task.resources.choices] == [
+        (("aws",), ("us-east-1",)),
+        (("lambda",), ("us-west-2",)),
+        (("gcp",), ()),
+    ]
+
+
+def test_a_partition_is_a_part_of_its_cluster() -> None:
+    task = need("{infra: slurm/Alps/debug}").task
+    assert task is not None
+    assert (task.resources.providers, task.resources.regions) == (("slurm",), ("Alps/debug",))
+    assert is_region("alps/debug", "slurm", "Alps", "debug")
+    assert not is_region("Alps/debug", "slurm", "Alps", "long")
+
+
+def test_a_part_of_a_device_is_a_whole_one() -> None:
+    found = need("{accelerators: 'V100:0.5'}")
+    assert found.task is not None
+    assert found.task.resources.accelerators[0].count_min == 1
+    assert keys(found, refused=False) == ["resources.accelerators"]
+
+
+@pytest.mark.parametrize(
+    ("tier", "kind"), [("low", "standard"), ("medium", None), ("high", "gp3"), ("best", None)]
+)
+def test_a_disk_tier_is_the_disk_type_of_skypilot_on_aws(tier: str, kind: str | None) -> None:
+    found = need(f"{{disk_tier: {tier}}}")
+    assert found.task is not None
+    assert (found.task.resources.disk_type, found.refused) == (kind, ())
+
+
+def test_an_image_that_skypilot_publishes_is_a_note() -> None:
+    found = need("{infra: aws, image_id: {us-east-1: 'skypilot:gpu-ubuntu', docker: 'a:b'}}")
+    assert found.task is not None
+    assert (found.task.image, found.refused) == ("a:b", ())
+    assert keys(found, refused=False) == ["resources.image_id"]
 
 
 @pytest.mark.parametrize(
@@ -207,8 +249,6 @@ def test_memory_may_go_with_however_many_cpus_there_are(
     "resources",
     [
         "{any_of: [{image_id: 'docker:a'}, {image_id: 'docker:b'}]}",
-        "{ordered: [{infra: aws, disk_tier: low}, {infra: gcp}]}",
-        "{accelerators: H100:0.5}",
         "{accelerators: H1000:8}",
         "{infra: aws/us-east-1/us-east-1a}",
         "{disk_tier: ultra}",
@@ -238,28 +278,33 @@ def test_what_has_no_place_is_kept_and_refused_when_run(resources: str) -> None:
     [
         ("service: {readiness_probe: /health, replicas: 2}", "service"),
         ("pool: {workers: 2}", "pool"),
-        ("file_mounts: {/data: ../local}", "file_mounts./data"),
-        ("file_mounts: {/data: ~/local}", "file_mounts./data"),
-        ("file_mounts: {/data: ./local}\nworkdir: src", "file_mounts./data"),
         ("file_mounts: {/data: r2://bucket}", "file_mounts./data"),
         ("file_mounts: {/etc: s3://bucket}", "file_mounts./etc"),
-        ("file_mounts: {data: s3://bucket}", "file_mounts.data"),
-        ("file_mounts: {/data: {name: b, mode: MOUNT}}", "file_mounts./data"),
-        ("file_mounts: {/data: {name: b, source: ./x, mode: COPY}}", "file_mounts./data"),
         ("file_mounts: {/data: {source: [s3://a, s3://b]}}", "file_mounts./data"),
-        ("file_mounts: {/data: 'https://a.blob.core.windows.net/c'}", "file_mounts./data"),
         ("volumes: {data: vol}", "volumes.data"),
         ("volumes: {/data: {size: 10Gi}}", "volumes./data"),
-        ("config: {kubernetes: {pod_config: {}}}", "config"),
+        ("file_mounts: {/data: ~/.ssh/id_rsa}", "file_mounts./data"),
+        ("file_mounts: {/data: $HERE/x}", "file_mounts./data"),
+        ("file_mounts: {/data: {name: b, store: r2}}", "file_mounts./data"),
+        ("file_mounts: {/data: {name: b, source: s3://c}}", "file_mounts./data"),
+        (
+            "file_mounts: {/data: ../x}\nworkdir: {url: https://x/y, ref: abcdef1}",
+            "file_mounts./data",
+        ),
+        (
+            "config: {kubernetes: {pod_config: {spec: {}}}}\nresources: {infra: k8s}",
+            "config.kubernetes.pod_config",
+        ),
+        (
+            "config: {docker: {run_options: --a}}\nresources: {image_id: docker:a}",
+            "config.docker.run_options",
+        ),
         ("secrets: {A: open}", "secrets.A"),
         ("workdir: {url: https://x/y.git, ref: main}", "workdir"),
-        ("workdir: ~/src", "workdir"),
-        ("run:", "run"),
     ],
 )
 def test_other_keys_are_kept_with_their_place(line: str, key: str) -> None:
-    rest = "" if line.startswith("run") else "\nrun: x"
-    found = parse_file(f"num_nodes: 1\n{line}{rest}")
+    found = parse_file(f"num_nodes: 1\n{line}\nrun: x")
     assert next((each.key, each.line) for each in found.refused) in ((key, 2), (key, 1))
 
 
@@ -308,28 +353,112 @@ volumes: {/v: claim, /w: {name: other}}
     ]
 
 
+def test_a_bucket_without_a_store_is_of_the_only_cloud_or_of_s3() -> None:
+    text = "run: x\nfile_mounts: {/a: {name: b}, data/c: {name: d, mode: COPY}}\n"
+    for resources, scheme in (
+        ("", "s3"),
+        ("resources: {infra: aws}", "s3"),
+        ("resources: {infra: gcp/us-central1}", "gs"),
+        ("resources: {cloud: azure}", "az"),
+        ("resources: {any_of: [{infra: gcp}, {infra: aws}]}", "s3"),
+    ):
+        found = parse_file(text + resources)
+        assert found.task is not None
+        assert found.refused == ()
+        assert [(each.source, each.target) for each in found.task.inputs] == [
+            (f"{scheme}://b/", "/a"),
+            (f"{scheme}://d/", "data/c"),
+        ]
+        assert any(f"{scheme}://b/ must exist" in each.reason for each in found.kept)
+
+
+def test_a_container_of_azure_by_its_address() -> None:
+    task = parse_file("run: x\nfile_mounts: {/a: 'https://x.blob.core.windows.net/c/d'}").task
+    assert task is not None
+    assert task.inputs[0].source == "az://c/d"
+
+
 @pytest.mark.parametrize(
-    ("text", "workdir", "expected"),
+    ("mode", "url"), [("MOUNT", "s3://b/"), ("MOUNT_CACHED", "s3://b/"), ("COPY", None)]
+)
+def test_local_files_of_a_bucket_are_submitted(mode: str, url: str | None) -> None:
+    text = f"run: x\nfile_mounts: {{/a: {{name: b, source: ~/set, mode: {mode}}}}}"
+    found = parse_file(text)
+    assert found.task is not None
+    assert [each.source for each in found.local] == ["~/set"]
+    assert [(each.source, each.path) for each in found.task.volumes] == [(".mounts/0-set", "/a")]
+    assert [each.target for each in found.task.outputs] == ([url] if url else [])
+    assert found.task.inputs == ()
+
+
+def test_several_local_files_of_a_bucket_lie_below_its_path() -> None:
+    found = parse_file("run: x\nfile_mounts: {/a: {name: b, source: ['~/x y', ./z], mode: COPY}}")
+    assert found.task is not None
+    assert [each.source for each in found.local] == ["~/x y", "./z"]
+    assert [(each.source, each.path) for each in found.task.volumes] == [
+        (".mounts/0-x_y", "/a/x y"),
+        (".mounts/1-z", "/a/z"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "workdir", "expected", "local"),
     [
         (
             "file_mounts: {~/code: ./code, /etc/x.conf: a/x.conf}",
-            ".",
-            [("code", "~/code"), ("a/x.conf", "/etc/x.conf")],
+            None,
+            [(".mounts/0-code", "~/code"), (".mounts/1-x.conf", "/etc/x.conf")],
+            ["./code", "a/x.conf"],
         ),
-        ("workdir: .\nfile_mounts: {/all: .}", ".", [(".", "/all")]),
-        ("workdir: src\nfile_mounts: {/opt/lib: src/lib}", "src", [("lib", "/opt/lib")]),
+        ("workdir: .\nfile_mounts: {/all: .}", ".", [(".", "/all")], []),
+        ("workdir: src\nfile_mounts: {/opt/lib: src/lib}", "src", [("lib", "/opt/lib")], []),
+        ("workdir: ~/a\nfile_mounts: {/l: ~/a/lib}", "~/a", [("lib", "/l")], []),
+        ("workdir: .\nfile_mounts: {lib: ./lib}", ".", None, []),
+        ("workdir: .\nfile_mounts: {lib: ../lib}", ".", None, ["../lib"]),
+        ("workdir: src\nfile_mounts: {/l: lib}", "src", [(".mounts/0-lib", "/l")], ["lib"]),
+        ("workdir: .\nfile_mounts: {/l: ../lib}", ".", [(".mounts/0-lib", "/l")], ["../lib"]),
+        ("workdir: .\nfile_mounts: {/l: /lib/x}", ".", [(".mounts/0-x", "/l")], ["/lib/x"]),
     ],
 )
-def test_local_mounts_travel_with_the_working_folder(
-    text: str, workdir: str, expected: list[tuple[str, str]]
+def test_local_mounts_are_parts_of_the_working_folder_or_submitted_beside_it(
+    text: str, workdir: str | None, expected: list[tuple[str, str]] | None, local: list[str]
 ) -> None:
     found = parse_file(f"run: x\nnum_nodes: 1\n{text}")
     assert found.task is not None
     assert found.refused == ()
-    assert [(each.source, each.path) for each in found.task.volumes] == expected
-    assert {each.kind for each in found.task.volumes} == {"folder"}
-    assert found.task.workdir is not None
-    assert found.task.workdir.path == workdir
+    assert [(each.source, each.path) for each in found.task.volumes] == (expected or [])
+    assert {each.kind for each in found.task.volumes} <= {"folder"}
+    assert [each.source for each in found.local] == local
+    assert expected is not None or [each.inside for each in found.local] == ["lib"] * len(local)
+    assert (found.task.workdir and found.task.workdir.path) == workdir
+
+
+@pytest.mark.parametrize(
+    ("config", "resources"),
+    [
+        ("kubernetes: {pod_config: {spec: {}}}", "{infra: aws}"),
+        ("kubernetes: {pod_config: {spec: {}}}", "{cpus: 2}"),
+        ("kubernetes: {provision_timeout: 900}", "{infra: k8s}"),
+        ("active_workspace: a", "{cpus: 2}"),
+        ("gcp: {enable_gvnic: true}", "{infra: gcp}"),
+        ("docker: {run_options: --a}", "{cpus: 2}"),
+    ],
+)
+def test_settings_that_the_work_does_not_notice_are_notes(config: str, resources: str) -> None:
+    found = parse_file(f"run: x\nconfig: {{{config}}}\nresources: {resources}")
+    assert found.refused == ()
+    assert [each.key.startswith("config.") or each.key for each in found.kept] == [True]
+
+
+def test_a_file_without_commands_waits_for_a_login() -> None:
+    task = parse_task("setup: y\nresources: {accelerators: A100}")
+    assert "while :; do sleep 3600 & wait $!; done" in task.run
+
+
+def test_conda_is_a_note_where_no_image_may_have_it() -> None:
+    text = "num_nodes: 1\nsetup: conda activate a\nrun: python b.py\n"
+    assert keys(parse_file(text), refused=False) == ["setup"]
+    assert keys(parse_file(text + "resources: {image_id: 'docker:a'}"), refused=False) == []
 
 
 def test_ports_are_a_note() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from cavvy.importers import ReadOptions, parse_file
 from cavvy.importers.detect import Dialect
+from cavvy.importers.translation_header import WAIT
 from cavvy.spec import SpecError
 
 SKYPILOT = "run: x\nnum_nodes: 1\n"
@@ -212,8 +213,8 @@ def test_accelerators_that_may_be_none_are_told(count: str) -> None:
     ("text", "name", "run"),
     [
         ("name: My_Task\nsetup: y\nrun: x", "my-task", "x"),
-        ("setup: y", "task", ""),
-        ("setup: y\nrun: ''", "task", ""),
+        ("setup: y", "task", WAIT),
+        ("setup: y\nrun: ''", "task", WAIT),
         ("run: x\nworkdir: {url: 'https://example.org/a.git', ref: main}", "task", "x"),
         ("run: x\nresources: {priority: 5}", "task", "x"),
         ("run: x\nworkdir: ~/src", "task", "x"),

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cavvy.spec.ignore import list_files
-from cavvy.spec.workdir import FolderSnapshot, FreezeError, freeze
+from cavvy.spec.workdir import FolderSnapshot, FreezeError, combine, freeze
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
@@ -194,6 +194,25 @@ def test_the_manifest_is_what_an_agent_reads(tmp_path: Path) -> None:
     assert snapshot.size == 4
     assert snapshot.biggest(1)[0].path == "a.sh"
     assert snapshot.notes == ()
+
+
+def test_several_folders_and_files_are_one_snapshot(tmp_path: Path) -> None:
+    write(tmp_path / "work", {"a": "1", "conf/x": "old"})
+    write(tmp_path / "set", {"b/c": "2"})
+    write(tmp_path, {"x": "new"})
+    snapshot = combine(
+        {
+            "": freeze(tmp_path / "work"),
+            ".mounts/0-set": freeze(tmp_path / "set"),
+            "conf/x": freeze(tmp_path, only="x"),
+        }
+    )
+    assert paths(snapshot) == [".mounts/0-set/b/c", "a", "conf/x"]
+    sent = {path.read_text() for path in snapshot.blobs().values() if isinstance(path, Path)}
+    assert {"1", "2", "new"} <= sent
+    files = json.loads(snapshot.manifest)["files"]
+    assert [each["sha256"] in snapshot.blobs() for each in files] == [True] * 3
+    assert files[2]["sha256"] == hashlib.sha256(b"new").hexdigest()
 
 
 def test_links_out_of_the_folder_and_special_files_are_noted(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """`run` and `plan` take options that replace what the file says, a command, and standard input."""
 
 import json
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,15 @@ from cavvy.client import wire
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, object]]:
+def uploaded() -> dict[str, bytes | Path]:
+    """What is uploaded, by hash."""
+    return {}
+
+
+@pytest.fixture
+def sent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uploaded: dict[str, bytes | Path]
+) -> list[dict[str, object]]:
     """What is submitted."""
     found: list[dict[str, object]] = []
     client = FakeClient()
@@ -22,7 +32,12 @@ def sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, obje
         found.append({"text": text, **how})
         return wire.Submitted(id="1", project="default", name="a", phase="queued")
 
+    def upload(project: str, blobs: Mapping[str, bytes | Path]) -> int:
+        uploaded.update(blobs)
+        return 1
+
     monkeypatch.setattr(client, "submit", submit, raising=False)
+    monkeypatch.setattr(client, "upload", upload, raising=False)
     monkeypatch.setattr(cavvy.cli.run, "session", lambda: client)
     monkeypatch.chdir(tmp_path)
     return found
@@ -127,3 +142,84 @@ def test_a_dry_run_submits_nothing(sent: list[dict[str, object]]) -> None:
     assert "echo hi" in done.output
     assert "local" in done.output
     assert not sent
+
+
+def frozen(sent: list[dict[str, object]], uploaded: dict[str, bytes | Path]) -> list[str]:
+    """The paths of the submitted folder."""
+    manifest = uploaded[sent[-1]["origin"].snapshot]  # type: ignore[attr-defined]  # a RunOrigin
+    assert isinstance(manifest, bytes)
+    return [each["path"] for each in json.loads(manifest)["files"]]
+
+
+def test_local_files_of_another_tool_are_submitted_beside_the_folder(
+    sent: list[dict[str, object]], uploaded: dict[str, bytes | Path], tmp_path: Path
+) -> None:
+    (tmp_path / "tasks" / "src").mkdir(parents=True)
+    (tmp_path / "tasks" / "src" / "a.py").write_text("a")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "b").write_text("b")
+    (tmp_path / "c.txt").write_text("c")
+    mounts = "file_mounts: {/data: data, conf/c.txt: c.txt, /src: src}"  # data: of this folder
+    (tmp_path / "tasks" / "a.yaml").write_text(f"run: x\nworkdir: src\n{mounts}")
+    done = run("tasks/a.yaml")
+    assert done.exit_code == 0, done.output
+    assert frozen(sent, uploaded) == [".mounts/0-data/b", "a.py", "conf/c.txt"]
+
+
+def test_without_a_working_folder_only_the_named_files_are_submitted(
+    sent: list[dict[str, object]], uploaded: dict[str, bytes | Path], tmp_path: Path
+) -> None:
+    (tmp_path / "other").write_text("o")
+    (tmp_path / "c.txt").write_text("c")
+    (tmp_path / "a.yaml").write_text("run: x\nfile_mounts: {/c: ./c.txt}")
+    assert run("a.yaml").exit_code == 0
+    assert frozen(sent, uploaded) == [".mounts/0-c.txt"]
+
+
+@pytest.mark.parametrize(
+    ("mounts", "message"),
+    [
+        ("{/data: ../nothing}", "nothing does not exist; it was looked for in "),
+        ("{/data: ./nothing}", "there is no nothing in the working folder, which /data shows"),
+        ("{/data: ./a.log}", "there is no a.log in the working folder, which /data shows"),
+    ],
+)
+def test_missing_local_files_are_found_before_the_submission(
+    sent: list[dict[str, object]], tmp_path: Path, mounts: str, message: str
+) -> None:
+    (tmp_path / "a.log").write_text("ignored")
+    (tmp_path / ".gitignore").write_text("*.log")
+    (tmp_path / "a.yaml").write_text(f"run: x\nworkdir: .\nfile_mounts: {mounts}")
+    done = run("a.yaml")
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert not sent
+
+
+def test_a_branch_is_submitted_as_the_commit_that_it_is_at(
+    sent: list[dict[str, object]], tmp_path: Path
+) -> None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path / "repo"), "-c", "user.name=a", "-c", "user.email=b"]
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    (tmp_path / "repo").mkdir()
+    git("init", "-b", "main")
+    git("commit", "--allow-empty", "-m", "one")
+    git("tag", "-a", "v1", "-m", "one")
+    first = git("rev-parse", "HEAD")
+    git("commit", "--allow-empty", "-m", "two")
+    url = f"file://{tmp_path / 'repo'}"
+    for ref, commit in (
+        ("ref: v1", first),
+        ("ref: main", git("rev-parse", "HEAD")),
+        ("", git("rev-parse", "HEAD")),
+    ):
+        (tmp_path / "a.yaml").write_text(f"run: x\nworkdir: {{url: '{url}', {ref}}}")
+        done = run("a.yaml", "--nodes", "2")
+        assert done.exit_code == 0, done.output
+        assert overrides(sent) == {"nodes": "2", "workdir": {"git": url, "commit": commit}}
+    (tmp_path / "a.yaml").write_text(f"run: x\nworkdir: {{url: '{url}', ref: none}}")
+    done = run("a.yaml")
+    assert (done.exit_code, "it has no such branch or tag" in done.stderr) == (2, True)

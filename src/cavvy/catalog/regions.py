@@ -33,7 +33,7 @@ def locate(provider: str, region: str) -> tuple[str | None, str | None]:
 def is_region(wanted: str, provider: str, region: str, zone: str | None) -> bool:
     """Whether `wanted` names the region, its zone, its country or its area, in any case."""
     wish = wished_place(wanted)
-    if wish in (region.lower(), (zone or region).lower()):
+    if wish in (region.lower(), (zone or region).lower(), f"{region}/{zone}".lower()):
         return True
     return wish in locate(provider, region)
 

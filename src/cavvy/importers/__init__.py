@@ -26,12 +26,23 @@ __all__ = [
     "LoadedTask",
     "ReadOptions",
     "Translation",
+    "find_local",
     "load_file",
     "load_task",
     "parse_file",
     "parse_task",
     "translate",
 ]
+
+
+# Keys of the task file -> those of other tools that an override makes void.
+_OVERRIDDEN = {
+    "image": ("resources.image_id", "image", "registry_auth"),
+    "resources.gpu": ("resources.accelerators", "resources.gpu"),
+    "resources.regions": ("resources.infra", "resources.zone", "availability_zones"),
+    "run": ("run", "commands"),
+    "workdir": ("workdir", "repos"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +133,15 @@ def parse_task(
     return _make_ready(found, ProblemNotes(file, text, now))
 
 
+def find_local(path: str, folder: Path) -> Path:
+    """Where a path of another tool's file leads: from the file's folder, or, where that has no such
+    path, from the current one.
+    """
+    given = Path(path).expanduser()
+    here = Path.cwd() / given
+    return here if not (folder / given).exists() and here.exists() else folder / given
+
+
 def _make_ready(found: Translation, notes: ProblemNotes) -> Task:
     """The one task of a file, with all that its commands want to find. Raises SpecError."""
     for each in found.refused:
@@ -160,7 +180,7 @@ def _parse(
     options: ReadOptions,
 ) -> Translation:
     """A `file` that is a path also names its tool."""
-    from cavvy.spec.overrides import apply_overrides
+    from cavvy.spec.overrides import apply_overrides, list_overridden
     from cavvy.spec.tree import compose_all
 
     text = text.removeprefix("\ufeff")
@@ -176,9 +196,12 @@ def _parse(
         )
     else:
         found = _parse_own(documents, notes, params, is_neutral=neutral and dialect is None)
+    changed = options.overrides
+    gone = {key for own in list_overridden(changed) for key in _OVERRIDDEN.get(own, ())}
     return replace(
         found,
-        tasks=tuple(apply_overrides(task, options.overrides, now) for task in found.tasks),
+        tasks=tuple(apply_overrides(task, changed, now) for task in found.tasks),
+        kept=tuple(each for each in found.kept if each.key not in gone),
     )
 
 

@@ -34,24 +34,25 @@ def read_price(table: Node, key: str) -> HourlyRate | None:
     return HourlyRate(round(float(price) * 1_000_000)) if price else None
 
 
-def read_folder(path: str, key: str, mark: SourceMark, kept_keys: TranslationNotes) -> Workdir:
-    """A working folder on this machine."""
-    if path.startswith("~"):
-        reason = "~ is another folder for everyone; write the path relative to this file"
-        kept_keys.refuse(mark, key, reason)
-    return Workdir(path=path)
-
-
 def read_commit(
     url: str,
-    commit: str | None,
+    ref: str | None,
     key: str,
     mark: SourceMark,
-    reason: str,
+    advice: str,
     kept_keys: TranslationNotes,
 ) -> Workdir:
-    """A git repository; refused with `reason` where it names no commit."""
-    if commit is not None and re.fullmatch(r"[0-9a-f]{7,64}", commit):
-        return Workdir(git=url, commit=commit)
-    kept_keys.refuse(mark, key, reason)
-    return Workdir(git=url)
+    """A git repository. Without a commit it is refused, but `cavvy run` finds the commit of the
+    branch or tag `ref` and says it in place of `workdir`.
+    """
+    commit = (ref or "").lower()
+    if not is_commit(commit):
+        reason = f"a branch or tag moves, and every attempt must run the same; {advice}"
+        kept_keys.refuse(mark, key, reason)
+        return Workdir(git=url, commit=ref)
+    return Workdir(git=url, commit=commit)
+
+
+def is_commit(ref: str) -> bool:
+    """Whether a git reference is a commit's hash."""
+    return re.fullmatch(r"[0-9a-f]{7,64}", ref) is not None

@@ -1,9 +1,11 @@
 """Keys that a task of ours does not carry: noted, or refused when the task is to run."""
 
+import posixpath
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import Task, Volume, VolumeKind, Workdir
 from cavvy.importers.readers import mark_of
 from cavvy.spec.problems import SourceMark
 from cavvy.spec.tree import Node, ScalarNode
@@ -28,12 +30,23 @@ class KeptKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPath:
+    """A file or folder of this machine that is submitted beside the working folder.
+
+    `source` is as its author wrote it, `inside` its path in the frozen working folder.
+    """
+
+    source: str
+    inside: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
     """What another tool's file means here.
 
     `tasks` is empty where the file describes no work (a fleet, a volume), and has several entries
     for a pipeline or a job group. Their `run` and `setup` are the author's own text;
-    `translation_header.add_prologue` makes them ready to run.
+    `add_translation_header` makes them ready to run.
     """
 
     kind: str  # the tool's name as people write it
@@ -41,6 +54,7 @@ class Translation:
     tasks: tuple[Task, ...] = ()
     kept: tuple[KeptKey, ...] = ()
     before: str = ""  # commands to put before `run`
+    local: tuple[LocalPath, ...] = ()
 
     @property
     def task(self) -> Task | None:
@@ -58,6 +72,7 @@ class TranslationNotes:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, str, str], KeptKey] = {}
+        self._local: list[LocalPath] = []
 
     def note(self, mark: SourceMark, key: str, reason: str) -> None:
         """Keep a key whose absence does not change what the work does."""
@@ -89,6 +104,26 @@ class TranslationNotes:
             elif key.text in noted:
                 self.note(key.mark, f"{under}{key.text}", noted[key.text])
 
+    def submit_local(self, source: str, workdir: Workdir | None, target: str) -> Volume | None:
+        """Submit a file or folder of this machine that the task wants at `target`, a path of the
+        node or within the working folder. Returns the volume that shows it there; None where it
+        lies there by itself.
+        """
+        inner = _path_within(source, workdir.path if workdir is not None else None)
+        if not target.startswith(("/", "~")):
+            if inner != target:
+                self._local.append(LocalPath(source=source, inside=target))
+            return None
+        if inner is None:
+            name = re.sub(r"[^A-Za-z0-9._-]", "_", source.rstrip("/").rpartition("/")[2])
+            inner = f".mounts/{len(self._local)}-{name.strip('.')}"
+            self._local.append(LocalPath(source=source, inside=inner))
+        return Volume(kind=VolumeKind.FOLDER, source=inner, path=target)
+
+    def list_local(self) -> tuple[LocalPath, ...]:
+        """What is submitted beside the working folder."""
+        return tuple(self._local)
+
     def list_kept(self) -> tuple[KeptKey, ...]:
         """Everything, in the order of the file."""
         return tuple(
@@ -98,3 +133,17 @@ class TranslationNotes:
     def _add(self, mark: SourceMark, key: str, reason: str, *, refused: bool) -> None:
         kept = KeptKey(line=mark.line, column=mark.column, key=key, reason=reason, refused=refused)
         self._kept.setdefault((mark.line, key, reason), kept)
+
+
+def _path_within(path: str, folder: str | None) -> str | None:
+    """A local path relative to a folder that it is in; None where it is in none. Neither depends on
+    the current folder.
+    """
+    if folder is None:
+        return None
+    inner, outer = posixpath.normpath(path), posixpath.normpath(folder)
+    if inner == outer:
+        return "."
+    if outer == ".":
+        return None if inner.startswith(("/", "~", "..")) else inner
+    return inner.removeprefix(f"{outer}/") if inner.startswith(f"{outer}/") else None

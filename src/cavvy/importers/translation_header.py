@@ -24,6 +24,8 @@ _SKYPILOT = {
     "SKYPILOT_MANAGED_JOB_ID": '"$CAVVY_JOB_ID"',
     "SKYPILOT_USER": '"${USER:-}"',
     "SKYPILOT_CLUSTER_INFO": """'{"cluster_name": "'"$CAVVY_JOB"'", "cloud": "cavvy"}'""",
+    "SKYPILOT_JOB_RANK": '"${SKYPILOT_JOB_RANK:-0}"',
+    "SKYPILOT_NUM_JOBS": '"${SKYPILOT_NUM_JOBS:-1}"',
     "SKYPILOT_SETUP_NODE_RANK": '"$NODE_RANK"',
     "SKYPILOT_SETUP_NODE_IPS": '"$SKYPILOT_NODE_IPS"',
     "SKYPILOT_SETUP_NUM_GPUS_PER_NODE": "@GPUS@",
@@ -49,6 +51,24 @@ for _address in $DSTACK_NODES_IPS; do
 done > "$DSTACK_MPI_HOSTFILE"
 trap 'rm -rf "$DSTACK_MPI_HOSTFILE" "${_venv:-}"' EXIT
 """
+# Word in the commands -> what makes it work as on a node of SkyPilot.
+_SKYPILOT_NODE = {
+    "sky_workdir": """\
+if [ -L ~/sky_workdir ] || [ ! -e ~/sky_workdir ]; then ln -sfn "$PWD" ~/sky_workdir; fi
+""",
+    "conda": """\
+for _conda in "${CONDA_EXE:-}" "$(command -v conda || :)" ~/miniconda3/bin/conda \\
+  ~/miniforge3/bin/conda ~/anaconda3/bin/conda /opt/conda/bin/conda; do
+  if [ -x "$_conda" ]; then eval "$("$_conda" shell.posix hook)"; break; fi
+done
+""",
+}
+# The work of a file without any: it lasts until it is stopped.
+WAIT = """\
+trap 'exit 143' TERM
+while :; do sleep 3600 & wait $!; done
+"""
+WAITS = "the job waits for `cavvy ssh NAME` until `cavvy stop NAME`"
 VARIABLES = {"SkyPilot": _SKYPILOT, "dstack": _DSTACK}
 
 
@@ -64,11 +84,16 @@ def add_translation_header(task: Task, kind: str, before: str = "") -> Task:
         lines.append(f"{name}={words.replace('@GPUS@', quoted).replace('@COUNT@', counted)}")
     lines.append(f"export {' '.join(VARIABLES[kind])}")
     text = "\n".join(lines) + "\n" + (_HOSTFILE if kind == "dstack" else "") + before
-    text += f"# above: what {kind} would have done; below: the author's own commands\n"
+    setup = text
+    if kind == "SkyPilot":
+        commands = f"{task.setup}\n{task.run}"
+        text += "".join(part for word, part in _SKYPILOT_NODE.items() if word in commands)
+        setup = f"{text}unset CUDA_VISIBLE_DEVICES\n"
+    note = f"# above: what {kind} would have done; below: the author's own commands\n"
     return replace(
         task,
-        run=text + task.run if task.run else "",
-        setup=text + task.setup if task.setup is not None else None,
+        run=text + note + task.run if task.run else "",
+        setup=setup + note + task.setup if task.setup is not None else None,
     )
 
 

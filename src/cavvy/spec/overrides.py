@@ -46,6 +46,16 @@ def apply_overrides(task: Task, text: str, now: datetime | None = None) -> Task:
     return _merge(task, values or {})
 
 
+def list_overridden(text: str) -> frozenset[str]:
+    """The keys of overrides, dotted: `nodes`, `resources.gpu`."""
+    found: set[str] = set()
+    for root in compose_all(text, ProblemNotes("the options", text)) if text else ():
+        for key, value in root.entries if isinstance(root, MapNode) else ():
+            inner = value.entries if isinstance(value, MapNode) else ()
+            found |= {key.text, *(f"{key.text}.{each.text}" for each, _ in inner)}
+    return frozenset(found)
+
+
 def read_variables(text: str) -> Mapping[str, str]:
     """The variables that overrides set. Raises SpecError."""
     return apply_overrides(Task(name="", run=""), text).env

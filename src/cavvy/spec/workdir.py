@@ -9,8 +9,8 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -60,6 +60,8 @@ class FolderSnapshot:
     manifest: bytes = field(repr=False)
     hash: str
     notes: tuple[str, ...] = ()  # what was left out or may surprise, for people
+    parts: tuple["FolderSnapshot", ...] = ()  # of several folders: the snapshot of each
+    single: bool = False  # one file, not a folder
 
     @property
     def size(self) -> int:
@@ -72,7 +74,10 @@ class FolderSnapshot:
     def blobs(self) -> dict[str, bytes | Path]:
         """Everything to upload, by SHA-256: the manifest itself and each content once."""
         files: dict[str, bytes | Path] = {
-            entry.sha256: self.folder / entry.path for entry in self.entries if entry.link is None
+            entry.sha256: part.folder / entry.path
+            for part in self.parts or (self,)
+            for entry in part.entries
+            if entry.link is None
         }
         return {**files, self.hash: self.manifest}
 
@@ -83,6 +88,7 @@ def freeze(
     progress: Progress | None = None,
     cache: Path | None = None,
     state: Path | None = None,
+    only: str | None = None,
     most_bytes: int = MOST_BYTES,
     most_files: int = MOST_FILES,
 ) -> FolderSnapshot:
@@ -90,12 +96,14 @@ def freeze(
     remembered.
 
     `state` is Cavvy's own folder, which holds keys and is never part of a snapshot. `.gitignore`
-    (in a repository: as git applies it) and `.cavvyignore` are honoured. Raises FreezeError.
+    (in a repository: as git applies it) and `.cavvyignore` are honoured. With `only`, this file is
+    all of it. Raises FreezeError.
     """
     folder = Path(os.path.abspath(folder))
-    _check_folder(folder)
+    if only is None:
+        _check_folder(folder)
     try:
-        paths = list_files(folder)
+        paths = list_files(folder) if only is None else [only]
     except OSError as error:
         raise FreezeError(f"cannot read {error.filename or folder}: {error.strerror}") from error
     paths, left_out = _without_state(folder, paths, state)
@@ -114,6 +122,29 @@ def freeze(
         manifest=manifest,
         hash=hashlib.sha256(manifest).hexdigest(),
         notes=(*left_out, *notes),
+        single=only is not None,
+    )
+
+
+def combine(snapshots: Mapping[str, FolderSnapshot]) -> FolderSnapshot:
+    """One snapshot of several, each below its path; "" is the top. A snapshot of one file alone is
+    at its path itself. Of equal paths the last one counts.
+    """
+    found: dict[str, FolderEntry] = {}
+    for below, part in snapshots.items():
+        for entry in part.entries:
+            path = f"{below}/{entry.path}" if below else entry.path
+            path = below if part.single else path
+            found[path] = replace(entry, path=path)
+    entries = tuple(found[path] for path in sorted(found))
+    manifest = _manifest(entries)
+    return FolderSnapshot(
+        folder=next(iter(snapshots.values())).folder,
+        entries=entries,
+        manifest=manifest,
+        hash=hashlib.sha256(manifest).hexdigest(),
+        notes=tuple(note for part in snapshots.values() for note in part.notes),
+        parts=tuple(snapshots.values()),
     )
 
 

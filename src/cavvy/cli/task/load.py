@@ -1,5 +1,6 @@
 """Reads a task file and its --param options; problems are reported with line and column."""
 
+import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -40,14 +41,54 @@ def read_task(
     file: str, params: Mapping[str, str], options: "ReadOptions | None" = None
 ) -> "LoadedTask":
     """The task in `file` with these parameters; exits with 2 after printing all its problems."""
-    from cavvy.importers import ReadOptions, load_task
+    from cavvy.importers import ReadOptions, load_file, load_task
     from cavvy.spec import SpecError
 
+    options, now = options or ReadOptions(), datetime.now(UTC)
     try:
-        return load_task(file, params, now=datetime.now(UTC), options=options or ReadOptions())
+        found = load_file(file, params, now=now, options=options)
+        workdir = found.task.workdir if found.task is not None else None
+        if (
+            workdir is not None
+            and workdir.git is not None
+            and any(each.key in ("workdir", "repos") for each in found.refused)
+        ):
+            options = _name_commit(options, workdir.git, workdir.commit or "HEAD")
+        return load_task(file, params, now=now, options=options)
     except SpecError as error:
         click.echo(str(error), err=True)
         sys.exit(2)
+
+
+def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
+    """The options with the commit that a branch or tag of another tool's file is at now. Raises
+    CommandFailure.
+    """
+    import json
+    from dataclasses import replace
+
+    import yaml
+
+    from cavvy.spec.ignore import git_environment
+
+    command = ["git", "ls-remote", "--", url, ref, f"{ref}^{{}}"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, env=git_environment()
+        )
+        rows = [line.split("\t") for line in done.stdout.splitlines()]
+        reason = done.stderr.strip() or "it has no such branch or tag"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        rows, reason = [], str(error)
+    if not rows:
+        raise CommandFailure(f"cannot find {ref} of {url}: {reason}", exit_code=2)
+    commit = max(rows, key=lambda row: row[1].endswith("^{}"))[0]  # a tag's commit, not the tag
+    click.echo(f"note: {ref} of {url} is at {commit[:12]}, which every attempt runs", err=True)
+    changes = {
+        **(yaml.safe_load(options.overrides or "{}")),
+        "workdir": {"git": url, "commit": commit},
+    }
+    return replace(options, overrides=json.dumps(changes))
 
 
 def read_any_task(

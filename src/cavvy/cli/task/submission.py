@@ -5,7 +5,7 @@ bench.
 import getpass
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import click
@@ -14,10 +14,12 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.client import ApiError, Client, make_key
 from cavvy.client.state import default_home
 from cavvy.domain.jobs import RunOrigin
-from cavvy.importers import LoadedTask
+from cavvy.domain.tasks import VolumeKind
+from cavvy.importers import Dialect, LoadedTask, find_local
 
 if TYPE_CHECKING:
     from cavvy.client.wire import Submitted
+    from cavvy.spec.workdir import FolderSnapshot
 
 
 def submit(
@@ -69,33 +71,36 @@ def _may_ask() -> bool:
 
 
 def make_origin(client: "Client", project: str, loaded: "LoadedTask", text: str) -> "RunOrigin":
-    """Upload the task's working folder and return the run's origin. Raises CommandFailure."""
+    """Upload the task's files and return the run's origin. Raises CommandFailure."""
     from dataclasses import replace
 
     from cavvy.spec.origin import capture
 
-    workdir = loaded.task.workdir
-    if workdir is None or workdir.path is None:
-        origin = capture(loaded.folder, task_text=text)
-    else:
-        folder = loaded.folder / workdir.path
-        origin = capture(folder, task_text=text, snapshot=_upload_folder(client, project, folder))
+    folder = _working_folder(loaded)
+    origin = capture(folder or loaded.folder, task_text=text)
+    if folder is not None or loaded.source.local:
+        snapshot = _upload_files(client, project, loaded, folder)
+        origin = replace(origin, snapshot=snapshot)
     return replace(origin, dialect=loaded.source.kind, overrides=loaded.overrides)
 
 
-def _upload_folder(client: "Client", project: str, folder: Path) -> str:
-    """Freeze a folder and upload what the server does not have; returns the snapshot's hash.
-    Raises CommandFailure.
+def _working_folder(loaded: "LoadedTask") -> Path | None:
+    workdir = loaded.task.workdir
+    if workdir is None or workdir.path is None:
+        return None
+    if loaded.source.kind == Dialect.CAVVY:
+        return loaded.folder / workdir.path
+    return find_local(workdir.path, loaded.folder)
+
+
+def _upload_files(client: "Client", project: str, loaded: "LoadedTask", folder: Path | None) -> str:
+    """Freeze the working folder and the files beside it, and upload what the server does not have;
+    returns the snapshot's hash. Raises CommandFailure.
     """
     from cavvy.cli.view.formatting import show_size
-    from cavvy.spec.workdir import FreezeError, freeze
 
-    try:
-        snapshot = freeze(
-            folder, cache=Path(default_home()) / "cache" / "frozen", state=Path(default_home())
-        )
-    except FreezeError as error:
-        raise CommandFailure(str(error), exit_code=2) from error
+    snapshot = _freeze(loaded, folder)
+    _check_parts(loaded, {entry.path for entry in snapshot.entries})
     for note in snapshot.notes:
         click.echo(f"note: {note}", err=True)
     sent = _upload(client, project, snapshot.blobs())
@@ -106,6 +111,43 @@ def _upload_folder(client: "Client", project: str, folder: Path) -> str:
         err=True,
     )
     return snapshot.hash
+
+
+def _freeze(loaded: "LoadedTask", folder: Path | None) -> "FolderSnapshot":
+    from cavvy.spec.workdir import FreezeError, combine, freeze
+
+    home = Path(default_home())
+    found = {} if folder is None else {"": folder}
+    found |= {each.inside: find_local(each.source, loaded.folder) for each in loaded.source.local}
+    parts = {}
+    try:
+        for inside, path in found.items():
+            if inside and not path.exists():
+                hint = f"it was looked for in {loaded.folder} and in the current folder"
+                raise FreezeError(f"the task's file or folder {path} does not exist", hint)
+            single = inside != "" and path.is_file()
+            path = path.resolve() if inside else path
+            parts[inside] = freeze(
+                path.parent if single else path,
+                cache=home / "cache" / "frozen",
+                state=home,
+                only=path.name if single else None,
+            )
+    except FreezeError as error:
+        raise CommandFailure(str(error), exit_code=2) from error
+    return parts[""] if list(parts) == [""] else combine(parts)
+
+
+def _check_parts(loaded: "LoadedTask", paths: set[str]) -> None:
+    """Raise CommandFailure where the task puts a part of the folder elsewhere that is not in it."""
+    folders = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
+    for volume in loaded.task.volumes:
+        if volume.kind is VolumeKind.FOLDER and volume.source not in paths | folders | {"."}:
+            raise CommandFailure(
+                f"there is no {volume.source} in the working folder, which {volume.path} shows",
+                "it does not exist, or an ignore file names it",
+                exit_code=2,
+            )
 
 
 def _upload(client: "Client", project: str, blobs: Mapping[str, bytes | Path]) -> int:

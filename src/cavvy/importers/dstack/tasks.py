@@ -4,8 +4,8 @@ import re
 import shlex
 from datetime import timedelta
 
-from cavvy.domain.tasks import Limits, Retry, Task, Volume, VolumeKind, Workdir
-from cavvy.importers.common_fields import read_commit, read_folder, read_name, read_tags
+from cavvy.domain.tasks import Limits, Retry, Schedule, Task, Volume, VolumeKind, Workdir
+from cavvy.importers.common_fields import read_commit, read_name, read_tags
 from cavvy.importers.dstack.resources import read_resources
 from cavvy.importers.dstack.rules import is_set, split_pair
 from cavvy.importers.dstack.scalars import read_duration
@@ -21,7 +21,7 @@ from cavvy.importers.readers import (
     mark_of,
     text_at,
 )
-from cavvy.importers.translation_header import enter_folder, use_python
+from cavvy.importers.translation_header import WAIT, WAITS, enter_folder, use_python
 from cavvy.importers.yaml11 import to_value
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.paths import check_path
@@ -32,8 +32,6 @@ KIND = "dstack"
 TYPES = ("task", "service", "dev-environment", "fleet", "volume", "gateway", "preset")
 _WHY_NOT = {
     "service": "services are not served yet",
-    "dev-environment": "environments to log in to and work in do not exist yet; a task that runs "
-    "can be logged in to",
     "fleet": "fleets do not exist here: nodes are found for each job, and given back",
     "volume": "volumes are not made yet",
     "gateway": "services are not served yet, and have no gateways",
@@ -42,26 +40,26 @@ _WHY_NOT = {
 _LATER = {
     "groups": "nodes of several kinds in one job do not exist yet",
     "user": "another user within a container cannot be chosen yet",
-    "registry_auth": "credentials of a registry are not passed on yet",
-    "nvcc": "name an image that has nvcc",
     "docker": "a container's own Docker cannot be started yet",
     "privileged": "containers are never privileged here",
     "dstack": "there is no dstack server to reach",
     "availability_zones": "zones are chosen by price and capacity; name regions",
     "reservation": "reservations cannot be used yet",
-    "utilization_policy": "`limits: {idle: …}` of a Cavvy file is the nearest there is",
-    "schedule": "a job is started once; let cron or a systemd timer call `cavvy run -d FILE`",
     "fleets": "fleets do not exist here",
     "instances": "nodes cannot be named; the place is chosen by price and capacity",
     "backend_options": "there are no such options here",
 }
 _NOTED = {
     "ports": "they are not brought here by themselves; `cavvy forward NAME PORT` brings one",
+    "nvcc": "the node, or an image, must have it",
+    "ide": "open the job with `cavvy ssh NAME`, and the editor over SSH",
+    "version": "the editor's version is the one that you install",
     "home_dir": "dstack does not read it any more",
     "setup": "dstack does not carry it out any more",
     "single_branch": "the working folder is frozen, not cloned",
     "idle_duration": "nodes are given back when the job ends, always",
 }
+_LOGIN = "DSTACK_REGISTRY_LOGIN"
 _DEFAULT_GRACE_S = 300
 _MOST_GRACE_S = 3600
 
@@ -95,9 +93,13 @@ def translate(root: Node, notes: ProblemNotes) -> Translation:
     if kind not in ("task", "service", "dev-environment"):
         return Translation(kind=KIND, what=kind, kept=kept_keys.list_kept())
     task = _translate_run(root, kept_keys)
-    before = _read_before(root)
     return Translation(
-        kind=KIND, what=kind, tasks=(task,), kept=kept_keys.list_kept(), before=before
+        kind=KIND,
+        what=kind,
+        tasks=(task,),
+        kept=kept_keys.list_kept(),
+        before=_read_before(root),
+        local=kept_keys.list_local(),
     )
 
 
@@ -105,7 +107,8 @@ def _translate_run(root: Node, kept_keys: TranslationNotes) -> Task:
     keys = (key for key, _ in entries(root) if key.text in _NOTED or is_set(root, key.text))
     kept_keys.keep_listed(keys, _LATER, _NOTED)
     _keep_order(root, kept_keys)
-    _keep_files(root, kept_keys)
+    workdir = _read_workdir(root, kept_keys)
+    login = _read_login(root, kept_keys)
     env, secrets = _read_env(child(root, "env"), kept_keys)
     return Task(
         name=read_name(root, kept_keys) or "",
@@ -115,11 +118,15 @@ def _translate_run(root: Node, kept_keys: TranslationNotes) -> Task:
         resources=read_resources(root, kept_keys),
         nodes=int_at(root, "nodes") or 1,
         image=text_at(root, "image"),
-        workdir=_read_workdir(root, kept_keys),
+        image_login=login,
+        workdir=workdir,
         env=env,
         secrets=secrets,
-        volumes=_read_volumes(root, kept_keys),
-        limits=Limits(duration=_read_length(root, "max_duration")),
+        volumes=(*_read_volumes(root, kept_keys), *_read_files(root, workdir, kept_keys)),
+        limits=Limits(
+            duration=_read_length(root, "max_duration"), idle=_read_idle(root, kept_keys)
+        ),
+        schedule=_read_schedule(root, kept_keys),
         retry=_read_retry(root, kept_keys),
         grace=_read_grace(root, kept_keys),
     )
@@ -146,10 +153,13 @@ def _read_run(root: Node, kept_keys: TranslationNotes) -> str:
         except ValueError:
             kept_keys.refuse_at(root, "entrypoint", "its quotes do not fit together")
             return ""
-    if (
-        not any(command.strip() for command in commands)
-        and text_at(root, "type") != "dev-environment"
-    ):
+    if text_at(root, "type") == "dev-environment":
+        kept_keys.note_at(root, "type", WAITS)
+        init = [
+            as_text(each) for each in items(child(root, "init")) if isinstance(each, ScalarNode)
+        ]
+        return "\n".join([*init, WAIT])
+    if not any(command.strip() for command in commands):
         groups = child(root, "groups") is not None or items(child(root, "replicas"))
         mark = mark_of(root, "image" if child(root, "image") is not None else "commands")
         if not groups:
@@ -175,8 +185,13 @@ def join_commands(commands: list[str]) -> str:
 
 
 def _read_before(root: Node) -> str:
-    folder, python = text_at(root, "working_dir"), text_at(root, "python")
-    lines = enter_folder(folder) if folder and folder not in (".", "./") else ""
+    """Commands before the author's: variables of secrets, the folder, and the Python."""
+    folder, python = text_at(root, "working_dir") or _repo_path(root), text_at(root, "python")
+    pairs = ((name, _read_secret(value)) for name, value, _ in _list_variables(child(root, "env")))
+    lines = "".join(
+        f'export {name}="${secret}"\n' for name, secret in pairs if secret not in (None, name)
+    )
+    lines += enter_folder(folder) if folder and folder not in (".", "./") else ""
     return lines + (use_python("3.10" if python == "3.1" else python) if python else "")
 
 
@@ -189,13 +204,12 @@ def _read_env(
     env: dict[str, str] = {}
     secrets: dict[str, None] = {}
     for name, value, mark in _list_variables(node):
-        inner = re.fullmatch(
-            r"\s*\$\{\{\s*secrets\.([A-Za-z_][A-Za-z0-9_]*)\s*\}\}\s*", value or ""
-        )
-        if value is None or (inner and inner[1] == name):
-            kept_keys.note(mark, f"env.{name}", f"its value comes from `cavvy secret set {name}`")
-            secrets[name] = None
+        secret = name if value is None else _read_secret(value)
+        if secret is not None:
+            kept_keys.note(mark, f"env.{name}", f"its value comes from `cavvy secret set {secret}`")
+            secrets[secret] = None
             continue
+        assert value is not None  # else it is a secret
         if "${{" in value:
             reason = (
                 f"{value.strip()} cannot be put in; `secrets` of a Cavvy file are variables "
@@ -204,6 +218,12 @@ def _read_env(
             kept_keys.refuse(mark, f"env.{name}", reason)
         env[name] = value
     return env, tuple(secrets)
+
+
+def _read_secret(value: str | None) -> str | None:
+    """The secret that is the whole of a variable's value."""
+    match = re.fullmatch(r"\s*\$\{\{\s*secrets\.([A-Za-z_]\w*)\s*\}\}\s*", value or "", re.ASCII)
+    return match[1] if match else None
 
 
 def _list_variables(node: Node | None) -> list[tuple[str, str | None, SourceMark]]:
@@ -221,13 +241,37 @@ def _list_variables(node: Node | None) -> list[tuple[str, str | None, SourceMark
 # files
 
 
-def _keep_files(root: Node, kept_keys: TranslationNotes) -> None:
+def _read_files(
+    root: Node, workdir: Workdir | None, kept_keys: TranslationNotes
+) -> tuple[Volume, ...]:
+    """Files and folders of this machine, each at a path of the node."""
+    found: list[Volume] = []
+    if path := _repo_path(root):
+        found.append(Volume(kind=VolumeKind.FOLDER, source=".", path=path.rstrip("/")))
     for each in items(child(root, "files")):
-        kept_keys.refuse(
-            each.mark,
-            "files",
-            "single files are not copied; put them below `repos`, which is sent along",
-        )
+        if isinstance(each, ScalarNode):
+            source, *rest = split_pair(as_text(each))
+            path = rest[0] if rest else source
+        else:
+            source, path = text_at(each, "local_path") or "", text_at(each, "path") or ""
+        try:
+            if workdir is not None and workdir.path is None:
+                raise WrongValue("it is not put beside a git repository")
+            end = path.rstrip("/") if path.startswith("~/") else check_path(path.strip())
+            shown = kept_keys.submit_local(source, workdir, end)
+            found += [shown] if shown else []
+        except WrongValue as error:
+            kept_keys.refuse(each.mark, "files", f"{source} cannot be put at {path}: {error}")
+    return tuple(found)
+
+
+def _read_login(root: Node, kept_keys: TranslationNotes) -> str | None:
+    """The secret that logs in to the image's registry."""
+    if child(root, "registry_auth") is None:
+        return None
+    reason = f"its value comes from `cavvy secret set {_LOGIN}`, as USER:PASSWORD"
+    kept_keys.note_at(root, "registry_auth", reason)
+    return _LOGIN
 
 
 def _read_volumes(root: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...]:
@@ -257,6 +301,16 @@ def _read_volumes(root: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...]
     return tuple(found)
 
 
+def _repo_path(root: Node) -> str:
+    """The full path at which a configuration wants its repository; "" for none."""
+    repo = next(iter(items(child(root, "repos"))), None)
+    if isinstance(repo, ScalarNode):
+        path = "".join(split_pair(as_text(repo))[1:])
+    else:
+        path = text_at(repo, "path") or ""
+    return path if path.startswith("/") else ""
+
+
 def _read_workdir(root: Node, kept_keys: TranslationNotes) -> Workdir | None:
     repos = items(child(root, "repos"))
     if not repos:
@@ -265,25 +319,19 @@ def _read_workdir(root: Node, kept_keys: TranslationNotes) -> Workdir | None:
     if isinstance(repo, ScalarNode):
         source, *rest = split_pair(as_text(repo))
         url = "://" in source or "@" in source.partition("/")[0]
-        path, commit = (rest[0] if rest else "."), None
+        path, commit, branch = (rest[0] if rest else "."), None, None
     else:
         url = child(repo, "url") is not None
         source = text_at(repo, "url") or text_at(repo, "local_path") or "."
         path, commit = text_at(repo, "path") or ".", text_at(repo, "hash")
-        if child(repo, "branch") is not None and not commit:
-            kept_keys.refuse(
-                mark,
-                "repos.branch",
-                "a branch moves, and every attempt must run the same; write `hash`",
-            )
-    if path.rstrip("/") not in (".", ""):
+        branch = text_at(repo, "branch")
+    if path.rstrip("/") not in (".", "") and not path.startswith("/"):
         kept_keys.refuse(
             mark, "repos", f"the working folder is the repository; it cannot be put at {path}"
         )
     if not url:
-        return read_folder(source, "repos", mark, kept_keys)
-    reason = "the newest commit moves, and every attempt must run the same; write `hash`"
-    return read_commit(source, commit, "repos", mark, reason, kept_keys)
+        return Workdir(path=source)
+    return read_commit(source, commit or branch, "repos", mark, "write `hash`", kept_keys)
 
 
 # limits
@@ -306,6 +354,32 @@ def _read_length(root: Node, key: str) -> timedelta | None:
         return None
     seconds = read_duration(node)
     return timedelta(seconds=seconds) if seconds else None
+
+
+def _read_idle(root: Node, kept_keys: TranslationNotes) -> timedelta | None:
+    """How long the job may do nothing: dstack looks at GPUs and at logins, Cavvy at output and
+    CPUs.
+    """
+    policy = child(root, "utilization_policy")
+    window = child(policy, "time_window")
+    if isinstance(window, ScalarNode):
+        reason = "the job is stopped after so long without output or use of a CPU"
+        kept_keys.note_at(root, "utilization_policy", reason)
+        return timedelta(seconds=read_duration(window) or 0) or None
+    idle = _read_length(root, "inactivity_duration")
+    if idle is not None:
+        reason = "the job is stopped after so long without output or use of a CPU, also of a login"
+        kept_keys.note_at(root, "inactivity_duration", reason)
+    return idle
+
+
+def _read_schedule(root: Node, kept_keys: TranslationNotes) -> Schedule | None:
+    """When the job starts, in UTC."""
+    cron = child(child(root, "schedule"), "cron")
+    lines = [as_text(each) for each in (*items(cron), cron) if isinstance(each, ScalarNode)]
+    if len(lines) > 1:
+        kept_keys.refuse_at(root, "schedule", "a job has one cron line; put each into its own file")
+    return Schedule(cron=lines[0]) if lines else None
 
 
 def _read_grace(root: Node, kept_keys: TranslationNotes) -> timedelta:

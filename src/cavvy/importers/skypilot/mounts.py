@@ -1,12 +1,9 @@
 """SkyPilot's `file_mounts` and `volumes` as inputs, outputs and volumes."""
 
-import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
-from typing import TypeVar
 
 from cavvy.domain.tasks import Transfer, Volume, VolumeKind, Workdir
 from cavvy.importers.kept_keys import TranslationNotes
@@ -15,9 +12,8 @@ from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.paths import check_path
 from cavvy.spec.fields.urls import read_source
 from cavvy.spec.problems import SourceMark
-from cavvy.spec.tree import ListNode, Node, ScalarNode
+from cavvy.spec.tree import Node, ScalarNode
 
-T = TypeVar("T")
 _URL = re.compile(r"([a-z0-9+.-]+)://", re.IGNORECASE)
 _SENT_EVERY = timedelta(seconds=30)
 _NOT_MOUNTED = (
@@ -26,7 +22,15 @@ _NOT_MOUNTED = (
     "its end, however that comes; what others write meanwhile is not seen, and nothing is deleted "
     "in the bucket"
 )
-_STORES = {"s3": "s3", "gcs": "gs"}  # stores by name -> our scheme for their buckets
+_UPLOADED = (
+    "the local files are submitted with the job, not uploaded to {url} first; what the work "
+    "changes there is sent to the bucket every 30 s and at its end, and what the bucket holds is "
+    "not read"
+)
+# Stores by name, and clouds that have one -> our scheme for their buckets.
+_STORES = {"s3": "s3", "aws": "s3", "gcs": "gs", "gcp": "gs", "azure": "az"}
+_BLOB = re.compile(r"https://([a-z0-9]+)\.blob\.core\.windows\.net/", re.IGNORECASE)
+_CREDENTIALS = re.compile(r"~/\.(ssh|aws|azure|kube|gnupg|netrc|docker|config/gcloud)(/|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,131 +40,137 @@ class TranslatedMounts:
     inputs: tuple[Transfer, ...] = ()
     outputs: tuple[Transfer, ...] = ()
     volumes: tuple[Volume, ...] = ()
-    workdir: Workdir | None = None
 
 
 def read_mounts(
-    table: Node, workdir: Workdir | None, kept_keys: TranslationNotes
+    table: Node, workdir: Workdir | None, clouds: Collection[str], kept_keys: TranslationNotes
 ) -> TranslatedMounts:
-    """Translate what can be; the rest is kept and refused. Local files travel with the working
-    folder.
+    """Translate what can be; the rest is kept and refused. Local files are submitted with the
+    working folder. A bucket without a store is of the only one of `clouds`, else of S3.
     """
-    local: list[tuple[str, str, SourceMark]] = []
-    inputs: list[Transfer] = []
-    outputs: list[Transfer] = []
+    found = TranslatedMounts()
+    usual = _STORES.get(next(iter(clouds)), "s3") if len(clouds) == 1 else "s3"
     for key, value in entries(child(table, "file_mounts")):
         where = f"file_mounts.{key.text}"
-        refuse = partial(kept_keys.refuse, key.mark, where)
-        target = _try(_read_target, key.text, refuse)
-        if isinstance(value, ScalarNode) and not _URL.match(as_text(value)):
-            if target is not None:
-                local.append((as_text(value), target, key.mark))
+        try:
+            target = _read_target(key.text)
+            one = _read_mount(value, target, workdir, usual, kept_keys)
+        except WrongValue as error:
+            kept_keys.refuse(key.mark, where, str(error))
             continue
-        source = _try(_read_source, value, refuse)
-        if source is None or target is None:
-            continue
-        inputs.append(Transfer(source=source, target=target))
-        if isinstance(value, ScalarNode):
-            continue
-        for note in _list_notes(value):
+        for note in _list_notes(value, one):
             kept_keys.note(key.mark, where, note)
-        if _is_written(value):
-            outputs.append(Transfer(source=target, target=source, every=_SENT_EVERY))
-    folders, workdir = _read_local(local, workdir, kept_keys)
-    volumes = (*folders, *_read_volumes(table, kept_keys))
+        found = TranslatedMounts(
+            inputs=(*found.inputs, *one.inputs),
+            outputs=(*found.outputs, *one.outputs),
+            volumes=(*found.volumes, *one.volumes),
+        )
     return TranslatedMounts(
-        inputs=tuple(inputs), outputs=tuple(outputs), volumes=volumes, workdir=workdir
+        inputs=found.inputs,
+        outputs=found.outputs,
+        volumes=(*found.volumes, *_read_volumes(table, kept_keys)),
     )
 
 
-def _list_notes(value: Node) -> Iterator[str]:
+def _read_mount(
+    value: Node, target: str, workdir: Workdir | None, usual: str, kept_keys: TranslationNotes
+) -> TranslatedMounts:
+    """One entry. Raises WrongValue."""
+    node = value if isinstance(value, ScalarNode) else child(value, "source")
+    paths = [as_text(each) for each in (node, *items(node)) if isinstance(each, ScalarNode)]
+    urls = [path for path in paths if _URL.match(path)]
+    name = text_at(value, "name")
+    if urls and len(paths) > 1:
+        raise WrongValue("several sources cannot be put at one place; give each a place of its own")
+    if urls and name:
+        raise WrongValue(
+            f"{urls[0]} is not uploaded to a bucket {name}; upload it, and name that as the source"
+        )
+    if urls:
+        whole = urls[0] if isinstance(value, ScalarNode) else urls[0].rstrip("/") + "/"
+        bucket = _read_url(whole)
+    else:
+        bucket = _read_bucket(value, name, usual)
+    sent = Transfer(source=target, target=bucket, every=_SENT_EVERY)
+    outputs = (sent,) if bucket and _is_written(value) else ()
+    if paths and not urls:
+        volumes = _read_local(paths, target, workdir, kept_keys)
+        return TranslatedMounts(volumes=volumes, outputs=outputs)
+    if not bucket:
+        raise WrongValue("it names neither a bucket nor a source")
+    return TranslatedMounts(inputs=(Transfer(source=bucket, target=target),), outputs=outputs)
+
+
+def _read_local(
+    paths: list[str], target: str, workdir: Workdir | None, kept_keys: TranslationNotes
+) -> tuple[Volume, ...]:
+    """One local path at the target, or several below it. Raises WrongValue."""
+    found: list[Volume] = []
+    for path in paths:
+        _check_local(path, workdir)
+        name = path.rstrip("/").rpartition("/")[2]
+        end = target if len(paths) == 1 else f"{target}/{name}"
+        shown = kept_keys.submit_local(path, workdir, end)
+        found += [shown] if shown else []
+    return tuple(found)
+
+
+def _list_notes(value: Node, found: TranslatedMounts) -> Iterator[str]:
     """What differs from a mount of SkyPilot."""
+    if isinstance(value, ScalarNode):
+        return
+    if not found.inputs:
+        if found.outputs:
+            yield _UPLOADED.format(url=found.outputs[0].target)
+        return
     if not text_at(value, "source"):
-        yield "the bucket must exist; none is made"
-    if _is_written(value):
+        yield f"the bucket {found.inputs[0].source} must exist; none is made"
+    if found.outputs:
         yield _NOT_MOUNTED
     elif _mode(value) != "COPY":
         yield "it is copied before the work, not mounted"
 
 
-def _try(read: Callable[[T], str], value: T, refuse: Callable[[str], None]) -> str | None:
-    """What `read` makes of a value; None after it was refused."""
-    try:
-        return read(value)
-    except WrongValue as error:
-        refuse(str(error))
-        return None
-
-
-def _read_local(
-    local: list[tuple[str, str, SourceMark]], workdir: Workdir | None, kept_keys: TranslationNotes
-) -> tuple[tuple[Volume, ...], Workdir | None]:
-    """Local paths as parts of the working folder; without one the file's own folder is it."""
-    found: list[Volume] = []
-    base = posixpath.normpath(workdir.path) if workdir is not None and workdir.path else "."
-    for source, target, mark in local:
-        path = posixpath.relpath(posixpath.normpath(source), base)
-        outside = source.startswith(("/", "~")) or path.startswith("..") or "$" in source
-        if outside or (workdir is not None and workdir.path is None) or base.startswith(("/", "~")):
-            reason = (
-                f"a local path ({source}) outside the working folder is not put at {target}; "
-                "put it below `workdir`"
-            )
-            kept_keys.refuse(mark, f"file_mounts.{target}", reason)
-            continue
-        if workdir is None:
-            workdir = Workdir(path=".")
-            kept_keys.note(
-                mark, f"file_mounts.{target}", "the file's folder is frozen and sent along for it"
-            )
-        found.append(Volume(kind=VolumeKind.FOLDER, source=path, path=target))
-    return tuple(found), workdir
+def _check_local(path: str, workdir: Workdir | None) -> None:
+    """Raises WrongValue where a local path cannot be submitted."""
+    if "$" in path:
+        raise WrongValue(f"{path} has a variable without a value; --env sets it")
+    if _CREDENTIALS.match(path):
+        raise WrongValue(f"{path} holds credentials, which are not sent along; use `secrets`")
+    if workdir is not None and workdir.path is None:
+        raise WrongValue(f"a local path ({path}) is not put beside a git repository")
 
 
 def _read_target(text: str) -> str:
+    """A full path, or one within the working folder. Raises WrongValue."""
+    if text.startswith("~/sky_workdir/"):
+        text = text.removeprefix("~/sky_workdir/")
     if text.startswith("~/") and ".." not in text.split("/"):
         return text.rstrip("/")
     try:
-        if not text.startswith("/"):
-            raise WrongValue("it is no full path")
         return check_path(text)
     except WrongValue as error:
         raise WrongValue(f"nothing can be put at {text}: {error}") from error
 
 
-def _read_source(value: Node) -> str:
-    if isinstance(value, ScalarNode):
-        return _read_url(as_text(value))
-    source, name = child(value, "source"), text_at(value, "name")
-    if isinstance(source, ListNode):
-        raise WrongValue("several sources cannot be put at one place; give each a place of its own")
-    text = as_text(source) if isinstance(source, ScalarNode) else ""
-    if text and name:
-        raise WrongValue(
-            f"{text} is not uploaded to a bucket {name}; upload it, and name that as the source"
-        )
-    if text:
-        return _read_url(text.rstrip("/") + "/" if _URL.match(text) else text)
-    scheme = _STORES.get((text_at(value, "store") or "").lower())
-    if scheme is None or not name:
-        raise WrongValue(
-            f"the bucket {name or ''} has no store that is known here; name it by a URL as `source`"
-        )
-    path = text_at(value, "_bucket_sub_path") or ""
-    return f"{scheme}://{name}/" + (f"{path.strip('/')}/" if path else "")
+def _read_bucket(table: Node, name: str | None, usual: str) -> str:
+    """The URL of the bucket of this name; "" where there is no name. Raises WrongValue."""
+    if isinstance(table, ScalarNode) or not name:
+        return ""
+    if "$" in name:
+        raise WrongValue(f"the bucket {name} has a variable without a value; --env sets it")
+    store = (text_at(table, "store") or usual).lower()
+    if store not in (*_STORES, *_STORES.values()):
+        raise WrongValue(f"a bucket of the store {store} cannot be reached")
+    path = text_at(table, "_bucket_sub_path") or ""
+    return f"{_STORES.get(store, store)}://{name}/" + (f"{path.strip('/')}/" if path else "")
 
 
 def _read_url(text: str) -> str:
-    if not _URL.match(text):
-        raise WrongValue(
-            f"a local path ({text}) as a bucket's content is not uploaded; upload it yourself"
-        )
-    if ".blob.core.windows.net" in text:
-        raise WrongValue(
-            f"{text} is a container of Azure; write az://CONTAINER/PATH in a Cavvy file"
-        )
+    if "$" in text:
+        raise WrongValue(f"{text} has a variable without a value; --env sets it")
     try:
-        return read_source(text)
+        return read_source(_BLOB.sub("az://", text))
     except WrongValue as error:
         raise WrongValue(f"it cannot be fetched: {error}") from error
 
@@ -171,6 +181,8 @@ def _mode(value: Node) -> str:
 
 def _is_written(value: Node) -> bool:
     """Whether what the work writes there would reach the bucket."""
+    if isinstance(value, ScalarNode):
+        return False
     config = child(value, "config")
     read_only = any(flag_at(child(config, each), "read_only") for each in ("mount", "mount_cached"))
     return (

@@ -51,6 +51,8 @@ _REFUSED = {
     "_cluster_config_overrides": "SkyPilot's settings mean nothing here",
 }
 
+_DISK_TYPES = {"low": "standard", "high": "gp3"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRequest:
@@ -159,7 +161,8 @@ def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> Re
         memory_min_mib=memory[0],
         memory_max_mib=memory[1],
         memory_per_cpu_mib=per_cpu,
-        disk_gib=_read_disk(table, kept_keys),
+        disk_gib=_read_disk(table),
+        disk_type=_read_tier(table, kept_keys),
         spot=SpotPolicy.ONLY if flag_at(table, "use_spot") else SpotPolicy.NEVER,
         providers=providers,
         regions=regions,
@@ -184,7 +187,9 @@ def _read_place(
     cloud, _, rest = infra.partition("/")
     cloud = {"k8s": "kubernetes", "*": ""}.get(cloud.lower(), cloud.lower())
     region, _, zone = (rest, "", "") if cloud in ("kubernetes", "ssh") else rest.partition("/")
-    if zone not in ("", "*"):
+    if cloud == "slurm" and zone not in ("", "*"):
+        region = f"{region}/{zone}"  # a partition, which `regions` may name beside its cluster
+    elif zone not in ("", "*"):
         kept_keys.refuse_at(table, "resources.infra", _REFUSED["zone"])
     return ((cloud,) if cloud else ()), ((region,) if region not in ("", "*") else ())
 
@@ -205,15 +210,22 @@ def _read_amounts(table: MapNode) -> tuple[_Bounds, tuple[int | None, int | None
     return many, (mib, None if memory[1] else mib), None
 
 
-def _read_disk(table: MapNode, kept_keys: TranslationNotes) -> int | None:
-    tier = text_at(table, "disk_tier")
-    if tier is not None and tier.lower() in ("best", "medium"):
-        kept_keys.note_at(table, "resources.disk_tier", "Cavvy takes the place's usual disk")
-    elif tier is not None:
-        reason = (
-            f"a disk that is {tier} cannot be asked for yet; Cavvy would take the place's usual one"
-        )
+def _read_tier(table: MapNode, kept_keys: TranslationNotes) -> str | None:
+    """The disk type, as SkyPilot chooses it on AWS; other providers have no choice of disks."""
+    tier = (text_at(table, "disk_tier") or "").lower()
+    kind = _DISK_TYPES.get(tier)
+    if tier == "ultra":
+        reason = "a disk with provisioned operations cannot be asked for"
         kept_keys.refuse_at(table, "resources.disk_tier", reason)
+    elif kind:
+        reason = f"a disk of the type {kind}, which only AWS has; its speed is the type's usual one"
+        kept_keys.note_at(table, "resources.disk_tier", reason)
+    elif tier:
+        kept_keys.note_at(table, "resources.disk_tier", "the provider's usual disk is used")
+    return kind
+
+
+def _read_disk(table: MapNode) -> int | None:
     size = read_size(text_at(table, "disk_size") or "")
     return None if size == DEFAULT_DISK_GIB else size
 
@@ -227,9 +239,7 @@ def _read_accelerators(
         return ()
     mark, key = mark_of(table, "accelerators"), "resources.accelerators"
     if not split[2].is_integer():
-        kept_keys.refuse(
-            mark, key, f"a part of a device ({text}) cannot be had yet; Cavvy gives whole ones"
-        )
+        kept_keys.note(mark, key, f"{text} becomes {math.ceil(split[2])}: devices are not shared")
     found = _find(*split)
     if found.problem and spare:
         kept_keys.note(mark, key, f"{found.problem}. Only the other alternatives are looked for")
@@ -269,13 +279,7 @@ def _read_image(
     node = child(table, "image_id")
     if node is None:
         return None
-    values = {
-        key.text: value.text.strip()
-        for key, value in entries(node)
-        if isinstance(value, ScalarNode)
-    }
-    if isinstance(node, ScalarNode):
-        values = {"": node.text.strip()}
+    values = _list_images(node)
     docker = values.pop("docker", None)
     images = {
         each.removeprefix("docker:") for each in values.values() if each.startswith("docker:")
@@ -285,6 +289,10 @@ def _read_image(
     if machines and "kubernetes" in providers and not images:
         images, machines = set(machines), []
     mark, key = mark_of(table, "image_id"), "resources.image_id"
+    usual = [each for each in machines if each.startswith("skypilot:")]
+    if usual:
+        kept_keys.note(mark, key, f"{usual[0]} is SkyPilot's own; the provider's usual one is used")
+    machines = [each for each in machines if each not in usual]
     if machines:
         kept_keys.refuse(
             mark,
@@ -294,6 +302,14 @@ def _read_image(
     if len(images) > 1:
         kept_keys.refuse(mark, key, "an image of its own for each region cannot be said here")
     return min(images) if images else None
+
+
+def _list_images(node: Node) -> dict[str, str]:
+    """Images by region; "" for one alone."""
+    if isinstance(node, ScalarNode):
+        return {"": node.text.strip()}
+    pairs = entries(node)
+    return {key.text: each.text.strip() for key, each in pairs if isinstance(each, ScalarNode)}
 
 
 def _read_priority(table: MapNode, kept_keys: TranslationNotes) -> int:
@@ -357,7 +373,7 @@ def _combine(found: list[Resources]) -> Resources | None:
     there = {(each.accelerators, (each.providers, each.regions), each.spot) for each in found}
     if there != set(product(needs, places, spots)) or (len(needs) > 1 and () in needs):
         return None
-    if len(places) > 1 and not _is_one_place(places):
+    if len(places) > 1 and not _is_product(places):
         return None
     return _join(found)
 
@@ -374,18 +390,10 @@ def _join(found: list[Resources]) -> Resources:
     )
 
 
-def _is_one_place(places: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> bool:
-    """Whether a list of providers and one of regions say the same as these places.
-
-    The regions of clouds have names of their own; contexts, pools and clusters are called as their
-    owners like.
+def _is_product(places: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> bool:
+    """Whether each of these providers goes with each of these regions, and all name some or none:
+    only then two lists say the same.
     """
-    providers, regions = [bool(names) for names, _ in places], [bool(names) for _, names in places]
-    owned = any(names[0] in ("kubernetes", "slurm", "ssh") for names, _ in places if names)
-    if owned and any(regions) and len({names for names, _ in places}) > 1:
-        return False
-    return (
-        (all(providers) and all(regions))
-        or (all(providers) and not any(regions))
-        or not any(providers)
-    )
+    providers, regions = ({place[at] for place in places} for at in (0, 1))
+    whole = all(len(names) == 1 or () not in names for names in (providers, regions))
+    return whole and set(places) == set(product(providers, regions))

@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cavvy.domain.tasks import Task, Workdir
-from cavvy.importers.common_fields import read_commit, read_folder, read_name
+from cavvy.importers.common_fields import read_commit, read_name
 from cavvy.importers.kept_keys import Translation, TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, int_at, items, mark_of, text_at
 from cavvy.importers.shapes import is_null
+from cavvy.importers.skypilot.config import keep_config
 from cavvy.importers.skypilot.mounts import read_mounts
 from cavvy.importers.skypilot.needs import unalias
 from cavvy.importers.skypilot.resources import read_request
 from cavvy.importers.skypilot.rules import GROUP_HEADER, SERIAL_HEADER, TASK, VOLUME, is_safe_name
+from cavvy.importers.translation_header import WAIT, WAITS
 from cavvy.importers.yaml11 import to_value
 from cavvy.spec.problems import ProblemNotes, SourceMark, slug
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
@@ -24,7 +26,6 @@ _LATER = {
     "service": "services are not served yet",
     "pool": "pools of warm workers do not exist yet",
     "file_mounts_mapping": "it is for SkyPilot itself",
-    "config": "SkyPilot's settings mean nothing here",
     "event_callback": "nothing is called at each change of state; `webhooks` of a Cavvy file are "
     "called at its end",
 }
@@ -71,7 +72,13 @@ def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
             f"{len(tasks)} tasks to run {each} are not one job; put each into a file of its own"
         )
         kept_keys.refuse(bodies[1].mark, "---", reason)
-    return Translation(kind=KIND, what=what, tasks=tasks, kept=kept_keys.list_kept())
+    return Translation(
+        kind=KIND,
+        what=what,
+        tasks=tasks,
+        kept=kept_keys.list_kept(),
+        local=kept_keys.list_local(),
+    )
 
 
 def _check_documents(
@@ -192,21 +199,27 @@ def _translate_task(
     _keep_keys(table, header, kept_keys)
     request = read_request(child(table, "resources"), kept_keys)
     env, secrets = _read_variables(table, kept_keys)
-    mounts = read_mounts(table, _read_workdir(table, kept_keys), kept_keys)
-    run = text_at(table, "run")
-    if not (run or "").strip():
-        reason = "there is nothing to run, and a node that only waits for a login is not kept"
-        kept_keys.refuse_at(table, "run", reason)
+    clouds = {name for each in request.resources.choices for name in each.providers}
+    keep_config(child(table, "config"), clouds, request.image is not None, kept_keys)
+    workdir = _read_workdir(table, kept_keys)
+    mounts = read_mounts(table, workdir, clouds, kept_keys)
+    setup, run = text_at(table, "setup"), text_at(table, "run") or ""
+    if not run.strip():
+        kept_keys.note_at(table, "run", f"there is nothing to run: {WAITS}")
+        run = WAIT
+    if re.search(r"\bconda\b", f"{setup}\n{run}") and request.image is None:
+        where = "setup" if "conda" in (setup or "") else "run"
+        kept_keys.note_at(table, where, "a node has no conda unless it is installed there")
     return Task(
         name=_name(table, header, number, kept_keys),
-        run=run or "",
-        setup=text_at(table, "setup"),
+        run=run,
+        setup=setup,
         tags=request.tags,
         priority=request.priority,
         resources=request.resources,
         nodes=int_at(table, "num_nodes") or 1,
         image=request.image,
-        workdir=mounts.workdir,
+        workdir=workdir,
         env=env,
         secrets=secrets,
         inputs=mounts.inputs,
@@ -298,10 +311,6 @@ def _read_workdir(table: Node, kept_keys: TranslationNotes) -> Workdir | None:
         return None
     url = text_at(node, "url") or ""
     if url:
-        commit = (text_at(node, "ref") or "").lower()
-        reason = (
-            "a branch or tag moves, and every attempt must run the same; name the commit as `ref`"
-        )
-        return read_commit(url, commit, "workdir", mark, reason, kept_keys)
-    path = as_text(node) if isinstance(node, ScalarNode) else "."
-    return read_folder(path, "workdir", mark, kept_keys)
+        ref = text_at(node, "ref")
+        return read_commit(url, ref, "workdir", mark, "name the commit as `ref`", kept_keys)
+    return Workdir(path=as_text(node) if isinstance(node, ScalarNode) else ".")

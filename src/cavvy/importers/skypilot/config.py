@@ -1,0 +1,52 @@
+"""SkyPilot's `config`: what of it the work would notice, and what is only for SkyPilot."""
+
+from collections.abc import Collection
+
+from cavvy.importers.kept_keys import TranslationNotes
+from cavvy.importers.readers import entries
+from cavvy.spec.tree import MapNode, Node
+
+_CLOUDS = ("aws", "gcp", "azure", "kubernetes", "ssh", "slurm", "vast")  # each has a section
+# Keys that change how SkyPilot gets a node, not what the work finds there.
+_NOTED = frozenset(
+    [
+        *("active_workspace", "allowed_clouds", "api_server", "daemons", "db", "jobs", "logs"),
+        *("provision", "rbac", "serve", "gcp.enable_gvnic", "gcp.managed_instance_group"),
+        *("gcp.placement_policy", "gcp.prioritize_reservations", "aws.prioritize_reservations"),
+        *(
+            f"kubernetes.{key}"
+            for key in (
+                *("allowed_contexts", "autoscaler", "custom_metadata", "fuse", "high_availability"),
+                *("networking", "ports", "provision_timeout", "set_pod_resource_limits"),
+            )
+        ),
+        *("slurm.provision_timeout", "ssh.provision_timeout", "vast.datacenter_only"),
+    ]
+)
+
+
+def keep_config(
+    config: Node | None, clouds: Collection[str], is_image: bool, kept_keys: TranslationNotes
+) -> None:
+    """Keep each setting: refused where the work would miss it, on one of `clouds` (any, where there
+    are none named) and in an image or not.
+    """
+    for key, section in entries(config):
+        keys = entries(section) if isinstance(section, MapNode) else [(key, section)]
+        for inner, value in keys:
+            path = key.text if inner is key else f"{key.text}.{inner.text}"
+            where = f"config.{path}"
+            if isinstance(value, MapNode) and not value.entries:
+                continue
+            if path in _NOTED or key.text in _NOTED:
+                kept_keys.note(inner.mark, where, "it is for SkyPilot itself")
+            elif key.text in _CLOUDS and key.text not in clouds:
+                reason = f"it is not passed on, should the job run on {key.text}"
+                if clouds:
+                    reason = f"the job does not run on {key.text}"
+                kept_keys.note(inner.mark, where, reason)
+            elif key.text == "docker" and not is_image:
+                kept_keys.note(inner.mark, where, "the job runs in no container")
+            else:
+                reason = "this setting of SkyPilot is not passed on"
+                kept_keys.refuse(inner.mark, where, reason)
