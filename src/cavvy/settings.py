@@ -1,5 +1,4 @@
-"""Every setting with its unit, its default and its consequence; read from a TOML file and the
-environment.
+"""All settings with unit, default and consequence; read from a TOML file and the environment.
 
 `docs/reference/settings.md` is written from the table below (`python -m cavvy.settings`).
 """
@@ -14,9 +13,7 @@ Scalar = str | int | float | bool
 
 
 class SettingsError(Exception):
-    """A settings file or variable that cannot be used; the message says where, `hint` what to
-    do.
-    """
+    """An invalid settings file or variable; the message gives the position, `hint` the remedy."""
 
     code = "settings-invalid"
 
@@ -28,7 +25,7 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting: its unit is the suffix of its name or said in `text`."""
+    """One setting: its unit is the suffix of its name or part of `text`."""
 
     name: str
     default: Scalar
@@ -47,25 +44,24 @@ SETTINGS = (
         default="",
         text="Also listen on this loopback address, as host:port (port 0 picks a free one); empty: "
         "Unix socket only.",
-        consequence="Other users of this machine can reach the port, though not pass it without "
-        "the token.",
+        consequence="Other users of this machine can reach the port, but need the token.",
     ),
     Setting(
         name="server.tls_listen",
         default="",
-        text="Also listen there, as host:port, with TLS, for nodes that come from outside; empty: "
-        "no such nodes.",
-        consequence="Machines that reach the port can ask for agents' routes and files by hash, "
-        "never for users' "
-        "routes. Places whose nodes call the server (clouds, joined machines) need it.",
+        text="Also listen on this address, as host:port, with TLS, for nodes outside this "
+        "machine; empty: no such nodes.",
+        consequence="Machines that reach the port can use agents' routes and files by hash, never "
+        "users' routes. Providers whose nodes call the server (clouds, joined machines) need "
+        "it.",
     ),
     Setting(
         name="server.advertise",
         default="",
-        text="How nodes from outside reach `server.tls_listen`, as https://host:port; empty: this "
-        "machine's address.",
-        consequence="Set it where the server is behind a router or a balancer that passes TLS on "
-        "unopened.",
+        text="The address at which outside nodes reach `server.tls_listen`, as https://host:port; "
+        "empty: this machine's address.",
+        consequence="Set it if the server is behind a router or load balancer that forwards TLS "
+        "unchanged.",
     ),
     Setting(
         name="server.idle_stop_s",
@@ -88,7 +84,7 @@ SETTINGS = (
         default=10,
         minimum=1,
         text="Size at which server.log is moved to server.log.1, in MiB.",
-        consequence="Twice this much disk is used at most.",
+        consequence="At most twice this much disk is used.",
     ),
     Setting(
         name="server.request_mib",
@@ -108,8 +104,8 @@ SETTINGS = (
         name="logs.job_mib",
         default=1024,
         minimum=1,
-        text="Most log kept of each rank of an attempt, in MiB.",
-        consequence="Of a longer log the first tenth and the newest rest are kept.",
+        text="Maximum log kept for each rank of an attempt, in MiB.",
+        consequence="A longer log keeps its first tenth and its newest part.",
     ),
 )
 _TABLES = {setting.name.partition(".")[0] for setting in SETTINGS}
@@ -118,7 +114,8 @@ _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What is in force. `values` has every setting; `providers` holds each provider's own table."""
+    """The settings in force. `values` has every setting; `providers` holds each provider's own
+    table."""
 
     home: Path
     file: Path
@@ -130,7 +127,7 @@ class Settings:
         return int(self.values[name])
 
     def text(self, name: str) -> str:
-        """A setting whose default is text."""
+        """A setting whose default is a string."""
         return str(self.values[name])
 
 
@@ -196,7 +193,7 @@ def _read(file: Path, *, must_exist: bool) -> dict[str, object]:
         raise SettingsError(
             f"{file}: {error.strerror}", "make the file readable for you"
         ) from error
-    import tomllib  # here, because most commands read no settings file
+    import tomllib  # defined here, because most commands read no settings file
 
     try:
         return tomllib.loads(text)
@@ -240,7 +237,7 @@ def _providers(given: object, file: Path) -> dict[str, dict[str, Scalar]]:
 
 
 def _hint_flat(key: str, value: object) -> str:
-    """How a list is written; a table is a provider's own file, or a mistake."""
+    """An example of a list's syntax; a table belongs to a provider, or is a mistake."""
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
         return f'write one text: {key} = "{", ".join(value)}"'
     return "docs/reference/providers.md lists the settings of each provider"
@@ -265,9 +262,7 @@ def _checked(name: str, value: object, where: str) -> Scalar:
 
 
 def _scalar(text: str, name: str | None) -> Scalar:
-    """A variable's text as TOML would read it; plain text where the setting is one or where TOML
-    reads nothing.
-    """
+    """A variable's text parsed as TOML; plain text for text settings or invalid TOML."""
     setting = _BY_NAME.get(name) if name else None
     if setting is not None and isinstance(setting.default, str):
         return text
@@ -299,7 +294,7 @@ def reference() -> str:
         "`CAVVY_CONFIG`), then from the",
         "environment, which wins. A key that does not exist is an error. The embedded server reads "
         "them at its start:",
-        "`cavvy server restart` makes a change take effect, and running jobs go on meanwhile.",
+        "`cavvy server restart` applies a change, while running jobs continue.",
         "",
         "State (database, logs, socket) is kept in `~/.cavvy`, or in the folder named by "
         "`CAVVY_HOME`.",

@@ -26,13 +26,12 @@ def test_an_older_agent_gets_no_work_that_it_would_do_without_a_part() -> None:
         refused = await sessions.claim(gang, 0, "old", "a", HOST, protocol=OLDEST)
         assert isinstance(refused, ClaimRefused)
         assert (
-            refused.reason
-            == f"it speaks protocol {OLDEST}, which has no inputs or outputs at a URL"
+            refused.reason == f"its protocol {OLDEST} does not support inputs or outputs at a URL"
         )
         assert (await harness.node(job)).claim is None, "the rank is left for an agent of today"
         told = [event.text for event in await harness.store.events(job.id) if event.kind == "agent"]
         assert told == [
-            f"the agent of rank 0 is older than the server and got no work: {refused.reason}"
+            f"the agent of rank 0 is older than the server and was refused work: {refused.reason}"
         ]
         go = await sessions.claim(gang, 0, "new", "a", HOST, protocol=PROTOCOL)
         assert isinstance(go, ClaimGranted)

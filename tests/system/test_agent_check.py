@@ -54,16 +54,15 @@ def test_good_gpus_are_measured_and_the_work_runs(driver: Path) -> None:
 @pytest.mark.parametrize(
     ("fakes", "said"),
     [
-        ({"gbs": 900}, "its memory moves 900 GB/s, at least 1223 are wanted of a A100"),
+        ({"gbs": 900}, "memory speed is 900 GB/s; a A100 needs at least 1223"),
         (
             {"flip": 7},
-            "its memory does not keep what is written: 1 bits of the first 4 MiB that differ "
-            "arrived wrong",
+            "GPU memory does not keep written data: 1 wrong bits in the first 4 MiB that differ",
         ),
         ({"mib": 3072}, "3072 MiB of memory, at least 3686 are a A100's"),
         ({"free": 50}, "2047 of 4096 MiB are free: something else uses it"),
         ({"ecc": 3}, "3 uncorrected memory errors since the node's boot"),
-        ({"rows": 1}, "its memory could not be repaired"),
+        ({"rows": 1}, "GPU memory could not be repaired"),
     ],
 )
 def test_a_gpu_that_falls_short_fails_its_node_with_the_figures(
@@ -83,7 +82,7 @@ def test_gpus_that_are_missing_or_have_no_driver_are_told(driver: Path) -> None:
     with make_rig(run="echo ran", check=WANTED, accelerators_per_node=4) as rig:
         use(rig, driver)
         assert rig.finish() == 0
-        assert rig.exited()["reason"] == "GPU fault: 2 of 4 GPUs are there"
+        assert rig.exited()["reason"] == "GPU fault: found 2 of 4 GPUs"
     with make_rig(run="echo ran", check=WANTED, accelerators_per_node=1) as rig:
         assert rig.finish() == 0
         assert str(rig.exited()["reason"]).startswith(

@@ -45,7 +45,7 @@ def test_what_was_written_is_there_in_the_next_attempt_as_it_was() -> None:
         lines = rig.output().splitlines()
         assert (lines[0], lines[1].split()[0], lines[2]) == ("one", "750", "644 1577836800")
         assert lines[3:] == ["deep", "latest", "old", "twin"]
-        assert events(rig) == ["goes on from checkpoint 1 of attempt 1: 4 files, 0.0 MiB"]
+        assert events(rig) == ["resuming from checkpoint 1 of attempt 1: 4 files, 0.0 MiB"]
         assert rig.stub.last("checkpoint")["sent"] == 4  # what was there already was not sent again
         assert rig.stub.folder()["new"] == b"two\n"
 
@@ -175,7 +175,7 @@ def test_a_checkpoint_that_does_not_fit_into_a_notice_is_told() -> None:
         assert agent.wait(30) == 0
         assert rig.stub.commits == []
         assert events(rig) == [
-            "the last changes of the checkpoint folder could not be handed over in time; none of "
+            "the last changes of the checkpoint folder could not be uploaded in time; none of "
             "this attempt is safe"
         ]
         assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("preempted", 1)

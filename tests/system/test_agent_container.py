@@ -106,6 +106,6 @@ def test_node_without_an_engine_refuses(tmp_path: Path) -> None:
         rig.environ["PATH"] = str(tmp_path)
         assert rig.finish() == 0
         assert rig.exited()["outcome"] == "setup"
-        assert "needs podman, docker or Apptainer, and this node has none" in str(
+        assert "needs podman, docker or Apptainer; install one of them on this node" in str(
             rig.exited()["reason"]
         )

@@ -60,7 +60,7 @@ def test_missing_and_wrong_blobs_are_told() -> None:
         rig.stub.blobs[snapshot] = b"something else"
         rig.stub.work["workdir"] = {"snapshot": snapshot}
         assert rig.finish() == 0
-        assert "sent something else than" in str(rig.exited()["reason"])
+        assert "sent wrong data for" in str(rig.exited()["reason"])
 
 
 def singles(rig: Rig) -> list[str]:
@@ -268,7 +268,7 @@ def test_unusable_checkpoint_path_is_refused() -> None:
     with make_rig(run="true", checkpoint={"path": "../../x", "storage": "/tmp/x"}) as rig:
         assert rig.finish() == 0
         assert rig.exited()["outcome"] == "setup"
-        assert "does not lie in the working folder" in str(rig.exited()["reason"])
+        assert "is not in the working folder" in str(rig.exited()["reason"])
 
 
 @contextmanager

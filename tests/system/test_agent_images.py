@@ -152,4 +152,4 @@ def test_apptainer_builds_nothing(apptainer: str) -> None:
         prepare(rig, DOCKERFILE)
         rig.environ["PATH"] = apptainer
         assert rig.finish() == 0
-        assert "Apptainer does not build Dockerfiles" in str(rig.exited()["reason"])
+        assert "Apptainer cannot build Dockerfiles" in str(rig.exited()["reason"])

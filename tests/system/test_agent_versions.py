@@ -138,7 +138,7 @@ async def test_the_oldest_agent_still_finishes_its_job(tmp_path: Path) -> None:
         line = (await here.api.http.post(JOB + "/exec", json={"session": True})).json()["id"]
         refused = await here.api.http.get(f"{JOB}/exec/{line}", params={"wait_s": 30})
         assert (refused.status_code, refused.json()["code"]) == (426, "agent-protocol")
-        assert "older than this server" in refused.json()["message"]
+        assert "too old for sessions" in refused.json()["message"]
         beside = (
             await here.api.http.post(JOB + "/exec", json={"command": ["touch", "go"]})
         ).json()["id"]
@@ -175,7 +175,7 @@ async def test_the_oldest_agent_gets_no_work_that_it_would_do_by_halves(tmp_path
         assert not (tmp_path / "ran").exists()
         events = (await here.api.http.get(JOB + "/events")).json()["events"]
         told = (
-            "older than the server and got no work: it speaks protocol 1, which has no inputs "
+            "older than the server and was refused work: its protocol 1 does not support inputs "
             "or outputs at a URL"
         )
         assert any(event["text"].endswith(told) for event in events)

@@ -53,10 +53,10 @@ def test_a_part_of_the_working_folder_is_seen_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "source", "path", "told"),
     [
-        ("host", "/nonexistent", "in", "is no folder of this node"),
+        ("host", "/nonexistent", "in", "is not a folder on this node"),
         ("named", "disk-1", "/nonexistent/disk", "is not mounted under /nonexistent/disk"),
         ("folder", "none", "/nonexistent/x", "there is no none in the working folder"),
-        ("host", "/tmp", "/proc/version", "something else is there"),
+        ("host", "/tmp", "/proc/version", "already in use on this node"),
     ],
 )
 def test_what_cannot_be_is_told(kind: str, source: str, path: str, told: str) -> None:

@@ -68,7 +68,7 @@ def test_a_job_saves_to_a_bucket_and_goes_on_from_it(home: Path, servers: Path) 
         "644",
     ]
     assert "checkpoint 3 is safe" in events
-    assert "goes on from checkpoint 3 of attempt 3" in events
+    assert "resuming from checkpoint 3 of attempt 3" in events
     kept, _ = place.list(f"{folder}/here/default/")
     assert (
         len(kept) == 2 + 1 + 2

@@ -88,12 +88,14 @@ def test_a_job_that_moves_takes_its_newest_state_along(home: Path) -> None:
         log = b"".join(client.logs("default", "mover", attempt=5)).decode()
     assert log == "attempt 1\nattempt 2\nattempt 3\nattempt 4\n"
     told = [
-        text.partition(":")[0] for text in scenario("mover", "restored") if "taken over" in text
+        text.partition(":")[0]
+        for text in scenario("mover", "restored")
+        if text.startswith("restored")
     ]
     assert told == [
-        "what attempt 1 left on this machine is taken over",
-        "what attempt 2 handed over is taken over",
-        "what attempt 4 left on this machine is taken over",
+        "restored the files that attempt 1 left on this machine",
+        "restored the upload of attempt 2",
+        "restored the files that attempt 4 left on this machine",
     ]
     assert (storage / "attempt").read_text() == "4"
 

@@ -125,7 +125,7 @@ outputs: [{{source: out, target: "{far}/out/result"}}]
             client, f'{{name: none, run: "true", inputs: [{{source: "{web}/c", target: c}}]}}'
         )
         assert phase == "failed"
-        assert "there is nothing at c" in told
+        assert "no object exists at c" in told
 
 
 def test_a_skypilot_file_with_buckets_at_full_paths(home: Path, tmp_path: Path, own: str) -> None:
@@ -164,7 +164,7 @@ run: |
         (tmp_path / "seen" / "taken" / "file").touch()
         phase, told = run_to_end(client, text.replace("seen/in:", "seen/taken:"))
         assert phase == "failed"
-        assert "something else is there" in told
+        assert "already in use on this node" in told
 
 
 def test_an_output_is_sent_while_the_work_runs_and_however_it_ends(
@@ -207,7 +207,7 @@ def test_an_output_is_sent_while_the_work_runs_and_however_it_ends(
         nowhere = {**task, "name": "nowhere", "run": "mkdir out; echo x >out/d; exit 3"}
         nowhere["outputs"] = [{"source": "out", "target": "s3://none/live", "every": "1s"}]
         phase, told = run_to_end(client, json.dumps(nowhere))
-        assert "the last changes of the outputs may not have arrived: s3://none/live: " in told
+        assert "the last changes of the outputs may be missing: s3://none/live: " in told
 
 
 def there(place: ObjectBucket, key: str) -> bytes | None:
@@ -248,7 +248,7 @@ def test_streams(home: Path, own: str) -> None:
             ),
         )
         assert phase == "failed"
-        assert "the input gs://data/nothing failed: there is nothing at nothing" in told
+        assert "the input gs://data/nothing failed: no object exists at nothing" in told
 
 
 def test_a_key_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

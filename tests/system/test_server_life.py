@@ -257,7 +257,10 @@ def test_loopback_tcp_takes_the_token_too(home: Path) -> None:
     assert server.listen is not None
     with Client(server.listen, read_token(str(home))) as client:
         assert client.server().pid == server.pid
-    with Client(server.listen, "") as client, pytest.raises(ApiError, match="not this server's"):
+    with (
+        Client(server.listen, "") as client,
+        pytest.raises(ApiError, match="does not belong to this server"),
+    ):
         client.server()
 
 

@@ -152,7 +152,7 @@ def test_a_bucket_that_is_silent_is_told_of_once_and_tried_again_and_the_end_doe
         assert said == [
             (
                 "unsafe",
-                "the checkpoint is not safe: the bucket is away; it is tried again and again",
+                "the checkpoint is not safe: the bucket is away; retrying",
             )
         ]
         assert checkpoint_sync.started >= tries
@@ -163,9 +163,7 @@ def test_a_bucket_that_is_silent_is_told_of_once_and_tried_again_and_the_end_doe
     checkpoint_sync._over()  # silent again
     checkpoint_sync._finish()
     assert (ended, checkpoint_sync.started) == ([True, True], started)
-    assert said[-1][1].startswith(
-        "the last changes of the checkpoint folder could not be handed over"
-    )
+    assert said[-1][1].startswith("the last changes of the checkpoint folder could not be uploaded")
 
 
 def test_handing_over_to_a_silent_bucket_says_so(
@@ -226,6 +224,4 @@ def test_what_cannot_be_read_or_goes_while_it_is_opened_is_said(
     for _ in range(2):
         checkpoint_sync._heard({"state": "failed", "reason": "Permission denied: a"})
         checkpoint_sync._over()
-    assert said_to_user == [
-        "the checkpoint is not safe: Permission denied: a; it is tried again and again"
-    ]
+    assert said_to_user == ["the checkpoint is not safe: Permission denied: a; retrying"]

@@ -137,9 +137,7 @@ def test_files_that_change_each_time_are_copied_first_and_told_of_once(
         checkpoint_sync.over(state="void", reason="model")
         assert len(checkpoint_sync.said) == (tries + 1 >= VOIDS)
     assert checkpoint_sync.asked == [False, *[True] * VOIDS]
-    assert checkpoint_sync.said[0][1]["text"].startswith(
-        "model was changed each time while it was handed over"
-    )
+    assert checkpoint_sync.said[0][1]["text"].startswith("model changed during every upload")
     checkpoint_sync.write("safe")
     checkpoint_sync.save()
     checkpoint_sync.write("another")
@@ -160,7 +158,7 @@ def test_what_the_work_wrote_last_is_tried_three_times(
     assert checkpoint_sync.asked == [False] * (1 + LAST_TRIES)
     assert checkpoint_sync.ended == 1
     assert checkpoint_sync.said[-1][1]["text"].endswith(
-        "could not be handed over in time; none of this attempt is safe"
+        "could not be uploaded in time; none of this attempt is safe"
     )
 
 
@@ -197,7 +195,7 @@ def test_a_refusal_ends_the_handing_over(tmp_path: Path, monkeypatch: pytest.Mon
     checkpoint_sync.over(state="refused", reason="the claim is another's")
     assert (
         checkpoint_sync.said[-1][1]["text"]
-        == "no more checkpoints are handed over: the claim is another's"
+        == "no more checkpoints will be uploaded: the claim is another's"
     )
     checkpoint_sync.write("two")
     checkpoint_sync.finish(checkpoint_sync.done)
@@ -294,7 +292,7 @@ def test_a_checkpoint_takes_the_folders_place_whole(
     link = {"path": "last", "link": "sub/model"}
     server.newest = [newest(server.file("sub/model"), link)]
     told = checkpoint_upload.restore(make_config(tmp_path), str(folder))
-    assert told == "goes on from checkpoint 7 of attempt 2: 2 files, 1.5 MiB"
+    assert told == "resuming from checkpoint 7 of attempt 2: 2 files, 1.5 MiB"
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) == [
         "last",
         "sub",
@@ -319,7 +317,7 @@ def test_what_cannot_be_brought_whole_leaves_what_is_there(
     assert (server.newest, [path.name for path in folder.iterdir()]) == ([], ["mine"])
     server.newest = [torn, newest(server.file("a"))]
     assert checkpoint_upload.restore(make_config(tmp_path), str(folder)).startswith(
-        "goes on from checkpoint 7"
+        "resuming from checkpoint 7"
     )
     assert [path.name for path in folder.iterdir()] == ["a"]
 
@@ -379,7 +377,7 @@ def test_a_path_that_leaves_the_folder_is_refused(
 ) -> None:
     server, folder = StandInServer(monkeypatch), make_folder(tmp_path)
     server.newest = [newest(server.file(path))]
-    with pytest.raises(Exception, match="does not lie in the working folder"):
+    with pytest.raises(Exception, match="is not in the working folder"):
         checkpoint_upload.restore(make_config(tmp_path), str(folder))
     assert (folder / "mine").exists()
 

@@ -93,7 +93,7 @@ def test_a_request_is_answered(post: Post, answers: list[bytes | None]) -> None:
 
 def test_silence_fails_and_leaves_nothing(tmp_path: Path) -> None:
     box = tmp_path / "gang.0"
-    assert ask(box, timeout_s=0.1) == "no answer came to the mailbox"
+    assert ask(box, timeout_s=0.1) == "no answer arrived in the mailbox"
     assert list(tmp_path.iterdir()) == [box]
 
 
@@ -110,7 +110,7 @@ def test_a_box_that_takes_nothing_fails(tmp_path: Path) -> None:
 
 def test_letters_are_their_senders_only(post: Post, answers: list[bytes | None]) -> None:
     answers += [None]
-    assert ask(post.box, timeout_s=0.1) == "no answer came to the mailbox"
+    assert ask(post.box, timeout_s=0.1) == "no answer arrived in the mailbox"
     assert post.box.stat().st_mode & 0o077 == 0
 
 

@@ -102,5 +102,5 @@ def test_ranks_leave_when_the_first_is_gone(tmp_path: Path, port: int) -> None:
     ranks[0].kill()
     _, wrong = ranks[1].communicate(timeout=60)
     assert ranks[1].returncode == 1
-    assert "rank 0 has gone" in wrong
+    assert "rank 0 has disconnected" in wrong
     ranks[0].communicate()

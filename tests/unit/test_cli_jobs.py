@@ -161,7 +161,7 @@ def test_events_say_the_day_once(client: FakeClient) -> None:
     assert shown[0] == ["2026-01-02", "TRY", "RANK", "KIND", "TEXT"]
     assert shown[1][:4] == ["03:04:06", "-", "-", "queued"]
     assert len(shown) == 4
-    client.story.append(make_event(86_400, "done", "the work ended well"))
+    client.story.append(make_event(86_400, "done", "the work succeeded"))
     shown = lines(run("events", "good"))
     assert shown[0][:2] == ["TIME", "(UTC)"]
     assert shown[-1][:2] == ["2026-01-03", "03:04:05"]

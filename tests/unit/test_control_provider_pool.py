@@ -178,7 +178,11 @@ def test_a_place_that_cannot_tell_of_volumes_runs_what_names_none() -> None:
             explain_misplaced(task, LARGE, market.volumes, market.blind)
             for task in (plain, kept, scratch)
         ]
-        assert told == [None, Objection("volumes", "the location of data is unknown now"), None]
+        assert told == [
+            None,
+            Objection("volumes", "the location of data is currently unknown"),
+            None,
+        ]
 
     asyncio.run(scenario())
 

@@ -84,7 +84,7 @@ def ranks(number: int, *claims: str | None) -> list[Node]:
     ]
 
 
-WANTED = Recommendation(mode=RunMode.ON_DEMAND, offers=(FIXED,), reason="this is the last moment")
+WANTED = Recommendation(mode=RunMode.ON_DEMAND, offers=(FIXED,), reason="on-demand must start now")
 
 
 def step(
@@ -222,7 +222,7 @@ def test_a_job_that_moved_on_advice_moves_on_it_again_later_and_later(
     if not starts:
         assert after is not None
         assert after <= timedelta(minutes=1)
-        assert "moved on such a word before" in uow.rows.attempts[1].reason
+        assert "already moved after such a warning" in uow.rows.attempts[1].reason
         events = len(uow.take_changes().events)
         step(uow, stays)
         assert (events, len(uow.take_changes().events)) == (1, 0), "told once"

@@ -58,7 +58,7 @@ def make_attempt(
         offer=OFFER,
         nodes=1,
         phase=phase,
-        reason="the place accepted the launch",
+        reason="the provider accepted the launch",
         created_at=NOW,
         since=NOW,
     )

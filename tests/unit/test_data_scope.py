@@ -84,9 +84,9 @@ def test_a_request_is_for_one_file_of_the_task_and_a_quarter_of_an_hour() -> Non
 def test_no_request_leaves_what_the_task_names(path: str) -> None:
     async def scenario() -> None:
         transfers, _, attempt = await make_transfers()
-        with pytest.raises(ObjectDenied, match="leaves what the task names"):
+        with pytest.raises(ObjectDenied, match="is outside the URL that the task names"):
             (await transfers.input(attempt.gang, 0)).sign_get(path)
-        with pytest.raises(ObjectDenied, match="leaves what the task names"):
+        with pytest.raises(ObjectDenied, match="is outside the URL that the task names"):
             (await transfers.output(attempt.gang, 0)).sign_part(path, "", 1)
 
     asyncio.run(scenario())
@@ -96,7 +96,7 @@ def test_nothing_is_signed_that_the_task_has_not_or_for_an_attempt_that_is_over(
     async def scenario() -> None:
         transfers, store, attempt = await make_transfers()
         for index in (-1, 1):
-            with pytest.raises(RowNotFound, match="no such transfer"):
+            with pytest.raises(RowNotFound, match="has no transfer"):
                 await transfers.input(attempt.gang, index)
         await transfers.input(attempt.gang, 0)
         await store.commit(AtomicWrite(attempts=[replace(attempt, phase=AttemptPhase.ENDED)]))
@@ -184,9 +184,9 @@ def test_what_arrived_shorter_or_longer_does_not_count(
         file = BucketCheckpoints(drawer, "").file("f")
         for key in ("out/r", "f") if arrived is not None else ():
             drawer.held[key] = arrived or b""
-        with pytest.raises(ObjectTryAgain, match="3 bytes were sent and"):
+        with pytest.raises(ObjectTryAgain, match="3 bytes were sent, but"):
             output.complete("r", "", [], 3)
-        with pytest.raises(ObjectTryAgain, match="3 bytes were sent and"):
+        with pytest.raises(ObjectTryAgain, match="3 bytes were sent, but"):
             file.complete("", "upload", [], 3)
         drawer.held |= {"out/r": b"123", "f": b"123"}
         output.complete("r", "", [], 3)
@@ -233,7 +233,7 @@ def test_a_checkpoint_in_a_bucket_counts_when_all_of_it_is_there_as_it_was_told(
         drawer.held[f"j/{saved.manifest}"] = drawer.held[f"j/{saved.manifest}"].replace(
             b'"a"', b'"b"'
         )
-        with pytest.raises(HashMismatch, match="was changed in the bucket"):
+        with pytest.raises(HashMismatch, match="has changed in the bucket"):
             await transfers.latest(attempt.gang)
 
     asyncio.run(scenario())
@@ -266,7 +266,7 @@ def test_a_checkpoint_is_safe_where_the_bucket_lets_nothing_be_removed_and_its_u
                 await transfers.commit(attempt.gang, 0, "n", files, NOW), SavedCheckpoint
             )
         assert [each.number for each in await store.checkpoints("j")] == [4, 3]
-        told = [each.text for each in await store.events("j") if "stays in the bucket" in each.text]
+        told = [each.text for each in await store.events("j") if "stay in the bucket" in each.text]
         assert len(told) == 1
         assert told[0].endswith("status 403 (AccessDenied)")
 

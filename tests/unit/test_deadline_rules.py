@@ -122,7 +122,7 @@ class TestLastMoment:
         progress = at(current=SPOT)
         late = advised(progress, ON_SPOT, slack=overhead() - SECOND)
         assert (late.mode, late.offers) == (RunMode.ON_DEMAND, (FIXED,))
-        assert late.reason == "spot has not started, and this is the last moment"
+        assert late.reason == "spot has not started, and on-demand must start now"
         assert advised(progress, ON_SPOT, slack=overhead() + SECOND).stay
 
     def test_spot_that_saves_nothing_is_left_while_all_of_it_can_be_done_again(self) -> None:
@@ -130,7 +130,7 @@ class TestLastMoment:
         progress = at(current=SPOT, works=True, done=0.5, unsaved=unsaved)
         late = advised(progress, ON_SPOT, slack=overhead() + unsaved - SECOND)
         assert late.mode is RunMode.ON_DEMAND
-        assert late.reason == "no checkpoint for too long, and this is the last moment"
+        assert late.reason == "no checkpoint for too long, and on-demand must start now"
         assert advised(progress, ON_SPOT, slack=overhead() + unsaved + SECOND).stay
 
     def test_spot_that_saves_as_it_should_is_kept_to_the_end(self) -> None:

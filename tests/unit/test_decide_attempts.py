@@ -372,8 +372,12 @@ class TestRunning:
     @pytest.mark.parametrize(
         ("moved", "plan_state", "reason"),
         [
-            (False, None, "a fire drill takes the node"),
-            (False, PlanState(at=T0, mode="idle", reason="cheap"), "a fire drill takes the node"),
+            (False, None, "a fire drill reclaims the node"),
+            (
+                False,
+                PlanState(at=T0, mode="idle", reason="cheap"),
+                "a fire drill reclaims the node",
+            ),
             (True, None, "the work moves to another gang"),
             (
                 True,
@@ -385,7 +389,11 @@ class TestRunning:
                 PlanState(at=T0, mode="idle", reason="cheap", place="p/r/t"),
                 "the work moves to another gang",
             ),
-            (True, PlanState(at=T0, mode="idle", reason="cheap"), "the job waits for spot"),
+            (
+                True,
+                PlanState(at=T0, mode="idle", reason="cheap"),
+                "the job waits for spot capacity",
+            ),
         ],
     )
     def test_why_we_take_a_gang_away_ourselves_is_told(
@@ -399,7 +407,7 @@ class TestRunning:
         sooner = replace(leaving, nodes=(replace(leaving.nodes[0], notice_until=at(20)),))
         taken = decide_attempt(sooner, at(20))
         assert isinstance(taken, a.AdvanceAttempt)
-        assert taken.reason == "the place takes the node back"
+        assert taken.reason == "the provider reclaims the node"
 
     def test_one_nodes_notice_is_every_ranks(self) -> None:
         two = view(ranks=2)
@@ -447,7 +455,7 @@ class TestKept:
         assert isinstance(over, a.AdvanceAttempt)
         assert (over.phase, over.reason) == (
             AttemptPhase.ENDING,
-            "no job came for the gang that was kept",
+            "no job came for the kept gang",
         )
 
     @pytest.mark.parametrize("seen", [alive(ended_rank=0), gone(), gone(preempted=True)])
@@ -458,7 +466,7 @@ class TestKept:
         action = decide_attempt(kept, at(10))
         assert isinstance(action, a.AdvanceAttempt)
         assert (action.phase, action.outcome) == (AttemptPhase.ENDING, None)
-        assert action.reason.startswith("lost while it was kept: ")
+        assert action.reason.startswith("lost while kept: ")
 
     def test_agents_that_do_not_wait_end_it(self) -> None:
         kept = view(AttemptPhase.KEPT, ranks=2, seen=alive(ranks=2), kept_until=at(600))
@@ -466,7 +474,7 @@ class TestKept:
         assert isinstance(decide_attempt(silent, at(59)), a.RecheckAttempt)
         action = decide_attempt(silent, T0 + a.HEARD_LATELY)
         assert isinstance(action, a.AdvanceAttempt)
-        assert action.reason == "an agent of the gang that was kept does not wait"
+        assert action.reason == "an agent of the kept gang is not waiting for work"
 
     @pytest.mark.parametrize(
         ("seen", "after"),

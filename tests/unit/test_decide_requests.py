@@ -143,8 +143,8 @@ def test_only_what_failed_or_was_stopped_is_retried() -> None:
     assert object_to_retry(replace(JOB, phase=JobPhase.FAILED)) is None
     assert object_to_retry(replace(JOB, phase=JobPhase.STOPPED)) is None
     for phase, hint in (
-        (JobPhase.DONE, "`cavvy rerun` submits it again"),
-        (JobPhase.RUNNING, "it is still under way"),
+        (JobPhase.DONE, "use `cavvy rerun` to submit it again"),
+        (JobPhase.RUNNING, "it is still running"),
     ):
         objection = object_to_retry(replace(JOB, phase=phase))
         assert objection is not None
@@ -191,8 +191,8 @@ def test_a_schedule_is_held_until_its_next_run() -> None:
     left = hold_schedule(job, HOURLY, None, say_left_out(job, JOB, NOW), NOW)
     assert left.job is not None
     assert left.job.last_run == "old"
-    assert left.events[0].text.startswith("the run of 2030-01-01 12:00 UTC is left out")
-    with pytest.raises(ValueError, match="no day is ever like"):
+    assert left.events[0].text.startswith("the run of 2030-01-01 12:00 UTC is skipped")
+    with pytest.raises(ValueError, match="no day ever matches"):
         find_hold(replace(TASK, schedule=Schedule(cron="0 0 31 2 *", time_zone="UTC")), NOW)
 
 
@@ -211,7 +211,7 @@ def test_a_job_waits_for_its_window_no_longer_than_its_deadline() -> None:
     assert bound is not None
     assert bound.held_until == NOW + MINUTE
     assert find_window(JOB, NOW) is None
-    freed = release_job(job, "it waits no longer", NOW).job
+    freed = release_job(job, "it no longer waits", NOW).job
     assert freed is not None
     assert (freed.not_before, freed.held_until) == (None, None)
 
@@ -245,7 +245,7 @@ def test_a_gang_is_an_orphan_once_two_witnesses_agree(
     assert found is sure
     gang = describe_gang("p", seen, attempt)
     assert (gang.job_id, gang.why) == (
-        ("j", "attempt 1 is over") if known else (None, "our database does not know it")
+        ("j", "attempt 1 is over") if known else (None, "not in the database")
     )
 
 

@@ -250,7 +250,7 @@ def test_orders_are_numbered_and_looks_are_counted() -> None:
     assert changes.events[0].text == "enough: ranks 0, 1 must stop within 30 s"
     one = replace(order, ranks=(0,), kind="notice")
     text = adjust_attempt(rows(), ATTEMPT, one, NOW).events[0].text
-    assert text == "enough: the node will be gone in 30 s"
+    assert text == "enough: the node will be reclaimed in 30 s"
     [missed] = adjust_attempt(rows(), ATTEMPT, gangs.CountMiss(), NOW).attempts
     assert (missed.missed_looks, missed.missed_since) == (2, NOW - MINUTE)
     [found] = adjust_attempt(rows(), ATTEMPT, gangs.ClearMisses(), NOW).attempts

@@ -130,7 +130,7 @@ def test_nothing_is_hopeless_while_a_place_has_not_answered() -> None:
         OfferedMarket(offers=[FREE], hosts=[HOST], problems=[SilentPlace("cloud", "no answer")]),
     )
     assert not found.hopeless
-    assert found.reason.endswith("; not known: cloud: no answer")
+    assert found.reason.endswith("; unknown: cloud: no answer")
     for providers, hopeless in ((("here",), True), (("here", "cloud"), False)):
         bound = replace(task, resources=replace(task.resources, providers=providers))
         found = look(

@@ -366,4 +366,4 @@ def test_a_place_that_cannot_say_where_its_volumes_are_is_planned_for_without_th
     )
     named = run(farm, "resources: {cpu: 1}\nvolumes: [data:/d]\n", "--here")
     assert named.exit_code == 1
-    assert "the location of data is unknown now" in named.stdout
+    assert "the location of data is currently unknown" in named.stdout

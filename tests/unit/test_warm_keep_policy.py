@@ -62,7 +62,7 @@ NODE = Node(
 )
 END = AdvanceAttempt(
     phase=AttemptPhase.ENDING,
-    reason="the work ended well",
+    reason="the work succeeded",
     outcome=AttemptOutcome.SUCCEEDED,
     exit_code=0,
 )

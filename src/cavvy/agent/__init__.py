@@ -1,3 +1,3 @@
-"""The process beside the GPU: it claims, runs, reports, checkpoints and stops; standard library
-only.
+"""The process on each node: it claims, runs, reports, checkpoints and stops a task; standard
+library only.
 """

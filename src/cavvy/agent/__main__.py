@@ -1,7 +1,7 @@
 """Starts the agent: `python -I -S agent.pyz CONFIG`, or this file in place of the archive.
 
-The package is loaded under a name of its own from the folder or archive that holds this file, so
-that the agent needs neither an installed distribution nor anything else of it.
+The package is loaded from this folder or archive under its own name, so the agent needs no
+installed distribution.
 """
 
 import os
@@ -16,12 +16,12 @@ if __name__ == "__main__":
             f"cavvy-agent: Python {sys.version.split()[0]} is too old; the agent needs 3.8 or newer"
         )
     package = type(sys)("cavvy_agent")
-    package.__path__ = [os.path.dirname(os.path.abspath(__file__))]  # makes it a package
+    package.__path__ = [
+        os.path.dirname(os.path.abspath(__file__))
+    ]  # marks this folder as a package
     sys.modules["cavvy_agent"] = package
     from cavvy_agent.main import main  # type: ignore[import-not-found]  # exists from the line above on
 
     code = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(
-        code
-    )  # nothing is left to tidy up, and tidying up costs as much as a job's whole conversation
+    os._exit(code)  # nothing is left to clean up, and a normal exit costs as much as a whole job

@@ -1,5 +1,5 @@
-"""Packs the agent for nodes that have nothing of ours, and says how to start it on a machine
-that has; for servers.
+"""Packs the agent for nodes that have no Cavvy installation, and builds the command that starts it;
+used by servers.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ LEFT_OUT = "bundle.py"
 
 
 def make_command() -> list[str]:
-    """What starts the agent from this installation; the configuration file's path is appended.
+    """The command that starts the agent from this installation; append the configuration file's
+    path.
 
-    The files run in place, since their compiled forms lie beside them, which an archive cannot
-    have.
+    The files run in place, next to their compiled forms, which an archive cannot contain.
     """
     return [sys.executable, "-I", "-S", os.path.join(HERE, "__main__.py")]
 
 
 def make_archive() -> bytes:
-    """A zip application with the agent's files, stored, in order, without times: equal sources give
-    equal bytes.
+    """A zip application with the agent's files, uncompressed, sorted, without timestamps: equal
+    sources give equal bytes.
 
-    Started as `python -I -S agent.pyz CONFIG` by any Python from 3.8 on.
+    Any Python from 3.8 on starts it as `python -I -S agent.pyz CONFIG`.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:

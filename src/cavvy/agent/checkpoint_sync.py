@@ -1,9 +1,8 @@
-"""Sees to it that what the work writes to its checkpoint folder reaches the control plane, where it
-cannot lie there.
+"""Uploads checkpoints to the control plane when the checkpoint folder is not on shared storage.
 
-It looks at the folder while the work runs. What has changed and has been still since is handed over
-by a process of its own, one at a time; a checkpoint counts, and is reported, when the control plane
-holds all of it.
+It watches the folder while the work runs. A separate process uploads changes that have been stable
+since the last look, one upload at a time; a checkpoint counts, and is reported, when the control
+plane holds all of it.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ if TYPE_CHECKING:
     from .loop import EventLoop
 
 LOOK_S = 3.0
-HURRY_S = 0.5  # between looks when the node is about to go
-RESTLESS_S = 300.0  # after which a folder that is never still is worth a word
-VOIDS = 5  # tries in a row after which a file that changes all the time is worth a word
-LAST_TRIES = 3  # at the end, when nothing changes the folder any more
+HURRY_S = 0.5  # seconds between checks when the node is about to go
+RESTLESS_S = 300.0  # seconds after which a constantly changing folder is reported
+VOIDS = 5  # failed uploads in a row after which a constantly changing file is reported
+LAST_TRIES = 3  # at the end, when the folder no longer changes
 
 
 class CheckpointSync(SidecarProcess):
-    """`tick` comes by itself; `finish` hands over the last state and then calls back, `kill`
-    ends that early.
+    """`tick` is called by a timer; `finish` uploads the last state and then calls back, `kill` ends
+    that early.
     """
 
     def __init__(
@@ -50,19 +49,19 @@ class CheckpointSync(SidecarProcess):
         self._folder = folder
         self._say = say
         found = list_folder(folder)
-        self._safe = self._last = fingerprint(found)  # what the next attempt would find anyway
+        self._safe = self._last = fingerprint(found)  # what the next attempt would restore anyway
         self._newest_ns = newest(found)
         self._began_ns = time.time_ns()
         self._restless_since = 0.0
         self._told_restless = False
         self._result: dict[str, Any] = {}
         self._voids = 0
-        self._trouble = ""  # of the last time: silent or failed
+        self._trouble = ""  # state of the last upload: silent or failed
         self._number: object = None
         self._tries = 0
 
     def hurry(self) -> None:
-        """The node goes soon: look more often."""
+        """The node will be reclaimed soon: check more often."""
         self._every_s = min(self._every_s, HURRY_S)
 
     def _look(self) -> None:
@@ -82,10 +81,7 @@ class CheckpointSync(SidecarProcess):
         self._restless_since = self._restless_since or now
         if now - self._restless_since > RESTLESS_S and not self._told_restless:
             self._told_restless = True
-            text = (
-                "files of the checkpoint folder change all the time, so that none of it can be "
-                "handed over; "
-            )
+            text = "files in the checkpoint folder change constantly, so it cannot be uploaded; "
             self._say(
                 "event",
                 name="unsafe",
@@ -93,9 +89,7 @@ class CheckpointSync(SidecarProcess):
             )
 
     def _refuse(self) -> None:
-        """The folders of several nodes are not put together: what rank 0 writes is the
-        checkpoint of all.
-        """
+        """The folders of several nodes are not merged: the checkpoint of the gang is rank 0's."""
         self._off = True
         text = (
             f"rank {self._config.rank} writes to its checkpoint folder, and nodes here share no "
@@ -123,7 +117,7 @@ class CheckpointSync(SidecarProcess):
             ),
         )
         if why:
-            complain(f"a checkpoint cannot be handed over now: {why}")
+            complain(f"cannot upload a checkpoint now: {why}")
 
     def _heard(self, told: dict[str, Any]) -> None:
         if told["state"] == "full":
@@ -142,7 +136,7 @@ class CheckpointSync(SidecarProcess):
             self._saved(self._result)
         elif state == "refused":
             self._off = True
-            text = f"no more checkpoints are handed over: {self._result['reason']}"
+            text = f"no more checkpoints will be uploaded: {self._result['reason']}"
             self._say("event", name="unsafe", text=text)
         elif state in ("silent", "failed"):
             self._not_now(state, str(self._result["reason"]))
@@ -150,22 +144,21 @@ class CheckpointSync(SidecarProcess):
             self._voids += 1
             if self._voids == VOIDS:
                 text = (
-                    f"{self._result['reason']} was changed each time while it was handed over: "
-                    "no checkpoint is safe;"
+                    f"{self._result['reason']} changed during every upload: no checkpoint is safe;"
                 )
                 self._say(
                     "event", name="unsafe", text=f"{text} write a new file and rename it instead"
                 )
 
     def _not_now(self, trouble: str, reason: str) -> None:
-        """It may do later. A bucket was waited for as long as makes sense: the end of the work
-        waits no second time.
+        """The upload can wait. The bucket was already waited for as long as allowed: do not wait
+        again when the work ends.
         """
         if trouble == "silent" and self._done is not None:
             self._tries = LAST_TRIES
         if trouble != self._trouble:
             self._trouble = trouble
-            again = "" if self._done is not None else "; it is tried again and again"
+            again = "" if self._done is not None else "; retrying"
             self._say("event", name="unsafe", text=f"the checkpoint is not safe: {reason}{again}")
 
     def _saved(self, result: dict[str, Any]) -> None:
@@ -191,8 +184,8 @@ class CheckpointSync(SidecarProcess):
                 else "none of this attempt is"
             )
             text = (
-                "the last changes of the checkpoint folder could not be handed over in time; "
-                f"{last} safe"
+                f"the last changes of the checkpoint folder could not be uploaded in time; {last} "
+                "safe"
             )
             self._say("event", name="unsafe", text=text)
             done()

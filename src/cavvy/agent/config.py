@@ -1,7 +1,7 @@
-"""What the agent gets: its configuration file, and the work that comes with the claim.
+"""Reads the agent's input: its configuration file, and the work that comes with the claim.
 
-A class that lists its fields with types and defaults reads them from JSON by itself. Types are
-read as text: `typing` and `dataclasses` cost milliseconds that every rank would pay.
+A class that lists fields with types and defaults is decoded from JSON. Types are given as text:
+importing `typing` and `dataclasses` costs milliseconds in every rank.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ TABLE = "dict[str, str]"
 
 
 class BadConfig(Exception):
-    """The configuration or the work is not what this version of the protocol says; the message
-    names the field.
+    """The configuration or the work does not follow this protocol version; the message names the
+    field.
     """
 
 
@@ -29,13 +29,13 @@ def _is_list_of(kind: type) -> Callable[[object], bool]:
     return lambda value: isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
-# What a type is called in errors, and whether a value has it.
+# type -> its name in errors, and a test for a value
 KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "str": ("text", lambda value: isinstance(value, str)),
     "int": ("a whole number", lambda value: type(value) is int),
     "float": ("a number", lambda value: type(value) in (int, float)),
     "bool": ("true or false", lambda value: isinstance(value, bool)),
-    "list[str]": ("a list of texts", _is_list_of(str)),
+    "list[str]": ("a list of strings", _is_list_of(str)),
     "list[int]": ("a list of whole numbers", _is_list_of(int)),
     "list": ("a list", _is_list_of(object)),
     TABLE: ("an object", lambda value: isinstance(value, dict)),
@@ -53,7 +53,7 @@ EMPTY: dict[str, Callable[[], object]] = {
 
 
 class ConfigFields:
-    """A JSON object whose fields are read with a type and a default; errors name the field."""
+    """Reads fields of a JSON object with a type and a default; errors name the field."""
 
     __slots__ = ("_raw", "_what")
 
@@ -64,9 +64,9 @@ class ConfigFields:
         self._what = what
 
     def read(self, name: str, kind: str, default: object = None) -> Any:
-        """A field whose type is `kind`, an annotation such as "int" or "list[VolumeConfig]".
+        """Read a field whose type is `kind`, an annotation such as "int" or "list[VolumeConfig]".
 
-        A missing field and null are the default, else an empty list or object, False, None where
+        A missing field or null gives the default, else an empty list or object, False, None if
         `kind` allows it, or an error.
         """
         value, plain = self._raw.get(name), kind.replace(" | None", "")
@@ -107,20 +107,22 @@ class ConfigRecord:
 
 
 class ReclaimSignal(ConfigRecord):
-    """How the provider takes its nodes back: SIGTERM without the file `unless`, a file or signal
-    `warning` before it.
+    """How the provider reclaims nodes: SIGTERM without the file `unless`, or a file or signal
+    `warning` beforehand.
     """
 
     source: str
-    seconds: float  # between SIGTERM and SIGKILL
-    unless: str | None  # if this file exists, Cavvy removes the gang; None: orders say so
+    seconds: float  # seconds between SIGTERM and SIGKILL
+    unless: (
+        str | None
+    )  # if this file exists, Cavvy is removing the gang; None: the removal comes as an order
     warning: str | None
-    signal: str | None  # such as USR1
-    warning_s: float = 0  # between warning or signal and the end
+    signal: str | None  # a signal such as USR1
+    warning_s: float = 0  # seconds between warning or signal and the end
 
 
 class NoticeTokenConfig(ConfigRecord):
-    """A token that has to be fetched first and sent along."""
+    """A token to fetch first and send with each request."""
 
     url: str
     header: str
@@ -215,7 +217,7 @@ class AgentConfig(ConfigRecord, RankPaths):
     machine that it may use. `home` is the rank's own folder.
     """
 
-    protocol: int = 1  # the oldest that can read it
+    protocol: int = 1  # the oldest protocol version that can read it
     gang: str
     rank: int
     address: str
@@ -225,14 +227,14 @@ class AgentConfig(ConfigRecord, RankPaths):
     cache: str = ""
     lease_s: float = 21600
     grace_s: float = 10
-    boxed: bool  # the node itself was made from the work's image
-    devices: list[str] | None  # None: all of the node's
+    boxed: bool  # the node itself was started from the work's image
+    devices: list[str] | None  # None: all GPUs of the node
     device_indices: list[int]
     vendor: str = ""
     cpus: float | None
     memory_mib: int = 0
     node_address: str = "127.0.0.1"
-    storage: str | None  # where nodes keep what outlives them, if not where the work says
+    storage: str | None  # persistent folder of the nodes, if not the one that the work names
     taken: ReclaimSignal | None
     notices: list[NoticeAddress]
 
@@ -250,20 +252,18 @@ class AgentConfig(ConfigRecord, RankPaths):
 
 
 class CheckpointConfig(ConfigRecord):
-    """The folder of the work that outlives it, and the storage that it leads to."""
+    """The checkpoint folder that outlives the work, and the storage behind it."""
 
     path: str
     storage: str | None
-    sync: bool  # there is no storage: what the work writes is uploaded
+    sync: bool  # no shared storage: checkpoints are uploaded
     every_s: float | None
 
 
 class VolumeConfig(ConfigRecord):
-    """Files beside the work's folder: where they come from, and under which path the work sees
-    them.
-    """
+    """Files beside the working folder: their source, and their path in the work's view."""
 
-    kind: str  # named, host, nfs or folder
+    kind: str  # one of named, host, nfs, folder
     source: str
     path: str
     read_only: bool
@@ -280,7 +280,7 @@ class TransferConfig(ConfigRecord):
 
 
 class BuildConfig(ConfigRecord):
-    """A Dockerfile in the frozen folder, of which the image is made."""
+    """A Dockerfile in the frozen folder from which the image is built."""
 
     path: str
     dockerfile: str = "Dockerfile"
@@ -289,15 +289,15 @@ class BuildConfig(ConfigRecord):
 
 
 class CheckConfig(ConfigRecord):
-    """What the node must show before the work starts: the share of its kind's figures, and the
-    links' speed.
+    """Required results of the node check: the share of the GPU model's figures, and the links'
+    speed.
     """
 
     share: float
-    link_mbps: float = 0  # between two nodes; 0: measured only
-    kind: str = ""  # of each GPU, "" if unknown
+    link_mbps: float = 0  # speed between two nodes; 0: measured but not judged
+    kind: str = ""  # model of each GPU, "" if unknown
     memory_mib: int = 0
-    bandwidth_gbs: float = 0  # of its memory, by its data sheet
+    bandwidth_gbs: float = 0  # of the GPU's memory, from its data sheet
 
 
 class WorkdirConfig(ConfigRecord):
@@ -314,7 +314,7 @@ class GitConfig(ConfigRecord):
 
 
 class WorkConfig(ConfigRecord):
-    """What this rank has to do, as it came with the claim: `Assignment` of `domain.messages`."""
+    """This rank's work, as it came with the claim: `Assignment` of `domain.messages`."""
 
     job: str
     job_id: str
@@ -343,7 +343,7 @@ class WorkConfig(ConfigRecord):
     outputs: list[TransferConfig]
     volumes: list[VolumeConfig]
     grace_s: float = 10
-    keep_s: float = 0  # how long to wait for other work when this is over
+    keep_s: float = 0  # seconds to wait for other work after this work ends
     idle_s: float | None
     log_limit_mib: int = 1024
 
@@ -351,13 +351,13 @@ class WorkConfig(ConfigRecord):
         super().__init__(fields)
         self.addresses = self.addresses or ["127.0.0.1"]
         self.streams = [at for at, each in enumerate(self.inputs) if each.mode == "stream"]
-        self.mirrored = {  # outputs that are sent while the work runs, with their intervals
+        self.mirrored = {  # outputs that are also sent while the work runs, with their intervals
             at: each.every_s for at, each in enumerate(self.outputs) if each.every_s is not None
         }
 
 
 def read_token(home: str) -> str:
-    """The token that came with the claim; "" before it, and where the configuration's own token
+    """The token that came with the claim; "" before the claim, or if the configuration's own token
     stays valid.
     """
     try:

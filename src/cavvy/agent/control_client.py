@@ -1,8 +1,7 @@
-"""The agent's side of the conversation with the control plane: claim, messages, log, orders, and
-the lease.
+"""The agent's connections to the control plane: claim, messages, log, orders, and the lease.
 
-Each of the four has its own connection and its own back-off, so that a slow log delays no message,
-and a dead or hung control plane delays nothing at all.
+Each of the four has its own connection and back-off, so that a slow log delays no message, and a
+dead or hung control plane delays nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from .outbox import MessageOutbox
 
     class Listener(Protocol):
-        """What the link tells the agent."""
+        """Events that the connection reports to the agent."""
 
         def ordered(self, kind: str, seconds: float, reason: str) -> None: ...
         def asked(self, asked: ExecConfig) -> None: ...
@@ -41,16 +40,22 @@ TIMEOUT_S = 30.0
 ORDERS_WAIT_S = 30
 FIRST_DELAY_S = 0.1
 LAST_DELAY_S = 5.0
-LOG_PAUSE_S = 0.1  # between pieces of a log that trickles
-ORDERS_DELAY_S = 0.25  # work that ends sooner than this is not worth asking for orders
+LOG_PAUSE_S = 0.1  # seconds between pieces of a slow log
+ORDERS_DELAY_S = 0.25  # seconds; shorter work does not ask for orders
 
 
-REFUSALS = (401, 403, 409, 410, 426)  # to a claim: this agent is not wanted, or not understood
-LOST = (409, 410)  # later: the claim is not ours any more
+REFUSALS = (
+    401,
+    403,
+    409,
+    410,
+    426,
+)  # statuses of a claim: this agent is not wanted, or not understood
+LOST = (409, 410)  # later statuses: the claim now belongs to another agent
 
 
 class RetryingConnection:
-    """One connection with its back-off: what failed is asked again by `retry` after a while."""
+    """One connection with its back-off: `retry` repeats a failed request after a while."""
 
     def __init__(self, link: ControlPlaneClient, retry: Callable[[], None]) -> None:
         self._link = link
@@ -71,7 +76,7 @@ class RetryingConnection:
         reply: Callable[[ConfigFields], None],
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Send, and hand the answer of a success to `reply`; everything else is sorted out here."""
+        """Send, and pass a successful answer to `reply`; handle all other answers here."""
         route = path.partition("?")[0]
 
         def replied(status: int, data: bytes) -> None:
@@ -113,7 +118,7 @@ class RetryingConnection:
 
 
 class ControlPlaneClient:
-    """Delivers what is in the outbox and the log, and hands orders to the listener."""
+    """Delivers the outbox and the log, and hands orders to the listener."""
 
     def __init__(
         self,
@@ -138,8 +143,8 @@ class ControlPlaneClient:
         self._lease_s = config.lease_s
         self.refusals: tuple[int, ...] = REFUSALS
         self.closed = False
-        self.answered = False  # somebody was there, whatever the answer
-        self.hurry = False  # nothing more will be written: send what there is
+        self.answered = False  # the peer answered, even if with an error
+        self.hurry = False  # nothing more will be written: send the rest
         self._log_at = 0.0
         self._log_timer: LoopTimer | None = None
         self.lease_until = time.monotonic() + config.lease_s
@@ -150,7 +155,7 @@ class ControlPlaneClient:
         self.query = f"?gang={config.gang}&rank={config.rank}"
 
     def claim(self, go: Callable[[ConfigFields], None]) -> None:
-        """Ask for the work until it is granted, then hand it to `go` once."""
+        """Request the work until it is granted, then pass it to `go` once."""
         self._go = go
         self._claim()
 
@@ -181,9 +186,7 @@ class ControlPlaneClient:
             go(work)
 
     def _take_token(self, token: str | None) -> None:
-        """A token for one claim is spent: from now on another one is shown, also by whoever
-        comes after us.
-        """
+        """The token of a claim is used up: show the new one from now on, also in later agents."""
         if token is None:
             return
         write_whole(self._config.home + "/token", token)
@@ -193,14 +196,14 @@ class ControlPlaneClient:
             channel.connection.headers = self.headers
 
     def listen_soon(self) -> None:
-        """Begin to ask for orders."""
+        """Begin to request orders."""
         self.loop.after(ORDERS_DELAY_S, self.listen)
 
     def listen(self) -> None:
-        """Wait for the next order at the control plane, for as long as the agent lives."""
+        """Long-poll the control plane for the next order, for the agent's whole life."""
         wait_s = max(
             1.0, min(ORDERS_WAIT_S, self._lease_s / 3)
-        )  # answers renew the lease: one must come in time
+        )  # answers renew the lease: one must arrive in time
         path = f"/agent/v1/orders{self.query}&after={self._order}&wait_s={wait_s:.1f}"
         if self._orders.idle and not self.closed:
             self._asked_at = time.monotonic()
@@ -213,7 +216,7 @@ class ControlPlaneClient:
             self._claim()
 
     def pump(self) -> None:
-        """Send whatever there is to send; to be called after anything was added."""
+        """Send everything that is pending; call it after adding anything."""
         if self.closed or self._go is not None:
             return
         if self._messages.idle:
@@ -229,9 +232,7 @@ class ControlPlaneClient:
             self._bytes.ask("POST", path + (f"&lost={lost}" if lost else ""), data, self._stored)
 
     def _pause(self) -> bool:
-        """Whether to wait for more of a log of which little has come, since a request for each
-        line costs too much.
-        """
+        """Whether to wait for more log output, since a request for each line costs too much."""
         wait = self._log_at + LOG_PAUSE_S - time.monotonic()
         if wait <= 0 or self.hurry or self._log.backlog >= CHUNK:
             return False
@@ -244,11 +245,11 @@ class ControlPlaneClient:
         self.pump()
 
     def stream(self, exec_id: str) -> ExecStream:
-        """Where the output of a command that runs beside the work goes."""
+        """Receives the output of a command that runs beside the work."""
         return ExecStream(self, f"/agent/v1/execs/{exec_id}{self.query}")
 
     def heard(self, fields: ConfigFields) -> None:
-        """Any good answer renews the lease, and may say how often to save."""
+        """Any good answer renews the lease, and may set the checkpoint interval."""
         self._lease_s = fields.read("lease_s", "float | None") or self._lease_s
         self.lease_until = time.monotonic() + self._lease_s
         every_s = fields.read("every_s", "float | None")
@@ -290,14 +291,12 @@ class ControlPlaneClient:
                 self._listener.asked(asked)
         if news or time.monotonic() - self._asked_at > 1:
             self.listen()
-        else:  # an answer at once that says nothing new: do not turn it into a storm
+        else:  # An immediate answer without news must not cause a storm of requests.
             self.loop.after(ORDERS_DELAY_S, self.listen)
 
 
 class ExecStream:
-    """The output of one command on its way out, in order; what is not delivered waits in memory,
-    bounded.
-    """
+    """The output of one command in order; undelivered output waits in memory, bounded."""
 
     LIMIT = 8 * 1024 * 1024
 
@@ -305,9 +304,7 @@ class ExecStream:
         self._path = path
         self._data = bytearray()
         self._code: int | None = None
-        self._offset = (
-            0  # of the first byte that is not delivered, so that a repeated request doubles nothing
-        )
+        self._offset = 0  # first undelivered byte: a repeated request duplicates nothing
         self._begun = True
         self._done: Callable[[], None] = nothing
         self.drained: Callable[[], None] = nothing
@@ -319,7 +316,7 @@ class ExecStream:
         return len(self._data) >= self.LIMIT
 
     def begin(self) -> None:
-        """Say that the command runs, before it says anything itself."""
+        """Report that the command runs, before its first output."""
         self._begun = False
         self._pump()
 
@@ -328,7 +325,7 @@ class ExecStream:
         self._pump()
 
     def end(self, code: int, done: Callable[[], None]) -> None:
-        """The command has ended; `done` is called when that has arrived too."""
+        """The command has ended; call `done` when that has been delivered too."""
         self._code, self._done = code, done
         self._pump()
 
@@ -358,7 +355,7 @@ class ExecStream:
 
 
 def nothing() -> None:
-    """What is called when nobody wants to know."""
+    """Default callback for results that are not needed."""
 
 
 def make_headers(config: AgentConfig) -> str:
@@ -369,15 +366,16 @@ def make_headers(config: AgentConfig) -> str:
 
 
 def said(data: bytes) -> str:
-    """What an answer says went wrong, in one short line."""
+    """Return an answer's error message as one short line."""
     return data[:200].decode("utf-8", "replace").replace("\n", " ")
 
 
 def complain(text: str) -> None:
-    """To the agent's own log, which its provider keeps; the task's log is the task's."""
+    """Write to the agent's own log, which its provider keeps; the task's log holds only the task's
+    output."""
     try:
         os.write(
             2, f"cavvy-agent: {text}\n".encode()
-        )  # unbuffered, so that nothing is left to fail at the exit
+        )  # unbuffered, so that nothing can fail at exit
     except OSError:
-        return  # a full disk; the work matters more
+        return  # The disk is full; the work matters more.

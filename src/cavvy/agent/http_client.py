@@ -1,8 +1,8 @@
 """The blocking HTTP client of the agent's helper processes: requests to the control plane, and
-signed requests to storages. The agent's own process never blocks and uses `wire`.
+signed requests to storages. The agent's own process never blocks; it uses `wire`.
 
-* TransferFailed     the request is refused, or it failed too often; another try does not help
-  + StorageTimeout   a storage gives no good answer; a later try may help
+* TransferFailed     the request was refused, or failed too often; do not retry
+  + StorageTimeout   a storage gave no good answer; retry later
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ CHUNK = 1024 * 1024
 TIMEOUT_S = 60.0
 FIRST_DELAY_S = 0.2
 LAST_DELAY_S = 5.0
-TRIES = 8  # failures in a row of one request; a request without any answer counts twice
+TRIES = 8  # failures of one request in a row; a request without any answer counts twice
 TOLD_EVERY_S = 10.0
 FAULTS = (OSError, http.client.HTTPException)  # urllib.error.URLError is an OSError
 REFUSALS = (401, 403, 404, 409, 410)
-PASSING = (408, 425, 429)  # of 4xx: the same request may succeed later
-TROUBLE = "data-trouble"  # the code of an answer about a storage behind the control plane
+PASSING = (408, 425, 429)  # 4xx statuses after which the same request may succeed later
+TROUBLE = "data-trouble"  # error code for a failing storage behind the control plane
 
 
 class TransferFailed(Exception):
-    """The transfer cannot be done; the message says why, for the user."""
+    """The transfer is impossible; the message explains it to the user."""
 
 
 class StorageTimeout(TransferFailed):
-    """The storage gave no good answer in the time that the agent waits for one."""
+    """The storage gave no good answer within the agent's timeout."""
 
 
 class RetryBudget:
-    """How often a request is tried again, how long to wait before each try, and who hears about
-    long waits.
+    """How often a request is retried, how long to wait before each retry, and a callback for long
+    waits.
     """
 
     def __init__(self, tell: Tell | None = None, *, tries: int | None = None) -> None:
@@ -60,7 +60,7 @@ class RetryBudget:
         self.reset()
 
     def reset(self) -> None:
-        """Data has arrived: count from zero."""
+        """Data has arrived: reset the failure count."""
         self._tries, self._since = 0, time.monotonic()
         self._delay = BackOff(FIRST_DELAY_S, LAST_DELAY_S)
 
@@ -78,13 +78,13 @@ class RetryBudget:
         time.sleep(self._delay.next())
 
     def lose_request(self, name: str, error: Exception, url: object) -> int:
-        """As `lose`, after a request to a storage raised `error`. Returns the answer's status, 0
+        """Like `lose`, after a request to a storage raised `error`. Returns the answer's status, 0
         without an answer.
         """
         status = error.code if isinstance(error, urllib.error.HTTPError) else 0
         if isinstance(error, urllib.error.HTTPError):
             error.close()
-            self.lose(f"{name}: the storage answers with status {status}", status=status)
+            self.lose(f"{name}: the storage answered with status {status}", status=status)
             return status
         silent = isinstance(getattr(error, "reason", error), socket.timeout)
         host = urlsplit(str(url)).netloc.rpartition("@")[2]
@@ -109,7 +109,8 @@ class BlockingClient:
         length: int | None = None,
         query: str = "",
     ) -> http.client.HTTPResponse:
-        """The answer, with any status; the gang's name is added. Raises OSError, HTTPException."""
+        """Return the answer, with any status; the gang's name is added to the request. Raises
+        OSError, HTTPException."""
         address = ServerAddress(self._config.address, self._config.pin)
         headers = {
             "Authorization": f"Bearer {self._config.token}",
@@ -137,7 +138,7 @@ class BlockingClient:
         length: int | None = None,
         query: str = "",
     ) -> tuple[int, bytes]:
-        """Status and body of the answer; asks until the control plane answers."""
+        """Status and body of the answer; retries until the control plane answers."""
         while True:
             try:
                 reply = self.ask(method, route, body, length, query)
@@ -148,10 +149,10 @@ class BlockingClient:
     def read(
         self, method: str, route: str, body: bytes | None = None, tell: Tell | None = None
     ) -> bytes:
-        """The body of a good answer. Raises TransferFailed for a refusal.
+        """Return the body of a successful answer. Raises TransferFailed if the request is refused.
 
-        Raises StorageTimeout if the storage behind the control plane does not answer; `tell`
-        hears of that.
+        Raises StorageTimeout if the storage behind the control plane does not answer; `tell` is
+        called about that.
         """
         budget = RetryBudget(tell)
         while True:
@@ -166,11 +167,11 @@ class BlockingClient:
                 self.wait()
 
     def check(self, status: int, asked: str) -> None:
-        """Raises TransferFailed, naming what was asked for, for a status that another request does
-        not change.
+        """Raises TransferFailed with the name of the requested thing, if a retry cannot change the
+        status.
         """
         if status in REFUSALS:
-            raise TransferFailed(f"the control plane refuses {asked} (status {status})")
+            raise TransferFailed(f"the control plane refused {asked} (status {status})")
 
     def drop(self) -> None:
         """Close the connection; the next request opens a new one."""
@@ -179,14 +180,14 @@ class BlockingClient:
             self._connection = None
 
     def wait(self) -> None:
-        """Before the next try. The process may block: a stop kills it."""
+        """Wait before the next try. The process may block: a stop kills it."""
         self.drop()
         time.sleep(self._delay.next())
 
 
 class TransferClient:
-    """Requests about one input, output or checkpoint file; good for one thread. `tell` hears of
-    long waits.
+    """Requests about one input, output or checkpoint file; for use by one thread. `tell` is called
+    about long waits.
     """
 
     def __init__(self, config: AgentConfig, route: str, tell: Tell | None = None) -> None:
@@ -197,7 +198,8 @@ class TransferClient:
     def ask(
         self, method: str, route: str = "", body: bytes | None = None, **query: object
     ) -> bytes:
-        """A good answer's body. Waits while the control plane is away. Raises TransferFailed."""
+        """Return the body of a successful answer. Waits while the control plane is unavailable.
+        Raises TransferFailed."""
         return self._ask(RetryBudget(self._tell), method, route, body, **query)
 
     def _ask(
@@ -223,15 +225,15 @@ class TransferClient:
     def read(
         self, method: str, route: str = "", ask: object = None, **query: object
     ) -> dict[str, object]:
-        """As `ask`, with JSON in both directions."""
+        """Like `ask`, with JSON in both directions."""
         body = None if ask is None else json.dumps(ask).encode()
         found = json.loads(self.ask(method, route, body, **query))
         assert isinstance(found, dict)
         return found
 
     def abort(self, ask: dict[str, object]) -> None:
-        """Make the storage drop the parts of an upload that was given up: its owner pays for them.
-        A server that is older than this request, or a silent storage, keeps them.
+        """Make the storage drop the parts of an abandoned upload, since its owner pays for them.
+        A server that is older than this request, or a silent storage, keeps the parts.
         """
         with suppress(TransferFailed):
             self._ask(RetryBudget(tries=1), "POST", "/abort", json.dumps(ask).encode())
@@ -256,7 +258,7 @@ def request(
 
 
 def read_field(data: bytes, name: str) -> str:
-    """A field of an error's document, "" if there is none."""
+    """A field of an error document, "" if it is missing."""
     try:
         return str(json.loads(data)[name])
     except (ValueError, KeyError, TypeError):
@@ -264,12 +266,12 @@ def read_field(data: bytes, name: str) -> str:
 
 
 def read_reason(status: int, data: bytes) -> str:
-    """What an error's document says, for the user."""
-    return read_field(data, "message") or f"the control plane refuses it (status {status})"
+    """The message of an error document, for the user."""
+    return read_field(data, "message") or f"the control plane refused it (status {status})"
 
 
 def connect(address: ServerAddress) -> http.client.HTTPConnection:
-    """A blocking connection over the transport that the address names. Raises OSError."""
+    """A blocking connection over the transport given by the address. Raises OSError."""
     if address.by_mail:
         return BlockingMailboxConnection(address.text.partition(":")[2])
     if address.tls:
@@ -286,7 +288,9 @@ def connect(address: ServerAddress) -> http.client.HTTPConnection:
         except OSError:
             secure.close()
             raise
-        secure.auto_open = 0  # a connection that http.client reopened would not be checked
+        secure.auto_open = (
+            0  # a connection that http.client reopens would skip the certificate check
+        )
         return secure
     connection = http.client.HTTPConnection(
         address.name, address.port, timeout=TIMEOUT_S, blocksize=CHUNK
@@ -299,7 +303,7 @@ def connect(address: ServerAddress) -> http.client.HTTPConnection:
 
 
 class BlockingMailboxConnection(http.client.HTTPConnection):
-    """http.client through a mailbox: one request at a time, each waits for its answer."""
+    """http.client over a mailbox: one request at a time, each waits for its answer."""
 
     def __init__(self, path: str) -> None:
         super().__init__("localhost")
@@ -310,8 +314,8 @@ class BlockingMailboxConnection(http.client.HTTPConnection):
 
 
 class _MailboxSocket:
-    """As much of a socket as http.client uses: collects what is sent; reading posts it and waits
-    for the answer.
+    """The part of the socket interface that http.client uses: collects sent bytes; reading posts
+    them and waits for the answer.
     """
 
     def __init__(self, mailbox: AgentMailbox) -> None:
@@ -325,7 +329,7 @@ class _MailboxSocket:
         request, self._request = self._request, b""
         answer = self._mailbox.exchange(request, TIMEOUT_S)
         if answer is None:
-            raise TimeoutError("no answer came to the mailbox")
+            raise TimeoutError("no answer arrived in the mailbox")
         return io.BytesIO(answer)
 
     def close(self) -> None:

@@ -1,34 +1,33 @@
-"""The task's output on its way to the control plane: spooled to disk in segments, bounded, never
-holding the task up.
+"""Spools the task's output to disk in bounded segments until the control plane has it, without
+blocking the task.
 
-`home/log/` holds what is not delivered yet, as files named by the position of their first byte in
-the whole output. When the unsent part outgrows the cap, its oldest segments after the first tenth
-are dropped.
+`home/log/` holds undelivered output in files named by the position of their first byte in the whole
+output. If the unsent part outgrows the cap, the oldest segments after the first tenth are dropped.
 """
 
 from __future__ import annotations
 
 import os
 
-CHUNK = 256 * 1024  # bytes of one request
-HELD = 4 * 1024 * 1024  # bytes kept in memory while the disk takes none
+CHUNK = 256 * 1024  # maximum bytes of one request
+HELD = 4 * 1024 * 1024  # bytes kept in memory while the disk is full
 
 
 class LogSpool:
-    """A queue of bytes: `write` at its end, `chunk` and `acknowledge` at its start."""
+    """A queue of bytes: `write` appends, `chunk` and `acknowledge` take from the start."""
 
     def __init__(self, folder: str, limit_mib: float) -> None:
         self._folder = folder
         self.limit(limit_mib)
         self._segments: list[list[int]] = []  # [position, size], oldest first
-        self._held: dict[int, bytearray] = {}  # segments that the disk did not take, by position
+        self._held: dict[int, bytearray] = {}  # segments held in memory, by position
         self._file = -1
         self.size = 0  # of the whole output so far, dropped bytes included
         self._acked = 0
         self._load()
 
     def limit(self, limit_mib: float) -> None:
-        """Set the cap; known only when the work is."""
+        """Set the cap, which is known only when the work has arrived."""
         limit = int(limit_mib * 1024 * 1024)
         self._head = limit // 10
         self._limit = limit
@@ -36,7 +35,7 @@ class LogSpool:
 
     @property
     def backlog(self) -> int:
-        """Bytes that are not delivered yet."""
+        """Bytes not delivered yet."""
         return self.size - self._acked
 
     @property
@@ -44,8 +43,8 @@ class LogSpool:
         return self._acked < self.size
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes of the output. What a full disk does not take is held in memory,
-        and then dropped.
+        """Append the next bytes of the output. If the disk is full, bytes are held in memory, and
+        then dropped.
         """
         try:
             if self._file < 0 or not self._segments or self._segments[-1][1] >= self._segment:
@@ -58,13 +57,13 @@ class LogSpool:
             self._segments[-1][1] += written
         self.size += written
         if written < len(data):
-            self._end()  # the next segment begins after it
+            self._end()  # end of the head; the next segment begins after it
             self._hold(data[written:])
         self._trim()
 
     def chunk(self) -> tuple[int, int, bytes]:
-        """The position of the next bytes to send, how many just before them are lost, and the
-        bytes.
+        """The position of the next bytes to send, the number of lost bytes just before them, and
+        the bytes.
         """
         while self._segments:
             position, size = self._segments[0]
@@ -75,8 +74,8 @@ class LogSpool:
         return self.size, self.size - self._acked, b""
 
     def acknowledge(self, wanted: int) -> None:
-        """The server wants the bytes from `wanted` on; it may go back as long as they are still
-        here.
+        """The server wants the bytes from `wanted` on; it may go back as far as they are still
+        stored.
         """
         self._acked = min(wanted, self.size)
         while self._segments and sum(self._segments[0]) <= self._acked:
@@ -85,7 +84,7 @@ class LogSpool:
                 and self._file >= 0
                 and self._segments[0][1] < self._segment
             ):
-                break  # still growing; kept until it is full
+                break  # the last segment, still growing; kept until it is full
             self._drop(0)
 
     def close(self) -> None:
@@ -105,7 +104,7 @@ class LogSpool:
             self._file = -1
 
     def _trim(self) -> None:
-        """Drop the oldest unsent segment after the head while more is kept than the cap allows."""
+        """Drop the oldest unsent segment after the head while the size exceeds the cap."""
         while sum(size for _, size in self._segments) > self._limit:
             for index, (position, _) in enumerate(self._segments[:-1]):
                 if position >= self._head:
@@ -116,7 +115,7 @@ class LogSpool:
 
     def _hold(self, data: bytes) -> None:
         if self._segments and not self._segments[-1][1]:
-            self._drop(len(self._segments) - 1)  # the file that could be made but not written
+            self._drop(len(self._segments) - 1)  # a file that was created but could not be written
         kept = data[: max(0, HELD - sum(map(len, self._held.values())))]
         last = self._segments[-1] if self._segments else [-1, 0]
         if kept and last[0] in self._held and sum(last) == self.size:
@@ -145,8 +144,8 @@ class LogSpool:
         return f"{self._folder}/{position:020d}"
 
     def _load(self) -> None:
-        """Take over what an agent before this one left unsent; the server says which part of it
-        it has.
+        """Take over the unsent output of an earlier agent; the server says which part it already
+        has.
         """
         try:
             names = sorted(name for name in os.listdir(self._folder) if name.isdigit())

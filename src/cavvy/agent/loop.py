@@ -1,6 +1,4 @@
-"""One thread that waits for files, signals and times, and calls back; the agent does nothing
-outside it.
-"""
+"""One thread that waits for files, signals and times, and calls back; the agent runs in it."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ WRITE = select.POLLOUT
 
 
 class LoopTimer:
-    """A call that is due at a time of the monotonic clock, until it is cancelled."""
+    """A call due at a time of the monotonic clock, unless cancelled."""
 
     __slots__ = ("call", "due")
 
@@ -25,13 +23,13 @@ class LoopTimer:
 
 
 class EventLoop:
-    """Calls handlers when their files are ready and timers when they are due, until `stop`."""
+    """Calls handlers when their files are ready, and timers when they are due, until `stop`."""
 
     def __init__(self, lock: int = -1) -> None:
         self.lock = lock  # the agent's: reapers of the processes that it starts hold it too
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[int], object]] = {}
-        self._timers: list[LoopTimer] = []  # a handful, so that a search is cheaper than a heap
+        self._timers: list[LoopTimer] = []  # only a few, so a search is cheaper than a heap
         self._signals: dict[int, Callable[[], None]] = {}
         self._wake: tuple[int, int] | None = None
         self._running = True
@@ -44,23 +42,23 @@ class EventLoop:
         self._handlers[fd] = handler
 
     def unwatch(self, fd: int) -> None:
-        """Forget `fd`; to be called before it is closed."""
+        """Forget `fd`; call it before closing the file."""
         if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
     def after(self, seconds: float, call: Callable[[], None]) -> LoopTimer:
-        """Call once, `seconds` from now."""
+        """Call back once, `seconds` from now."""
         timer = LoopTimer(time.monotonic() + seconds, call)
         self._timers.append(timer)
         return timer
 
     def cancel(self, timer: LoopTimer | None) -> None:
-        """Forget the timer; one that was called or cancelled already is no error."""
+        """Cancel the timer; no error if it has fired or was cancelled before."""
         if timer in self._timers:
             self._timers.remove(timer)
 
     def on_signal(self, number: int, call: Callable[[], None]) -> None:
-        """Call back from within the loop after the signal came."""
+        """Call back from the loop after the signal has arrived."""
         if self._wake is None:
             self._wake = make_wake_pipe()
             self.watch(self._wake[0], READ, self._signalled)
@@ -71,7 +69,8 @@ class EventLoop:
         self._running = False
 
     def close(self) -> None:
-        """Another loop follows. Signals must be blocked until it has its own handlers."""
+        """Another loop takes over. Signals must stay blocked until that loop has its own
+        handlers."""
         if self._wake is not None:
             signal.set_wakeup_fd(-1)
             for end in self._wake:
@@ -86,14 +85,14 @@ class EventLoop:
                 for fd, events in self._poll.poll(self._wait_ms())
             ]
             for handler, fd, events in ready:
-                # An earlier handler of this round may have closed it, and its number may be that of
-                # a new file by now.
+                # An earlier handler of this round may have closed the file, and a new file may have
+                # its number by now.
                 if handler is not None and self._handlers.get(fd) is handler:
                     handler(events)
 
     def _wait_ms(self) -> int | None:
         if not self._running:
-            return 0  # a timer stopped the loop
+            return 0  # a timer has stopped the loop
         if not self._timers:
             return None
         due = min(timer.due for timer in self._timers)
@@ -184,7 +183,7 @@ def by_line(take: Callable[[bytes], None]) -> Callable[[bytes], None]:
 
 
 def make_wake_pipe() -> tuple[int, int]:
-    """A non-blocking pipe into which the interpreter writes the number of each signal that it
+    """A non-blocking pipe to which the interpreter writes the number of each signal that it
     catches.
     """
     reader, writer = os.pipe()
@@ -195,4 +194,4 @@ def make_wake_pipe() -> tuple[int, int]:
 
 
 def _noted(number: int, frame: object) -> None:
-    """The wake-up pipe carries the news; the handler only keeps the default action away."""
+    """The wake-up pipe carries the signal; the handler only suppresses the default action."""

@@ -1,10 +1,10 @@
-"""The endpoint of nodes without a network: requests are files in a folder that the node and a
+"""The transport for nodes without a network: requests are files in a folder that the node and a
 login-node helper share.
 
-A request is written beside the sender's own folder as `SENDER@NUMBER`, its answer appears in that
-folder as `NUMBER`. Both appear whole, by a rename. Network file systems do not announce new files,
-so the agent polls, with growing pauses; listing the folder makes such a file system ask its server
-instead of its cache.
+A request is written beside the sender's folder as `SENDER@NUMBER`, its answer into that folder as
+`NUMBER`. A rename makes both appear complete. Network file systems do not announce new files, so
+the agent polls, with growing pauses; listing the folder forces them to ask the server instead of
+the cache.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from .wire import AgentConnection, BackOff, ServerAddress, parse_reply
 
 FIRST_PAUSE_S = 0.02
 LAST_PAUSE_S = 1.0
-GROWTH = 1.2  # of the pauses between two looks
+GROWTH = 1.2  # seconds between two polls
 
 
 class AgentMailbox:
-    """Posts requests and takes answers. Raises OSError."""
+    """Posts requests and reads answers. Raises OSError."""
 
-    _count = 0  # of all mailboxes of this process, so that no two requests share a number
+    _count = 0  # counts for all mailboxes of this process, so that no two requests share a number
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def post(self, request: bytes) -> str:
-        """Send; the number under which the answer will come."""
+        """Send; returns the number under which the answer will arrive."""
         AgentMailbox._count += 1
         number = f"{os.getpid()}-{time.monotonic_ns():x}-{AgentMailbox._count}"
         os.makedirs(self._path, mode=0o700, exist_ok=True)
@@ -40,7 +40,7 @@ class AgentMailbox:
             while rest:
                 rest = rest[os.write(file, rest) :]
         except OSError:
-            os.unlink(fresh)  # a full disk must not fill with torn requests
+            os.unlink(fresh)  # a full disk must not collect partial requests
             raise
         finally:
             os.close(file)
@@ -48,7 +48,7 @@ class AgentMailbox:
         return number
 
     def take(self, number: str) -> bytes | None:
-        """The answer, None while there is none."""
+        """The answer, None if it has not arrived."""
         if number not in os.listdir(self._path):
             return None
         path = f"{self._path}/{number}"
@@ -58,7 +58,7 @@ class AgentMailbox:
         return answer
 
     def exchange(self, request: bytes, timeout_s: float) -> bytes | None:
-        """Send, and wait for the answer; None after `timeout_s` without one."""
+        """Send and wait for the answer; None after `timeout_s` without one."""
         number, pause = self.post(request), make_pause()
         due = time.monotonic() + timeout_s
         while True:
@@ -71,7 +71,7 @@ class AgentMailbox:
             time.sleep(pause.next())
 
     def withdraw(self, number: str) -> None:
-        """The answer is not waited for any more."""
+        """Stop waiting for the answer."""
         for path in (self._letter(number), f"{self._path}/{number}"):
             try:
                 os.unlink(path)
@@ -83,14 +83,14 @@ class AgentMailbox:
 
 
 def make_pause() -> BackOff:
-    """The pauses between two looks into a mailbox."""
+    """The pauses between two polls of a mailbox."""
     return BackOff(FIRST_PAUSE_S, LAST_PAUSE_S, GROWTH)
 
 
 class MailboxConnection(AgentConnection):
     """Through a mailbox."""
 
-    silence = "no answer came to the mailbox"
+    silence = "no answer arrived in the mailbox"
 
     def __init__(self, loop: EventLoop, address: ServerAddress, headers: str) -> None:
         super().__init__(loop, address, headers)
@@ -133,6 +133,6 @@ class MailboxConnection(AgentConnection):
             self._fail(str(error))
             return
         if found is None:
-            self._fail("an incomplete answer came to the mailbox")
+            self._fail("an incomplete answer arrived in the mailbox")
         else:
             self._succeed(found[0], found[1])

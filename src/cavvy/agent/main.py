@@ -1,4 +1,4 @@
-"""Takes the agent of one rank from its configuration file to its end."""
+"""Runs the agent of one rank from its configuration file to its end."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ KEPT = (
     "config.json",
     "token",
     "cache",
-)  # of a node's home, from one work to the next
+)  # files of a node's home folder that stay from one work to the next
 USAGE = "usage: python -I -S agent.pyz [--deliver] CONFIG"
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code: 0 when all was done or nothing was to do, 2 for a wrong configuration.
+    """Returns the exit code: 0 if everything is done or there was nothing to do, 2 for a wrong
+    configuration.
 
-    Of `--deliver`: 1 when something is left, EX_TEMPFAIL when that is because nobody answered.
+    With `--deliver`: 1 if messages are left, EX_TEMPFAIL if that is because the server did not
+    answer.
     """
     deliver = "--deliver" in arguments
     paths = [argument for argument in arguments if argument != "--deliver"]
@@ -52,8 +54,8 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
-    """Do the work, and then whatever other work comes while the node is kept for it: each as a
-    new agent would.
+    """Do the work, then any further work that arrives while the node is kept, each as a new agent
+    would.
     """
     code, keep_s = act(config, lock, deliver, None)
     while keep_s > 0 and code == 0:
@@ -63,8 +65,8 @@ def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
 
 
 def clear(config: AgentConfig) -> None:
-    """Leave nothing of the work that is over, its claim first: an agent killed here finds
-    nothing that it may tell.
+    """Remove all traces of the finished work, its claim first: a later agent then has nothing to
+    report.
     """
     from .work.trees import remove_tree
 
@@ -75,10 +77,10 @@ def clear(config: AgentConfig) -> None:
 
 
 def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) -> tuple[int, float]:
-    """Do the work, or, if an agent before this one did or began it, deliver what it left.
+    """Do the work or, if an earlier agent began it, deliver what that agent left.
 
-    Returns the exit code, and for how many seconds the next agent of this node shall wait for more.
-    `waits_s`: how long this one waits for its work, where another's was done here before.
+    Returns the exit code, and how many seconds the node's next agent shall wait for more work.
+    `waits_s`: how long this agent waits for work, if other work ran here before.
     """
     loop = EventLoop(lock)
     runner = RankRunner(loop, config, take_nonce(config.home))
@@ -93,7 +95,7 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
         runner.claim(waits_s)
     loop.run()
     if runner.keep_s:
-        signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # one that comes now is for the next agent
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # one that arrives now is for the next agent
         loop.close()
     mark_debt(config, runner.owes)
     if not deliver or not runner.owes:
@@ -102,7 +104,7 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
 
 
 def mark_debt(config: AgentConfig, owes: bool) -> None:
-    """Leave a mark for whoever started us where something is still to be delivered."""
+    """Leave a mark for the starter of this agent if messages are still undelivered."""
     if owes:
         write_whole(config.undelivered_file, "")
     elif os.path.exists(config.undelivered_file):
@@ -110,10 +112,9 @@ def mark_debt(config: AgentConfig, owes: bool) -> None:
 
 
 def take_lock(home: str) -> int | None:
-    """The lock of this rank's home, None if another agent works there.
+    """Lock this rank's home folder; None if another agent holds the lock.
 
-    An agent that was killed has a reaper that holds the lock until all of the work is dead: worth
-    waiting for.
+    The reaper of a killed agent holds the lock until all of the work is dead, so waiting pays off.
     """
     lock = os.open(home + "/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     until = time.monotonic() + LOCK_WAIT_S
@@ -132,9 +133,7 @@ def take_lock(home: str) -> int | None:
 
 
 def agent_lives(home: str) -> bool:
-    """Whether the agent that wrote agent.json is a living process and not another one with its
-    number.
-    """
+    """Whether the agent that wrote agent.json is still alive, and its process ID was not reused."""
     try:
         with open(home + "/agent.json", encoding="utf-8") as file:
             agent = json.load(file)
@@ -145,8 +144,8 @@ def agent_lives(home: str) -> bool:
 
 
 def start_time(pid: int) -> int | None:
-    """When the process started, in clock ticks since the boot; None if it is dead, or where
-    there is no /proc.
+    """When the process started, in clock ticks since the boot; None if it is dead, or without
+    /proc.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -157,7 +156,7 @@ def start_time(pid: int) -> int | None:
 
 
 def take_nonce(home: str) -> str:
-    """This agent's claim; kept, so that a lost reply or a restart asks for the same one again."""
+    """This agent's claim; stored, so that a restart or a lost reply asks for the same one again."""
     path = home + "/claim"
     try:
         with open(path, encoding="ascii") as file:

@@ -1,5 +1,5 @@
-"""Messages to the control plane: numbered, kept on disk until they are acknowledged, sent again
-after anything.
+"""Messages to the control plane: numbered, stored on disk until they are acknowledged, sent again
+after any failure.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 VOLATILE = (
     "progress",
     "telemetry",
-)  # the newest values count; never queued up behind a dead server
-VOLATILE_S = 0.5  # between two of them while nothing else is to be sent
+)  # only the newest values count; a dead server queues none
+VOLATILE_S = 0.5  # seconds between two of them while nothing else is sent
 REWRITE_BYTES = 256 * 1024
-LAST_SECOND = 253402300799.0  # of the year 9999, the last that has a text
+LAST_SECOND = 253402300799.0  # seconds up to the year 9999, the last that can be formatted
 
 
 class MessageOutbox:
-    """The file holds one message per line; the first number tells what was acknowledged and
-    dropped before it.
+    """The file holds one message per line; the first number says how many acknowledged messages
+    were dropped before.
     """
 
     def __init__(self, path: str) -> None:
@@ -39,23 +39,23 @@ class MessageOutbox:
             self._last = message["seq"]
             if (
                 message["kind"] != "sent"
-            ):  # a mark that keeps the numbering after everything was acknowledged
+            ):  # a mark that continues the numbering after everything was acknowledged
                 self._unsent.append((message["seq"], line))
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         os.ftruncate(
             self._file, sum(len(line) + 1 for line in whole)
-        )  # nothing is joined to a torn line
+        )  # never append to a torn line
 
     @property
     def empty(self) -> bool:
         return not self._unsent and not self._latest
 
     def has(self, kind: str) -> bool:
-        """Whether a message of this kind waits for its acknowledgement."""
+        """Whether a message of this kind is unacknowledged."""
         return any(json.loads(line)["kind"] == kind for _, line in self._unsent)
 
     def put(self, kind: str, **fields: Any) -> None:
-        """Queue a message. A full disk does not stop it: then it lives in memory alone."""
+        """Queue a message. If the disk is full, the message stays in memory only."""
         if kind in VOLATILE:
             values = {**self._latest.get(kind, {}).get("values", {}), **fields["values"]}
             self._latest[kind] = dict(fields, values=values, at=now_text())
@@ -64,9 +64,7 @@ class MessageOutbox:
             self._append(kind, dict(fields, at=now_text()))
 
     def settle(self) -> None:
-        """Give the newest volatile messages their place in the order; done when the server has
-        caught up.
-        """
+        """Give the newest volatile messages their numbers; done when the server has caught up."""
         latest, self._latest = self._latest, {}
         self._settled_at = time.monotonic()
         for kind, fields in latest.items():
@@ -98,7 +96,7 @@ class MessageOutbox:
         try:
             self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
         except OSError:
-            return  # a full disk; what is missing in the file is written before what comes later
+            return  # The disk is full; later writes first add what is missing in the file.
 
 
 def now_text() -> str:
@@ -116,7 +114,7 @@ def time_text(seconds: float) -> str:
 
 
 def _lines(path: str) -> list[str]:
-    """Whole lines only: a torn last one was never sent."""
+    """Reads whole lines only: a torn last line was never sent."""
     try:
         with open(path, encoding="utf-8") as file:
             return [line[:-1] for line in file if line.endswith("\n")]

@@ -1,20 +1,16 @@
-"""Takes the values of secrets out of a stream of bytes, also where a chunk ends in the middle of
-one.
-"""
+"""Removes the values of secrets from a stream of bytes, also where chunks split one."""
 
 from __future__ import annotations
 
 import re
 
-SHORTEST = 4  # bytes; hiding shorter values would make every log unreadable and say what they are
-SHORTEST_LINE = (
-    8  # bytes; of a secret with several lines, each of at least this length is hidden by itself
-)
+SHORTEST = 4  # bytes; hiding shorter values would make every log unreadable and reveal them
+SHORTEST_LINE = 8  # bytes; each line of this length in a multi-line secret is hidden by itself
 MASK = b"***"
 
 
 class Redactor:
-    """`feed` returns what can be shown by now; `flush` the rest at the end."""
+    """`feed` returns the bytes that are safe to show; `flush` returns the rest at the end."""
 
     def __init__(self, secrets: list[str]) -> None:
         values = set()
@@ -36,7 +32,7 @@ class Redactor:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Replace what is surely a secret, hold back what may become one, return the rest."""
+        """Replace complete secrets, hold back a possible beginning of one, return the rest."""
         if self._pattern is None:
             return data
         data = self._held + data
@@ -44,7 +40,7 @@ class Redactor:
         for match in self._pattern.finditer(data):
             if match.start() < at:
                 continue
-            if match.start() >= hold:  # a longer one may begin here
+            if match.start() >= hold:  # a longer secret may begin here
                 break
             parts += [data[at : match.start()], MASK]
             at = match.end()
@@ -54,17 +50,17 @@ class Redactor:
         return b"".join(parts) + data[at:hold]
 
     def flush(self) -> bytes:
-        """What was held back; no more is coming."""
+        """Return the bytes that were held back at the end of the stream."""
         held, self._held = self._held, b""
         return self._pattern.sub(MASK, held) if self._pattern else held
 
     def text(self, text: str) -> str:
-        """A text without the secrets and in good Unicode, for reasons, progress and events."""
+        """Redact secrets and repair the Unicode of a text, for reasons, progress and events."""
         data = text.encode("utf-8", "replace")
         return (self._pattern.sub(MASK, data) if self._pattern else data).decode("utf-8", "replace")
 
     def _hold_from(self, data: bytes, start: int) -> int:
-        """Where the longest tail begins, not before `start`, that is the beginning of a secret."""
+        """The start of the longest tail (not before `start`) that is the beginning of a secret."""
         longest = 0
         for value in self._values:
             for size in range(min(len(value) - 1, len(data) - start), longest, -1):

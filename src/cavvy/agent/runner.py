@@ -1,4 +1,4 @@
-"""The agent's decisions: from the claim through folder, setup and run to the exit that is
+"""The agent's decisions: from the claim through folder, setup and run to the exit, which is
 reported last.
 """
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .notices.poll import NoticePolls
 
 EX_TEMPFAIL = 75  # of sysexits.h: "checkpointed, run me again"
-# Signals that end a program by default, and that somebody sends: 128 + N of these, as a shell says
-# it, and of no other.
+# Signals that end a program by default and are usually sent by others: exit code 128 + N in a
+# shell.
 DEADLY = (
     *(
         signal.SIGHUP,
@@ -60,18 +60,18 @@ DEADLY = (
     ),
 )
 KILL_WAIT_S = (
-    30.0  # how long the kernel may take to end a killed process before the node counts as broken
+    30.0  # seconds in which the kernel must end a killed process before the node counts as broken
 )
-FAREWELL_S = 2.0  # how long an agent that is told to leave tries to deliver the rest
-LONGEST_SAVE_S = 86400.0  # what a task may say that saving a checkpoint took
-# Where a batch system signals the work and the agent at once: how long after the work's end the
-# agent's own signal is waited for, by whether the work failed.
+FAREWELL_S = 2.0  # seconds that an agent tries to deliver the rest after an order to leave
+LONGEST_SAVE_S = 86400.0  # longest checkpoint time that a task may report
+# If a batch system signals the work and the agent at once: seconds to wait for the agent's own
+# signal after the work's end, by whether the work failed.
 SIGNAL_WAIT_S = {True: 0.5, False: 0.05}
-DELIVER_S = 20.0  # how long one that only delivers tries
+DELIVER_S = 20.0  # seconds that an agent which only delivers keeps trying
 
 
 class RankRunner:
-    """One rank's work. Called by the loop, the link and the processes; never waits."""
+    """Runs one rank's work. The loop, the connection and the processes call it; it never waits."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class RankRunner:
         self._redactor = Redactor([])
         self._work: WorkConfig | None = None
         self._env: dict[str, str] = {}
-        # outcome and reason, once something wants the work to end
+        # outcome and reason, once the work must end
         self._ending: tuple[str, str] | None = None
         self._kill_timer: LoopTimer | None = None
         self._state = AgentState.WAITING
@@ -96,15 +96,18 @@ class RankRunner:
         self._notification_socket: NotificationSocket | None = None
         self._polls: NoticePolls | None = None
         self._every_s: float | None = None
-        self._cost_s: float | None = None  # that the task says its newest checkpoint took
+        self._cost_s: float | None = (
+            None  # seconds that the task's newest checkpoint took, as it reported
+        )
         self._execs = RankExecs(loop, self.delivered)
-        # set when it leaves after all of its work: how long the next agent here waits for more
+        # set when the agent leaves after all of its work: seconds that the node's next agent waits
+        # for more
         self.keep_s = 0.0
         self.link = ControlPlaneClient(loop, config, nonce, self._outbox, self._log, self)
 
     def claim(self, waits_s: float | None = None) -> None:
-        """Ask for the work and do it; where work was done here already, leave when none has come
-        for so long.
+        """Ask for the work and do it; if earlier work ran here, leave when none has come after
+        `waits_s`.
         """
         self.link.claim(self._begin)
         if waits_s is not None:
@@ -112,10 +115,10 @@ class RankRunner:
         self._loop.after(1, self._tick)
 
     def recover(self, *, patient: bool) -> None:
-        """Deliver what an agent before this one left behind; its work is dead, and is never begun
+        """Deliver an earlier agent's undelivered messages; its work is dead, and is never started
         again.
 
-        Not `patient`: leave after a while, delivered or not.
+        If not `patient`, leave after a while, delivered or not.
         """
         self._move(AgentState.EXITED if self._outbox.has("exited") else AgentState.OVER)
         try:
@@ -136,27 +139,27 @@ class RankRunner:
         return self._state in DONE
 
     def _move(self, to: AgentState) -> bool:
-        """Whether this move is legal; then it is done."""
+        """Make this move if it is legal; returns whether it was."""
         legal = (self._state, to) in MOVES
         if legal:
             self._state = to
         return legal
 
-    # What the link says.
+    # Calls from the control-plane connection.
 
     def ordered(self, kind: str, seconds: float, reason: str) -> None:
-        """A `stop` or a `notice` from the control plane."""
+        """Handle a `stop` or a `notice` from the control plane."""
         if kind == "notice":
             reserve = self._steps.reserve(seconds)
             self._write_notice(seconds - reserve, reason)
             self._end("preempted", reason or "the node is taken away", seconds, reserve)
         elif kind == "stop":
-            self._end("stopped", reason or "a stop was wanted", seconds)
+            self._end("stopped", reason or "a stop was requested", seconds)
         else:
-            complain(f"the order {kind!r} is not known to this agent")
+            complain(f"this agent does not know the order {kind!r}")
 
     def asked(self, asked: ExecConfig) -> None:
-        """Run a command, or a user's hand, beside the work."""
+        """Run a command or a remote session beside the work."""
         stream = self.link.stream(asked.id)
         if self._work is None or self._over or not (asked.command or asked.session):
             self._execs.refuse(stream, "the work does not run on this node (any more)")
@@ -180,7 +183,7 @@ class RankRunner:
         )
 
     def dismissed(self, reason: str) -> None:
-        """The claim is not ours: no work may go on, and nothing is left to say."""
+        """The claim belongs to another agent: stop all work and report nothing."""
         self._move(AgentState.DISMISSED)
         if self._steps.process is None:
             self._leave()
@@ -190,8 +193,8 @@ class RankRunner:
         self._loop.after(KILL_WAIT_S, self._leave)
 
     def delivered(self) -> None:
-        """Something was acknowledged. The exit follows all of the log, and nothing follows the
-        exit.
+        """The server has acknowledged messages. The exit is sent after the whole log, and is the
+        last message.
         """
         if self._state is AgentState.OVER and not self._log.pending:
             self._move(AgentState.EXITED)
@@ -214,7 +217,7 @@ class RankRunner:
             self._leave()
 
     def terminated(self) -> None:
-        """SIGTERM: the gang is removed."""
+        """SIGTERM: the provider is removing the gang."""
         taken = self._config.taken
         if taken is not None:
             self._move(AgentState.RECLAIMED)
@@ -226,8 +229,8 @@ class RankRunner:
             self._end("stopped", "the gang was removed", self._config.grace_s)
 
     def _look_for_warning(self) -> None:
-        """Whether the place's own time limit is near. Listing makes network file systems ask
-        their server.
+        """Whether the provider's own time limit is near. Listing the folder makes network file
+        systems ask their server.
         """
         taken = self._config.taken
         if taken is None or taken.warning is None or self._work is None or self._ending is not None:
@@ -236,32 +239,32 @@ class RankRunner:
         try:
             warned = name in os.listdir(folder)
         except OSError:
-            return  # looked for again soon
+            return  # another agent retries soon
         if warned:
             self.warned()
 
     def warned(self) -> None:
-        """The place's own limit is near, as its file or its signal says."""
+        """The provider's own limit is near, according to its file or signal."""
         taken = self._config.taken
         if taken is not None and self._work is not None and not self._over:
             self._move(AgentState.RECLAIMED)
             self.noticed(
-                taken.warning_s, taken.source, f"the time that {taken.source} gave is nearly over"
+                taken.warning_s, taken.source, f"the notice period of {taken.source} is nearly over"
             )
 
-    # What the node's own addresses say.
+    # Calls from the node's notice polls.
 
     def noticed(self, seconds: float, source: str, reason: str) -> None:
-        """The node learned by itself that it will be taken: everybody is told, and the work goes
-        at once.
+        """The node's own notice says that it will be reclaimed: notify the task and the control
+        plane, and end the work at once.
         """
         if self._ending is None:
             self.say("notice", seconds=seconds, source=source)
         self.ordered("notice", seconds, reason)
 
     def advised(self, source: str, reason: str) -> None:
-        """The node is at risk: a task that listens saves now, what it saves is handed over soon;
-        the work goes on.
+        """The node is at risk: a listening task saves now, and its checkpoint is uploaded soon; the
+        work goes on.
         """
         if self._ending is None:
             self.say("event", name="advice", text=reason)
@@ -270,29 +273,29 @@ class RankRunner:
             self._tell_task("advice", advice)
             self._steps.hurry()
 
-    # What the task is told over its socket, and tells.
+    # Messages to and from the task over its socket.
 
     def paced(self, every_s: float) -> None:
-        """The control plane says how often a checkpoint is worth its cost now."""
+        """The control plane has sent a new checkpoint interval."""
         if every_s != self._every_s:
             self._every_s = every_s
             self._tell_task("every_s", every_s)
             self._write(self._config.every_file, json.dumps(every_s))
 
     def told(self, fields: ConfigFields) -> None:
-        """A line from the task. Raises BadConfig."""
+        """Handle a line from the task. Raises BadConfig."""
         saved = fields.inner("saved")
         if saved is not None:
             seconds = saved.read("seconds", "float")
             if not 0 <= seconds <= LONGEST_SAVE_S:
-                raise BadConfig(f"`saved.seconds` is {seconds!r}: no time that saving takes")
+                raise BadConfig(f"`saved.seconds` is {seconds!r}, which is not a valid duration")
             self._cost_s = seconds
 
     def _tell_task(self, kind: str, value: object) -> None:
         if self._notification_socket is not None:
             self._notification_socket.say(kind, value)
 
-    # The work, step by step. The steps call back.
+    # The steps of the work. Callbacks of the steps.
 
     def _begin(self, fields: ConfigFields) -> None:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -301,7 +304,7 @@ class RankRunner:
             work = self._work = WorkConfig(fields)
             self._move(AgentState.WORKING)
         except (BadConfig, OSError) as error:
-            self._conclude("node", None, f"this agent cannot begin its work: {error}")
+            self._conclude("node", None, f"this agent cannot start its work: {error}")
             return
         login = (work.image_login or "").partition(":")[2]
         self._redactor = Redactor([*work.secrets.values(), *([login] if login else [])])
@@ -320,7 +323,7 @@ class RankRunner:
             self._go_on(work)
 
     def _open_channels(self, work: WorkConfig) -> None:
-        """The socket to the task, and the polls of the node's notices."""
+        """Open the socket to the task, and poll for the node's notices."""
         from .notices.notification_socket import NotificationSocket
 
         self._notification_socket = NotificationSocket(self._loop, self._config.home, self.told)
@@ -338,7 +341,7 @@ class RankRunner:
             self._polls.start()
 
     def say(self, kind: str, **fields: object) -> None:
-        """Report; texts of the task's own making lose their secrets first."""
+        """Report to the control plane; secrets are redacted from the task's own text."""
         values = fields.get("values")
         if isinstance(values, dict):
             fields["values"] = {
@@ -360,7 +363,7 @@ class RankRunner:
         self.link.pump()
 
     def checked(self) -> None:
-        """The node is as it should be."""
+        """The node check has succeeded."""
         if (work := self._may_go_on()) is not None:
             self._go_on(work)
 
@@ -371,12 +374,12 @@ class RankRunner:
             self._steps.run(work, self._env, reused=False)
 
     def prepared(self, *, reused: bool) -> None:
-        """The folder is ready and nothing of its making runs any more."""
+        """The folder is ready, and every process that prepared it has ended."""
         if (work := self._may_go_on()) is not None:
             self._steps.run(work, self._env, reused=reused)
 
     def _may_go_on(self) -> WorkConfig | None:
-        """The work, for its next step; None where it ends here."""
+        """The work for the next step; None if the work ends here."""
         if self._work is None or self._state is AgentState.DISMISSED:
             self._leave()
         elif self._ending is not None:
@@ -386,7 +389,7 @@ class RankRunner:
         return None
 
     def failed(self, outcome: str, code: int | None, reason: str) -> None:
-        """A step could not be done, or not be finished because something wanted the work to end."""
+        """A step failed, or was interrupted by the end of the work."""
         if self._state is AgentState.DISMISSED:
             self._leave()
         elif self._ending is not None:
@@ -395,12 +398,12 @@ class RankRunner:
             self._conclude(outcome, code, reason)
 
     def ran(self, code: int, oom_kills: int) -> None:
-        """The work has ended and no process of it is left."""
+        """The work has ended, with all of its processes."""
         if self._state is AgentState.DISMISSED:
             self._leave()
         elif self._ending is None and self._config.taken is not None:
-            # Batch systems signal the work together with its agent: the work may be gone before we
-            # hear why.
+            # Batch systems signal the work together with its agent: the work may end before the
+            # agent's signal arrives.
             self._loop.after(SIGNAL_WAIT_S[code != 0], lambda: self._ran(code, oom_kills))
         else:
             self._ran(code, oom_kills)
@@ -411,7 +414,7 @@ class RankRunner:
         if oom_kills and outcome == "exit":
             reason = (
                 f"out of memory: the work used more than its {self._config.memory_mib} MiB, "
-                "and was killed"
+                "and the kernel killed it"
             )
         elif outcome == "exit" and (fault := self._faults.found or read_kernel(self._born)):
             outcome, reason = GPU, f"{fault} (exit code {code})"
@@ -420,13 +423,13 @@ class RankRunner:
     # The end.
 
     def _end(self, outcome: str, reason: str, seconds: float, reserve: float = 0.0) -> None:
-        """All ends within `seconds`, the work `reserve` sooner. A stop outranks a notice; the
-        earlier end counts.
+        """End everything within `seconds`, the work itself `reserve` seconds earlier. A stop
+        outranks a notice; the earlier end wins.
         """
         if self._over:
             return
-        # The work has ended by itself: handing over what it wrote is only cut short. Not so a copy
-        # of its outputs, which is a process: without them it has not succeeded.
+        # The work has ended by itself: this only shortens the upload of its files. A copy of the
+        # outputs is a process and not shortened: without outputs the work has not succeeded.
         finishing = self._steps.finishing
         asked = finishing or self._ending is not None
         if (not finishing or self._steps.process is not None) and (
@@ -444,7 +447,7 @@ class RankRunner:
             self._loop.after(max(0.0, seconds - reserve), self._kill_work)
 
     def _kill_work(self) -> None:
-        """What is left of the time is for its last checkpoint."""
+        """The reserve is for uploading the last checkpoint."""
         if not self._over and not self._steps.finishing:
             self._steps.kill(save=True)
 
@@ -473,7 +476,8 @@ class RankRunner:
         self.delivered()
 
     def _write_exit(self, outcome: str, code: int | None, reason: str) -> None:
-        """Note the end on disk before anyone is told, so that an agent killed now loses nothing."""
+        """Record the end on disk before reporting it, so that killing this agent now loses
+        nothing."""
         failure = outcome if outcome in FAILURES else None
         if failure is not None:
             outcome, reason = "node", FAILURES[failure] + reason
@@ -486,8 +490,10 @@ class RankRunner:
         }
         try:
             write_whole(self._config.exit_file, json.dumps(self._exit), sync=True)
-        except OSError as error:  # a full disk; then the agent has to live until it is told
-            complain(f"cannot note the exit: {error}")
+        except (
+            OSError
+        ) as error:  # The disk is full; the agent must stay alive until the exit is delivered.
+            complain(f"cannot record the exit: {error}")
 
     def _lost_exit(self) -> tuple[str, int | None, str]:
         """The outcome of work whose agent was killed."""
@@ -495,7 +501,7 @@ class RankRunner:
             with open(self._config.status_file, encoding="ascii") as file:
                 code, interrupted = (int(word) for word in file.read().split())
             noticed = os.path.exists(self._config.notice_file)
-            ending = ("preempted" if noticed else "stopped", "the agent was killed as it ended")
+            ending = ("preempted" if noticed else "stopped", "the agent was killed while ending")
             return judge(code, ending if interrupted else None)
         except (FileNotFoundError, ValueError):
             return "node", None, "the agent was killed, and its work with it"
@@ -513,18 +519,17 @@ class RankRunner:
         try:
             write_whole(path, text)
         except OSError as error:
-            complain(
-                f"cannot write {path} for the task, which has its signal and its socket: {error}"
-            )
+            complain(f"cannot write {path} for the task; its signal and socket remain: {error}")
 
     def _clean(self, value: object) -> object:
-        """Without secrets, and without halves of characters, which JSON cannot carry."""
+        """Redact secrets, and remove halves of characters, which JSON cannot carry."""
         if not isinstance(value, str):
             return value
         return self._redactor.text(value).encode("utf-8", "replace").decode()
 
     def _tick(self) -> None:
-        """Once a second: has the lease run out, is the work idle, has it anything to tell?"""
+        """Once a second: check whether the lease has expired, the work is idle, or there is news to
+        report."""
         self._loop.after(1, self._tick)
         self.link.pump()
         self._look_for_warning()
@@ -536,7 +541,7 @@ class RankRunner:
                 self.ordered(
                     "notice",
                     self._config.grace_s,
-                    "the control plane was silent for longer than the lease",
+                    "no answer from the control plane for longer than the lease",
                 )
         found = self._steps.look()
         if found is not None and self._ending is None:
@@ -548,7 +553,7 @@ class RankRunner:
 
     @property
     def owes(self) -> bool:
-        """Whether something is still to be told, and somebody wants to hear it."""
+        """Whether there are undelivered messages that the server still wants."""
         delivered = self._outbox.empty and not self._log.pending
         return self._state is not AgentState.DISMISSED and not delivered
 
@@ -562,9 +567,11 @@ class RankRunner:
 
 
 def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
-    """The outcome, exit code and reason of work that ended by itself or, by `ending`, was made to.
+    """The outcome, exit code and reason of work that ended by itself or was ended because of
+    `ending`.
 
-    Exit code 0 after a signal is not success here: what the work reported decides that, elsewhere.
+    Exit code 0 after a signal does not mean success here: the control plane decides that from the
+    work's reports.
     """
     if ending is not None:
         return ending[0], code, ending[1]

@@ -1,6 +1,4 @@
-"""What is done beside the work, in a process of its own, again and again, and once more when the
-work has ended.
-"""
+"""Runs a helper process beside the work repeatedly, and once more when the work has ended."""
 
 from __future__ import annotations
 
@@ -21,12 +19,11 @@ if TYPE_CHECKING:
 
 
 class SidecarProcess(ABC):
-    """One process at a time: each line of its output is a JSON object. `finish` lets it end well,
-    `kill` ends it early.
+    """One process runs at a time: each line of its output is a JSON object. `finish` lets it
+    complete, `kill` ends it early.
 
-    Whoever builds upon it says what comes of a line (`_heard`), of the end of a process (`_over`),
-    what there is to do at the times of `every_s` (`_look`), and at the end (`_finish`, which calls
-    `_done` once nothing is left to do).
+    Subclasses handle a line (`_heard`) and the end of a process (`_over`), start what is due every
+    `every_s` (`_look`), and finish (`_finish`, which calls `_done` once nothing is left to do).
     """
 
     def __init__(self, loop: EventLoop, every_s: float) -> None:
@@ -34,23 +31,23 @@ class SidecarProcess(ABC):
         self._process: WorkProcess | None = None
         self._off = False
         self._done: Callable[[], None] | None = None
-        self.seconds = 0.0  # that the last one took
+        self.seconds = 0.0  # seconds that the last run took
         self._timer: LoopTimer | None = loop.after(every_s, self._tick)
 
     @property
     def finishing(self) -> bool:
-        """Whether the work has ended and the last of it is on its way."""
+        """Whether the work has ended and the last run is in progress."""
         return self._done is not None
 
     def finish(self, done: Callable[[], None]) -> None:
-        """Nothing writes any more: do what is left, then call `done`."""
+        """The work no longer writes: do the rest, then call `done`."""
         self._done = done
         self._loop.cancel(self._timer)
         if self._process is None:
             self._finish()
 
     def kill(self) -> None:
-        """The time is up."""
+        """The time limit has been reached."""
         self._off = True
         if self._process is not None:
             self._process.kill()
@@ -60,7 +57,7 @@ class SidecarProcess(ABC):
         self._look()
 
     def _run(self, home: str, call: Callable[[], int]) -> str:
-        """Begin a process; why that cannot be, "" where it has begun."""
+        """Start a process; returns the reason if that fails, else ""."""
         command = ChildCommand([], {}, home, lambda channel: call())
         try:
             self._process = WorkProcess(
@@ -88,18 +85,16 @@ class SidecarProcess(ABC):
 
     @abstractmethod
     def _look(self) -> None:
-        """See whether there is something to do, and begin it."""
+        """Check for something to do, and start it."""
 
     @abstractmethod
     def _heard(self, told: dict[str, Any]) -> None:
-        """A line of the process."""
+        """Handle a line of the process."""
 
     @abstractmethod
     def _over(self) -> None:
-        """The process has ended."""
+        """Handle the end of the process."""
 
     @abstractmethod
     def _finish(self) -> None:
-        """Do what is left after the work, then call `_done`; called again whenever a process has
-        ended.
-        """
+        """Do the rest after the work, then call `_done`; called again after each process."""

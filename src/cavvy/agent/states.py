@@ -1,4 +1,4 @@
-"""The states of the agent of one rank, and every legal move between two of them with its reason."""
+"""The states of one rank's agent, and every legal move between two of them with its reason."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from enum import Enum
 
 
 class AgentState(Enum):
-    """Exactly one holds at any time; `RankRunner` moves along MOVES and ignores other moves."""
+    """Exactly one state holds at any time; `RankRunner` makes the moves in MOVES and ignores all
+    others."""
 
-    WAITING = "waiting"  # for its claim
+    WAITING = "waiting"  # waiting for its claim
     WORKING = "working"
-    ENDING = "ending"  # the work was asked to end; a signal of ours may have reached it
-    RECLAIMED = "reclaimed"  # ... and the provider may have signalled the work itself
-    OVER = "over"  # the outcome is known; what is left is to deliver
-    EXITED = "exited"  # ... and the exit itself is in the outbox
-    DISMISSED = "dismissed"  # the claim is another agent's: nothing is left to report
+    ENDING = "ending"  # the work was asked to end and may have received the agent's signal
+    RECLAIMED = "reclaimed"  # ... or the provider's own signal
+    OVER = "over"  # the outcome is known; the log is being delivered
+    EXITED = "exited"  # ... and the exit is in the outbox
+    DISMISSED = "dismissed"  # another agent has the claim: nothing is left to report
 
 
 _GOING = (AgentState.WORKING, AgentState.ENDING, AgentState.RECLAIMED)
@@ -26,9 +27,9 @@ MOVES: dict[tuple[AgentState, AgentState], str] = {
     (
         AgentState.WAITING,
         AgentState.OVER,
-    ): "an earlier agent began the work, or this one cannot",
-    (AgentState.WAITING, AgentState.EXITED): "an agent before this one put the exit in the outbox",
-    (AgentState.WORKING, AgentState.ENDING): "a stop, a notice, a limit or the end of the lease",
+    ): "an earlier agent began the work, or this one cannot start it",
+    (AgentState.WAITING, AgentState.EXITED): "an earlier agent put the exit in the outbox",
+    (AgentState.WORKING, AgentState.ENDING): "a stop, a notice, a limit, or the lease expired",
     (AgentState.WORKING, AgentState.RECLAIMED): "the provider signalled the node",
     (AgentState.ENDING, AgentState.RECLAIMED): "the provider signalled the node as well",
     **{(state, AgentState.OVER): "the work and its processes have ended" for state in _GOING},

@@ -1,5 +1,5 @@
-"""The processes of the work one after another: prepare the folder, run the task, carry its
-outputs out.
+"""Runs the steps of the work one after another: prepares the folder, runs the task, copies its
+outputs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .work.monitor import CheckpointWatcher, WorkMonitor
 
     class Owner(Protocol):
-        """What the steps tell the runner."""
+        """Callbacks from the steps to the runner."""
 
         def say(self, kind: str, **fields: object) -> None: ...
         def wrote(self, data: bytes) -> None: ...
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
         def ran(self, code: int, oom_kills: int) -> None: ...
 
 
-PHASE_S = 0.1  # between looks at how far a container is
+PHASE_S = 0.1  # seconds between checks of a container's phase
 GROUP_PREFIX = "cavvy-"
-EVENTS = (b"check", b"image", b"moved", b"restored", b"waits")  # that a step tells of
+EVENTS = (b"check", b"image", b"moved", b"restored", b"waits")  # exit code that a step reported
 
 
 class StepRunner:
-    """Starts each step as a process and tells the owner how it ended."""
+    """Starts each step as a process and reports its end to the owner."""
 
     def __init__(self, loop: EventLoop, config: AgentConfig, owner: Owner) -> None:
         self._loop = loop
@@ -53,28 +53,28 @@ class StepRunner:
         self.process: WorkProcess | None = None
         self._code: int | None = None
         self._oom_kills = 0
-        self._asked = False  # the step's first process got SIGTERM before it ended
-        self.interrupted = False  # and so did the task itself
-        self._watch: WorkMonitor | None = None  # while the task itself runs
-        self._running = False  # and the owner has been told
+        self._asked = False  # the step's first process received SIGTERM before it ended
+        self.interrupted = False  # the task itself received it too
+        self._watch: WorkMonitor | None = None  # the task itself runs
+        self._running = False  # the owner was notified
         self._group: str | None = None
         self._gpus: WorkProcess | None = None
         self._sweeper: WorkProcess | None = None
         self._streams: PipeStreams | None = None
         self.checkpoint_sync: CheckpointSync | None = None  # where checkpoints are handed over
         self._checkpoints: CheckpointWatcher | None = None  # where they are not
-        self.output_sync: OutputSync | None = None  # where outputs are sent while the work runs
+        self.output_sync: OutputSync | None = None  # sends outputs while the work runs
         self._result: dict[str, object] = {}
         self._check_until: float | None = None
         self._touched = 0.0
 
     def ask(self) -> None:
-        """SIGTERM to whatever runs."""
+        """Send SIGTERM to the current step."""
         if self.process is not None:
             self.process.ask()
 
     def kill(self, *, save: bool = False) -> None:
-        """SIGKILL to all of it; with `save`, not to what hands over what the work has written."""
+        """Send SIGKILL to everything; with `save`, spare the uploads."""
         if self.process is not None:
             self.process.kill()
         if not save:
@@ -86,18 +86,16 @@ class StepRunner:
 
     @property
     def finishing(self) -> bool:
-        """Whether the work has ended and what it wrote last is on its way."""
+        """Whether the work has ended and its last files are being uploaded."""
         return any(each.finishing for each in self._rescuers())
 
     def hurry(self) -> None:
-        """The node may go soon: what the work has written goes now."""
+        """The node may go soon: upload the work's files now."""
         for each in self._rescuers():
             each.hurry()
 
     def reserve(self, seconds: float) -> float:
-        """How many of the seconds that a notice gives are needed to hand over what the work
-        writes at its end.
-        """
+        """Seconds of a notice to reserve for the upload of the work's last files."""
         self.hurry()
         needed = sum(
             1.5 * each.seconds + 1 if each.seconds else seconds / 4 for each in self._rescuers()
@@ -105,27 +103,27 @@ class StepRunner:
         return min(needed, seconds / 2)
 
     def check(self, work: WorkConfig, env: dict[str, str]) -> None:
-        """See whether the node is as it should be; then `checked` or `failed`."""
+        """Check the node; then call `checked` or `failed`."""
         from .check.node import LIMIT_S, check_node
 
         self._check_until = time.monotonic() + LIMIT_S
         self._call(lambda channel: check_node(self._config, work, env, channel), env, self._checked)
 
     def prepare(self, work: WorkConfig, env: dict[str, str]) -> None:
-        """Make the folder and do the setup; then `prepared` or `failed`."""
+        """Make the folder and run the setup; then call `prepared` or `failed`."""
         from .work.prepare import find_setup, prepare
 
         if work.setup is not None and work.image is None:
             kept = find_setup(self._config, work)
             env["CAVVY_SETUP_DIR"] = kept + "/dir"
-            if not self._config.boxed:  # an image keeps its own Python
+            if not self._config.boxed:  # an image brings its own Python
                 from .work.venv import use_venv
 
                 use_venv(env, kept + "/venv")
         self._call(lambda channel: prepare(self._config, work, env, channel), env, self._prepared)
 
     def run(self, work: WorkConfig, env: dict[str, str], *, reused: bool) -> None:
-        """Run the task; then `ran` or `failed`."""
+        """Run the task; then call `ran` or `failed`."""
         self._work, self._env = work, env
         checkpoint = work.checkpoint
         if checkpoint is not None:
@@ -156,7 +154,7 @@ class StepRunner:
                     self._loop, self._config, work, self._owner.say, self.kill
                 )
             self._run(work, env)
-        except OSError as error:  # a full disk, or no more processes
+        except OSError as error:  # the disk is full, or no process can start
             self._owner.failed("node", None, f"this node cannot start the work: {error}")
             return
         if work.image is None:
@@ -183,12 +181,12 @@ class StepRunner:
         self._start(command, self._run_gone)
 
     def look(self) -> tuple[str, str] | None:
-        """Report news of the work; the outcome and reason if it must be ended for what it does,
-        or does not do.
+        """Report news of the work; returns the outcome and reason if it must be ended because of
+        what it does, or fails to do.
         """
         if self._check_until is not None and time.monotonic() > self._check_until:
             self._check_until = None
-            return GPU, "the check of the node did not end in its time"
+            return GPU, "the node check timed out"
         if self._watch is None or self._code is not None:
             return None
         self._use_cache()
@@ -212,7 +210,8 @@ class StepRunner:
         self._loop.after(PHASE_S, self._look_at_container)
 
     def _look_at_container(self, said: str = "") -> None:
-        """Tell how far it is: that it runs, at the latest when it has ended."""
+        """Report the progress of the container; that it runs is reported at its end at the
+        latest."""
         phase = self._read_phase()
         if self._running:
             return
@@ -224,11 +223,11 @@ class StepRunner:
             self._loop.after(PHASE_S, lambda: self._look_at_container(phase))
 
     def _runs(self, *, reused: bool) -> None:
-        """The task itself runs from now on."""
+        """The task itself has started."""
         self._running = True
         self._owner.say("running", setup_reused=reused)
         if self.process is None:
-            return  # and has ended already
+            return  # the process has already ended
         from .work.monitor import WorkMonitor
         from .work.usage import UsageMeter
 
@@ -247,8 +246,8 @@ class StepRunner:
         self._clean()
 
     def _clean(self) -> None:
-        """Sweep the machine's cache, in a process of its own, while the work runs; it goes with
-        the work.
+        """Clean the machine's cache in a separate process while the work runs; it ends with the
+        work.
         """
         from .work.cache import is_due, sweep
 
@@ -260,12 +259,10 @@ class StepRunner:
             )
             self._sweeper = WorkProcess(self._loop, command, wrote=_log_failure)
         except OSError as error:
-            complain(f"the cache is not swept: {error}")
+            complain(f"the cache cannot be cleaned: {error}")
 
     def _use_cache(self) -> None:
-        """Tell those who sweep the cache that the work still uses what its setup made, or its
-        image as a file.
-        """
+        """Mark the setup or image file as used, so that cache cleaning keeps it."""
         if self._work.setup is None and self._work.image is None:
             return
         from .work.cache import TOUCH_S, touch
@@ -283,7 +280,7 @@ class StepRunner:
                     touch(file.read())
 
     def _measure_gpus(self) -> None:
-        """In a process of its own: a driver that hangs shall hang nothing else."""
+        """Runs in its own process, so that a hanging driver blocks nothing else."""
         if self._watch is None:
             return
         from .work.usage import measure_gpus
@@ -298,7 +295,7 @@ class StepRunner:
         try:
             self._gpus = WorkProcess(self._loop, command, wrote=self._gpus_measured)
         except OSError as error:
-            complain(f"the GPUs are not measured: {error}")
+            complain(f"the GPUs cannot be measured: {error}")
 
     def _gpus_measured(self, data: bytes) -> None:
         try:
@@ -341,7 +338,7 @@ class StepRunner:
             self._asked = self.process.interrupted
 
     def _gone(self, then: Callable[[], None]) -> None:
-        """No process of this step is left."""
+        """Every process of this step has ended."""
         self.process = None
         if self._watch is not None:
             self._watch.end()
@@ -354,7 +351,7 @@ class StepRunner:
         then()
 
     def _heard(self, line: bytes) -> None:
-        """A step reports its progress: `setup`, an event's name and text, or its result as JSON."""
+        """A step reports its progress: `setup`, an event's name and text, or the result as JSON."""
         word, _, text = line.partition(b" ")
         if line == b"setup":
             self._owner.say("setup")
@@ -416,7 +413,7 @@ class StepRunner:
             self._owner.ran(self._code, self._oom_kills)
 
     def _read_phase(self) -> str:
-        """What runs in the container writes how far it is: setup, failed or run."""
+        """Read the phase that the container's script writes: setup, failed or run."""
         try:
             with open(self._config.phase_file, encoding="ascii") as file:
                 return file.read().strip()
@@ -438,16 +435,14 @@ class StepRunner:
             self._owner.failed(
                 "exit",
                 code,
-                "the work ended well, but its outputs could not be copied; see its log",
+                "the work succeeded, but its outputs could not be copied; see its log",
             )
         else:
             self._owner.ran(0, 0)
 
 
 def needs_preparing(work: WorkConfig) -> bool:
-    """Whether anything has to be fetched, set up or copied before the task can run in its
-    folder.
-    """
+    """Whether anything must be fetched, set up or copied before the task can run in its folder."""
     return bool(
         work.workdir or work.git or work.setup or work.inputs or work.volumes or work.checkpoint
     )

@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 client on the loop: one request at a time, kept alive, never waiting for a peer.
+"""A small non-blocking HTTP/1.1 client on the loop: one request at a time over kept connections.
 
-Errors, by what the caller does next: there is one, `failed(reason)`: ask again later. Every request
-of the agent's protocol can be repeated.
+The only error is `failed(reason)`: retry later. Every request of the agent's protocol is
+idempotent.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     Replied = Callable[[int, bytes], None]
     Failed = Callable[[str], None]
 
-MAX_REPLY = 64 * 1024 * 1024  # bytes; a blob of a working folder is fetched elsewhere
+MAX_REPLY = 64 * 1024 * 1024  # bytes; blobs of working folders use another client
 
 
 class ServerAddress:
     """`unix:/path`, `http://host:port`, `https://host:port` (resolved once, before the work
-    begins), `mailbox:/path`.
+    starts), `mailbox:/path`.
 
-    Looking up a name can block for many seconds, so it is done only once: a control plane that
-    moves to another address while work runs must be reached by its old one until the work ends.
+    A name lookup can block for many seconds, so it is done only once: a control plane that changes
+    its address while work runs must stay reachable at the old one until the work ends.
     """
 
     def __init__(self, address: str, pin: str = "") -> None:
         self.text = address
-        self.pin = pin  # SHA-256 of the certificate that is trusted instead of any authority
+        self.pin = pin  # SHA-256 of the only trusted certificate, instead of the authorities
         self.tls = address.startswith("https://")
         self.prefix = ""
         self.targets: list[tuple[int, object]] = []
@@ -55,7 +55,7 @@ class ServerAddress:
             )
 
     def refresh(self) -> None:
-        """Look the host's name up. Raises OSError."""
+        """Resolve the host name. Raises OSError."""
         found = socket.getaddrinfo(self.name, self.port, 0, socket.SOCK_STREAM)
         self.targets = [(family, target) for family, _, _, _, target in found]
 
@@ -72,7 +72,7 @@ class ServerAddress:
 
 
 class BackOff:
-    """Growing waits between tries."""
+    """Growing delays between tries."""
 
     __slots__ = ("_delay", "_first", "_growth", "_last")
 
@@ -81,12 +81,12 @@ class BackOff:
         self._delay = first_s
 
     def next(self) -> float:
-        """How long to wait before the next try, in seconds."""
+        """Seconds to wait before the next try."""
         delay, self._delay = self._delay, min(self._last, self._delay * self._growth)
         return delay
 
     def reset(self) -> None:
-        """The last try was a success."""
+        """Reset after a success."""
         self._delay = self._first
 
     @property
@@ -122,9 +122,7 @@ class AgentConnection(ABC):
         failed: Failed,
         headers: str = "",
     ) -> None:
-        """Send; exactly one of `replied(status, body)` and `failed(reason)` is called later,
-        from the loop.
-        """
+        """Send; the loop later calls either `replied(status, body)` or `failed(reason)`, once."""
         head = (
             f"{method} {self._address.prefix}{path} HTTP/1.1\r\nHost: {self._address.host}\r\n"
             f"{self.headers}{headers}Content-Length: {len(body)}\r\n\r\n"
@@ -177,10 +175,10 @@ class LoopConnection(AgentConnection):
     def __init__(self, loop: EventLoop, address: ServerAddress, headers: str) -> None:
         super().__init__(loop, address, headers)
         self._socket: socket.socket | None = None
-        self._ready = False  # connected, and the TLS handshake is over
+        self._ready = False  # connected, with the TLS handshake complete
         self._wrapped = False  # in TLS
-        self._fresh = True  # no answer has come over this connection yet
-        self._turn = 0  # which of the resolved addresses is tried
+        self._fresh = True  # true until the first answer on this connection
+        self._turn = 0  # index of the resolved address being tried
         self._out = memoryview(b"")
         self._in = bytearray()
         self.said: dict[str, str] = {}  # headers of the last answer
@@ -217,7 +215,7 @@ class LoopConnection(AgentConnection):
             self._loop.watch(connection.fileno(), WRITE, self._step)
 
     def _flush(self) -> None:
-        """Send what the peer takes now, then wait for the rest to be taken or for the answer."""
+        """Send as much as the peer accepts now, then wait to send the rest or for the answer."""
         assert self._socket is not None
         try:
             while self._out:
@@ -240,7 +238,8 @@ class LoopConnection(AgentConnection):
             self._receive()
 
     def _get_ready(self) -> bool:
-        """Finish connecting and, over TLS, the handshake. Returns whether requests may flow."""
+        """Complete the connection and, over TLS, the handshake. Returns whether requests may
+        flow."""
         assert self._socket is not None
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
@@ -249,7 +248,7 @@ class LoopConnection(AgentConnection):
             return False
         if self._address.tls:
             try:
-                if not self._wrapped:  # which only a connected socket can be
+                if not self._wrapped:  # this exists only on a connected socket
                     self._loop.unwatch(self._socket.fileno())
                     self._socket, self._wrapped = wrap_tls(self._socket, self._address), True
                 self._socket.do_handshake()  # type: ignore[attr-defined]  # an SSLSocket
@@ -288,7 +287,8 @@ class LoopConnection(AgentConnection):
         self._parse(False)
 
     def _ended(self) -> None:
-        """The peer closed. Between requests that is its right; a body without a length ends so."""
+        """The peer closed the connection. Between requests it may; a body without a length ends
+        this way."""
         if self.busy and self._in and self._parse(True):
             return
         self._broken("the connection was closed")
@@ -311,8 +311,8 @@ class LoopConnection(AgentConnection):
         return True
 
     def _broken(self, reason: str) -> None:
-        """A kept connection that broke before an answer came is no news: the server closes idle
-        ones.
+        """If a kept connection breaks before the answer, retry silently: servers close idle
+        connections.
         """
         again = self.busy and not self._fresh and not self._in
         self._disconnect()
@@ -331,20 +331,20 @@ class LoopConnection(AgentConnection):
 def make_connection(loop: EventLoop, address: ServerAddress, headers: str) -> AgentConnection:
     """A connection over the transport that the address names."""
     if address.by_mail:
-        from .mailbox import MailboxConnection  # only agents that reach nobody need it
+        from .mailbox import MailboxConnection  # imported only by agents with a network
 
         return MailboxConnection(loop, address, headers)
     return LoopConnection(loop, address, headers)
 
 
 def parse_reply(data: bytearray, ended: bool) -> tuple[int, bytes, bool] | None:
-    """The status, the body, and whether the connection stays; None while it is not whole. Raises
-    ValueError.
+    """The status, the body, and whether the connection stays open; None while the answer is
+    incomplete. Raises ValueError.
     """
     end = data.find(b"\r\n\r\n")
     if end < 0:
         if len(data) > 65536:
-            raise ValueError("an answer without an end of its header")
+            raise ValueError("an answer whose header does not end")
         return None
     first = bytes(data[: data.find(b"\r\n")]).decode("latin-1")
     version, _, rest = first.partition(" ")
@@ -361,7 +361,7 @@ def parse_reply(data: bytearray, ended: bool) -> tuple[int, bytes, bool] | None:
 
 
 def parse_headers(data: bytearray) -> dict[str, str]:
-    """Names, in lower case, to values."""
+    """Header names, in lower case, to values."""
     headers = {}
     for line in bytes(data[: data.find(b"\r\n\r\n")]).decode("latin-1").split("\r\n")[1:]:
         name, _, value = line.partition(":")
@@ -383,7 +383,7 @@ def _body(
 
 
 def _unchunk(data: bytearray, at: int) -> bytes | None:
-    """The body of chunks from `at` on; None while the last one is missing."""
+    """The chunked body from `at` on; None while the last chunk is missing."""
     parts: list[bytes] = []
     while True:
         end = data.find(b"\r\n", at)
@@ -399,7 +399,8 @@ def _unchunk(data: bytearray, at: int) -> bytes | None:
 
 
 def wrap_tls(connection: socket.socket, address: ServerAddress) -> ssl.SSLSocket:
-    """Encrypt; the peer is checked in the handshake, or by `check_pin` after it. Raises OSError."""
+    """Start TLS; the peer is verified in the handshake, or by `check_pin` after it. Raises
+    OSError."""
     context = make_context(address)
     return context.wrap_socket(
         connection, server_hostname=address.name, do_handshake_on_connect=False
@@ -407,16 +408,16 @@ def wrap_tls(connection: socket.socket, address: ServerAddress) -> ssl.SSLSocket
 
 
 def make_context(address: ServerAddress) -> ssl.SSLContext:
-    """Trusts the system's authorities, or where the certificate is known by its hash, nobody:
-    see `check_pin`.
+    """Trusts the system's authorities or, if the certificate's hash is known, none of them: see
+    `check_pin`.
     """
-    import ssl  # only agents beyond this machine pay for it
+    import ssl  # imported only by agents that use TLS
 
     if not address.pin:
         return ssl.create_default_context()
     context = ssl.SSLContext(
         ssl.PROTOCOL_TLS_CLIENT
-    )  # reads no authorities, which takes 60 ms each time
+    )  # skips loading the authorities, which takes 60 ms
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -424,19 +425,20 @@ def make_context(address: ServerAddress) -> ssl.SSLContext:
 
 
 def check_pin(connection: ssl.SSLSocket, address: ServerAddress) -> None:
-    """After the handshake, before anything is said. Raises OSError where somebody else answers."""
+    """Verify the certificate's hash after the handshake, before sending anything. Raises OSError if
+    another server answers."""
     if not address.pin:
         return
     import hashlib
 
     found = hashlib.sha256(connection.getpeercert(True) or b"").hexdigest()
     if found != address.pin:
-        raise OSError(errno.EACCES, f"another certificate than the control plane's: {found}")
+        raise OSError(errno.EACCES, f"unexpected certificate from the control plane: {found}")
 
 
 def _wants(error: OSError) -> int:
-    """What a TLS connection waits for, 0 if the error is a real one; plain sockets never come
-    here with one.
+    """The event that a TLS connection waits for, 0 for a real error; plain sockets never raise
+    these errors.
     """
     kind = type(error).__name__
     return READ if kind == "SSLWantReadError" else WRITE if kind == "SSLWantWriteError" else 0

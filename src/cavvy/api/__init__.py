@@ -1,1 +1,1 @@
-"""The HTTP API: routes, schemas, authentication, and the life of the server process."""
+"""The HTTP API: routes, schemas, authentication, and the server process."""

@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class Application(FastAPI):
-    """FastAPI with our description of the bodies."""
+    """FastAPI with Cavvy's own descriptions of the bodies."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -63,7 +63,7 @@ class Application(FastAPI):
 
 
 def make_app(app_state: AppState) -> Application:
-    """The application over open application state."""
+    """Build the application over open application state."""
     app = Application(
         title="Cavvy",
         version=__version__,
@@ -78,7 +78,7 @@ def make_app(app_state: AppState) -> Application:
     for kind in (
         ApiProblem,
         *KNOWN,
-    ):  # an entry for Exception alone would have each of them logged as a fault
+    ):  # a handler for Exception alone would log each of them as a fault
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
@@ -87,13 +87,13 @@ def make_app(app_state: AppState) -> Application:
 
 
 def add_routes(app: FastAPI) -> None:
-    """Put every route into an application."""
+    """Register every route with an application."""
     for router in _ROUTERS:
         app.include_router(router)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    """Every error that a route raises, known or not."""
+    """Handle every error that a route raises, known or not."""
     problem = error if isinstance(error, ApiProblem) else explain(error)
     if problem is None:
         _log.error(
@@ -120,11 +120,11 @@ async def _on_http(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         problem = ApiProblem(
             "wrong-method",
-            f"{request.url.path} does not take {request.method}",
+            f"{request.url.path} does not allow {request.method}",
             headers=error.headers,
         )
     elif error.status_code == 404:
-        problem = ApiProblem("not-found", f"there is no route {request.url.path}")
+        problem = ApiProblem("not-found", f"the route {request.url.path} does not exist")
     else:
         problem = ApiProblem("invalid-request", str(error.detail))
     return _answer(problem)

@@ -1,4 +1,4 @@
-"""What the routes work with, opened once when the server starts."""
+"""The objects that routes use, opened once when the server starts."""
 
 from asyncio import to_thread
 from collections import Counter
@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True, kw_only=True)
 class AppState:
-    """Everything a route may use. `on_network`: the state folder is on a network file system and
-    may be slow.
+    """The dependencies of the routes. `on_network`: the state folder is on a network file system,
+    which may be slow.
     """
 
     store: Store
@@ -44,26 +44,24 @@ class AppState:
     address: str
     started_at: datetime
     stop: Callable[[], None] = field(default=lambda: None)  # stops the server
-    database: str = ""  # the kind of store, e.g. "sqlite"
+    database: str = ""  # kind of store, e.g. "sqlite"
     on_network: bool = False
     downloads: NodeDownloads | None = None  # None: nodes cannot join from outside
-    node_endpoint: str | None = None  # the address for nodes from outside
+    node_endpoint: str | None = None  # the address for nodes outside this machine
     idle_s: Callable[[], float] = field(default=lambda: 0.0)
     snapshots: set[str] = field(
         default_factory=set
-    )  # frozen folders of jobs, which were seen to be complete
+    )  # frozen folders of jobs that are known to be complete
     polling: Counter[str] = field(default_factory=Counter)  # gangs whose agents wait for orders
 
     async def quickly(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call something that touches a file for microseconds: here, unless the disk is far
-        away.
-        """
+        """Run a short file operation: directly, or in a thread if the disk is remote."""
         if self.on_network:
             return await to_thread(call, *args, **kwargs)
         return call(*args, **kwargs)
 
     async def wait_order(self, gang: str, rank: int, after: int, seconds: float) -> Order | None:
-        """The next order of a rank; waits, but not for a server that stops."""
+        """Wait for the next order of a rank; returns early when the server stops."""
         if seconds <= 0 or self.watch.closed:
             return await self.control_plane.agents.order(gang, rank, after)
         self.polling[gang] += 1
@@ -77,7 +75,7 @@ class AppState:
                 del self.polling[gang]
 
     def close_polls(self) -> None:
-        """Answer all waiting requests: the server stops."""
+        """Answer all waiting requests, because the server stops."""
         self.watch.close()
         for gang in list(self.polling):
             self.control_plane.agents.notify(gang)

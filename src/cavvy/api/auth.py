@@ -1,6 +1,7 @@
-"""Checks tokens before the application, in plain ASGI, and notes when the last user's request was.
+"""Checks tokens before the application, as plain ASGI, and records the time of the last user
+request.
 
-/v1/health and files by hash need no token. /agent/v1 takes gang tokens only, /nodes/v1 those of
+/v1/health and files by hash need no token. /agent/v1 accepts only gang tokens, /nodes/v1 those of
 joined machines, and all other routes the user's token only.
 """
 
@@ -20,7 +21,7 @@ HEALTH = "/v1/health"
 
 
 class AuthMiddleware:
-    """Wraps the application."""
+    """Wraps the application with the token check."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -30,7 +31,7 @@ class AuthMiddleware:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last request of a user was answered; 0 while one is being answered."""
+        """Seconds since the last user request was answered; 0 while one is in progress."""
         return 0.0 if self._inside else time.monotonic() - self._last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,7 +40,7 @@ class AuthMiddleware:
         path: str = scope["path"]
         shown = _authorization(scope)
         if path.startswith(AGENT):
-            # The gang's own token is checked by the route, which knows the gang.
+            # The route checks the gang's own token, since it knows the gang.
             if shown is None or compare_digest(shown, self._expected):
                 await _refuse(scope, receive, send, shown)
                 return
@@ -76,9 +77,9 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, shown: bytes | Non
     if shown is None:
         problem = ApiProblem("unauthorised", "the request has no token")
     elif scope["path"].startswith(AGENT):
-        problem = ApiProblem("forbidden", "a user's token does not open an agent's routes")
+        problem = ApiProblem("forbidden", "a user's token is not valid for agents' routes")
     else:
-        problem = ApiProblem("unauthorised", "the token is not this server's")
+        problem = ApiProblem("unauthorised", "the token does not belong to this server")
     body = ErrorBody(code=problem.code, message=problem.message, hint=problem.hint)
     headers = {"WWW-Authenticate": "Bearer", "Connection": "close"}
     await reply(body, problem.status, headers)(scope, receive, send)

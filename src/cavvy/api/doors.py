@@ -1,8 +1,8 @@
-"""Bounds what a connection may cost before it shows a token: bytes and time of a request's head,
+"""Limits what a connection may cost before it shows a token: bytes and time of a request's head,
 time of a TLS handshake, and the number of waiting connections.
 
-httptools joins the pieces of an unfinished header again at every read, and uvicorn bounds neither
-size nor time, so a header of 64 MiB took 30 s of the only thread that answers requests.
+httptools joins the pieces of an unfinished header again at every read, and uvicorn limits neither
+size nor time, so a header of 64 MiB blocked the only request thread for 30 s.
 """
 
 import asyncio
@@ -21,20 +21,20 @@ from cavvy.api.auth import is_open
 from cavvy.api.node_listener.tls import TlsContexts
 from cavvy.api.state_dir import peer_is_us
 
-HEAD_BYTES = 64 * 1024  # as the client's own bound; nginx has 32 KiB, h11 64 KiB
-HEADERS = 100  # as http.client and Apache
-HEAD_S = 10.0  # for a whole head, and for a handshake
+HEAD_BYTES = 64 * 1024  # the client's own limit; nginx has 32 KiB, h11 64 KiB
+HEADERS = 100  # the limit of http.client and Apache
+HEAD_S = 10.0  # seconds for a whole head, and for a handshake
 WAITING = 512  # connections without a request, at one listener
 WAITING_EACH = 64  # of one address
-_ACCEPTED = 100  # connections accepted in one go
-_REST_S = 1.0  # of the listener, where the process has no more files
-_LINGER_S = 1.0  # for an answer to a head that is refused, while the peer sends on
-_DISCARDED = 1024 * 1024  # bytes of a body that come after the answer to it
+_ACCEPTED = 100  # connections accepted per call
+_REST_S = 1.0  # pause of the listener when the process has no free files
+_LINGER_S = 1.0  # seconds for the answer to a refused head while the peer keeps sending
+_DISCARDED = 1024 * 1024  # bytes of a body after its answer
 _log = logging.getLogger(__name__)
 
 
 class Waiting:
-    """Connections without a request, oldest first. If there are too many, the oldest is cut: a
+    """Connections without a request, oldest first. If there are too many, the oldest is closed: a
     well-behaved client would have sent its request long before.
     """
 
@@ -67,16 +67,16 @@ class Waiting:
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """uvicorn's HTTP, for which a request's head is bounded in size, number and time."""
+    """uvicorn's HTTP protocol, with limits on the size, number and time of a request's head."""
 
     waiting: Waiting
-    scope_mark = ""  # a key that the scope of this listener's restricted connections gets
+    scope_mark = ""  # the scope key for this listener's restricted connections
     doors: TlsContexts | None = None
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._inner, self.app = self.app, self._serve
-        self._refusal = 0  # the status that a head is refused with
+        self._refusal = 0  # the status for refusing a head
         self._head = 0  # bytes of the parts that were complete
         self._rest = 0  # bytes since a part was complete
         self._discarded = 0
@@ -99,7 +99,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_no_more()
-        if self.transport is not None:  # as in a handshake that failed
+        if self.transport is not None:  # like a failed handshake
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -143,7 +143,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._rest, self._whole = 0, True
-        if self.cycle.response_complete:  # the next head has its own time
+        if self.cycle.response_complete:  # the next head has its own time limit
             self._stop_timer()
         super().on_message_complete()
 
@@ -174,7 +174,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._rest = 0
         if self._head > HEAD_BYTES or len(self.headers) >= HEADERS:
             self._refusal = 431
-            raise ValueError("the head is too large")  # which stops the parser
+            raise ValueError("the head is too large")  # this stops the parser
 
     def _refuse(self, status: int) -> None:
         self._wait_no_more()
@@ -186,7 +186,7 @@ class BoundedHttp(HttpToolsProtocol):
     def _end(self) -> None:
         self.transport.pause_reading()
         self.transport.close()
-        self.loop.call_later(_LINGER_S, self.transport.abort)  # TLS would wait for the peer's end
+        self.loop.call_later(_LINGER_S, self.transport.abort)  # TLS would wait for the peer's close
 
     def _wait(self, *, timed: bool = True) -> None:
         if not self._proven:
@@ -251,7 +251,7 @@ class Handshakes:
                 connection, peer = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no more files
+            except OSError as error:  # no free files
                 _log.warning("cannot accept connections of nodes: %s", error)
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(_REST_S, self._begin)
@@ -279,7 +279,7 @@ def _shut(connection: socket.socket) -> None:
 
 
 class BoundedServer(uvicorn.Server):
-    """Serves one listener or more with bounded connections; leaves signals to its owner."""
+    """Serves listeners with limited connections; leaves signals to its owner."""
 
     def __init__(self, app: Any, certificate: str | None = None, scope_mark: str = "") -> None:
         self.waiting = Waiting()
@@ -300,7 +300,7 @@ class BoundedServer(uvicorn.Server):
             date_header=False,
             proxy_headers=False,
             timeout_keep_alive=120,
-            timeout_graceful_shutdown=1,  # s, for requests that are being answered
+            timeout_graceful_shutdown=1,  # seconds for requests in progress
             backlog=1024,
         )
         super().__init__(config)
@@ -312,7 +312,7 @@ class BoundedServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: Any = None) -> None:
-        """As uvicorn's, but the server starts each handshake, so that it is counted and timed."""
+        """Like uvicorn's, but the server starts each handshake, so that it is counted and timed."""
         loop = asyncio.get_running_loop()
         await self.lifespan.startup()
 

@@ -1,7 +1,7 @@
 """The embedded server's process: one per state folder, in the background. It exits when idle.
 
 `cavvy.client.launch` starts it as `python -m cavvy.api.embedded --ready-fd N`. Through that pipe it
-reports whether it serves, another server does, or why neither.
+reports that it serves, that another server does, or why neither does.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ _log = logging.getLogger("cavvy.server")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until stopped; the exit code."""
-    gc.disable()  # imports make no garbage worth looking for: a tenth of the time to start
+    """Serve until stopped; returns the exit code."""
+    gc.disable()  # imports create little garbage: this saves a tenth of the start time
     word = _Word(_read_fd(sys.argv[1:] if arguments is None else arguments))
     try:
         configured = settings.load()
@@ -85,7 +85,7 @@ def _fail(home: StateDir, word: "_Word", error: Exception) -> None:
     if isinstance(error, StateDirError):
         word.fail(error.code, error.message, error.hint)
     elif isinstance(error, StoreFull):
-        word.fail("disk-full", str(error), f"make room on the disk of {home.path}, then try again")
+        word.fail("disk-full", str(error), f"free space on the disk of {home.path}, then try again")
     elif isinstance(error, OSError):
         told = home_error(home.path, error)
         word.fail(told.code, told.message, told.hint)
@@ -105,7 +105,7 @@ class _Server:
         self._broken = False
 
     async def run(self) -> bool:
-        """Serve until stopped; True when it should start anew at once."""
+        """Serve until stopped; returns True to restart at once."""
         from cavvy.api.node_listener.listener import listen_for_nodes
         from cavvy.api.open_state import open_state
 
@@ -121,7 +121,7 @@ class _Server:
                 self._home, self._settings, address, self._stopping.set, node_endpoint=node_endpoint
             ) as app_state:
                 await self._serve(app_state, listener, address, node_endpoint)
-                # A job may have come while it was stopping for want of any.
+                # A job may have arrived while the idle server was stopping.
                 again = self._broken or (
                     self._for_idleness and bool(await app_state.store.unfinished())
                 )
@@ -188,8 +188,8 @@ class _Server:
         _log.info("serving", extra=shown)
 
     def _settle(self) -> None:
-        """What was made until now lives as long as the process: the collector need not look at
-        it, ever.
+        """Objects created until now live as long as the process: the garbage collector never needs
+        to check them.
         """
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
@@ -210,7 +210,7 @@ class _Server:
                 min(_CHORES_S, max(0.2, idle_stop_s / 4)) if idle_stop_s else _CHORES_S
             )
             if log_file.rotate():
-                _log.info("a new log file was begun")
+                _log.info("started a new log file")
             if not app_state.control_plane.running:
                 _log.error("the control plane failed; the server restarts")
                 self._broken = True
@@ -224,7 +224,7 @@ class _Server:
 
 
 class _Word:
-    """Reports the outcome of the start, once, to the process that started this one."""
+    """Reports the outcome of the start, once, to the starting process."""
 
     def __init__(self, ready_fd: int | None) -> None:
         self._fd = ready_fd
@@ -238,7 +238,9 @@ class _Word:
         self.said_ready = self.said_ready or state == "ready"
         if self._fd is None:
             return
-        with contextlib.suppress(OSError):  # the starter has gone; the next one will find us
+        with contextlib.suppress(
+            OSError
+        ):  # the starter has gone; the next one will find this server
             os.write(
                 self._fd,
                 encode(StartupReport(state=state, code=code, message=message, hint=hint)) + b"\n",
@@ -255,7 +257,7 @@ class _Word:
 def _make_servers(
     auth: "AuthMiddleware", sockets: "list[socket.socket]", node_endpoint: "NodeListener | None"
 ) -> "list[tuple[BoundedServer, list[socket.socket]]]":
-    """The servers of users and of nodes from outside, each with its sockets."""
+    """The servers for users and for outside nodes, each with its sockets."""
     from cavvy.api.doors import BoundedServer
     from cavvy.api.node_listener.listener import ONLY_DOWNLOADS, NodeRouteFilter
 
@@ -286,7 +288,7 @@ def _describe(address: str, listen: str | None, started_at: datetime) -> ServerF
 
 
 def _listen_tcp(where: str) -> "list[socket.socket]":
-    """A listener at the setting `server.listen`; none where it is empty."""
+    """A listener at the setting `server.listen`; none if it is empty."""
     import ipaddress
     import socket
 
@@ -305,7 +307,7 @@ def _listen_tcp(where: str) -> "list[socket.socket]":
     except ValueError:
         raise StateDirError(
             "settings-invalid",
-            f"server.listen is {where!r}, which is no address and port",
+            f"server.listen is {where!r}, which is not an address with a port",
             "write 127.0.0.1:7777",
         ) from None
     except OSError as error:
@@ -325,7 +327,7 @@ def _family(host: str) -> "socket.AddressFamily":
 
 
 class _Lines(logging.Formatter):
-    """One JSON object a line, with what the caller gave as `extra`."""
+    """One JSON object per line, with the caller's `extra` fields."""
 
     _plain = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 

@@ -33,7 +33,7 @@ CODES: Mapping[str, ErrorCode] = {
 
 
 class ApiProblem(Exception):
-    """A request that failed, and why. `code` is one of CODES."""
+    """A request that failed, and why. `code` is a key of CODES."""
 
     def __init__(
         self, code: str, message: str, hint: str = "", headers: Mapping[str, str] | None = None

@@ -1,7 +1,7 @@
-"""Commands that run beside jobs: wanted by users, run by agents, their output kept in memory until
-it is read.
+"""Commands that run beside jobs: requested by users, run by agents, their output kept in memory
+until it is read.
 
-They end with the server: a command line tool at work is told so, and starts again.
+They end with the server: a running command line tool is notified and starts them again.
 """
 
 import time
@@ -11,36 +11,36 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.notifier import ChangeNotifier
 
 _KEPT_BYTES = 8 * 1024 * 1024  # of output that no client has read yet; more waits at the agent
-_SESSION_BYTES = 4 * 1024 * 1024  # on their way in each direction
-_PIECE = 256 * 1024  # of one answer
-_ABANDONED_S = 90.0  # a user who asks for no output for so long has gone
-_KEPT_EXECS = 64  # of ended ones
+_SESSION_BYTES = 4 * 1024 * 1024  # bytes in transit in each direction
+_PIECE = 256 * 1024  # bytes of one answer
+_ABANDONED_S = 90.0  # seconds without a request for output after which the user has gone
+_KEPT_EXECS = 64  # number of ended commands kept
 
 
 @dataclass(slots=True, kw_only=True)
 class JobExec:
-    """One command. `data` begins at `start` of its whole output."""
+    """One command. `data` begins at offset `start` of the whole output."""
 
     id: str
     job_id: str
     gang: str
     rank: int
     command: list[str]
-    told: bool = False  # its agent was told, and perhaps heard it
-    taken: bool = False  # its agent has answered and need not be told again
+    told: bool = False  # sent to its agent, and perhaps received
+    taken: bool = False  # its agent has answered, so it is not sent again
     start: int = 0
     data: bytearray = field(default_factory=bytearray)
     exit_code: int | None = None
-    session: bool = False  # a user's hand: both ways, nothing is dropped
+    session: bool = False  # a remote session: both directions, nothing is dropped
     input: bytearray = field(default_factory=bytearray)
     input_start: int = 0
     input_ended: bool = False
-    used_at: float = 0.0  # when its user last asked, by the monotonic clock
-    problem: str = ""  # why it was never begun
+    used_at: float = 0.0  # time of the user's last request, by the monotonic clock
+    problem: str = ""  # why it never started
 
 
 class JobExecs:
-    """All commands of this server's life."""
+    """All commands since the server's start."""
 
     def __init__(self, watch: ChangeNotifier) -> None:
         self._watch = watch
@@ -56,7 +56,7 @@ class JobExecs:
         *,
         session: bool = False,
     ) -> JobExec:
-        """Want a command run; its agent must be woken by the caller."""
+        """Request a command; the caller must wake its agent."""
         self._drop_old()
         made = JobExec(
             id=exec_id, job_id=job_id, gang=gang, rank=rank, command=command, session=session
@@ -66,7 +66,7 @@ class JobExecs:
         return made
 
     def wanted(self, gang: str, rank: int) -> list[JobExec]:
-        """Commands that the agent of this rank has not begun to answer."""
+        """Commands that this rank's agent has not yet answered."""
         return [
             each
             for each in self._all.values()
@@ -78,20 +78,19 @@ class JobExecs:
         return any(not each.told for each in self.wanted(gang, rank))
 
     def refuse_sessions(self, gang: str, rank: int, protocol: int) -> None:
-        """The agent of this rank is too old for sessions: end them and report why."""
+        """End the sessions of this rank, whose agent is too old for them, and report why."""
         for each in self.wanted(gang, rank):
             if each.session:
                 each.exit_code = 255
                 each.problem = (
-                    "the agent of this node is older than this server and knows no "
-                    f"such line (it speaks {protocol})"
+                    f"the agent of this node is too old for sessions (its protocol is {protocol})"
                 )
                 self._watch.wake(each.id)
 
     def put(
         self, exec_id: str, gang: str, rank: int, offset: int, data: bytes, exit_code: int | None
     ) -> None:
-        """Take output from an agent. Repeated bytes and unknown commands are ignored."""
+        """Accept output from an agent. Repeated bytes and unknown commands are ignored."""
         found = self._all.get(exec_id)
         if found is None or (found.gang, found.rank) != (gang, rank):
             return
@@ -107,7 +106,7 @@ class JobExecs:
         self._watch.wake(exec_id)
 
     def full(self, exec_id: str) -> bool:
-        """Whether a session's output has to wait until its user reads some."""
+        """Whether a session's output must wait until its user reads some."""
         found = self._all.get(exec_id)
         return (
             found is not None
@@ -125,7 +124,7 @@ class JobExecs:
             self._watch.wake(found.id)
 
     def put_input(self, found: JobExec, offset: int, data: bytes, ended: bool) -> int:
-        """Take input from its user; the offset of the next byte wanted."""
+        """Accept input from the command's user; returns the next expected offset."""
         found.used_at = time.monotonic()
         end = found.input_start + len(found.input)
         if offset <= end and len(found.input) < _SESSION_BYTES:
@@ -135,7 +134,7 @@ class JobExecs:
         return found.input_start + len(found.input)
 
     def input_of(self, exec_id: str, gang: str, rank: int, offset: int) -> tuple[bytes, bool]:
-        """Input for an agent from this byte on, and whether it is the end of the input."""
+        """Input for an agent from this offset on, and whether the input ends there."""
         found = self._all.get(exec_id)
         if found is None or (found.gang, found.rank) != (gang, rank) or found.exit_code is not None:
             return b"", True
@@ -151,7 +150,7 @@ class JobExecs:
         """Raises ApiProblem."""
         found = self._all.get(exec_id)
         if found is None or found.job_id != job_id:
-            raise ApiProblem("exec-not-found", f"no command {exec_id} runs beside this job")
+            raise ApiProblem("exec-not-found", f"this job has no running command {exec_id}")
         return found
 
     def end_with(self, job_id: str) -> None:

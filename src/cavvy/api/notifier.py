@@ -1,4 +1,4 @@
-"""Wakes long polls of users and agents at news of a job. A lost wake-up costs one poll."""
+"""Wakes long polls of users and agents when a job changes. A lost wake-up costs one poll."""
 
 import asyncio
 from collections.abc import Iterable
@@ -18,13 +18,11 @@ class ChangeNotifier:
                     future.set_result(None)
 
     def listen(self, keys: Iterable[str]) -> "ChangeListener":
-        """Start to listen before looking, so that nothing between the look and the wait is
-        missed.
-        """
+        """Register before looking, so that no change between the look and the wait is missed."""
         return ChangeListener(self, tuple(keys))
 
     def close(self) -> None:
-        """Wake all listeners: the server stops."""
+        """Wake all listeners, because the server stops."""
         self.closed = True
         self.wake(*list(self._waiting))
 
@@ -56,7 +54,7 @@ class ChangeListener:
         self._watch._drop(self._keys, self._future)
 
     async def wait(self, seconds: float) -> bool:
-        """Whether news came in time; False too when the server stops."""
+        """Whether a change came in time; also False when the server stops."""
         if self._watch.closed or seconds <= 0:
             return False
         try:

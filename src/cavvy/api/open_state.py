@@ -39,13 +39,13 @@ from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.layout import SnapshotError
 
 _MIB = 1024 * 1024
-_FORGOTTEN = timedelta(days=7)  # how long what was uploaded is kept for a job that never came
+_FORGOTTEN = timedelta(days=7)  # how long uploaded files are kept for a job that never comes
 _TIDY_EVERY = timedelta(days=1)
 _log = logging.getLogger(__name__)
 
 
 class NotifyingStore:
-    """A store that wakes requests waiting for news of a job after each write about it."""
+    """A store that wakes waiting requests after each write about their job."""
 
     def __init__(self, inner: Store, watch: ChangeNotifier) -> None:
         self._inner = inner
@@ -64,7 +64,7 @@ class NotifyingStore:
 
 
 def watched(store: Store, watch: ChangeNotifier) -> Store:
-    """The store, with wake-ups."""
+    """The store, wrapped so that writes wake requests."""
     return cast(Store, NotifyingStore(store, watch))
 
 
@@ -78,13 +78,13 @@ async def open_state(
     database: str | None = None,
     node_endpoint: NodeListener | None = None,
 ) -> AsyncIterator[AppState]:
-    """The open application state; control runs inside. `database` is a store's URL, by default the
-    file in the state folder.
+    """Open the application state; the control plane runs inside. `database` is a store's URL;
+    default: the file in the state folder.
 
     Raises StoreError, ProviderError.
     """
     url = database or f"sqlite:///{home.file('cavvy.db')}"
-    # With the id of a database that was lost, its nodes can still be found and removed.
+    # With the id of a lost database, its nodes can still be found and removed.
     kept = read_text(home.file("installation")) if database is None else None
     store = open_store(url, journal="delete" if home.shared else "wal", installation=kept)
     await store.open()
@@ -174,19 +174,19 @@ def load_providers(
 
 
 def read_egress() -> Mapping[str, Money]:
-    """The catalog's prices of data that leaves a cloud; none without a catalog, which then costs
-    moves nothing.
+    """The catalog's prices for data that leaves a cloud; empty without a catalog, so that moves
+    cost nothing.
     """
     try:
         with CatalogSnapshot.open() as snapshot:
             return snapshot.egress()
     except SnapshotError as error:
-        _log.warning("no catalog: moves between clouds are taken to be free", exc_info=error)
+        _log.warning("no catalog: data transfers between clouds count as free", exc_info=error)
         return {}
 
 
 def read_text(path: str) -> str | None:
-    """What a small file says; None where there is none or it is empty."""
+    """The content of a small file; None if it is missing or empty."""
     try:
         return Path(path).read_text("utf-8").strip() or None
     except OSError:
@@ -201,7 +201,7 @@ def make_dependencies(
     address: str,
     storage: Path,
 ) -> ControlPlaneDependencies:
-    """What the control plane needs of the server: how agents reach it, opened secrets, and
+    """The server's services for the control plane: its address for agents, opened secrets, and
     folders that outlive attempts.
     """
 
@@ -229,7 +229,7 @@ def make_dependencies(
 
 
 def make_tidy(store: Store, blobs: BlobStore) -> Callable[[datetime], Awaitable[None]]:
-    """What removes the blobs of working folders that no job has, once a day."""
+    """Returns a function that removes the blobs of working folders without a job, once a day."""
     swept: list[datetime] = []
 
     async def tidy(now: datetime) -> None:
@@ -240,6 +240,6 @@ def make_tidy(store: Store, blobs: BlobStore) -> Callable[[datetime], Awaitable[
         try:
             await to_thread(lambda: sweep_folders(blobs, snapshots, older_than=now - _FORGOTTEN))
         except OSError as error:
-            _log.warning("cannot remove working folders without a job", exc_info=error)
+            _log.warning("cannot remove unused working folders", exc_info=error)
 
     return tidy

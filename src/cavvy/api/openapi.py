@@ -1,8 +1,8 @@
-"""Describing routes whose bodies and answers are msgspec structs, so that the OpenAPI document is
+"""Describes routes whose bodies and answers are msgspec structs, so that the OpenAPI document is
 complete.
 
-FastAPI documents paths and parameters; the schemas come from the structs, at the first request for
-the document.
+FastAPI documents paths and parameters; the schemas come from the structs, when the document is
+first requested.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _REF = "#/components/schemas/{name}"
 _JSON = "application/json"
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _documented: set[type] = {wire.ErrorBody, Task, RunOrigin, Offer}
-# Fields that travel as undecoded JSON, and what is in them.
+# Fields with undecoded JSON, and their content.
 _RAW = {"task": "Task", "origin": "RunOrigin", "offer": "Offer"}
 _BEARER = {"type": "http", "scheme": "bearer"}
 _SCHEMES = {
@@ -43,9 +43,7 @@ def document(
     gives: bool = False,
     headers: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Arguments of a route's decorator. `sends` and `gives` say that the body or the answer is
-    raw bytes.
-    """
+    """Arguments for a route's decorator. `sends` and `gives` mark a raw body or answer."""
     body = {"required": sends or _is_required(ask), "content": _BYTES if sends else _content(ask)}
     return {
         "summary": summary,
@@ -72,7 +70,7 @@ def _success(content: dict[str, Any], headers: Sequence[str]) -> dict[str, Any]:
 
 
 def _failures(errors: Sequence[str]) -> dict[int | str, dict[str, Any]]:
-    """By status, with every code that has it."""
+    """The error codes of each status."""
     found: dict[int | str, dict[str, Any]] = {}
     for code in ("unauthorised", "invalid-request", "internal", *errors):
         known = CODES[code]
@@ -104,7 +102,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
     )
     components = document.setdefault("components", {})
     schemas = {**components.get("schemas", {}), **_schemas()}
-    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own form of an error
+    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own error schema
         schemas.pop(unused, None)
     components |= {"schemas": schemas, "securitySchemes": _SCHEMES}
     for path, operations in document["paths"].items():

@@ -1,4 +1,4 @@
-"""Providers' documents as rows of the store."""
+"""Stores providers' documents as rows."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Writes docs/reference/api.md: how the API is used, and every route (`python -m
+"""Writes docs/reference/api.md: the use of the API, and every route (`python -m
 cavvy.api.reference`).
 """
 
@@ -15,29 +15,34 @@ _INTRODUCTION = """\
 Routes written by `python -m cavvy.api.reference > docs/reference/api.md`; do not edit.
 
 The embedded server speaks HTTP/1.1 over the Unix socket `server.sock` in the state folder (`~/.cavvy` or
-`CAVVY_HOME`; `server.json` says where it is), and over loopback TCP where `server.listen` says so. The whole
-description in OpenAPI 3.1, with every schema, is at `/v1/openapi.json`.
+`CAVVY_HOME`; `server.json` contains the path), and over loopback TCP if `server.listen` is set.
+The whole description in OpenAPI 3.1, with every schema, is at `/v1/openapi.json`.
 
 ```sh
 curl --unix-socket ~/.cavvy/server.sock -H "Authorization: Bearer $(cat ~/.cavvy/token)" \\
      http://cavvy/v1/projects/default/jobs?limit=10
 ```
 
-* **Who may ask.** Every route but `/v1/health` wants `Authorization: Bearer TOKEN`. Users' routes take the token in the
-  file `token` of the state folder, which only its owner can read. The agents' routes take the token of a gang, which is
-  good for that gang only. Neither opens the other's routes.
-* **Versions.** `/v1` changes only by additions; `api` and `revision` of `/v1/server` say which. Clients ignore fields
+* **Authentication.** Every route except `/v1/health` requires `Authorization: Bearer TOKEN`. Users'
+  routes require the token in the
+  file `token` of the state folder, which only its owner can read. Agents' routes require the token
+  of a gang, which is valid only for that gang. Neither token is valid for the other routes.
+* **Versions.** `/v1` changes only by additions; `api` and `revision` of `/v1/server` give the
+  current version. Clients ignore fields
   that they do not know; a request with a field that the server does not know is refused.
 * **Errors** have one form and stable codes: see [errors](errors.md).
-* **Submitting once.** An `Idempotency-Key` proposes the job's id: 16 characters of Crockford's base 32 in lower case,
-  the first ten the time in milliseconds since 1970, the rest random. However often it is sent, also over a restart of
-  the server, the same key makes one job; `created` says whether this request made it. Without a key every request
-  makes one.
-* **Lists** are newest first. `cursor` of a page, sent as `?cursor=`, asks for the next one; null is the last.
-* **Waiting for news.** `wait_s` on events, logs and commands makes the answer wait, at most 60 s, until there is
-  something new. The log's headers `Cavvy-Log-Attempt` and `Cavvy-Log-Offset` are what to send with the next request;
-  `Cavvy-Log-Over: true` says that nothing will follow.
-* **Units.** Money is in micro-US-dollars (`_micros`), lengths are in seconds (`_s`), times in UTC as ISO 8601, memory
+* **Idempotent submission.** An `Idempotency-Key` sets the job's id: 16 characters of
+  Crockford's base 32 in lower case,
+  the first ten the time in milliseconds since 1970, the rest random. Repeated requests with the
+  same key create one job, even across a restart of the server; `created` says whether this request
+  created it. Without a key, every request creates a job.
+* **Lists** are newest first. Send a page's `cursor` as `?cursor=` to get the next page; null marks
+  the last page.
+* **Long polling.** `wait_s` on events, logs and commands delays the answer, at most 60 s, until
+  there is something new. The log's headers `Cavvy-Log-Attempt` and `Cavvy-Log-Offset` are the
+  parameters of the next request; `Cavvy-Log-Over: true` marks the end of the log.
+* **Units.** Money is in micro-US-dollars (`_micros`), durations in seconds (`_s`), times in UTC as
+  ISO 8601, memory
   in MiB.
 
 ## Routes

@@ -1,8 +1,9 @@
-"""Agents' messages as they arrive: each field is held to its type, range and length on its own.
+"""Decodes agents' messages as they arrive: each field is checked for type, range and length on its
+own.
 
-Nodes are not trusted, and a message that is answered with an error is sent again for ever. So a
-batch is read whenever it is JSON at all; what a message says wrongly becomes its `fault`, and
-control decides what is left of it.
+Nodes are not trusted, and agents resend a message forever if it is answered with an error. So a
+batch is accepted if it is JSON at all; errors of a message become its `fault`, and control applies
+the rest of it.
 """
 
 import json
@@ -16,17 +17,17 @@ from msgspec import Meta, Struct
 from cavvy.domain.messages import AgentMessage
 from cavvy.store.documents import plain
 
-LARGEST = 1 << 50  # bytes of one file or log; a full disk is what bounds it
-_LONGEST_S = 30 * 86400  # that a notice or the saving of a checkpoint may be
-_TEXT = 8192  # characters of a text for people; what is longer is cut
-_FAULT = 300  # characters of what is told of a fault
-_NUMBER = 1e300  # figures beyond cannot be added up
+LARGEST = 1 << 50  # bytes of one file or log; in practice the disk limits it
+_LONGEST_S = 30 * 86400  # seconds that a notice or the saving of a checkpoint may last
+_TEXT = 8192  # characters of a text for people; the rest is cut
+_FAULT = 300  # characters of a fault's text
+_NUMBER = 1e300  # larger figures cannot be added up
 
 Size = Annotated[int, Meta(ge=0, le=LARGEST)]
 Rank = Annotated[int, Meta(ge=0, le=1_000_000)]
 Name = Annotated[str, Meta(max_length=255)]
 FilePath = Annotated[str, Meta(max_length=4096)]
-Upload = Annotated[str, Meta(max_length=4096)]  # as a storage names one
+Upload = Annotated[str, Meta(max_length=4096)]  # ETag format of a storage
 Part = Annotated[int, Meta(ge=1, le=1_000_000)]
 ExitCode = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 Moment = Annotated[datetime, Meta(tz=True)]
@@ -36,7 +37,7 @@ _Seconds = Annotated[float, Meta(ge=0, le=_LONGEST_S)]
 _Figure = Annotated[float, Meta(ge=-_NUMBER, le=_NUMBER)] | Annotated[str, Meta(max_length=4096)]
 _Figures = Annotated[
     dict[Annotated[str, Meta(max_length=1024)], _Figure], Meta(max_length=256)
-]  # the agent's own bounds are tighter
+]  # the agent's own limits are tighter
 FIELDS: Mapping[str, Any] = {
     "at": Moment,
     "setup_reused": bool,
@@ -69,18 +70,18 @@ class ReportedBatch(Struct, frozen=True, kw_only=True):
 
 
 def read_batch(body: bytes, now: datetime) -> tuple[ReportedBatch, list[AgentMessage]]:
-    """Who reports, and what. Raises ValueError for what is no batch, RecursionError."""
+    """The sender, and its messages. Raises ValueError for an invalid batch, RecursionError."""
     try:
         said = msgspec.json.decode(body or b"{}")
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        # what Python's JSON writes and no other reads: NaN, half of a character, very long numbers
+        # Values that only Python's JSON writes: NaN, unpaired surrogates, very long numbers
         said = json.loads(body, parse_int=_whole)
     batch = msgspec.convert(_plain(said), ReportedBatch)
     return batch, [message for each in batch.messages if (message := _read_message(each, now))]
 
 
 def _read_message(said: Mapping[str, Any], now: datetime) -> AgentMessage | None:
-    """None for what has no number: it takes the place of no other message."""
+    """None for a message without a number: it does not replace another message."""
     fields: dict[str, Any] = {"at": now}
     faults = []
     try:
@@ -103,7 +104,7 @@ def _read_message(said: Mapping[str, Any], now: datetime) -> AgentMessage | None
 
 
 def _plain(value: Any) -> Any:
-    """Without what no database and no JSON can hold."""
+    """Remove values that a database or JSON cannot hold."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, dict):

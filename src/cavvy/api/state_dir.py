@@ -1,6 +1,4 @@
-"""The state folder, as the server owns it: one server by lock, its socket, its token, its log
-file.
-"""
+"""The server's state folder: a lock for one server, its socket, its token, its log file."""
 
 import asyncio
 import errno
@@ -15,8 +13,8 @@ import time
 from cavvy.client.state import host_name, on_network, read_server, read_token, write_private
 
 _SOCKET_PATH_BYTES = 100  # the kernel's limit is 108 with the final NUL
-_BEAT_S = 20.0  # how often the server of a shared folder shows that it lives
-_BEATEN_S = 120.0  # for how long it may not have, before another host may take over
+_BEAT_S = 20.0  # seconds between two marks of a live server in a shared folder
+_BEATEN_S = 120.0  # seconds without a mark after which another host may take over
 
 
 class StateDirError(Exception):
@@ -30,7 +28,7 @@ class StateDirError(Exception):
 
 
 class StateDirBusy(Exception):
-    """Another server serves this home."""
+    """Another server uses this state folder."""
 
 
 class StateDir:
@@ -45,7 +43,7 @@ class StateDir:
         return os.path.join(self.path, *names)
 
     def claim(self, *, wait_s: float) -> None:
-        """Take the lock, or wait for a server that is just stopping or starting. Raises
+        """Take the lock, waiting for a server that is just stopping or starting. Raises
         StateDirBusy, StateDirError.
         """
         try:
@@ -76,7 +74,7 @@ class StateDir:
             _touch(self.file("server.beat"))
 
     def token(self) -> str:
-        """The user's token, made at the first start."""
+        """The user's token, created at the first start."""
         known = read_token(self.path)
         if known:
             return known
@@ -100,9 +98,9 @@ class StateDir:
             raise StateDirError(
                 "socket-folder-unsafe",
                 f"{folder} belongs to another user or others can access it",
-                f"remove it, or make it yours alone: chmod 700 {folder}",
+                f"remove it, or restrict its access: chmod 700 {folder}",
             )
-        if os.path.lexists(path):  # left behind by a server that was killed: we have the lock
+        if os.path.lexists(path):  # left by a killed server, since this process has the lock
             os.unlink(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(path)
@@ -112,8 +110,8 @@ class StateDir:
         return listener, f"unix:{path}"
 
     def socket_path(self) -> str:
-        """In the folder itself, or where that cannot hold a socket, in a folder of this user's
-        on local disk.
+        """The socket is in the folder itself or, if the folder cannot hold sockets, in a folder of
+        this user on local disk.
         """
         path = self.file("server.sock")
         if _fits(path) and not self.shared:
@@ -143,7 +141,7 @@ class StateDir:
                 os.unlink(path)
 
     async def beat(self) -> None:
-        """Show other hosts that share the folder that this one serves it, until cancelled."""
+        """Show other hosts that share the folder that this host uses it, until cancelled."""
         while self.shared:
             _touch(self.file("server.beat"))
             await asyncio.sleep(_BEAT_S)
@@ -166,7 +164,7 @@ class StateDir:
         )
 
     def _silent_s(self) -> float:
-        """How long ago the other host's server last showed itself, by the file system's own
+        """How long ago the other host's server last refreshed its mark, by the file system's own
         clock.
         """
         probe = self.file(f".clock-{host_name()}-{os.getpid()}")
@@ -182,17 +180,15 @@ class StateDir:
 
 
 class LogFile:
-    """Standard output and error go to `server.log`; when that has grown it becomes
-    `server.log.1`.
-    """
+    """Redirect standard output and error to `server.log`; a large file becomes `server.log.1`."""
 
     def __init__(self, path: str, limit_bytes: int) -> None:
         self._path = path
         self._limit = limit_bytes
 
     def rotate(self) -> bool:
-        """Start a new file if the old one is over the limit; a child that writes to the old one
-        may go on.
+        """Start a new file if the old one is over the limit; a child process may keep writing to
+        the old one.
         """
         try:
             if os.fstat(2).st_size < self._limit or not os.path.samestat(
@@ -212,7 +208,7 @@ class LogFile:
 
 
 def peer_is_us(connection: socket.socket) -> bool:
-    """Whether the process at the other end of a Unix socket is this user's, or root's."""
+    """Whether the peer process of a Unix socket belongs to this user or root."""
     if connection.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return True
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -221,10 +217,12 @@ def peer_is_us(connection: socket.socket) -> bool:
 
 
 def home_error(path: str, error: OSError) -> StateDirError:
-    """The error of the state folder for an error of the operating system."""
+    """The state folder's error for an error of the operating system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StateDirError(
-            "disk-full", f"no room in {path}", "make room on its disk, or set CAVVY_HOME elsewhere"
+            "disk-full",
+            f"no space in {path}",
+            "free space on its disk, or set CAVVY_HOME to another folder",
         )
     return StateDirError(
         "home-unusable",

@@ -1,4 +1,4 @@
-"""Tokens of gangs: an HMAC of the gang's name under a secret of this installation, so none is
+"""Tokens of gangs: an HMAC of the gang's name with a secret of this installation, so none is
 stored.
 """
 
@@ -16,13 +16,13 @@ _BYTES = 32
 
 
 class GangTokens:
-    """Makes and checks the tokens of gangs."""
+    """Creates and checks the tokens of gangs."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
 
     def of(self, gang: str) -> str:
-        """The token for this gang on the agents' routes."""
+        """The gang's token for the agents' routes."""
         digest = hmac.digest(self._key, b"gang\0" + gang.encode("utf-8", "surrogatepass"), sha256)
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
@@ -32,8 +32,8 @@ class GangTokens:
         return base64.urlsafe_b64encode(hmac.digest(self._key, text, sha256)).rstrip(b"=").decode()
 
     def check_claim(self, request: Request, gang: str, rank: int) -> bool:
-        """Whether it shows the rank's claim token; raises ApiProblem unless that or the gang's
-        own.
+        """Whether the request shows the rank's claim token; raises ApiProblem unless it shows that
+        or the gang's own.
         """
         shown = request.scope.get("gang_token", "")
         if hmac.compare_digest(shown.encode("latin-1"), self.of_claim(gang, rank).encode()):
@@ -49,8 +49,8 @@ class GangTokens:
 
 
 def load_tokens(path: str) -> GangTokens:
-    """The installation's own secret, made on first use. Losing the file dismisses every agent
-    that runs.
+    """The installation's own secret, created on first use. Losing the file dismisses every running
+    agent.
     """
     try:
         with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Reading requests and writing answers: msgspec both ways, bodies bounded in size and time."""
+"""Reads requests and writes answers: msgspec both ways, bodies limited in size and time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -13,7 +13,7 @@ from cavvy.api.errors import ApiProblem
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 _decoders: dict[type, "msgspec.json.Decoder[Any]"] = {}
-BODY_SECONDS = 30.0  # for a whole small body, and for each part of a large one
+BODY_SECONDS = 30.0  # seconds for a whole small body, and for each part of a large one
 MIB = 1024 * 1024
 
 
@@ -23,8 +23,8 @@ def reply(value: object, status: int = 200, headers: Mapping[str, str] | None = 
 
 
 def view(kind: type[T], source: object, /, **given: object) -> T:
-    """The struct `kind` with the fields that are `given`, and the others by name from `source`.
-    A field that neither has keeps its default.
+    """The struct `kind` with the `given` fields, and the others by name from `source`.
+    A field missing from both keeps its default.
     """
     for name in cast(type[msgspec.Struct], kind).__struct_fields__:
         if name not in given and hasattr(source, name):
@@ -37,7 +37,7 @@ def done() -> Response:
 
 
 async def read(request: Request, kind: type[T], limit: int = MIB) -> T:
-    """The body as `kind`. Raises ApiProblem: invalid-request, too-large, too-slow."""
+    """Decode the body as `kind`. Raises ApiProblem: invalid-request, too-large, too-slow."""
     body = await read_bytes(request, limit)
     try:
         return _decoder(kind).decode(body or b"{}")
@@ -53,7 +53,7 @@ def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
 
 
 async def read_bytes(request: Request, limit: int) -> bytes:
-    """The whole body. Raises ApiProblem: too-large, too-slow."""
+    """Read the whole body. Raises ApiProblem: too-large, too-slow."""
     _check_length(request, limit)
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -73,7 +73,7 @@ async def read_bytes(request: Request, limit: int) -> bytes:
 
 
 async def stream_bytes(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """The body in parts as they come. Raises ApiProblem: too-large, too-slow."""
+    """The body in parts as they arrive. Raises ApiProblem: too-large, too-slow."""
     _check_length(request, limit)
     size, stream = 0, request.stream()
     while True:
@@ -82,7 +82,7 @@ async def stream_bytes(request: Request, limit: int) -> AsyncIterator[bytes]:
                 part = await anext(stream, None)
         except TimeoutError:
             raise ApiProblem(
-                "too-slow", f"no part of the body came for {BODY_SECONDS:.0f} s"
+                "too-slow", f"no part of the body arrived for {BODY_SECONDS:.0f} s"
             ) from None
         except ClientDisconnect:
             raise ApiProblem("too-slow", "the connection ended in the middle of the body") from None

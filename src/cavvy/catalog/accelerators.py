@@ -1,9 +1,9 @@
-"""One table of accelerators: canonical names, aliases, memory, bandwidth, peak rates; every module
-looks names up here.
+"""The table of accelerators: canonical names, aliases, memory, bandwidth, peak rates; all modules
+look names up here.
 
-Figures are the vendor's data sheet's for one accelerator (one GPU, one TPU chip), dense, without
-sparsity. None and absent entries are facts that we could not vouch for. `fp64` is the matrix unit's
-rate where there is one, `fp32` the vector unit's; `fp16`, `bf16` and `fp8` accumulate in 32 bits.
+Figures are from the vendor's data sheet for one accelerator (one GPU, one TPU chip), dense, without
+sparsity. None and absent entries are facts without a reliable source. `fp64` is the matrix unit's
+rate if there is one, `fp32` the vector unit's; `fp16`, `bf16` and `fp8` accumulate in 32 bits.
 Memory is nominal, as the product is sold.
 """
 
@@ -47,7 +47,7 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemorySize:
-    """One memory size that the product is sold with."""
+    """One of the product's memory sizes."""
 
     mib: int
     gb_per_s: float | None = None
@@ -55,7 +55,7 @@ class MemorySize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """One product. Asking for its `family` means any product of it: H100 means SXM, PCIe and
+    """One product. A request for its `family` means any product of it: H100 means SXM, PCIe and
     NVL.
     """
 
@@ -66,13 +66,14 @@ class Accelerator:
     year: int | None  # announced
     memory: tuple[MemorySize, ...]  # smallest first
     peak: Mapping[Precision, float] = field(default_factory=dict)  # FLOP/s, OP/s for int8
-    interconnect: str | None = None  # between accelerators of one node
+    interconnect: str | None = None  # GB/s between accelerators of one node
     tdp_w: int | None = None
     aliases: tuple[str, ...] = ()
     source: str
 
     def bandwidth(self, memory_mib: int | None = None) -> float | None:
-        """GB/s of the variant with this much memory, of the largest one where it is not given."""
+        """GB/s of the variant with this much memory; of the largest variant if the memory is not
+        given."""
         for memory in self.memory:
             if memory.mib == memory_mib:
                 return memory.gb_per_s
@@ -81,7 +82,7 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class KnownAccelerator:
-    """What a name stands for: a product and, where the name says so, its memory."""
+    """The meaning of a name: a product and, if the name says so, its memory."""
 
     accelerator: Accelerator
     memory_mib: int | None = None
@@ -123,7 +124,7 @@ def find_accelerator(name: str) -> KnownAccelerator | None:
     """Look a name up in any case and punctuation: "a100-80gb", "RTX 4090", "NVIDIA
     A100-SXM4-80GB".
 
-    The answer carries a memory size where the name does (A100-80GB).
+    The result has a memory size if the name does (A100-80GB).
     """
     known = next(filter(None, (_names().get(_plain(text)) for text in _shorter(name))), None)
     if known is None or known.memory_mib is not None:
@@ -138,11 +139,11 @@ def find_accelerator(name: str) -> KnownAccelerator | None:
 
 
 def identify(product: str, memory_mib: int | None = None) -> KnownAccelerator | None:
-    """Recognise what a driver or provider calls a device ("NVIDIA A100-SXM4-80GB", "AMD Instinct
+    """Recognise a device name of a driver or provider ("NVIDIA A100-SXM4-80GB", "AMD Instinct
     MI300X").
 
-    `memory_mib` is what the driver reports; the answer carries the nominal size (a 24 GB card
-    reports less).
+    `memory_mib` is the driver's figure; the result has the nominal size (a 24 GB card reports
+    less).
     """
     known = find_accelerator(product)
     if known is None:
@@ -153,9 +154,7 @@ def identify(product: str, memory_mib: int | None = None) -> KnownAccelerator | 
 
 
 def nominal_memory(accelerator: Accelerator, memory_mib: int | None) -> int | None:
-    """The size the product is sold with that is nearest to the one reported, within 12 %; else
-    what was reported.
-    """
+    """The product's memory size within 12 % of the reported one; else the reported size."""
     if memory_mib is None:
         return accelerator.memory[0].mib if len(accelerator.memory) == 1 else None
     sizes = [
@@ -168,11 +167,10 @@ def nominal_memory(accelerator: Accelerator, memory_mib: int | None) -> int | No
 
 @cache
 def names_matching(name: str) -> frozenset[str]:
-    """The canonical names that satisfy a wish: a product, a family, a vendor (nvidia) or a kind
-    (gpu, tpu, fpga).
+    """The canonical names that satisfy a requirement: a product, a family, a vendor (nvidia) or a
+    kind (gpu, tpu, fpga).
 
-    A name that the table does not know stands for itself, so that offers of unknown devices can
-    still be asked for.
+    An unknown name stands for itself, so that offers of unknown devices can still be requested.
     """
     plain = _plain(name)
     rows = list_accelerators()
@@ -188,8 +186,8 @@ def names_matching(name: str) -> frozenset[str]:
 
 
 def is_match(accelerator: str, wish: str | None) -> bool:
-    """Whether a device of this canonical name satisfies a wish; one that the table does not know
-    counts as a GPU.
+    """Whether a device with this canonical name satisfies a requirement; unknown devices count as
+    GPUs.
     """
     if wish is None or accelerator in names_matching(wish):
         return True
@@ -197,7 +195,7 @@ def is_match(accelerator: str, wish: str | None) -> bool:
 
 
 def suggest(name: str) -> str | None:
-    """The known name most like a misspelt one, or None."""
+    """The known name most similar to a misspelt one, or None."""
     from difflib import get_close_matches
 
     alike = name.translate(_LOOKALIKES)
@@ -241,7 +239,7 @@ _NOISE = re.compile(
 
 
 def _shorter(product: str) -> list[str]:
-    """The name as given, without its vendor's words, and without its memory."""
+    """The given name without vendor words and memory."""
     spaced = re.sub(r"[-_]", " ", product)
     bare = _NOISE.sub(" ", spaced)
     return [product, spaced, bare, _SIZE_IN_NAME.sub(" ", bare)]

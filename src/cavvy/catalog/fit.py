@@ -1,9 +1,9 @@
-"""Whether an offer can carry one node of a need, and if not, why; for live offers, and the meaning
-of the snapshot's.
+"""Whether an offer fits one node of a requirement, and if not, why; used for live offers, and
+defines the snapshot's matching.
 
-A fact that an offer does not state (memory 0, network None) does not meet a need for it. A disk
-that it does not state is one that is chosen at launch, and does. On a shared host a job holds only
-what it asks for, so upper limits and exact counts do not rule the host out.
+An unstated property of an offer (memory 0, network None) does not meet a requirement for it. An
+unstated disk can be chosen at launch, and does. On a shared host a job holds only what it requests,
+so upper limits and exact counts do not rule the host out.
 """
 
 from collections import Counter
@@ -23,17 +23,14 @@ PURCHASES: dict[SpotPolicy, tuple[Purchase, ...]] = {
     SpotPolicy.ONLY: (Purchase.SPOT,),
     SpotPolicy.AUTO: (Purchase.ON_DEMAND, Purchase.SPOT),
 }
-# how far another region, provider or purchase option is, where 1 is twice the price or half the
-# size
+# distance of another region, provider or purchase option; 1 is twice the price or half the size
 ELSEWHERE = 1.0
 OTHER_ACCELERATOR = 20.0  # farther than another number of the one that was asked for
 UNKNOWN = 1.5  # a fact that the offer does not state
 
 
 def first_failing(offer: Offer, need: Resources) -> Constraint | None:
-    """The first constraint, in the order of `Constraint`, that the offer fails; None where it
-    fits.
-    """
+    """The first constraint, in the order of `Constraint`, that the offer fails; None if it fits."""
     return next(
         (constraint for constraint in Constraint if not _meets(offer, need, constraint)), None
     )
@@ -42,7 +39,7 @@ def first_failing(offer: Offer, need: Resources) -> Constraint | None:
 def match_offers(
     offers: Iterable[Offer], need: Resources, *, limit: int | None = None, misses: int = 5
 ) -> OfferMatches:
-    """What `Catalog.match` answers, over offers in memory."""
+    """Like `Catalog.match`, over offers in memory."""
     fitting: list[Offer] = []
     failing: list[Offer] = []
     rejected: Counter[Constraint] = Counter()
@@ -63,8 +60,8 @@ def match_offers(
 
 
 def _nearest(offers: Iterable[Offer], need: Resources, count: int) -> list[NearMiss]:
-    """Of each type of each provider the offer that fails a constraint alone by least; the nearest
-    first.
+    """For each type of each provider, the offer that fails only one constraint by the least;
+    nearest first.
     """
     near: dict[tuple[Constraint, str, str], tuple[float, Offer]] = {}
     for offer in offers:
@@ -79,7 +76,7 @@ def _nearest(offers: Iterable[Offer], need: Resources, count: int) -> list[NearM
 
 
 def order(offer: Offer) -> tuple[int, str, str, str, str, int, str]:
-    """Cheapest first, then by name, so that the order never depends on where offers come from."""
+    """Cheapest first, then by name, so that the order never depends on the source of the offers."""
     return (
         offer.rate.micros_per_hour,
         offer.provider,
@@ -92,11 +89,10 @@ def order(offer: Offer) -> tuple[int, str, str, str, str, int, str]:
 
 
 def near_miss(offer: Offer, need: Resources) -> tuple[Constraint, float] | None:
-    """The only constraint that the offer fails and how far off it is; None where it fails none or
-    several.
+    """The only constraint that the offer fails and the distance; None if it fails none or several.
 
-    A machine without accelerators is never near a need for them, nor is another type near a need
-    for one by name.
+    A machine without accelerators is never near a requirement for them, nor is another type near a
+    requirement for one by name.
     """
     if offer.purchase is Purchase.RESERVED:
         return None
@@ -121,7 +117,7 @@ def near_miss(offer: Offer, need: Resources) -> tuple[Constraint, float] | None:
 
 
 def make_miss(offer: Offer, need: Resources, constraint: Constraint) -> NearMiss:
-    """An offer that fails this constraint alone, in words."""
+    """Describe an offer that fails only this constraint."""
     per_cpu = need.memory_per_cpu_mib is not None
     return NearMiss(
         offer=offer, constraint=constraint, text=explain(offer, need, constraint), per_cpu=per_cpu
@@ -174,10 +170,9 @@ def accelerator_fit(
     needs: tuple[AcceleratorNeed, ...],
     shared: bool = False,
 ) -> tuple[Constraint | None, tuple[Constraint, float] | None]:
-    """The first of the three accelerator constraints that fails, and the only one and its distance
-    if just one does.
+    """The first of the three accelerator constraints that fails, and the distance if just one does.
 
-    With alternatives, a constraint fails where no alternative that meets the earlier ones meets it.
+    With alternatives, a constraint fails if no alternative that meets the earlier ones meets it.
     """
     if name is None or not count:
         return Constraint.ACCELERATOR, None
@@ -209,9 +204,7 @@ _NO_END = 1 << 60
 
 
 def relative_gap(value: float, low: float | None, high: float | None) -> float:
-    """How far a value is outside its bounds, relative to it or to the bound, whichever is
-    smaller.
-    """
+    """How far a value is outside its limits, relative to the smaller of value and limit."""
     if not value:
         return UNKNOWN
     if low is not None and value < low:
@@ -262,8 +255,8 @@ def _meets_accelerators(offer: Offer, need: Resources, constraint: Constraint) -
 def memory_bounds(
     need: Resources, memory_mib: int, cpus: float
 ) -> tuple[int, int | None, int | None]:
-    """A node's memory, and what it must be at least and at most; 0 where what it is measured by
-    is not stated.
+    """A node's memory with its required minimum and maximum; 0 if the reference quantity is not
+    stated.
     """
     if need.memory_per_cpu_mib is None:
         return memory_mib, need.memory_min_mib, need.memory_max_mib
@@ -271,7 +264,7 @@ def memory_bounds(
 
 
 def _memory(offer: Offer, need: Resources) -> tuple[int, int | None, int | None]:
-    """Of a shared host only the CPUs that the job holds count."""
+    """On a shared host, only the job's CPUs count."""
     return memory_bounds(
         need, offer.memory_mib, need.cpus_min or DEFAULT_CPUS if offer.shared else offer.vcpus
     )
@@ -338,7 +331,7 @@ def _gap(noun: str, has: str, asked: str) -> str:
 
 
 def _price(rate: HourlyRate, other: HourlyRate) -> str:
-    """As exact as it takes to tell the two apart."""
+    """Numbers with enough digits to tell the two apart."""
     return format_rate(rate) if format_rate(rate) != format_rate(other) else f"${rate.usd:,.6f}/h"
 
 

@@ -1,17 +1,16 @@
-"""Accelerator wishes as people type them, such as `H100:8` or `A100:40GB..80GB:1..4`; the spec
-module and the CLI use it.
+"""Parses accelerator requirements as people type them, such as `H100:8` or `A100:40GB..80GB:1..4`;
+used by the spec module and the CLI.
 
-A wish is alternatives joined by `|`. An alternative is parts joined by `:` in any order after the
-name:
+A requirement consists of alternatives joined by `|`. An alternative consists of a name and parts in
+any order, joined by `:`.
 
     name     a product (H100, RTX4090), a vendor (nvidia) or a kind (gpu, tpu, fpga);
-              without one, any GPU
-    count    8, 1..4, 2.. or ..4 on each node; 1 where none is given
+              without one, any GPU count    8, 1..4, 2.. or ..4 on each node; 1 if none is given
     memory   80GB, 40GB..80GB, 24GB.. or ..48GB of each accelerator
 
-A size after a product is exact (A100:80GB); without a product it is the least that will do (24GB,
-nvidia:24GB). `H100|A100:8` asks for eight of either: an alternative without a count takes that of
-the next one that has it.
+A size after a product is exact (A100:80GB); without a product it is the minimum (24GB,
+nvidia:24GB). `H100|A100:8` requests eight of either: an alternative without a count takes the count
+of the next one that has one.
 """
 
 import re
@@ -33,8 +32,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?\s*[KMGT]i?B?)", re.IGNORECASE)
 
 
 class NeedError(ValueError):
-    """A wish that cannot be read; the message says what was expected, `hint` what to write
-    instead, if known.
+    """An unreadable requirement; the message says what was expected, `hint` what to write instead,
+    if known.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -50,7 +49,7 @@ class _Parts:
 
 
 def parse_accelerator(text: str | int) -> tuple[AcceleratorNeed, ...]:
-    """Read a wish into alternatives; names come back canonical. Raises NeedError."""
+    """Parse a requirement into alternatives with canonical names. Raises NeedError."""
     alternatives = [part.strip() for part in str(text).split("|")]
     if not all(alternatives) or isinstance(text, bool):
         raise NeedError(
@@ -66,7 +65,7 @@ def parse_accelerator(text: str | int) -> tuple[AcceleratorNeed, ...]:
 
 
 def format_need(need: AcceleratorNeed) -> str:
-    """The shortest text that `parse_accelerator` reads back as this need, for messages."""
+    """The shortest text from which `parse_accelerator` returns this requirement, for messages."""
     count = str(need.count_min)
     if need.count_max is not None and need.count_max != need.count_min:
         count += ".." if need.count_max >= MOST else f"..{need.count_max}"
@@ -138,7 +137,7 @@ def _name(piece: str, text: str) -> str:
             else "see `cavvy offers --accelerators` for the names known"
         )
         raise NeedError(
-            f"no accelerator is called {piece!r}" + (f" (in {text!r})" if piece != text else ""),
+            f"unknown accelerator {piece!r}" + (f" (in {text!r})" if piece != text else ""),
             hint,
         )
     return piece
@@ -183,7 +182,9 @@ def _memory(piece: str) -> tuple[int | None, int | None]:
         raise NeedError(str(error)) from None
     if least is not None and most is not None and most < least:
         raise NeedError(f"{piece!r} is not a memory range", "write the smaller size first")
-    return (least, most) if dots else (least, -1)  # -1: one size; whether exact depends on the name
+    return (
+        (least, most) if dots else (least, -1)
+    )  # -1: one size; the name decides whether it is exact
 
 
 def _need(parts: _Parts) -> AcceleratorNeed:

@@ -1,4 +1,5 @@
-"""How long before its end a spot node gets notice, by provider, from the providers' pages."""
+"""The notice that a spot node gets before it is reclaimed, by provider, from the providers'
+pages."""
 
 from datetime import timedelta
 
@@ -6,8 +7,8 @@ from datetime import timedelta
 # Instance", docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html.
 # Google Cloud: a shutdown period of up to 30 seconds, cloud.google.com/compute/docs/instances/spot.
 # Azure: a `Preempt` event at least 30 seconds ahead,
-# learn.microsoft.com/azure/virtual-machines/linux/scheduled-events. Others promise nothing that we
-# know of.
+# learn.microsoft.com/azure/virtual-machines/linux/scheduled-events. Other providers are not known
+# to promise any notice.
 SPOT_NOTICES = {
     "aws": timedelta(minutes=2),
     "azure": timedelta(seconds=30),

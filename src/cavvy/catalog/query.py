@@ -1,7 +1,7 @@
-"""What may be asked of a catalog and what it answers; the snapshot's reader in `store/` and live
-offers both do.
+"""The query interface of a catalog, implemented by the snapshot's reader in `store/` and by live
+offers.
 
-The constraints are tried in the order of `Constraint`; a row is counted at the first that it fails.
+Constraints are checked in the order of `Constraint`; a row is counted at the first that it fails.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from cavvy.domain.tasks import Resources
 
 
 class Constraint(StrEnum):
-    """Why an offer does not fit, in the order in which it is found out."""
+    """Why an offer does not fit, in the order of the checks."""
 
     PURCHASE = "purchase"  # spot or on-demand
     ACCELERATOR = "accelerator"
@@ -32,17 +32,17 @@ class Constraint(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearMiss:
-    """An offer that fails one constraint only, and what would have to change."""
+    """An offer that fails only one constraint, and the necessary change."""
 
     offer: Offer
     constraint: Constraint
     text: str  # e.g. "costs $19.92/h, your limit is $15.00/h"
-    per_cpu: bool = False  # memory was asked for by the CPU
+    per_cpu: bool = False  # memory was requested per CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferMatches:
-    """The offers that fit, cheapest first, and an account of those that do not.
+    """The offers that fit, cheapest first, and an account of the others.
 
     `total` rows were considered: `matched` + sum(rejected.values()) == total.
     """
@@ -55,9 +55,7 @@ class OfferMatches:
 
 
 class Catalog(Protocol):
-    """Something that knows offers."""
+    """A source of offers."""
 
     def match(self, need: Resources, *, limit: int | None = None, misses: int = 5) -> OfferMatches:
-        """Offers that can carry one node of `need`, cheapest first; all of them where `limit` is
-        None.
-        """
+        """Offers that fit one node of `need`, cheapest first; all of them if `limit` is None."""

@@ -1,10 +1,10 @@
-"""Where a provider's region is: its country and area, so that `--region eu` works beside exact
-names.
+"""The location of a provider's region: its country and area, so that `--region eu` works beside
+exact names.
 
-Areas are continents as travellers use them: us, eu (Europe with the United Kingdom, Switzerland and
+Areas are continents in everyday use: us, eu (Europe with the United Kingdom, Switzerland and
 Norway), asia, north-america (without the us, which is its own), south-america, oceania, africa,
-middle-east. Countries are ISO 3166 codes (de, jp; `uk` is read as gb). A region of
-unknown location has no area and is found by its exact name only.
+middle-east. Countries are ISO 3166 codes (de, jp; `uk` is read as gb). A region of unknown location
+has no area and matches only its exact name.
 
 `regions.csv` has a row for each country: its area, its names in the names of regions, and its
 regions by the providers' published lists (PROVIDER/REGION where a name is not everywhere the same).
@@ -21,7 +21,7 @@ AREAS = ("us", "eu", "asia", "north-america", "south-america", "oceania", "afric
 
 @cache
 def locate(provider: str, region: str) -> tuple[str | None, str | None]:
-    """The country and the area of a region; None where it cannot be told."""
+    """The country and the area of a region; None if unknown."""
     plain = region.strip().lower()
     known = _countries("regions")
     country = known.get(f"{provider}/{plain}") or known.get(plain) or _country_in_words(plain)
@@ -39,7 +39,7 @@ def is_region(wanted: str, provider: str, region: str, zone: str | None) -> bool
 
 
 def is_known_place(wanted: str) -> bool:
-    """Whether a wish names an area or a country that the table has, as opposed to a provider's
+    """Whether a requested location is an area or a country in the table, as opposed to a provider's
     own region.
     """
     return wished_place(wanted) in (*AREAS, *_areas())

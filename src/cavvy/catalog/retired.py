@@ -1,5 +1,5 @@
-"""Instance types that providers have withdrawn, and what replaces them; the spec module names it in
-its errors.
+"""Instance types that providers have withdrawn, and their replacements, for the spec module's
+errors.
 
 The rows of `retired.csv` are from the providers' retirement announcements. A successor has the same
 kind of accelerator or a newer one.
@@ -14,9 +14,7 @@ from cavvy.catalog.tables import read_table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetiredType:
-    """A withdrawn type. `since` is the last day it could be used, None where only the withdrawal
-    is certain.
-    """
+    """A withdrawn type. `since` is its last day of use, None if only the withdrawal is certain."""
 
     instance_type: str
     provider: str
@@ -30,7 +28,7 @@ def find_retired(instance_type: str) -> RetiredType | None:
 
 
 def successor(instance_type: str) -> str | None:
-    """What to write instead of a withdrawn type; None for a type in use or unknown."""
+    """The replacement of a withdrawn type; None for a type in use or unknown."""
     retired = find_retired(instance_type)
     return retired.successor if retired else None
 

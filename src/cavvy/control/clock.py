@@ -1,4 +1,4 @@
-"""The only place that knows what time it is, in production and where time is made up."""
+"""The only module that reads the time, real or simulated."""
 
 import asyncio
 import math
@@ -12,7 +12,7 @@ _SLACK = timedelta(microseconds=1)  # a float of seconds may round a wake-up dow
 
 
 class ControlClock(Protocol):
-    """Tells the time and waits for it."""
+    """Gives the time and waits for it."""
 
     def now(self) -> datetime:
         """Aware UTC."""
@@ -21,9 +21,7 @@ class ControlClock(Protocol):
         """Return at `when` or soon after; at once if it has passed."""
 
     async def rest(self) -> None:
-        """Let everything else that is ready run once, so that requests are answered between two
-        steps.
-        """
+        """Let all other ready tasks run once, so that requests are answered between two steps."""
 
 
 class WallClock:
@@ -40,7 +38,7 @@ class WallClock:
 
 
 class VirtualClock:
-    """Time that passes only when everybody waits for it. To be used inside `run_virtual`."""
+    """Time that advances only when every task waits. Use it inside `run_virtual`."""
 
     def __init__(self, start: datetime) -> None:
         self._start = start
@@ -49,7 +47,7 @@ class VirtualClock:
         return self._start + timedelta(seconds=asyncio.get_running_loop().time())
 
     async def sleep_until(self, when: datetime) -> None:
-        while (left := when - self.now()) > timedelta(0):  # noqa: ASYNC110 - one wake-up may come a rounding early
+        while (left := when - self.now()) > timedelta(0):  # noqa: ASYNC110 - a wake-up may come one rounding error early
             await asyncio.sleep((left + _SLACK).total_seconds())
 
     async def rest(self) -> None:
@@ -57,31 +55,29 @@ class VirtualClock:
 
 
 class VirtualDeadlock(RuntimeError):
-    """Everybody waits for something that no passing of time will bring."""
+    """Every task waits for an event that no passage of time will bring."""
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` on an event loop whose time jumps to the next timer as soon as nothing is ready.
 
-    Everything that waits through asyncio (sleeps, timeouts, the driver itself) runs unchanged and
-    in the same order each time. Threads, sockets and processes are not waited for. Raises
-    VirtualDeadlock instead of hanging.
+    Code that waits through asyncio (sleeps, timeouts, the driver itself) runs unchanged and in the
+    same order each time. Threads, sockets and processes are not supported. Raises VirtualDeadlock
+    instead of hanging.
     """
     with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
         return runner.run(main)
 
 
 class _JumpingSelector(SelectSelector):
-    """Never waits: where another would sleep it lets that time have passed."""
+    """A selector that never blocks: it advances the virtual time instead."""
 
     elapsed = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         if timeout is None:
-            raise VirtualDeadlock("every task waits, and no timer is set")
-        if (
-            timeout > 0
-        ):  # always forward, also where the step is smaller than what a float can tell apart
+            raise VirtualDeadlock("every task waits, but no timer is set")
+        if timeout > 0:  # always forward, even if the step is smaller than a float can represent
             self.elapsed = max(self.elapsed + timeout, math.nextafter(self.elapsed, math.inf))
         return []
 
@@ -90,7 +86,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
-        self._clock_resolution = 1e-6  # a timer that is due but for a float's rounding is due
+        self._clock_resolution = 1e-6  # a timer due within a float's rounding error counts as due
 
     def time(self) -> float:
         return self._jumping.elapsed

@@ -1,4 +1,4 @@
-"""Everything of this module put together: a store and providers in, a running control plane out."""
+"""Assembles the control plane: takes a store and providers, returns a running control plane."""
 
 import asyncio
 import logging
@@ -48,42 +48,42 @@ from cavvy.providers.base import (
 from cavvy.store.base import RowNotFound, Store
 from cavvy.store.checkpoints.folders import CheckpointFolders
 
-_HOSTS = "hosts"  # the key under which shared hosts are published
+_HOSTS = "hosts"  # the worklist key under which shared hosts are published
 _HOSTS_EVERY = timedelta(minutes=1)
-_ROOM_PAUSE = timedelta(seconds=2)  # between looks for room on a full disk
+_ROOM_PAUSE = timedelta(seconds=2)  # between checks for space on a full disk
 _SIGNALS_PAUSE = timedelta(seconds=15)
 _log = logging.getLogger(__name__)
 
-NameGang = Callable[[str], str]  # the gang of an attempt
+NameGang = Callable[[str], str]  # the name of an attempt's gang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlPlaneDependencies:
-    """What the control plane needs from the server around it."""
+    """Services that the control plane needs from the server around it."""
 
-    agent_endpoint: Callable[[str], AgentEndpoint]  # how the agents of a gang reach us
+    agent_endpoint: Callable[
+        [str], AgentEndpoint
+    ]  # the address of the server for the agents of a gang
     open_secrets: OpenSecrets
     storage: Callable[[Job], str]  # a job's folder that outlives its attempts
     folders: CheckpointFolders | None = (
-        None  # where checkpoints are kept; None: every place reaches `storage`
+        None  # where checkpoints are kept; None: every provider reaches `storage`
     )
-    read_blob: ReadBlob | None = None  # parts of frozen folders
+    read_blob: ReadBlob | None = None  # blobs of frozen folders
     environment: Mapping[str, str] = field(
         default_factory=dict
-    )  # of the server: keys of storages that all may use
-    egress: ReadEgress | None = (
-        None  # what clouds take for data that leaves them; None: no move costs anything
-    )
+    )  # the server's own: keys of storages that all projects may use
+    egress: ReadEgress | None = None  # the clouds' prices of outgoing data; None: moves are free
     tidy: Callable[[datetime], Awaitable[None]] | None = (
-        None  # forgets what no job needs any more; asked with every sweep
+        None  # removes data that no job needs; called with every garbage collection
     )
-    notes: Notes | None = None  # where stops are noted while the disk is full
-    post: Post | None = None  # how webhooks are sent; None: by HTTP
+    notes: Notes | None = None  # where stops are recorded while the disk is full
+    post: Post | None = None  # sends webhooks; None: by HTTP
 
 
 class ControlPlane:
-    """A running control plane: `start`, then requests by `jobs` and agents by `agents`, then
-    `stop`.
+    """A running control plane: call `start`, send requests to `jobs` and agents to `agents`, then
+    call `stop`.
     """
 
     def __init__(
@@ -198,11 +198,11 @@ class ControlPlane:
         return JobReconciler(self._deferred, self._clock, dependencies)
 
     def hint(self, key: str) -> None:
-        """Something about this key changed: look now."""
+        """The state behind this key changed: reconcile it now."""
         self._worklist.hint(key)
 
     async def start(self) -> None:
-        """Take up everything that is unfinished and begin to work."""
+        """Resume everything unfinished and begin to work."""
         await self._publish_hosts()
         await self._stop_again()
         for key in (QUEUE, *await self._store.unfinished(), *await self._webhooks.unfinished()):
@@ -215,7 +215,7 @@ class ControlPlane:
         self._task = asyncio.create_task(self._run(), name="control")
 
     async def stop(self) -> None:
-        """Stop working; everything can be taken up again from the store."""
+        """Stop working; everything can be resumed from the store."""
         for provider in self._providers.values():
             if host := ability(provider, RUNS_AGENTS_HERE):
                 host.connect(None)
@@ -231,7 +231,7 @@ class ControlPlane:
                 await closeable.close()
 
     async def _stop_again(self) -> None:
-        """Take up the stops that the last server could not write, the disk being full."""
+        """Apply the stops that an earlier server could not write because the disk was full."""
         if self._notes is None:
             return
         for job_id, reason in self._notes.read().items():
@@ -243,32 +243,32 @@ class ControlPlane:
 
     @property
     def running(self) -> bool:
-        """False before `start`, after `stop`, and when control broke down, which its task's
-        error explains.
+        """False before `start`, after `stop`, and after a crash of the control plane, which its
+        task's exception explains.
         """
         return self._task is not None and not self._task.done()
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the control plane, if something did: a server with one is not healthy."""
+        """The error that ended the control plane, if any: the server is then unhealthy."""
         task = self._task
         return (
             task.exception() if task is not None and task.done() and not task.cancelled() else None
         )
 
     async def idle(self) -> bool:
-        """Whether nothing is left to do: the embedded server may then stop by itself."""
+        """Whether all work is done: the embedded server may then stop by itself."""
         return not await self._store.unfinished()
 
     async def down(self) -> OrphanReport:
-        """Stop every job, and remove at once what runs anywhere without one that we know."""
+        """Stop every job, and at once remove every gang without a known job."""
         for job_id in await self._store.unfinished():
             job = await self._store.job(job_id)
-            await self.jobs.stop(job.project, job.id, "everything is taken down")
+            await self.jobs.stop(job.project, job.id, "everything is being removed")
         return await self.garbage_collector.sweep(remove=True, at_once=True)
 
     async def reconcile(self, key: str) -> timedelta | None:
-        """Hand each key to whom it belongs."""
+        """Dispatch each key to its reconciler."""
         if key == QUEUE:
             return await self._queue.reconcile(key)
         if key == SWEEP:
@@ -294,13 +294,14 @@ class ControlPlane:
                     group.create_task(self._carry(name, relay))
 
     async def _follow(self, name: str, provider: SignalsChanges) -> None:
-        """Turn a provider's signals into looks; without them the polls would find out, later."""
+        """Turn a provider's signals into looks at its gangs; without signals, polling finds changes
+        later."""
         while True:
             try:
                 gang = await provider.changed()
             except (ProviderError, OSError) as error:
                 _log.warning(
-                    "no signals from a place; polling", exc_info=error, extra={"provider": name}
+                    "no signals from a provider; polling", exc_info=error, extra={"provider": name}
                 )
                 await self._clock.sleep_until(self._clock.now() + _SIGNALS_PAUSE)
                 continue
@@ -309,24 +310,24 @@ class ControlPlane:
             except RowNotFound:
                 self.hint(
                     SWEEP
-                )  # no job looks at an unknown gang, though its provider may need a look to go on
+                )  # no job looks at an unknown gang, but its provider may need a look to proceed
                 continue
             self._operator.look_now(gang)
             self.hint(attempt.job_id)
 
     async def _carry(self, name: str, provider: RelaysAgents) -> None:
-        """Keep a provider carrying; its agents work on alone while it does not."""
+        """Keep a provider's relay running; its agents continue without it."""
         while True:
             try:
                 await provider.relay()
             except (ProviderError, OSError) as error:
                 _log.warning(
-                    "a place carries nothing for now", exc_info=error, extra={"provider": name}
+                    "a provider's relay is interrupted", exc_info=error, extra={"provider": name}
                 )
             await self._clock.sleep_until(self._clock.now() + _SIGNALS_PAUSE)
 
     async def _settle(self) -> None:
-        """Write what a full disk kept from being written, as soon as there is room."""
+        """Write changes that a full disk delayed, as soon as there is space."""
         while True:
             await self._deferred.pending.wait()
             await self._clock.sleep_until(self._clock.now() + _ROOM_PAUSE)
@@ -345,8 +346,8 @@ class ControlPlane:
                         await self._store.put_host(host)
 
     async def _start_run(self, schedule: Job, task: Task, run_id: str) -> Job:
-        """One run of a job that repeats, with everything that its user allowed. Raises StaleVersion
-        if it is there already.
+        """Submit one run of a repeating job, with all that its user allowed. Raises StaleVersion if
+        the run already exists.
         """
         return await self.jobs.submit(
             task,

@@ -1,9 +1,10 @@
-"""A store that goes on while the disk is full: what lets go of nodes is kept in memory until there
-is room.
+"""A store that works while the disk is full: changes that release nodes are kept in memory until
+there is space.
 
-Removing acts first at the provider and is recorded later; a purchase never is, since its intent row
-comes before it. So `put` takes what changes rows that exist, `commit` refuses with StoreFull as
-before. Reads see what is kept. All writes of rows pass here, in order, and what is kept goes first.
+A removal acts at the provider first and is recorded later; a purchase is never deferred, since its
+intent row comes first. So `put` accepts changes to existing rows, while `commit` refuses with
+StoreFull as before. Reads include the kept changes. All row writes pass through here in order, the
+kept ones first.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class Notes(Protocol):
-    """Where the ids of jobs that are to stop outlive this process without needing any room."""
+    """Stores the ids of jobs to stop beyond this process without needing disk space."""
 
     def read(self) -> dict[str, str]:
         """Reasons by job."""
@@ -31,7 +32,7 @@ class Notes(Protocol):
 
 
 class Deferred:
-    """Everything else is the store's own. `pending` is set while anything is kept."""
+    """All other methods are the store's own. `pending` is set while changes are kept."""
 
     def __init__(self, store: Store, notes: Notes | None = None) -> None:
         self._store = store
@@ -47,20 +48,20 @@ class Deferred:
         return getattr(self._store, name)
 
     def as_store(self) -> Store:
-        return cast(Store, self)  # the other methods are found by name
+        return cast(Store, self)  # finds the other methods by name
 
     # Writing
 
     async def commit(self, changes: AtomicWrite) -> None:
-        """As Store.commit; StoreFull while anything is kept that has no room yet."""
+        """Like Store.commit; StoreFull while kept changes do not fit on the disk."""
         if self._kept:
             await self.write_pending()
         if self._kept:
-            raise StoreFull("the disk is full: what frees it is kept in memory until there is room")
+            raise StoreFull("the disk is full: releases are kept in memory until there is space")
         await self._store.commit(changes)
 
     async def put(self, changes: AtomicWrite) -> None:
-        """As commit, but kept where the disk is full, unless it would take something on."""
+        """Like commit, but kept if the disk is full, unless it starts something new."""
         try:
             await self.commit(changes)
         except StoreFull:
@@ -70,15 +71,17 @@ class Deferred:
                 self._keep(changes)
 
     async def write_pending(self) -> None:
-        """Write what is kept, as far as there is room."""
+        """Write the kept changes, as far as there is space."""
         async with self._order:
             while self._kept:
                 try:
                     await self._store.commit(self._kept[0])
                 except StoreFull:
                     return
-                except StoreError as error:  # its rows are another's now: they are decided anew
-                    _log.warning("what was kept cannot be written", exc_info=error)
+                except (
+                    StoreError
+                ) as error:  # another writer changed its rows: they are decided anew
+                    _log.warning("the kept changes cannot be written", exc_info=error)
                 del self._kept[0]
             self._jobs, self._attempts, self._nodes = {}, {}, {}
             if self.pending.is_set():
@@ -93,7 +96,7 @@ class Deferred:
         for node in changes.nodes:
             _check(node.version, self._nodes.get((node.attempt_id, node.rank)))
         if not self._kept:
-            _log.error("the disk is full: nodes are let go of now, and that is written later")
+            _log.error("the disk is full: nodes are released now and recorded later")
         self._kept.append(changes)
         for job in changes.jobs:
             self._jobs[job.id] = replace(job, version=job.version + 1)
@@ -150,12 +153,12 @@ class Deferred:
         return replace(page, jobs=[row for row in shown if not phases or row.phase in phases])
 
     async def waiting(self, now: datetime, limit: int) -> Sequence[Job]:
-        """As Store.waiting; none whose rows are not all written is started."""
+        """Like Store.waiting; jobs with unwritten rows are left out, so none of them starts."""
         found = await self._store.waiting(now, limit)
         return [job for job in found if job.id not in self._jobs]
 
     async def unfinished(self) -> Sequence[str]:
-        """As Store.unfinished, and all that is not written yet."""
+        """Like Store.unfinished, plus all unwritten changes."""
         kept = {*self._jobs, *(each.job_id for each in self._attempts.values())}
         return sorted({*await self._store.unfinished(), *kept})
 
@@ -189,11 +192,11 @@ class Deferred:
 
 def _check(version: int, kept: Job | Attempt | Node | None) -> None:
     if kept is not None and kept.version != version:
-        raise StaleVersion("this row was changed meanwhile; read again")
+        raise StaleVersion("this row has changed meanwhile; read it again")
 
 
 def _takes_on(changes: AtomicWrite) -> bool:
-    """Whether something new is wanted, started or held: that needs its row first."""
+    """Whether something new is requested, started or held: that needs its row first."""
     rows: list[Job | Attempt] = [*changes.jobs, *changes.attempts]
     return bool(changes.allocations) or any(each.version == 0 for each in rows)
 

@@ -1,4 +1,4 @@
-"""Carries out what is decided about gangs at their providers: looks, launches and removals."""
+"""Executes decisions about gangs at their providers: looks, launches and removals."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ from cavvy.store.base import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangOperatorDependencies:
-    """What operating gangs needs from elsewhere."""
+    """Services that operating gangs needs."""
 
     pool: ProviderPool
     agents: AgentSessions
@@ -43,7 +43,7 @@ class GangOperatorDependencies:
 
 
 class GangOperator:
-    """Calls the providers, and remembers how each gang looked last; losing that costs a look."""
+    """Calls the providers, and remembers the last look at each gang; losing that costs a look."""
 
     def __init__(
         self, store: Store, clock: ControlClock, dependencies: GangOperatorDependencies
@@ -56,11 +56,11 @@ class GangOperator:
 
     @property
     def looks(self) -> Mapping[str, GangLook]:
-        """What is known of the gangs, by name."""
+        """The known state of the gangs, by name."""
         return self._looks
 
     def look_now(self, gang: str) -> None:
-        """The provider said that something changed: do not trust the last look."""
+        """The provider signalled a change: do not trust the last look."""
         if gang in self._looks:
             self._looks[gang] = replace(self._looks[gang], looked_at=None, fresh=False)
 
@@ -75,17 +75,17 @@ class GangOperator:
         return is_look_due(attempt, self._look(attempt), delay, self._clock.now())
 
     async def observe(self, attempt: Attempt) -> None:
-        """Look at the gang if it is time."""
+        """Look at the gang if it is due."""
         if self.is_look_due(attempt):
             look, at = self._look(attempt), self._clock.now()
-            # a signal that comes during the look is not lost: it makes this look old
+            # a signal during the look is not lost: it makes this look stale
             self._looks[attempt.gang] = replace(look, looked_at=at, fresh=True)
             seen = await self._out.pool.look(attempt.offer.provider, attempt.gang)
             self._looks[attempt.gang] = after_look(self._look(attempt), seen, at)
 
     def accrue(self, attempt: Attempt) -> RowChanges:
-        """The charges that are due; with a kept gang its row, so that nothing is written for one
-        that was handed on meanwhile.
+        """The charges that are due; for a kept gang with its row, so that nothing is written if it
+        was handed over meanwhile.
         """
         charges, self._looks[attempt.gang] = accrue(attempt, self._look(attempt))
         kept = charges and attempt.phase is AttemptPhase.KEPT
@@ -95,7 +95,7 @@ class GangOperator:
         return note_wait(rows, attempt, self._look(attempt).seen, self._clock.now())
 
     def view(self, rows: JobRows, attempt: Attempt) -> AttemptSnapshot:
-        """Everything that is known of the attempt now."""
+        """Everything known about the attempt now."""
         look = self._look(attempt)
         return AttemptSnapshot(
             job=rows.job,
@@ -112,7 +112,7 @@ class GangOperator:
         )
 
     async def launch(self, rows: JobRows, attempt: Attempt) -> AdvanceAttempt | None:
-        """Ask the provider for the gang; None where its answer was lost."""
+        """Request the gang from the provider; None if the answer was lost."""
         asked = replace(
             self._look(attempt), doubt=True, fresh=False, seen=GangAbsence.UNKNOWN, denied=False
         )
@@ -125,15 +125,15 @@ class GangOperator:
         except Refused as error:
             reason = f"{attempt.offer.provider} refused: {error}"
             return self._deny(attempt, AttemptOutcome.REFUSED, reason, error.kind)
-        except TryAgain:  # the next look waits a little: the answer may be on its way
+        except TryAgain:  # the next look waits briefly: the answer may be on its way
             self._change(attempt, unsure=True, looked_at=self._clock.now())
             return None
         self._change(attempt, doubt=False, looked_at=self._clock.now() - POLL + FIRST_LOOK)
-        reason = "the place accepted the launch"
+        reason = "the provider accepted the launch"
         return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason=reason)
 
     async def remove(self, attempt: Attempt) -> None:
-        """Ask the provider to remove the gang; a request that failed is repeated sooner."""
+        """Request the gang's removal from the provider; a failed request is repeated sooner."""
         now = self._clock.now()
         try:
             await self._out.pool.remove(attempt.offer.provider, attempt.gang)
@@ -142,7 +142,7 @@ class GangOperator:
         self._change(attempt, removed_at=now, fresh=False)
 
     async def advance(self, rows: JobRows, number: int, action: AdvanceAttempt) -> RowChanges:
-        """The attempt's next phase; a gang that is kept is looked at first, for its bill."""
+        """Move the attempt to its next phase; a kept gang is looked at first, for its bill."""
         attempt, now = rows.attempts[number], self._clock.now()
         self._looks[attempt.gang] = look = after_move(self._look(attempt), action.phase)
         if action.phase is AttemptPhase.KEPT and look.told is None:
@@ -197,6 +197,6 @@ class GangOperator:
         return self._out.pool.visibility_delay(attempt.offer.provider)
 
     def _heard(self, attempt: Attempt, node: Node) -> Node:
-        """The node, with what this process heard of its agent since the row was written."""
+        """The node, with its agent's messages to this process since the row was written."""
         heard = self._out.agents.heard(attempt.id, node.rank)
         return replace(node, heard_at=max(heard, node.heard_at or heard)) if heard else node

@@ -1,5 +1,5 @@
-"""Finds and removes what runs or bills at a place but is not wanted. Nothing is removed on one
-witness alone.
+"""Finds and removes resources that run or bill at a provider but are not wanted. Nothing is removed
+on the basis of one observation alone.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,20 +14,20 @@ from cavvy.domain.jobs import Attempt, AttemptPhase
 from cavvy.providers.base import GangSeen, GangState, ProviderError, Refused, TryAgain
 from cavvy.store.base import RowNotFound, Store
 
-SWEEP = "sweep"  # the key on the worklist
+SWEEP = "sweep"  # the worklist key
 EVERY = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanReport:
-    """What a sweep found, and the places that could not be asked."""
+    """The result of a collection, and the providers that did not answer."""
 
     orphans: Sequence[OrphanGang] = ()
     problems: Sequence[SilentPlace] = ()
 
 
 class GarbageCollector:
-    """Reconciles the key SWEEP, and answers `cavvy gc` and the last part of `cavvy down`."""
+    """Reconciles the key SWEEP, and serves `cavvy gc` and the last part of `cavvy down`."""
 
     def __init__(self, store: Store, pool: ProviderPool, clock: ControlClock) -> None:
         self._store = store
@@ -40,11 +40,12 @@ class GarbageCollector:
         return EVERY
 
     async def sweep(self, *, remove: bool, at_once: bool = False) -> OrphanReport:
-        """List unwanted gangs; remove those that two witnesses agree on, or all of it `at_once`.
+        """List unwanted gangs; remove those that two observations agree on, or all of them
+        `at_once`.
 
-        The first witness is our database: it knows no such gang, or knows that its attempt is over.
-        The second is the place: it showed the gang unwanted some time ago already, or its nodes are
-        older than that.
+        The first is the database: it has no such gang, or its attempt is over.
+        The second is the provider: it showed the unwanted gang some time ago already, or its nodes
+        are older than that.
         """
         found, problems = await self._look()
         orphans: list[OrphanGang] = []
@@ -64,7 +65,7 @@ class GarbageCollector:
         return OrphanReport(orphans=orphans, problems=problems)
 
     async def living(self) -> OrphanReport:
-        """Everything of this installation that runs or bills anywhere, wanted or not."""
+        """All resources of this installation that run or bill anywhere, wanted or not."""
         found, problems = await self._look()
         orphans: list[OrphanGang] = []
         for provider, seen in found:
@@ -74,7 +75,8 @@ class GarbageCollector:
         return OrphanReport(orphans=orphans, problems=problems)
 
     async def _look(self) -> tuple[list[tuple[str, GangSeen]], list[SilentPlace]]:
-        """Every gang that has not ended, with its place; and the places that could not be asked."""
+        """Every gang that has not ended, with its provider; and the providers that did not
+        answer."""
         found: list[tuple[str, GangSeen]] = []
         problems: list[SilentPlace] = []
         for provider in self._pool.providers:

@@ -1,10 +1,10 @@
-"""The service that turns users' requests into rows: submit, stop, retry, drill. The reconcilers do
+"""Turns users' requests into rows: submit, stop, retry, drill. The reconcilers do
 the rest.
 
 Errors:
 
 * JobServiceError
-  + TooLate        the job has ended, or has not begun: the wish has nothing to act on
+  + TooLate        the job has ended, or has not started, so the request does not apply
   + UnsupportedTask    the task asks for what this server cannot do yet
 """
 
@@ -38,12 +38,12 @@ from cavvy.domain.units import Money
 from cavvy.store.base import AtomicWrite, StaleVersion
 
 _RANDOM_BITS = 30
-_TRIES = 10  # of a write that meets a newer version
+_TRIES = 10  # tries of a write that meets a newer version
 T = TypeVar("T")
 
 
 class JobServiceError(Exception):
-    """Base of what this service refuses. `code` is stable; `hint` says what to do."""
+    """Base of this service's errors. `code` is stable; `hint` says what to do."""
 
     code = "refused"
 
@@ -53,7 +53,7 @@ class JobServiceError(Exception):
 
 
 class TooLate(JobServiceError):
-    """The job is not in a phase in which this can be done."""
+    """The job's phase does not allow the request."""
 
     code = "too-late"
 
@@ -75,7 +75,7 @@ class JobIds:
         self._last = 0
 
     def make(self) -> str:
-        """The next id: 50 bits of milliseconds, 30 of chance."""
+        """The next id: 50 bits of milliseconds, 30 random bits."""
         millis = (self._clock.now() - EPOCH) // timedelta(milliseconds=1)
         value = (millis << _RANDOM_BITS) | self._random_bits(_RANDOM_BITS)
         self._last = value if value > self._last else self._last + 1
@@ -83,15 +83,15 @@ class JobIds:
 
 
 def gang_name(installation: str, attempt: str) -> str:
-    """The name under which a place knows an attempt: ours to recognise, and of no other
+    """The name under which a provider knows an attempt: recognisable, and unique to this
     installation.
     """
     return f"rm-{hashlib.sha256(installation.encode()).hexdigest()[:8]}-{attempt}"
 
 
 class JobService:
-    """Takes users' wishes. `hint` puts a job's key on the worklist, `arrived` says that one is
-    queued.
+    """Handles users' requests. `hint` puts a job's key on the worklist, `arrived` announces a
+    queued job.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class JobService:
         """Queue a job; its name is the task's, or the first free of name-2, name-3... Raises
         UnsupportedTask.
 
-        `job_id` is an id that the caller proposes, so that a repeated submission is found out.
+        `job_id` is proposed by the caller, so that a repeated submission is detected.
         Raises StaleVersion if taken.
         """
         now = self._clock.now()
@@ -145,7 +145,7 @@ class JobService:
         try:
             held, event = hold_job(job, now)
         except ValueError as error:
-            raise UnsupportedTask(f"schedule.cron: {error}", "write one that comes") from error
+            raise UnsupportedTask(f"schedule.cron: {error}", "use a time in the future") from error
         stored = await self._store.submit(held, event)
         if is_timed(stored):
             self._hint(stored.id)
@@ -153,9 +153,9 @@ class JobService:
         return stored
 
     async def stop(self, project: str, name: str, reason: str = "stopped by the user") -> Job:
-        """Stop a job: at once where it is queued, else with its grace. Raises NotFound.
+        """Stop a job: at once if it is queued, else with its grace period. Raises NotFound.
 
-        Of one that has ended already, only what it keeps is given back.
+        For an ended job, only its kept nodes are released.
         """
 
         async def stop(job: Job) -> Job:
@@ -171,7 +171,7 @@ class JobService:
         return await self._on_job(project, name, stop)
 
     async def retry(self, project: str, name: str) -> Job:
-        """Queue a failed or stopped job again, with fresh counts of retries. Raises NotFound,
+        """Queue a failed or stopped job again, with its retry counts reset. Raises NotFound,
         TooLate.
         """
 
@@ -186,14 +186,14 @@ class JobService:
         return await self._on_job(project, name, retry)
 
     async def drill_preempt(self, project: str, name: str, notice: timedelta) -> Attempt:
-        """Take the job's nodes away as a spot market would, `notice` from now. Raises NotFound,
+        """Reclaim the job's nodes as a spot market would, after `notice`. Raises NotFound,
         TooLate.
         """
 
         async def drill(job: Job) -> Attempt:
             live = find_live(job, await self._store.attempts(job.id))
             if live is None:
-                text = f"job {job.name} is {job.phase}; it has no node to take away"
+                text = f"job {job.name} is {job.phase}; it has no node to reclaim"
                 raise TooLate(text, "wait until it runs")
             changes = drill_attempt(job, live, notice, self._clock.now())
             await self._store.commit(make_write(changes))
@@ -203,16 +203,16 @@ class JobService:
         return await self._on_job(project, name, drill)
 
     async def _on_job(self, project: str, name: str, act: Callable[[Job], Awaitable[T]]) -> T:
-        """Act on the job as it is now, again where another write came between."""
+        """Apply a change to the job's current state; repeat if another write came between."""
         for _ in range(_TRIES):
             with suppress(StaleVersion):
                 return await act(await self._store.find_job(project, name))
-        raise StaleVersion(f"job {name} is being changed all the time")
+        raise StaleVersion(f"job {name} keeps changing")
 
     async def _write(
         self, write: Callable[[AtomicWrite], Awaitable[None]], job: Job, changes: RowChanges
     ) -> Job:
-        """Stops are `put`, also where the disk is full: what stops a job frees its nodes."""
+        """Stops use `put`, also if the disk is full: a stop frees nodes."""
         await write(make_write(changes))
         self._hint(job.id)
         for what in changes.notices if job.task.webhooks else ():

@@ -1,5 +1,5 @@
-"""The driver: take a due key, reconcile it, put it back. The same in production and on virtual
-time.
+"""The driver: takes a due key, reconciles it, puts it back. Works the same in production and on
+virtual time.
 """
 
 import asyncio
@@ -10,24 +10,26 @@ from typing import Protocol
 from cavvy.control.clock import ControlClock
 from cavvy.control.worklist import Worklist
 
-_FIRST_PAUSE = timedelta(seconds=1)  # after a key's first failure; doubles with each in a row
+_FIRST_PAUSE = timedelta(
+    seconds=1
+)  # after a key's first failure; doubles with each failure in a row
 _LONGEST_PAUSE = timedelta(minutes=2)
 _log = logging.getLogger(__name__)
 
 
 class Reconciler(Protocol):
-    """Brings one key a step closer to what is wanted."""
+    """Brings one key a step closer to its wanted state."""
 
     async def reconcile(self, key: str) -> timedelta | None:
-        """Return when to look again; None if only a hint is a reason to."""
+        """Return when to look again; None if only a hint can require it."""
 
 
 class ReconcilerDriver:
     """Runs one reconciler over a worklist: `width` keys at a time, one pass per key at a time.
 
-    Passes take turns with everything else on the event loop, and `width` bounds how many passes can
-    stand between a request and its answer. A pass that raises is logged and tried again later and
-    later; the others go on.
+    Passes alternate with everything else on the event loop, and `width` limits how many passes can
+    delay a request. A pass that raises is logged and retried with growing delays; the others
+    continue.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class ReconcilerDriver:
         try:
             again = await self._reconciler.reconcile(key)
             self._failures.pop(key, None)
-        except Exception as error:  # noqa: BLE001 - the loop outlives any error of one key
+        except Exception as error:  # noqa: BLE001 - one key's error must not end the loop
             again = self._pause(key)
             _log.error(
                 "pass failed", exc_info=error, extra={"key": key, "again_s": again.total_seconds()}

@@ -1,5 +1,5 @@
-"""Every provider behind one door: calls have time limits, answers about offers are kept for a
-few seconds.
+"""All providers behind one interface: calls have time limits, and offers are cached for a few
+seconds.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ from cavvy.providers.objections import list_objections
 from cavvy.scheduler.pools import take
 
 T = TypeVar("T")
-CALL_TIMEOUT = timedelta(seconds=120)  # a launch of many nodes may take a cloud this long to accept
+CALL_TIMEOUT = timedelta(seconds=120)  # a cloud may take this long to accept a launch of many nodes
 OFFERS_TIMEOUT = timedelta(seconds=20)
 OFFERS_AGE = timedelta(seconds=5)
-FREED_AGE = timedelta(seconds=1)  # once some of what was counted as taken is known to be free
+FREED_AGE = timedelta(seconds=1)  # once some of the capacity counted as used is known to be free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Placed:
-    """So many nodes of an offer were given to a gang."""
+    """A number of an offer's nodes assigned to a gang."""
 
     key: str
     nodes: int
@@ -55,10 +55,10 @@ class ProviderPool:
         self._freed = False
         self._placed: dict[
             str, _Placed
-        ] = {}  # gangs that their places may not have heard of yet, by name
+        ] = {}  # gangs that their providers may not know yet, by name
 
     async def market(self, age: timedelta = OFFERS_AGE) -> MarketSnapshot:
-        """What can be had, at most `age` old."""
+        """The available offers, at most `age` old."""
         async with self._asking:
             now = self._clock.now()
             age = min(age, FREED_AGE) if self._freed else age
@@ -70,41 +70,42 @@ class ProviderPool:
                 for each in {
                     **before,
                     **self._placed,
-                }.values():  # those too that were placed while places were asked
+                }.values():  # also those placed while providers were asked
                     if each.key in capacities:
                         take(self._snapshot.used, capacities[each.key], each.nodes)
             return self._snapshot
 
     def place(self, gang: str, offer: Offer, nodes: int) -> None:
-        """A gang will be launched: from now on its nodes are not to be had, whether its place
-        knows that or not.
+        """A gang will be launched: count its nodes as used from now on, whether its provider knows
+        that or not.
         """
         if self._snapshot is not None:
             take(self._snapshot.used, offer, nodes)
         self._placed[gang] = _Placed(key=offer.key, nodes=nodes, at=self._clock.now())
 
     def free(self, gang: str, offer: Offer) -> bool:
-        """A gang on this offer is gone, or will not be launched; whether that lets a job in."""
+        """A gang on this offer is gone, or will not be launched; returns whether that may admit a
+        job."""
         self._placed.pop(gang, None)
         limited = offer.capacity is not None and not offer.shared
         self._freed |= limited
         return limited
 
     def next_news(self, otherwise: timedelta) -> timedelta:
-        """When to look again for free capacity."""
+        """When to check again for free capacity."""
         if not self._freed or self._snapshot is None:
             return otherwise
         return max(timedelta(0), self._snapshot.as_of + FREED_AGE - self._clock.now())
 
     def notice(self, name: str) -> timedelta | None:
-        """How long before its end a node is told, at the least; None where it is not, or the
-        place is not known.
+        """The minimum notice before a node is reclaimed; None if there is none, or the provider is
+        unknown.
         """
         provider = self.providers.get(name)
         return provider.manifest.notice if provider is not None else None
 
     def expire(self) -> None:
-        """Capacity or prices are known to have changed: ask again at the next need."""
+        """Capacity or prices have changed: refresh offers when next needed."""
         self._snapshot = None
 
     async def launch(self, spec: GangSpec) -> None:
@@ -115,7 +116,7 @@ class ProviderPool:
             self._placed.pop(spec.name, None)
 
     async def look(self, provider: str, gang: str) -> Seen:
-        """The gang as its place sees it now; UNKNOWN where the place cannot say."""
+        """The gang as its provider sees it now; UNKNOWN if the provider does not answer."""
         try:
             found = await self._call(provider, self._provider(provider).gangs(gang))
         except (TryAgain, Refused):
@@ -123,7 +124,7 @@ class ProviderPool:
         return next((seen for seen in found if seen.name == gang), GangAbsence.ABSENT)
 
     async def gangs(self, provider: str) -> Sequence[GangSeen]:
-        """Everything of this installation at one place. Raises TryAgain, Refused."""
+        """All gangs of this installation at one provider. Raises TryAgain, Refused."""
         return await self._call(provider, self._provider(provider).gangs(None))
 
     async def remove(self, provider: str, gang: str) -> None:
@@ -134,7 +135,7 @@ class ProviderPool:
             return
 
     def visibility_delay(self, provider: str) -> timedelta:
-        """How long the place may not show a gang that it has."""
+        """How long the provider may hide an existing gang."""
         known = self.providers.get(provider)
         return known.manifest.visibility_delay if known else timedelta(minutes=2)
 
@@ -143,8 +144,8 @@ class ProviderPool:
         return list_objections(task, self._provider(provider))
 
     def _not_launched(self, now: datetime) -> Mapping[str, _Placed]:
-        """The gangs whose launch was not answered; one that is never launched, nor freed, is not
-        waited for long.
+        """The gangs whose launch was not answered; one that is never launched nor freed is dropped
+        after a while.
         """
         self._placed = {
             gang: each for gang, each in self._placed.items() if now - each.at < CALL_TIMEOUT
@@ -152,7 +153,7 @@ class ProviderPool:
         return dict(self._placed)
 
     async def _ask_all(self) -> OfferedMarket:
-        """All places at once: a slow one holds up the others no longer than its time limit."""
+        """Ask all providers at once: a slow one delays the others no longer than its time limit."""
         answers = await asyncio.gather(
             *(self._ask(name, place) for name, place in self.providers.items())
         )
@@ -181,15 +182,14 @@ class ProviderPool:
             return market
         try:
             return replace(market, volumes=await self._call(name, holder.volumes(), OFFERS_TIMEOUT))
-        except ProviderError as error:  # what names no volume runs all the same
+        except ProviderError as error:  # a task without volumes runs all the same
             problems = (*market.problems, SilentPlace(name, str(error)))
             return replace(market, blind=frozenset({name}), problems=problems)
 
     def _provider(self, name: str) -> Provider:
         if name not in self.providers:
             raise Refused(
-                f"the provider {name!r} is not configured here any more; enable it again in the "
-                "settings"
+                f"the provider {name!r} is no longer configured; enable it again in the settings"
             )
         return self.providers[name]
 

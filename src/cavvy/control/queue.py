@@ -1,9 +1,9 @@
-"""The queue: takes waiting jobs in order and gives them places. One key; a pass costs what the
-queue's head costs.
+"""The queue: takes waiting jobs in order and places them. One key; a pass costs as much as the
+queue's head.
 
-Placing a job writes the attempt, its nodes, what it holds and the job's new phase at once; the
-job's own reconciler launches. A head that is all blocked is read no further, except now and then,
-for jobs that fit elsewhere.
+Placing a job writes the attempt, its nodes, its allocations and the job's new phase at once; the
+job's own reconciler launches. If the whole head is blocked, the rest is read only occasionally, for
+jobs that fit elsewhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,11 +44,11 @@ from cavvy.planner.placements import PlanningContext
 from cavvy.scheduler.queue import JobScheduler, JobWait, QueueCapacity
 from cavvy.store.base import AllocationConflict, AtomicWrite, RowNotFound, StaleVersion, Store
 
-_HEAD = 16  # jobs read by a pass
-_DEEP = 1000  # jobs read by the pass that looks behind a blocked head
-_HOSTS = "hosts"  # the control plane's key: what shared hosts have is written down again
-_SOON = timedelta(milliseconds=200)  # until a kept gang that was not ready is asked for again
-_LOOK_AGAIN = timedelta(seconds=5)  # while jobs wait: capacity may have come back without a sign
+_HEAD = 16  # jobs read by one pass
+_DEEP = 1000  # jobs read by a pass that looks behind a blocked head
+_HOSTS = "hosts"  # the control plane's key: shared hosts are published again
+_SOON = timedelta(milliseconds=200)  # until a kept gang that was not ready is tried again
+_LOOK_AGAIN = timedelta(seconds=5)  # while jobs wait: capacity may have returned without a signal
 
 
 class QueueReconciler:
@@ -76,12 +76,12 @@ class QueueReconciler:
         self._notify = notify
         self._deep_at: datetime | None = None
         self._blocked = False
-        self._behind: set[str] = set()  # what the last pass found jobs waiting for
+        self._behind: set[str] = set()  # what jobs waited for in the last pass
         self._snapshot: MarketSnapshot | None = None
         self._arrivals = Arrivals()
 
     def delay_of_arrival(self) -> timedelta:
-        """How long a new job's first look may wait; called for each."""
+        """How long a new job's first placement may wait; called for each new job."""
         now = self._clock.now()
         self._arrivals, pause = note_arrival(self._arrivals, now, blocked=self._blocked)
         return pause
@@ -100,7 +100,7 @@ class QueueReconciler:
         except (
             AllocationConflict,
             RowNotFound,
-        ):  # the books of a host changed under the plan, or it is new to them
+        ):  # a host's allocations changed under the plan, or the host is new in the store
             self._hint(_HOSTS)
             return timedelta(seconds=1)
 
@@ -127,14 +127,12 @@ class QueueReconciler:
     async def _give_turn(
         self, job: Job, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> QueueWait | None:
-        """Start the job if it can start now, or fail it; else why it stays."""
+        """Start the job if it can start now, or fail it; otherwise return why it stays."""
         match await self._take_warm(job, scheduler, snapshot, now):
             case WarmGang():
                 return None
             case WarmGangNotReady(attempt=soon):
-                wait = JobWait(
-                    job=job, reason=f"takes over {soon.offer.key} in a moment", behind=()
-                )
+                wait = JobWait(job=job, reason=f"takes over {soon.offer.key} shortly", behind=())
                 return QueueWait(wait=wait, again_at=now + _SOON)
         found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
         resting = await self._advisor.history.cooling_down()
@@ -157,11 +155,11 @@ class QueueReconciler:
     async def _take_warm(
         self, job: Job, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> WarmGang | WarmGangNotReady | None:
-        """Gives the job a gang that its project kept, if one fits; one that the policy steers goes
-        where that says.
+        """Gives the job a kept gang of its project, if one fits; for a job with a policy, only on
+        the policy's offers.
 
-        Of wishes in order, one that can be had now goes before a gang that was kept and fits only a
-        later one.
+        An earlier alternative that is available now precedes a kept gang that fits only a later
+        one.
         """
         if is_steered(job) or not await self._warm.any_for(job):
             return None
@@ -197,7 +195,7 @@ class QueueReconciler:
         return find_placement(job, snapshot, self._pool.objections, situation, now)
 
     async def _situation(self, job: Job, now: datetime) -> PlanningContext:
-        """What it did and used so far is asked for only where it had an attempt and has limits."""
+        """The job's past is read only if it had an attempt and has limits."""
         attempts = await self._store.attempts(job.id) if job.attempt and is_limited(job) else ()
         return await self._advisor.situation(job, attempts, now)
 

@@ -1,8 +1,8 @@
-"""Brings one job and its open attempts a step closer to what is wanted: observe, decide, act.
+"""Brings one job and its open attempts a step closer to their wanted state: observe, decide, act.
 
-Rows are read once a pass; the steps that follow work on them in memory, and every write is guarded
-by their versions. A provider is called only after what led to the call is stored. What is done is
-decided in `decide/`; `gang_operator.py` calls the providers.
+Rows are read once per pass; its steps work on them in memory, and versions guard every write. A
+provider is called only after the cause of the call is stored. `decide/` makes the decisions;
+`gang_operator.py` calls the providers.
 """
 
 from collections.abc import Callable
@@ -38,17 +38,17 @@ from cavvy.domain.tasks import Delivery
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.store.base import RowNotFound, StaleVersion
 
-QUEUE = "queue"  # the key of the queue's reconciler on the same worklist
-_LONGEST = timedelta(days=1)  # between two looks at a job that has a limit
-_STEPS = 50  # of one pass; a pass that needs more goes on in the next
+QUEUE = "queue"  # the queue reconciler's key on the same worklist
+_LONGEST = timedelta(days=1)  # between two looks at a job with a limit
+_STEPS = 50  # steps of one pass; the next pass does the rest
 _AT_ONCE = timedelta(0)
 
-Notify = Callable[[str, Delivery], None]  # job id, what happened
+Notify = Callable[[str, Delivery], None]  # job id, event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReconcilerDependencies:
-    """What the job reconciler needs from elsewhere."""
+    """Services that the job reconciler needs."""
 
     pool: ProviderPool
     agents: AgentSessions
@@ -86,10 +86,10 @@ class JobReconciler:
             return min(await self._out.schedules.step(job), _LONGEST)
         attempts = await self._store.attempts(job_id)
         if any(attempt.number > job.last_number for attempt in attempts):
-            # the queue placed the job between the two reads: its new attempt is wanted
+            # the queue placed the job between the two reads: read its new attempt
             return _AT_ONCE
-        # Providers are asked before the nodes are read: an agent reports its end before its
-        # provider can show it.
+        # Ask providers before reading the nodes: an agent reports its end before its provider can
+        # show it.
         opened = [attempt for attempt in attempts if attempt.phase is not AttemptPhase.ENDED]
         for attempt in opened:
             await self._operator.observe(attempt)
@@ -104,7 +104,7 @@ class JobReconciler:
         return None if after == NEVER else min(after or _AT_ONCE, _LONGEST)
 
     async def _step(self, uow: UnitOfWork) -> timedelta | None:
-        """Do what there is to do; when to look again once there is nothing left for now."""
+        """Do everything that is due; returns when to look again."""
         after = await self._step_job(uow)
         for attempt in uow.rows.open:
             if after is None:
@@ -162,7 +162,7 @@ class JobReconciler:
             self._out.agents.afford(attempt.id, now + lease_paid_by(left, rate, rows.job))
 
     async def _failed_place(self, own: Attempt | None, again: jobs.RequeueJob) -> str:
-        """What the job is to avoid; "": nothing."""
+        """What the job must avoid; "": nothing."""
         if own is None or not again.avoid:
             return ""
         return failed_place(own, await self._store.allocations() if fails_a_host(own) else ())
@@ -185,7 +185,7 @@ class JobReconciler:
                 return action.after
             case gangs.LaunchGang():
                 await self._flush(uow)
-                # the attempt as it was written, should it be new
+                # the attempt as written, if it is new
                 answer = await self._operator.launch(uow.rows, uow.rows.attempts[attempt.number])
                 if answer is not None:
                     uow.apply(await self._operator.advance(uow.rows, attempt.number, answer))
@@ -201,7 +201,7 @@ class JobReconciler:
         return None
 
     async def _flush(self, uow: UnitOfWork) -> None:
-        """Write what is not written yet, and tell those whom it concerns."""
+        """Write the pending changes, and notify those affected."""
         if not uow.dirty:
             return
         changes = uow.take_changes()

@@ -1,8 +1,7 @@
-"""Jobs that wait outside the queue: schedules that repeat, which start a run when its time comes,
-and jobs that may wait for their window.
+"""Jobs that wait outside the queue: repeating schedules, which start runs when due, and jobs that
+may wait for their time window.
 
-Both are queued jobs with `held_until`, which the queue does not see; their reconciler comes here
-instead.
+Both are queued jobs with `held_until`, which the queue ignores; this reconciler handles them.
 """
 
 from collections.abc import Awaitable, Callable
@@ -28,14 +27,14 @@ from cavvy.planner.calendar import HISTORY, Prices, TimeInterval
 from cavvy.planner.candidates import jobs_of
 from cavvy.store.base import RowNotFound, StaleVersion, Store
 
-_OLD = timedelta(seconds=60)  # offers this old will do
+_OLD = timedelta(seconds=60)  # maximum age of offers
 
-# Of a schedule's job: a run of this task with this id.
+# Submits a run of this task with this id, for a schedule's job.
 Submit = Callable[[Job, Task, str], Awaitable[Job]]
 
 
 class ScheduleReconciler:
-    """Looks after held jobs, one step at a time."""
+    """Handles held jobs, one step at a time."""
 
     def __init__(
         self,
@@ -54,14 +53,14 @@ class ScheduleReconciler:
         self._arrived = arrived
 
     async def step(self, job: Job) -> timedelta:
-        """Do what is due; when to look again. Raises StaleVersion, RowNotFound."""
+        """Do what is due; returns when to look again. Raises StaleVersion, RowNotFound."""
         now, schedule = self._clock.now(), job.task.schedule
         if job.held_until is not None and now < job.held_until:
             return job.held_until - now
         if schedule is not None and schedule.cron is not None:
             changes = await self._start_run(job, schedule, now)
         elif (interval := find_window(job, now)) is None:
-            changes = release_job(job, "it waits no longer", now)
+            changes = release_job(job, "it no longer waits", now)
         else:
             changes = hold_window(job, interval, await self._prices(job, interval, now), now)
         held = changes.job
@@ -80,7 +79,7 @@ class ScheduleReconciler:
         try:
             text = f"run {(await self._submit(job, run.task, run.run_id)).name} begins"
         except StaleVersion:
-            text = "its run had begun already"  # by us, before a crash
+            text = "its run had already started"  # by this server, before a crash
         return hold_schedule(job, schedule, run.run_id, text, now)
 
     async def _unfinished(self, job: Job) -> Job | None:
@@ -93,9 +92,7 @@ class ScheduleReconciler:
         return None if last.phase in JOB_ENDS else last
 
     async def _prices(self, job: Job, interval: TimeInterval, now: datetime) -> Prices:
-        """Of the offer that is cheapest now; () before the window opens, and where there is
-        none.
-        """
+        """Prices of the currently cheapest offer; () before the window opens or without offers."""
         if now < interval.start:
             return ()
         snapshot, objections = await self._pool.market(_OLD), self._pool.objections

@@ -1,5 +1,5 @@
 """One job's rows during a pass: changed in memory, written together, each guarded by the version
-it was read at.
+that was read.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,11 +14,11 @@ _NOTHING = RowChanges()
 
 
 class IllegalMove(AssertionError):
-    """A decision asked for a move that the tables of `domain.jobs` do not have: a bug."""
+    """A decision requested a move that is missing in the tables of `domain.jobs`: a bug."""
 
 
 class UnitOfWork:
-    """The rows as the changes so far leave them, and the changes that are not written yet."""
+    """The rows after the changes so far, and the unwritten changes."""
 
     def __init__(
         self, job: Job, attempts: Sequence[Attempt], nodes: Iterable[Sequence[Node]]
@@ -39,15 +39,15 @@ class UnitOfWork:
         return self._changes != _NOTHING
 
     def read_nodes(self, attempt: Attempt, nodes: Sequence[Node]) -> None:
-        """The attempt's nodes were read again."""
+        """Take newly read nodes of the attempt."""
         self.rows = replace(self.rows, nodes={**self.rows.nodes, attempt.id: nodes})
 
     def set_spent(self, spent: Money) -> None:
-        """What the job spent until now, by this pass."""
+        """The job's spending until now, as of this pass."""
         self.rows = replace(self.rows, spent=spent)
 
     def apply(self, changes: RowChanges) -> None:
-        """Take these changes into the rows; a job that stays as it is is not written."""
+        """Apply these changes to the rows; an unchanged job is not written."""
         if changes == _NOTHING:
             return
         job, before_job = None if changes.job == self.job else changes.job, self.job.phase
@@ -62,7 +62,7 @@ class UnitOfWork:
         self._changes = self._changes.then(changes)
 
     def take_changes(self) -> RowChanges:
-        """What to write now; the rows become those that the write will leave."""
+        """The changes to write now; the rows become those after the write."""
         changes, self._changes = self._changes, _NOTHING
         numbers = {attempt.number for attempt in changes.attempts}
         ranks = {(node.attempt_id, node.rank) for node in changes.nodes}

@@ -28,14 +28,14 @@ _PREFIX = "webhook:"
 _TRIES = 10
 _FIRST_PAUSE = timedelta(seconds=5)  # doubles: 5 s, 10 s, ... 21 min; 43 min in all
 _TIMEOUT_S = 10
-_MOST_SAID = 200  # characters of a problem: a receiver that speaks no HTTP is quoted
+_MOST_SAID = 200  # characters of a problem: a receiver that does not speak HTTP is quoted
 _LATELY = timedelta(hours=2)
 
-Post = Callable[[str, bytes], Awaitable[str]]  # url, JSON -> "" or what went wrong
+Post = Callable[[str, bytes], Awaitable[str]]  # url, JSON -> "" or the problem
 
 
 def webhook_key(job_id: str, what: Delivery) -> str:
-    """The worklist's key for telling about `what`."""
+    """The worklist's key for delivering `what`."""
     return f"{_PREFIX}{job_id}:{what}"
 
 
@@ -51,7 +51,7 @@ class Webhooks:
         self._clock = clock
         self._post = post or post_json
         self._tries: dict[str, int] = {}
-        self._told: dict[str, set[str]] = {}  # key -> urls that have heard
+        self._told: dict[str, set[str]] = {}  # key -> urls already delivered to
 
     async def reconcile(self, key: str) -> timedelta | None:
         _, job_id, word = key.split(":", 2)
@@ -75,7 +75,7 @@ class Webhooks:
         if problems and tries < _TRIES:
             return _FIRST_PAUSE * (1 << (tries - 1))
         for hook, problem in problems:
-            await self._tell(job, hook, what, f"could not be told in {tries} tries: {problem}")
+            await self._tell(job, hook, what, f"could not be delivered in {tries} tries: {problem}")
         del self._tries[key], self._told[key]
         return None
 
@@ -102,7 +102,7 @@ class Webhooks:
 
 
 async def post_json(url: str, body: bytes) -> str:
-    """POST JSON; "" if the answer was a success, else what went wrong."""
+    """POST JSON; "" on success, else the problem."""
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         return "not an http or https address"
     return await asyncio.to_thread(_post, url, body)
@@ -126,7 +126,7 @@ def _post(url: str, body: bytes) -> str:
         with _OPENER.open(request, timeout=_TIMEOUT_S):
             return ""
     except http.client.InvalidURL:
-        # the error repeats the part that is wrong, which may be a secret
+        # the error repeats the wrong part, which may be a secret
         return "the address cannot be called"
     except urllib.error.HTTPError as error:
         with error:

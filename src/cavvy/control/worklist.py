@@ -1,7 +1,7 @@
-"""Keys that are due for a look. Events only move a key forward in time; they carry no data.
+"""Keys that are due for reconciliation. Events only move a key forward in time; they carry no data.
 
-A key that is being worked on is not given out again until it is `finish`ed; a hint in the meantime
-is kept for then.
+A key in progress is not handed out again until it is `finish`ed; a hint in the meantime is kept for
+then.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 
 
 class Worklist:
-    """Who is looked at next. `now` gives the time; `wait` returns when something may have become
-    due.
+    """Decides which key is next. `now` gives the time; `wait` returns when something may have
+    become due.
     """
 
     def __init__(self, now: Callable[[], datetime]) -> None:
@@ -22,7 +22,7 @@ class Worklist:
         self._count = 0  # equal times are served in the order of arrival
         self._busy: dict[
             str, datetime | None
-        ] = {}  # key -> the earliest look asked for while it was worked on
+        ] = {}  # key -> the earliest look requested while it was in progress
         self._changed = asyncio.Event()
 
     def hint(self, key: str, after: timedelta = timedelta(0)) -> None:
@@ -47,7 +47,7 @@ class Worklist:
         return self._heap[0][0] if self._heap else None
 
     def take(self) -> str | None:
-        """The next key that is due now, marked as worked on; None if none is."""
+        """The next key that is due now, marked as in progress; None if none is due."""
         due = self.next_due()
         if due is None or due > self._now():
             return None
@@ -57,7 +57,7 @@ class Worklist:
         return key
 
     def finish(self, key: str, again: timedelta | None) -> None:
-        """`key` is no longer worked on; look again in `again`, or when it was hinted at
+        """`key` is no longer in progress; look again in `again`, or when it was hinted at
         meanwhile.
         """
         asked = self._busy.pop(key)
@@ -69,11 +69,11 @@ class Worklist:
 
     @property
     def planned(self) -> int:
-        """How many keys are on the list or worked on."""
+        """How many keys are on the list or in progress."""
         return len(self._due) + len(self._busy)
 
     async def wait(self) -> None:
-        """Return when a key is due, or as soon as the list changed."""
+        """Return when a key is due, or as soon as the list changes."""
         self._changed.clear()
         due = self.next_due()
         left = None if due is None else (due - self._now()).total_seconds()

@@ -1,1 +1,1 @@
-"""Metering, prices on other offers, and where the time went; pure."""
+"""Metering, prices on other offers, and how time was spent; pure."""

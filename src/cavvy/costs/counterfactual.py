@@ -1,5 +1,5 @@
-"""What the same run would have cost on other offers; the bill itself is the sum of `metering`'s
-charges.
+"""Computes what the same run would have cost on other offers; the bill itself is the sum of
+`metering`'s charges.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,12 +29,12 @@ def price_counterfactuals(
     lengths: Mapping[str, timedelta] | None = None,
     count: int = 3,
 ) -> list[CounterfactualCost]:
-    """The cheapest `count` among `offers` that are for rent, had the run been there, undisturbed.
+    """The cheapest `count` among the rentable `offers`, as if the run had been there, undisturbed.
 
-    `ran` is the measured running time. `lengths` gives the running time on an offer, by its key,
-    where the task's stated work allows to scale it; else the same time is assumed, which `basis`
-    says. `start` is billed before the work begins. One offer per provider, instance type and way of
-    purchase: three zones of one machine tell nothing.
+    `ran` is the measured running time. `lengths` gives the running time on an offer, by its key, if
+    the task's stated work allows scaling; else the same time is assumed, as `basis` says. `start`
+    is billed before the work begins. One offer per provider, instance type and purchase option:
+    three zones of one machine add nothing.
     """
     cheapest: dict[tuple[str, str, str], CounterfactualCost] = {}
     for offer in offers:

@@ -1,5 +1,5 @@
-"""Where a job's time went: every moment of its life is queued, starting, running, lost or stopping;
-shown to users.
+"""How a job's time was spent: every moment of its life is queued, starting, running, lost or
+stopping; shown to users.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +12,7 @@ from cavvy.domain.jobs import Attempt, AttemptOutcome, Job
 
 
 class TimeUse(StrEnum):
-    """What a stretch of a job's life was spent on."""
+    """The use of a stretch of a job's life."""
 
     QUEUED = "queued"  # waiting for an offer, a retry or its schedule
     STARTING = "starting"  # from the placement until every rank works
@@ -95,7 +95,7 @@ def _one_after_another(job: Job, attempts: Iterable[Attempt], end: datetime) -> 
 
 
 def _work_until(attempt: Attempt, end: datetime) -> datetime:
-    """Until when it worked, or may work; an attempt that never worked delays no other."""
+    """Until when it worked, or may work; an attempt that never worked does not delay the next."""
     return (
         attempt.created_at
         if attempt.running_at is None

@@ -29,7 +29,8 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What one rank of a gang holds on a shared host until its attempt has ended.
+    """The devices, CPUs and memory that one rank holds on a shared host until its attempt has
+    ended.
 
     No device is in two allocations of one host, and the sums of CPUs and memory never exceed the
     host's.

@@ -1,4 +1,4 @@
-"""What a user must know, with its reason, and what was spent."""
+"""An event that the user must know, with its reason, and the money spent."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,7 +30,7 @@ class ChargeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """Money spent: the half-open stretch [since, until) of one node's life at one rate.
+    """Money spent on the half-open stretch [since, until) of one node's life at one rate.
 
     Unique by (attempt, rank, kind, since); a growing stretch replaces its own row.
     """

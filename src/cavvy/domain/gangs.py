@@ -11,7 +11,7 @@ from cavvy.domain.units import HourlyRate
 class GangState(StrEnum):
     """Where a gang stands, as its provider reports it."""
 
-    QUEUED = "queued"  # accepted by the place's own queue; not lost
+    QUEUED = "queued"  # accepted by the provider's own queue; not lost
     STARTING = "starting"
     RUNNING = "running"
     ENDED = "ended"
@@ -38,7 +38,7 @@ class GangSeen:
     state: GangState
     engine_id: str = ""
     reason: str = ""  # for people: why it waits or ended
-    preempted: bool = False  # ended because the place took it back
+    preempted: bool = False  # ended because the provider reclaimed it
     exit_code: int | None = None
     eta: datetime | None = None
     nodes: Sequence[NodeSeen] = ()

@@ -60,7 +60,7 @@ JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
         JobPhase.RUNNING: "every node reported that its work runs",
         JobPhase.QUEUED: "the attempt ended before it ran; another offer is needed",
         JobPhase.STOPPING: "the user or a limit stops it",
-        JobPhase.DONE: "the work ended well before its start was noticed",
+        JobPhase.DONE: "the work succeeded before its start was noticed",
         JobPhase.FAILED: "the attempt failed in a way that is not retried",
     },
     JobPhase.RUNNING: {
@@ -73,7 +73,7 @@ JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
     JobPhase.STOPPING: {
         JobPhase.STOPPED: "the work was stopped by the user",
         JobPhase.FAILED: "the work was stopped by one of its limits",
-        JobPhase.DONE: "the work ended well before the stop reached it",
+        JobPhase.DONE: "the work succeeded before the stop reached it",
     },
     JobPhase.DONE: {},
     JobPhase.FAILED: {JobPhase.QUEUED: "the user asked for a retry"},

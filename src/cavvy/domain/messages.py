@@ -1,8 +1,8 @@
-"""What an agent and the control plane say to each other; `docs/concepts/agent-protocol.md` is the
-wire's own page.
+"""Messages between agents and the control plane; `docs/concepts/agent-protocol.md` documents the
+wire format.
 
-The API decodes requests into `AgentMessage` and encodes the answers; agents that live in this
-process pass them as they are.
+The API decodes requests into `AgentMessage` and encodes the answers; in-process agents pass them
+unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from cavvy.domain.tasks import ImageBuild, Scalar, Volume
 
 
 class MessageKind(StrEnum):
-    """What an agent reports."""
+    """The kinds of agents' reports."""
 
     SETUP = "setup"
     RUNNING = "running"
@@ -30,13 +30,13 @@ class MessageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentMessage:
-    """One numbered message of one rank. Each kind uses the fields that its row of the protocol's
-    table names.
+    """One numbered message of one rank. Each kind uses the fields named in its row of the
+    protocol's table.
     """
 
-    seq: int  # from 1, without gaps
+    seq: int  # counts from 1, without gaps
     at: datetime  # by the node's clock
-    kind: str  # a MessageKind; another one is a newer agent's, and counts as heard
+    kind: str  # a MessageKind; other kinds come from newer agents and are acknowledged
     setup_reused: bool = False  # running
     values: dict[str, float | str] = field(default_factory=dict)  # progress, telemetry
     bytes: int = 0  # checkpoint
@@ -45,46 +45,44 @@ class AgentMessage:
     number: int | None = None  # checkpoint that was handed over
     sent: int = 0  # checkpoint that was handed over: bytes that had to be sent
     seconds: float | None = (
-        None  # notice: how long until the node goes; checkpoint: how long handing it over took
+        None  # notice: how long until the node is reclaimed; checkpoint: how long the upload took
     )
-    cost_s: float | None = (
-        None  # checkpoint: how long the work stood still for it, as it says itself
-    )
+    cost_s: float | None = None  # checkpoint: how long the work paused for it, as the work reports
     source: str = ""  # notice
     name: str = ""  # event
     text: str = ""  # event
-    outcome: str | None = None  # exited: an Outcome; another one is a newer agent's
+    outcome: str | None = None  # exited: an Outcome; other values come from newer agents
     exit_code: int | None = None  # exited
     reason: str = ""  # exited
     failure: str | None = None  # exited with outcome node: a FailureKind
     log_bytes: int = 0  # exited
-    fault: str = ""  # why some of its fields are left out; never on the wire
+    fault: str = ""  # why some fields are missing; never on the wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What an agent found where it started."""
+    """The conditions that an agent found at its start."""
 
     hostname: str = ""
     python: str = ""
     platform: str = ""
 
 
-# Versions of the protocol, by what agents of that version know first.
+# Protocol version -> the features that it introduced.
 UPLOADED_CHECKPOINTS, EQUIPPED = 2, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Since:
-    """Marks a field of the work that older agents would ignore, and do the work without."""
+    """Marks a field of the work that older agents would ignore while doing the work without it."""
 
     version: int
     what: str
-    used: Callable[[Any], bool] = bool  # whether the value makes use of it
+    used: Callable[[Any], bool] = bool  # whether the value uses the feature
 
 
 def since(version: int, what: str, used: Callable[[Any], bool] = bool) -> dict[str, Since]:
-    """The metadata of a field that agents know since `version`; see `protocol.list_unknown`."""
+    """The metadata of a field that agents support since `version`; see `protocol.list_unknown`."""
     return {"since": Since(version=version, what=what, used=used)}
 
 
@@ -95,8 +93,8 @@ class CheckpointWork:
     """
 
     path: str
-    storage: str | None = None  # None where the node cannot reach it
-    sync: bool = field(  # download the newest checkpoint first, and upload what the work writes
+    storage: str | None = None  # None if the node cannot reach it
+    sync: bool = field(  # download the newest checkpoint first, and upload new ones
         default=False, metadata=since(UPLOADED_CHECKPOINTS, "uploaded checkpoints")
     )
     every_s: float | None = None
@@ -119,13 +117,13 @@ class GitWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckWork:
-    """What a node must show before the work starts."""
+    """Requirements that a node must meet before the work starts."""
 
-    share: float  # of the data sheet's figures
-    link_mbps: float = 0  # between two nodes; 0: measured only
-    kind: str = ""  # of each GPU, "" if unknown
+    share: float  # share of the data sheet's figures
+    link_mbps: float = 0  # speed between two nodes; 0: measured but not judged
+    kind: str = ""  # model of each GPU, "" if unknown
     memory_mib: int = 0
-    bandwidth_gbs: float = 0  # of its memory, by its data sheet
+    bandwidth_gbs: float = 0  # of the GPU's memory, from its data sheet
 
 
 _URL = since(EQUIPPED, "inputs or outputs at a URL", lambda end: "://" in end)
@@ -137,21 +135,21 @@ class TransferWork:
 
     source: str = field(metadata=_URL)
     target: str = field(metadata=_URL)
-    mode: str = field(  # or "stream", of an input
+    mode: str = field(  # or "stream", for an input
         default="copy", metadata=since(EQUIPPED, "inputs as streams", lambda mode: mode != "copy")
     )
-    every_s: float | None = field(  # of an output: sent while the work runs, too
+    every_s: float | None = field(  # for an output: also sent while the work runs
         default=None, metadata=since(EQUIPPED, "outputs that are sent while the work runs")
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The work of one gang, as it is given with a granted claim. Holds opened secrets: never log
+    """The work of one gang, delivered with a granted claim. Holds opened secrets: never log
     or store it.
 
-    The one definition of the work: this document is encoded as it is, `agent/config.py` repeats
-    the names and types for nodes, where only the standard library is, and a test compares both.
+    The one definition of the work: this document is encoded unchanged; `agent/config.py` repeats
+    the names and types for nodes, which have only the standard library, and a test compares both.
     """
 
     job: str
@@ -165,14 +163,14 @@ class Assignment:
     run: str
     gang_key: str = field(default="", repr=False)  # a secret that only the gang's ranks share
     setup: str | None = None
-    setup_key: str | None = None  # equal keys: a finished setup can be used again
+    setup_key: str | None = None  # equal keys: a finished setup can be reused
     setup_uses: Sequence[str] | None = None  # the files that the setup sees; None: all
     image: str | None = None
     image_login: str | None = field(  # USER:PASSWORD of its registry
         default=None, repr=False, metadata=since(EQUIPPED, "an image's login")
     )
     build: ImageBuild | None = field(  # named `image`
-        default=None, metadata=since(EQUIPPED, "an image that is built")
+        default=None, metadata=since(EQUIPPED, "images built from a Dockerfile")
     )
     check: CheckWork | None = field(default=None, metadata=since(EQUIPPED, "a check of the node"))
     env: dict[str, str] = field(default_factory=dict)
@@ -185,7 +183,7 @@ class Assignment:
     outputs: Sequence[TransferWork] = ()
     volumes: Sequence[Volume] = field(default=(), metadata=since(EQUIPPED, "volumes"))
     grace_s: float = 10
-    keep_s: float = 0  # how long to wait for other work on this node once the work is over
+    keep_s: float = 0  # how long to wait for other work on this node after the work
     idle_s: float | None = None
     log_limit_mib: int = 1024
 
@@ -218,7 +216,7 @@ class MessagesStored:
 
     seq: int
     lease: timedelta
-    every: timedelta | None = None  # how often the work should save, where Cavvy chooses
+    every: timedelta | None = None  # the save interval, if Cavvy chooses it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +227,7 @@ class ClaimLost:
 
 
 class AgentCalls(Protocol):
-    """What an agent may ask of the control plane."""
+    """The requests of an agent to the control plane."""
 
     async def claim(
         self, gang: str, rank: int, nonce: str, address: str, host: HostFacts
@@ -238,9 +236,7 @@ class AgentCalls(Protocol):
         self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
     ) -> MessagesStored | ClaimLost: ...
     async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
-        """An order newer than `after`; None when `wait` has passed without one."""
+        """An order newer than `after`; None if `wait` passes without one."""
 
     async def lease(self, gang: str) -> timedelta:
-        """How long agents of this gang may work on from now without hearing from the control
-        plane.
-        """
+        """How long agents of this gang may continue without an answer from the control plane."""

@@ -20,10 +20,10 @@ class Offer:
     """One node's worth of capacity at one price.
 
     `rate` is for the whole node per hour. `accelerator` is a canonical name of the catalog's table
-    or None. `capacity` is how many such nodes can be had now, None where the provider does not say.
-    `pool` names what several offers of a region draw from: a node of one is gone for the others
-    too. "" draws alone. `shared` marks a host whose devices several jobs share; the job then holds
-    only what it asks for.
+    or None. `capacity` is the number of available nodes, None if the provider does not report it.
+    `pool` names the capacity that several offers of a region share: a node of one is gone for the
+    others too. "" shares with none. `shared` marks a host whose devices several jobs share; the job
+    then holds only the devices that it requests.
     """
 
     provider: str
@@ -32,7 +32,7 @@ class Offer:
     instance_type: str
     accelerator: str | None = None
     accelerator_count: int = 0
-    accelerator_memory_mib: int = 0  # of each accelerator
+    accelerator_memory_mib: int = 0  # memory of each accelerator
     vcpus: float = 0
     memory_mib: int = 0
     disk_gib: int | None = None

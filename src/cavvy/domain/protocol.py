@@ -29,7 +29,7 @@ def list_unknown(version: int, work: Assignment) -> list[str]:
 
 
 def _list_marks(value: Any) -> Iterator[Since]:
-    """The marks of all fields, inner ones too, whose values make use of them."""
+    """The marks of all fields, nested ones too, whose values use them."""
     for each in fields(value):
         inner, mark = getattr(value, each.name), each.metadata.get("since")
         if mark is not None and mark.used(inner):

@@ -1,4 +1,5 @@
-"""What a provider keeps in the installation's database, so that every server sees the same."""
+"""The documents that a provider keeps in the installation's database, so that every server sees the
+same state."""
 
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 class ProviderDocument:
     """One JSON document of a provider, such as the record of a launch."""
 
-    collection: str  # what it is one of: "gangs", "machines"
+    collection: str  # its collection: "gangs", "machines"
     name: str  # unique in its collection
     body: str  # JSON
-    version: int = 1  # 1 when it is made, one more with each write
+    version: int = 1  # 1 at creation, plus one with each write

@@ -1,5 +1,5 @@
-"""The task: what a user wants to have run, as the spec module reads it from a file and everyone
-else uses it.
+"""The task: the work that a user wants to run, as the spec module reads it from a file and all
+other modules use it.
 """
 
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from math import ceil
 from cavvy.domain.units import HourlyRate, Money
 
 Scalar = str | int | float | bool
-DEFAULT_CPUS = 1.0  # held of a shared host by a node of a task that does not say
+DEFAULT_CPUS = 1.0  # memory that a node of a task without a size holds on a shared host
 URL_SCHEMES = (
     "s3",
     "gs",
@@ -18,11 +18,11 @@ URL_SCHEMES = (
     "sftp",
     "https",
     "http",
-)  # of inputs; outputs go to all but the last two
+)  # schemes for inputs; outputs support all but the last two
 
 
 class SpotPolicy(StrEnum):
-    """Whether a task may run on capacity that can be taken away."""
+    """Whether a task may run on preemptible capacity."""
 
     NEVER = "never"
     AUTO = "auto"
@@ -46,10 +46,10 @@ class AcceleratorNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkNeed:
-    """What a node's network must be, and on clouds which: resources of the user's own, by the
-    provider's ids or names.
+    """Requirements on a node's network and, on clouds, which network: the user's own resources, by
+    the provider's ids or names.
 
-    None and () where the user names nothing: the provider then makes the least that it needs.
+    None and () if the user names none: the provider then creates the minimum that it needs.
     """
 
     min_mbps: int | None = None
@@ -63,7 +63,7 @@ class NetworkNeed:
 
     @property
     def named(self) -> bool:
-        """Whether it names anything that a place without networks of its own cannot give."""
+        """Whether it needs a network feature that a provider without networks cannot give."""
         return (
             bool(self.vpc or self.subnet or self.security_groups or self.key)
             or self.public_ip is not None
@@ -72,13 +72,13 @@ class NetworkNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCheck:
-    """What each node must show at its boot, before the work starts: a node that does not is
-    given back and avoided.
+    """Requirements that each node must meet at boot, before the work starts: a node that fails is
+    released and avoided.
     """
 
-    share: float = 0.6  # of what its kind's data sheet says, that each accelerator must reach
+    share: float = 0.6  # share of the data sheet's figures that each accelerator must reach
     link_mbps: int | None = (
-        None  # between two nodes; None: that share of `network`, else measured and only reported
+        None  # speed between two nodes; None: that share of `network`, or only reported
     )
 
 
@@ -89,14 +89,12 @@ class Resources:
     instance: str | None = None
     accelerators: tuple[
         AcceleratorNeed, ...
-    ] = ()  # alternatives, any of them will do; () is none needed
+    ] = ()  # alternatives, any of them is acceptable; () means none needed
     cpus_min: float | None = None
     cpus_max: float | None = None
     memory_min_mib: int | None = None
     memory_max_mib: int | None = None
-    memory_per_cpu_mib: int | None = (
-        None  # at least so much for each CPU that the node has, however many those are
-    )
+    memory_per_cpu_mib: int | None = None  # minimum for each CPU of the node, however many it has
     disk_gib: int | None = None
     disk_type: str | None = None
     spot: SpotPolicy = SpotPolicy.NEVER
@@ -107,16 +105,16 @@ class Resources:
     check: NodeCheck | None = None
     any_of: tuple[
         "Resources", ...
-    ] = ()  # all wishes of which one will do, this one among them; () is this one alone
-    ordered: bool = False  # the first of them that can be had counts, not the cheapest
+    ] = ()  # all alternatives including this one; () means only this one
+    ordered: bool = False  # prefer the first available one, not the cheapest
 
     def least_memory_mib(self, cpus: float) -> int:
-        """The least memory of a node with that many CPUs."""
+        """The minimum memory of a node with that many CPUs."""
         return max(self.memory_min_mib or 0, ceil((self.memory_per_cpu_mib or 0) * cpus))
 
     @property
     def choices(self) -> tuple["Resources", ...]:
-        """Each wish that will do, which knows the others."""
+        """Each acceptable alternative; each of them knows the others."""
         return tuple(
             replace(each, any_of=self.any_of, ordered=self.ordered) for each in self.any_of
         ) or (self,)
@@ -143,9 +141,9 @@ class Transfer:
 
     source: str
     target: str
-    stream: bool = False  # of an input from a URL: the work reads a pipe, once
+    stream: bool = False  # for an input from a URL: the work reads it once, from a pipe
     every: timedelta | None = (
-        None  # of an output to a URL: sent while the work runs too, and however it ends
+        None  # for an output to a URL: also sent while the work runs, and at any outcome
     )
 
 
@@ -164,12 +162,12 @@ class ImageBuild:
 
 
 class VolumeKind(StrEnum):
-    """Where a volume's files lie."""
+    """Where a volume's files are stored."""
 
-    NAMED = "named"  # a volume of the provider: a cloud's disk, a cluster's claim
-    HOST = "host"  # a folder that the node has already
+    NAMED = "named"  # a volume of the provider: a cloud disk, a Kubernetes claim
+    HOST = "host"  # an existing folder of the node
     NFS = "nfs"
-    FOLDER = "folder"  # a part of the working folder, seen under a path of its own as well
+    FOLDER = "folder"  # a part of the working folder, also mounted at another path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,54 +176,54 @@ class Volume:
     working folder.
 
     `source` is the volume's name, the folder of the node, SERVER:/EXPORT, or a path within the
-    working folder. Size and type are of a named volume that is to be made where there is none of
-    that name; None and "" use the existing one as it is.
+    working folder. Size and type apply to a named volume that is created if there is none of that
+    name; None and "" accept the existing one.
     """
 
     kind: VolumeKind
     source: str
-    path: str  # of a named volume always a full one
+    path: str  # for a named volume always an absolute path
     read_only: bool = False
     size_gib: int | None = None
     type: str = ""  # the provider's own name of a disk type or storage class
-    keep: bool = True  # False: made anew for each attempt, and removed with it
-    options: str = ""  # of mount, for NFS
+    keep: bool = True  # False: created for each attempt, and removed with it
+    options: str = ""  # mount options, for NFS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPolicy:
-    """A folder that outlives an attempt, and how often the task means to write it."""
+    """A folder that outlives an attempt, and how often the task intends to write it."""
 
     path: str
     every: timedelta | None = None
-    storage: str | None = None  # a URL of s3, gs or az: kept in that bucket, not by the server
-    size_mib: int | None = None  # of one checkpoint, as its author expects it
+    storage: str | None = None  # a URL of s3, gs or az: kept in that bucket instead of the server
+    size_mib: int | None = None  # size of one checkpoint, as its author expects
     step: timedelta | None = (
-        None  # of one step of the work, after which it can save, as its author expects it
+        None  # duration of one step of the work, after which it can save, as its author expects
     )
-    # `every` is chosen by Cavvy, from what a checkpoint costs and how often nodes are lost
+    # Cavvy chooses `every`, from a checkpoint's cost and how often nodes are lost
     auto: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Where Cavvy must stop. `deadline_after` is counted from the submission."""
+    """The limits at which Cavvy must stop the job. `deadline_after` counts from the submission."""
 
     deadline: datetime | None = None
     deadline_after: timedelta | None = None
-    duration: timedelta | None = None  # of running, over all attempts
+    duration: timedelta | None = None  # running time, over all attempts
     budget: Money | None = None
-    idle: timedelta | None = None  # without output or CPU use
+    idle: timedelta | None = None  # time without output or CPU use
     unattended: timedelta = timedelta(
         hours=6
-    )  # the lease: how long a node works without the control plane
+    )  # the lease: how long a node works without contact to the control plane
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """How often each kind of failure is tried again; None is without limit.
+    """How often each kind of failure is retried; None is without limit.
 
-    `exit_codes` () is any non-zero code. `delay` doubles with each try of a kind, up to an hour.
+    `exit_codes` () means any non-zero code. `delay` doubles with each try of a kind, up to an hour.
     """
 
     preemption: int | None = None
@@ -233,7 +231,7 @@ class Retry:
     exit: int | None = 0
     exit_codes: tuple[int, ...] = ()
     delay: timedelta = timedelta(0)
-    parallel: int = 1  # places that are tried at the same time; the first to be ready gets the work
+    parallel: int = 1  # offers tried at the same time; the first ready gang gets the work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,8 +247,8 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSpan:
-    """Some days of the week, 0 is Monday, from minute to minute; an end that is not later is the
-    next day's.
+    """Days of the week (0 is Monday), from minute to minute; an end that is not later than the
+    start is on the next day.
     """
 
     days: tuple[int, ...]
@@ -260,7 +258,8 @@ class WindowSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWindow:
-    """When a job may start; within it, when it is cheapest. `text` is as its author wrote it."""
+    """When a job may start; within these windows, it starts when it is cheapest. `text` is the
+    author's original."""
 
     spans: tuple[WindowSpan, ...]
     time_zone: str = "UTC"
@@ -269,7 +268,7 @@ class StartWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """How much there is to do, so that a plan can say how long it takes.
+    """The amount of work, so that a plan can state how long it takes.
 
     Either `flops` (total floating-point operations of the whole job, at `precision` with the share
     `efficiency` of peak), or `samples` with `rates` (samples per second measured on one node with
@@ -304,9 +303,9 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """Why a provider or an offer cannot run a task, whatever is free."""
+    """Why a provider or an offer cannot run a task, regardless of free capacity."""
 
-    field: str  # the dotted key of the task file that would have to change
+    field: str  # the dotted key to change in the task file
     reason: str
 
     def __str__(self) -> str:
@@ -315,14 +314,14 @@ class Objection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One unit of work as its author described it, after defaults and parameters were filled in."""
+    """One unit of work as described by its author, with defaults and parameters filled in."""
 
     name: str
     project: str = "default"
     run: str
     setup: str | None = None
     setup_uses: tuple[str, ...] | None = (
-        None  # all of the working folder that the setup sees; None: the whole of it
+        None  # the part of the working folder that the setup sees; None: all of it
     )
     tags: dict[str, str] = field(default_factory=dict)
     priority: int = 0  # -100..100, higher goes first
@@ -348,4 +347,4 @@ class Task:
     grace: timedelta = timedelta(seconds=10)  # between SIGTERM and SIGKILL
     keep: timedelta = timedelta(
         0
-    )  # how long its nodes are held, and paid, for the project's next job
+    )  # how long its nodes are kept, and billed, for the project's next job

@@ -68,7 +68,7 @@ def parse_usd(text: str | int | float | Decimal) -> Money:
     if not amount.is_finite() or amount < 0:
         raise UnitError(f"expected an amount of dollars of at least 0, such as 3.60, not {text!r}")
     if amount.adjusted() > 15 or amount * MICROS_PER_USD > _MOST_MICROS:
-        raise TooMuch(f"{str(text)[:40]} is more money than can be counted here")
+        raise TooMuch(f"{str(text)[:40]} exceeds the maximum amount of money")
     return Money(int((amount * MICROS_PER_USD).quantize(Decimal(1), rounding="ROUND_HALF_UP")))
 
 
@@ -110,7 +110,7 @@ def parse_duration(text: str | int | float) -> timedelta:
             seconds=sum(float(number) * _LENGTHS[unit.lower()] for number, unit in parts)
         )
     except OverflowError:
-        raise TooMuch(f"{str(text)[:40]} is a longer time than can be counted here") from None
+        raise TooMuch(f"{str(text)[:40]} exceeds the maximum length of time") from None
 
 
 # Vendors quote accelerator and host memory in powers of two under either name: 80GB means 80 GiB.

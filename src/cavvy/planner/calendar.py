@@ -2,8 +2,8 @@
 are arguments.
 
 Local times follow the wall clock: a time that a clock change skips becomes the first moment after
-the change, and of a time that occurs twice the first one counts. Cron lines for every hour follow
-real time, also in the hour that occurs twice.
+the change, and a time that occurs twice means its first occurrence. Hourly cron lines follow real
+time, so they also run in a repeated hour.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,9 +16,9 @@ from cavvy.domain.units import HourlyRate
 _DAY = timedelta(days=1)
 _HOUR = timedelta(hours=1)
 _HORIZON = 366 * 8  # days: 29 February occurs within eight years
-HISTORY = timedelta(days=14)  # of prices that show the cheap hours of the day
-_ENOUGH = timedelta(days=3)  # of prices, before the pattern is trusted
-_WORTH = 0.03  # of the price: a smaller saving is not worth waiting for
+HISTORY = timedelta(days=14)  # days of prices that show the cheap hours of the day
+_ENOUGH = timedelta(days=3)  # days of prices, before the pattern is trusted
+_WORTH = 0.03  # share of the price: a smaller saving is not worth waiting for
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _expand(field: str, low: int, high: int) -> frozenset[int]:
 
 def next_time(line: CronLine, zone: tzinfo, after: datetime) -> datetime | None:
     """The first time after `after`, in UTC; None if the line names no existing day."""
-    day = after.astimezone(zone).date() - _DAY  # a day's last times may lie after a clock change
+    day = after.astimezone(zone).date() - _DAY  # a day's last times may be after a clock change
     for _ in range(_HORIZON):
         if line.falls_on(day):
             times = [at for at in _times(line, day, zone) if at > after]
@@ -165,7 +165,7 @@ class StartDecision:
     reason: str
 
 
-Prices = Sequence[tuple[datetime, HourlyRate]]  # since when, oldest first
+Prices = Sequence[tuple[datetime, HourlyRate]]  # (since when, price), oldest first
 
 
 def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDecision:
@@ -192,7 +192,7 @@ def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDe
     if best_at == now or best > current * (1 - _WORTH):
         return StartDecision(
             at=None,
-            reason="its window is open, and no later hour of it is likely to be cheaper",
+            reason="its window is open, and no later hour in it is likely to be cheaper",
         )
     look = min(best_at, now.replace(minute=0, second=0, microsecond=0) + _HOUR)
     cheaper = f"{100 * (1 - best / current):.0f} % cheaper"

@@ -198,7 +198,7 @@ def _hopeless(task: Task, market: OfferedMarket, reason: str) -> Candidates:
     asked = task.resources.providers
     silent = [str(each) for each in market.problems if not asked or each.provider in asked]
     if silent:
-        return Candidates(reason=f"{reason}; not known: {'; '.join(silent)}")
+        return Candidates(reason=f"{reason}; unknown: {'; '.join(silent)}")
     return Candidates(reason=reason, hopeless=True)
 
 
@@ -229,7 +229,7 @@ def rank_candidates(
 
     In order, all offers of one alternative come before those of the next. Otherwise they are merged
     by the expected cost of the work, as `plan` orders the offers of one alternative; an alternative
-    ordered by a policy keeps that order. `avoid` are offers that failed for others a moment ago.
+    ordered by a policy keeps that order. `avoid` are offers that recently failed for other jobs.
     """
     some = [(job, candidates.offers) for job, candidates in found if candidates.offers]
     if len(some) < 2 or some[0][0].task.resources.ordered:

@@ -37,8 +37,8 @@ class CheckpointInterval:
     """How often to save and why."""
 
     every: timedelta
-    cost: timedelta  # of one checkpoint, to the work
-    per_hour: float  # losses of the whole gang
+    cost: timedelta  # cost of one checkpoint to the work
+    per_hour: float  # losses of the whole gang per hour
     measured: bool  # the cost was measured on the task, not assumed
 
 

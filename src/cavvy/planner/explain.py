@@ -14,7 +14,7 @@ from cavvy.domain.units import HourlyRate, Money, format_memory, format_rate, fo
 from cavvy.planner.limits import ceil_cent
 from cavvy.planner.placements import PlacementPlan, PlanLimit
 
-# The field of the task file for each constraint.
+# The field field of the task file for each constraint.
 FIELDS: dict[Constraint, str] = {
     Constraint.PURCHASE: "resources.spot",
     Constraint.ACCELERATOR: "resources.gpu",
@@ -47,8 +47,8 @@ class OfferMiss:
 
     offer: Offer
     reason: str
-    text: str  # what is wrong with it
-    change: str  # what would have to change
+    text: str  # why the offer fails
+    change: str  # the necessary change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR
 from cavvy.planner.work import MACHINE_START
 
 # Each prior counts as this much evidence: round figures, small against a handful of observations.
-_PRIOR_HOURS = 10.0  # of node life, at SPOT_PREEMPTIONS_PER_HOUR
-_PRIOR_BOOTS = 2.0  # of MACHINE_START each
+_PRIOR_HOURS = 10.0  # node life, at SPOT_PREEMPTIONS_PER_HOUR
+_PRIOR_BOOTS = 2.0  # boots, at MACHINE_START each
 _PRIOR_LAUNCHES = 2.0  # half of them granted
 FIRST_REST = timedelta(seconds=60)  # after a refusal; doubles with each further refusal in a row
 LONGEST_REST = timedelta(minutes=30)

@@ -30,7 +30,7 @@ class PlanLimit(StrEnum):
 class SpotLoss:
     """The expected cost of preemptions. None: unknown, because the running time is."""
 
-    per_hour: float  # preemptions of the whole gang per hour, by the prior
+    per_hour: float  # preemptions price of the whole gang per hour per hour, by the prior
     checkpoint_every: timedelta | None  # None: no checkpoint, so each preemption restarts the work
     preemptions: float | None = None
     time: timedelta | None = (
@@ -48,12 +48,14 @@ class Placement:
     offer: Offer
     nodes: int
     rate: HourlyRate  # of the whole gang
-    run_time: timedelta | None = None  # of the remaining work, undisturbed
+    run_time: timedelta | None = None  # duration of the remaining work, undisturbed
     wall_time: timedelta | None = None  # from the launch to the end of the work, losses included
     finish: datetime | None = None
     cost: Money | None = None  # nodes and egress
     spot_loss: SpotLoss | None = None
-    egress: Money | None = None  # of the stated output; None: its size or the price is unknown
+    egress: Money | None = (
+        None  # egress cost of the stated output; None: its size or the price is unknown
+    )
     available: bool = True  # False: the provider reports too few free nodes now
     avoided: bool = False
     notes: tuple[str, ...] = ()

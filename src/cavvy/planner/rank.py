@@ -182,7 +182,7 @@ class _Course:
 
 
 class _Courses:
-    """Courses by shape: a catalog has many prices for few shapes, so each is computed once."""
+    """Expectations by shape: a catalog has many prices for few shapes, so each is computed once."""
 
     def __init__(self, task: Task, done: float) -> None:
         self._task = task
@@ -246,7 +246,7 @@ def _spot_notes(task: Task, per_hour: float, every: timedelta | None) -> tuple[s
 class _Scored:
     offer: Offer
     course: _Course
-    rate: HourlyRate  # of the gang
+    rate: HourlyRate  # rate of the gang
     cost: Money | None
     egress: Money | None
 

@@ -23,7 +23,7 @@ def explain_misplaced(
     own = [each for each in volumes if each.provider == offer.provider]
     for name in [v.source for v in task.volumes if v.kind is VolumeKind.NAMED and v.keep]:
         if offer.provider in blind:
-            return Objection("volumes", f"the location of {name} is unknown now")
+            return Objection("volumes", f"the location of {name} is currently unknown")
         known = [each for each in own if name in each.names]
         if away := _explain_elsewhere(offer, name, known):
             return away

@@ -22,7 +22,7 @@ class RandomAccessFiles:
             handle = self._open.setdefault(number, fresh)
             if handle != fresh:  # another thread was faster
                 os.close(fresh)
-        data = os.pread(handle, size, offset)  # does not move a shared position
+        data = os.pread(handle, size, offset)  # does not move a shared file position
         if len(data) != size:
             raise ValueError(f"{self.paths[number]} ends within a sample: the file is damaged")
         return data
@@ -40,5 +40,5 @@ def list_shards(path: str, ending: str) -> list[Path]:
     place = Path(path)
     found = [place] if place.is_file() else sorted(place.rglob(f"*{ending}"))
     if not found:
-        raise FileNotFoundError(f"{path} holds no *{ending}")
+        raise FileNotFoundError(f"{path} contains no *{ending}")
     return found

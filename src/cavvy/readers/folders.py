@@ -21,7 +21,7 @@ class ImageFolder:
             (str(f), numbers[f.relative_to(path).parts[0]]) for f in files if f.parent != Path(path)
         ]
         if not self._files:
-            raise FileNotFoundError(f"{path} holds no folders of pictures")
+            raise FileNotFoundError(f"{path} contains no folders of pictures")
 
     def __len__(self) -> int:
         return len(self._files)
@@ -32,7 +32,8 @@ class ImageFolder:
 
 
 class HuggingFace:
-    """The output of `Dataset.save_to_disk`; of a dictionary of datasets, the one called `split`."""
+    """Reads the output of `Dataset.save_to_disk`; from a dictionary of datasets, the one called
+    `split`."""
 
     def __init__(self, path: str, *, split: str = "train") -> None:
         import datasets
@@ -52,7 +53,7 @@ class HuggingFace:
 
 
 class LitData:
-    """The output of `litdata.optimize`."""
+    """Reads the output of `litdata.optimize`."""
 
     def __init__(self, path: str) -> None:
         import litdata

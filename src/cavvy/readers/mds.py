@@ -42,7 +42,7 @@ class Mds:
             if shard.get("format") != "mds" or (
                 shard.get("compression") and not shard.get("raw_data")
             ):
-                raise ValueError(f"{path} holds shards that are not MDS")
+                raise ValueError(f"{path} contains shards that are not MDS")
         self._files = RandomAccessFiles(
             [root / shard["raw_data"]["basename"] for shard in self._shards]
         )
@@ -131,7 +131,7 @@ def write_shards(
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
     if (root / "index.json").exists():
-        raise ValueError(f"{root} already holds shards")
+        raise ValueError(f"{root} already contains shards")
     shards: list[dict[str, Any]] = []
     columns: list[tuple[str, str, int | None]] = []
     held: list[bytes] = []

@@ -82,7 +82,7 @@ def _values(kind: int, data: bytes) -> list[Any]:
     for _, value in _fields(data):
         if kind == 1:
             out.append(value)
-        elif kind == 2:  # packed, or one by one: four bytes each
+        elif kind == 2:  # packed or repeated: four bytes each
             out += struct.unpack(f"<{len(value) // 4}f", value)
         elif isinstance(value, int):
             out.append(_signed(value))

@@ -36,7 +36,7 @@ class WebDataset:
     def _scan(self, number: int, shard: str) -> None:
         key = ""
         parts: list[tuple[str, int, int]] = []
-        with tarfile.open(shard, "r:") as file:  # a compressed one has no offsets
+        with tarfile.open(shard, "r:") as file:  # a compressed archive has no offsets
             for member in file:
                 if not member.isfile():
                     continue

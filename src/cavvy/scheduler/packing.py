@@ -69,8 +69,8 @@ def allocate_across(
 def allocate_on(
     task: Task, offer: Offer, host: Host, allocations: Sequence[Allocation], owner: AllocationOwner
 ) -> tuple[Allocation, ...] | None:
-    """The allocations of all ranks of the gang besides `allocations`, by rank; None if they do not
-    all fit.
+    """The allocations of all ranks of the gang in addition to `allocations`, by rank; None if they
+    do not all fit.
     """
     taken = [allocation for allocation in allocations if allocation.host == host.name]
     mine: list[Allocation] = []
@@ -91,8 +91,8 @@ def allocate_one(
     owner: AllocationOwner,
     rank: int,
 ) -> Allocation | None:
-    """The allocation of one rank on `host` besides `allocations` (all of this host); None if it
-    does not fit.
+    """The allocation of one rank on `host` in addition to `allocations` (all of this host); None if
+    it does not fit.
 
     A task without a size gets one CPU and no memory. Devices are whole, and allocated in the host's
     order.

@@ -1,10 +1,10 @@
-"""What is left where several offers draw from the same nodes: one that is taken takes its part of
-all of them. Pure.
+"""The remaining capacity where several offers draw from the same nodes: a node taken for one
+reduces all of them. Pure.
 
-An offer's capacity says how often it could be taken while nothing else is. So each time it is taken
-it uses one part in so many of its pool, and of every other offer of the pool the same part is gone.
-That is exact where sizes divide each other; where they do not, it keeps a little back until the
-place is asked again.
+An offer's capacity is the number of its nodes available if no other offer is used. So each used
+node takes 1/capacity of its pool, and of every other offer in the pool the same share. This is
+exact if sizes divide each other; otherwise it reserves slightly more until the provider is asked
+again.
 """
 
 from collections.abc import Mapping, MutableMapping

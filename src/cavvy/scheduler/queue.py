@@ -1,4 +1,4 @@
-"""The order of the queue, and what may start now, as a plan that is a value. Pure."""
+"""The order of the queue, and which jobs may start now, as a plan that is a value. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,11 +53,10 @@ class JobWait:
 
 
 class JobScheduler:
-    """Decides for one waiting job after the other, in the queue's order, whether and where it
-    starts.
+    """Decides for each waiting job, in the queue's order, whether and where it starts.
 
-    Strict for every host and offer: while a job waits for one, no later job gets it, so that small
-    jobs cannot starve a large one. A later job that can use another one is not delayed.
+    Strict for every host and offer: while a job waits for one, no later job gets it, so small jobs
+    cannot starve a large one. A later job that can use another one is not delayed.
     """
 
     def __init__(self, capacity: QueueCapacity) -> None:
@@ -67,7 +66,7 @@ class JobScheduler:
         self.blocked: set[str] = set()  # the hosts and offers that the job waits for
 
     def decide(self, waiting_job: WaitingJob, *others: WaitingJob) -> JobPlacement | JobWait:
-        """Decide for the next job; a placement counts for those after it. `others`: alternatives,
+        """Decide about the next job; a placement counts for later ones. `others`: alternatives,
         tried in order.
         """
         choices = (waiting_job, *others)
@@ -85,7 +84,7 @@ class JobScheduler:
         return placed
 
     def can_start(self, waiting_job: WaitingJob) -> bool:
-        """Whether the job would be placed if it were next; it is not placed."""
+        """Whether the job would be placed next; does not place it."""
         return self._place(waiting_job) is not None
 
     def _place(self, waiting_job: WaitingJob) -> JobPlacement | None:

@@ -1,5 +1,5 @@
-"""A scenario: what is submitted, what the cloud and the users do, when the server dies, and how it
-ended.
+"""A scenario: submissions, actions of the cloud and users, crashes of the server, and the final
+state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,18 +36,18 @@ class UserAction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserIntervention:
-    """A user's request for the n-th submission. One that comes too early or too late has no
+    """A user's request for the n-th submission. A request that comes too early or too late has no
     effect.
     """
 
     action: UserAction
     job: int
     at_s: float
-    notice_s: float = 30.0  # of a drill
+    notice_s: float = 30.0  # notice of a drill
 
 
 class CrashMoment(StrEnum):
-    """When in a call to the store or a provider the server dies."""
+    """The moment within a call to the store or a provider at which the server dies."""
 
     BEFORE = "before"  # before the call had an effect
     AFTER = "after"  # after the effect, before the answer
@@ -75,7 +75,7 @@ class SimScenario:
     interventions: tuple[UserIntervention, ...] = ()
     crashes: tuple[ServerCrash, ...] = ()
     stale: frozenset[int] = frozenset()
-    broken: frozenset[int] = frozenset()  # writes that fail because the disk is full
+    broken: frozenset[int] = frozenset()  # indexes of writes that fail because the disk is full
     store_s: float = 0.0  # the maximum for half a call to the store
     longest: timedelta = timedelta(days=14)
     egress: Mapping[str, Money] = field(

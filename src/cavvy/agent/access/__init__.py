@@ -1,1 +1,1 @@
-"""What users do on this node beside the work: commands, shells, connections, files."""
+"""What users run on this node beside the task: commands, shells, connections, file access."""

@@ -1,8 +1,8 @@
-"""Files of the node as a user's hand handles them: one call, one answer; what a call opened is kept
-by number.
+"""Serves file operations to a user's remote session: one call, one answer; open files are kept by
+number.
 
 A call is a line of JSON, `{"op", ...}`, and bytes; an answer a line, `{}` or `{"error", "errno"}`,
-and bytes. Paths are the user's: in a container they are its own.
+and bytes. Paths are the user's: for a container, paths inside it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-_open: dict[int, int] = {}  # handles of this process
+_open: dict[int, int] = {}  # file handles of this process
 _FLAGS = {"read": os.O_RDONLY, "write": os.O_WRONLY, "both": os.O_RDWR}
 
 
 def answer(root: Callable[[], str], payload: bytes) -> bytes:
-    """Do what is asked."""
+    """Execute one call."""
     line, _, data = payload.partition(b"\n")
     try:
         asked = json.loads(line)
@@ -42,7 +42,7 @@ def answer(root: Callable[[], str], payload: bytes) -> bytes:
 
 
 class NodeFileCalls:
-    """Paths below a root, which is "" for the node's own."""
+    """Paths below a root; "" is the node's own root."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -119,16 +119,14 @@ def do_set(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
 
 
 def do_list(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
-    """Names and what they are, as JSON in the bytes: a folder can be large."""
+    """Names and their types, as JSON in the bytes, since a folder can be large."""
     with os.scandir(files.find(asked)) as entries:
         found = [[entry.name, describe(entry.stat(follow_symlinks=False))] for entry in entries]
     return {}, json.dumps(found).encode()
 
 
 def do_walk(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
-    """Everything below a folder: paths relative to it, and what they are; links are told and not
-    followed.
-    """
+    """Everything below a folder: relative paths and their types; links are listed, not followed."""
     top, found = files.find(asked), []
     for folder, inner, names in os.walk(top):
         for name in sorted([*inner, *names]):
@@ -182,7 +180,7 @@ def do_resolve(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
 
 
 def do_hash(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
-    """SHA-256 of the first bytes of a file, and how many there were."""
+    """SHA-256 of the first bytes of a file, and their count."""
     found, left, count = hashlib.sha256(), int(asked["size"]), 0
     with open(files.find(asked), "rb") as file:
         while left > 0:

@@ -1,5 +1,5 @@
-"""What a user sends to a process beside the work: asked for at the control plane, given on as
-fast as it is taken.
+"""Input from a user to a process beside the work: requested from the control plane, forwarded as
+fast as the process reads it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ExecInbox:
         self._ask()
 
     def close(self) -> None:
-        """Nobody takes it any more."""
+        """The process no longer reads its input."""
         if not self._closed:
             self._closed = True
             self._channel.close()

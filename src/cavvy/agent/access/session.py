@@ -47,20 +47,21 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-FROM_HERE = 1 << 31  # channels that begin on this side
+FROM_HERE = 1 << 31  # channels opened by this side
 
 
 class SessionTarget:
-    """Where commands run and files are: this node, or a container on it."""
+    """Where commands run and files live: this node, or a container on it."""
 
     def __init__(
         self, env: dict[str, str], folder: str, prefix: list[str], root: Callable[[], str]
     ) -> None:
         self.env, self.folder, self.root = env, folder, root
-        self._prefix = prefix  # of commands in a container
+        self._prefix = prefix  # process IDs
 
     def command(self, asked: Fields) -> list[str]:
-        """What to start for a list of words, a line for the shell, or a shell."""
+        """The command to start for a list of words, a line for the shell, or an interactive
+        shell."""
         words = asked.get("argv") or (
             ["/bin/sh", "-c", asked["line"]] if asked.get("line") else None
         )
@@ -79,15 +80,15 @@ class SessionTarget:
 
 
 class SessionChannel:
-    """One shell, command or connection; `source` and `sink` are its files here."""
+    """One shell, command or connection; `source` and `sink` are its local files."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.sources: dict[int, int] = {}  # file -> kind of frame
         self.sink = -1
-        self.credit = WINDOW  # that we may send still
+        self.credit = WINDOW  # that we may still send to the peer
         self.waiting = bytearray()  # for the sink
-        self.ended = False  # nothing more comes for the sink
+        self.ended = False  # the sink gets no more data
         self.child: subprocess.Popen[bytes] | None = None
         self.terminal = False
         self.connection: socket.socket | None = None
@@ -95,7 +96,7 @@ class SessionChannel:
 
 
 class RemoteSession:
-    """Serves until its input ends."""
+    """Serve until the input ends."""
 
     def __init__(self, source: int, sink: int, place: SessionTarget) -> None:
         self._source, self._sink, self._place = source, sink, place
@@ -231,7 +232,7 @@ class RemoteSession:
             self._by_file[fd] = channel
 
     def _listen(self, channel: SessionChannel, asked: Fields) -> None:
-        """Connections that come to a port of the node begin channels here."""
+        """Accepts connections to a port of the node; each opens a channel."""
         family = socket.AF_INET6 if ":" in asked["host"] else socket.AF_INET
         channel.listener = socket.create_server((asked["host"], int(asked["port"])), family=family)
         channel.listener.setblocking(False)
@@ -255,7 +256,7 @@ class RemoteSession:
     # Moving bytes
 
     def _watch(self, channel: SessionChannel) -> None:
-        """Wait for what can be moved now, and for nothing else."""
+        """Wait until data can be moved."""
         for fd in channel.sources:
             self._want(fd, select.POLLIN if channel.credit > 0 else 0)
         if channel.sink >= 0:
@@ -280,14 +281,14 @@ class RemoteSession:
             self._draw(channel, fd)
 
     def _draw(self, channel: SessionChannel, fd: int) -> bool:
-        """Send what a source has; whether it had something."""
+        """Send the available data of a source; returns whether there was any."""
         if channel.credit <= 0:
             return False
         try:
             data = os.read(fd, min(CHUNK, channel.credit))
         except BlockingIOError:
             return False
-        except OSError:  # a terminal whose last program has gone, a connection that was reset
+        except OSError:  # the terminal's last program has exited, or a connection was reset
             data = b""
         if data:
             channel.credit -= len(data)
@@ -301,7 +302,7 @@ class RemoteSession:
         return False
 
     def _pour(self, channel: SessionChannel) -> None:
-        """Give the sink what it takes."""
+        """Write to the sink as much as it accepts."""
         taken = 0
         try:
             while channel.waiting and channel.sink >= 0:
@@ -310,7 +311,7 @@ class RemoteSession:
                 taken += count
         except BlockingIOError:
             pass
-        except OSError:  # nobody reads any more
+        except OSError:  # the reader has gone
             taken += len(channel.waiting)
             channel.waiting.clear()
             channel.ended = True
@@ -318,7 +319,7 @@ class RemoteSession:
             self._say(channel.number, CREDIT, struct.pack(">I", taken))
         if channel.ended and not channel.waiting and channel.sink >= 0:
             if channel.terminal:
-                os.write(channel.sink, b"\x04")  # what a user types to end the input
+                os.write(channel.sink, b"\x04")  # the character that a user types to end the input
                 channel.ended = False
                 return
             if channel.connection is not None:
@@ -329,7 +330,7 @@ class RemoteSession:
         self._watch(channel)
 
     def _end_connection(self, channel: SessionChannel) -> None:
-        """A connection is over when both ways are."""
+        """A connection is over when both directions are closed."""
         if channel.child is None and not channel.sources and channel.sink < 0:
             self._drop(channel, told=True)
 
@@ -342,7 +343,7 @@ class RemoteSession:
             while any(self._draw(channel, fd) for fd in list(channel.sources)):
                 pass
             if channel.credit <= 0 and channel.sources:
-                continue  # its end is told when its last output was taken: a credit wakes us
+                continue  # its end is reported after its last output: a credit wakes the loop
             code = channel.child.returncode
             said = {
                 "code": code if code >= 0 else None,
@@ -387,7 +388,7 @@ class RemoteSession:
 
 
 def control(channel: SessionChannel, asked: Fields) -> None:
-    """A terminal has another size, or its user sends a signal."""
+    """The user resized the terminal or sent a signal."""
     if "cols" in asked and channel.terminal and channel.sink >= 0:
         resize(channel.sink, asked)
     number = getattr(signal, "SIG" + str(asked.get("signal", "")), None)
@@ -399,8 +400,8 @@ def control(channel: SessionChannel, asked: Fields) -> None:
 
 
 def _connect_streams(channel: SessionChannel, terminal: Fields | None) -> tuple[int, int, int]:
-    """Give the channel its ends of a new terminal, or of three pipes. Returns the other ends: the
-    process's standard input, output and error.
+    """Connect the channel to a new terminal or to three pipes. Returns the process's ends: standard
+    input, output and error.
     """
     if terminal:
         ours, theirs = os.openpty()
@@ -414,7 +415,7 @@ def _connect_streams(channel: SessionChannel, terminal: Fields | None) -> tuple[
 
 
 def _take_terminal() -> None:
-    """In a new process: its standard input is its terminal."""
+    """Runs in the new process: make its standard input the controlling terminal."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 

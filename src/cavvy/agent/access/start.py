@@ -1,4 +1,5 @@
-"""Starts a user's hand on this node: in a process beside the work, fed by the control plane."""
+"""Starts a user's remote session on this node: in a process beside the work, fed by the control
+plane."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def serve(command: ChildCommand, config: AgentConfig, *, contained: bool) -> int
 
 
 def find_root(prefix: list[str]) -> str:
-    """Where the files of the container are on this node; "" without one. Raises OSError."""
+    """The container's root folder as seen from this node; "" without a container. Raises
+    OSError."""
     if not prefix or os.path.basename(prefix[0]) not in ("podman", "docker"):
         return ""
     command = [prefix[0], "inspect", "--format", "{{.State.Pid}}", prefix[-1]]
@@ -60,4 +62,4 @@ def find_root(prefix: list[str]) -> str:
         ).stdout
         return f"/proc/{int(said)}/root"
     except (subprocess.SubprocessError, ValueError) as error:
-        raise OSError(f"the container cannot be looked into: {error}") from error
+        raise OSError(f"cannot access the container's files: {error}") from error

@@ -1,1 +1,1 @@
-"""A look at the node before its work starts, where the task asks for one."""
+"""Checks the node before its work starts, if the task asks for it."""

@@ -1,10 +1,10 @@
-"""Whether each GPU is all there, keeps what is written to it and is as fast as its kind, by the
-driver's own libraries.
+"""Checks that each GPU has its full memory, stores data correctly, and is as fast as its model,
+using the driver's libraries.
 
-A row of blocks is laid over nearly all of the free memory. Random bytes go into the first and are
-copied from block to block, then their complement: what arrives in the last has been through every
-block, and the copies' own time is the memory's speed. The time is the GPU's (events), the memory's
-traffic twice what is copied: it is read and written.
+Blocks are allocated over nearly all of the free memory. Random bytes, then their complement, are
+written to the first block and copied from block to block: the last block shows errors of all, and
+the time of the copies gives the memory's speed. GPU events measure the time; the memory's traffic
+is twice the copied bytes: each is read and written.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ import os
 from ..config import CheckConfig
 
 BLOCK = 256 << 20
-PIECE = 4 << 20  # of random bytes, repeated within a block
-SPARED = 512 << 20  # of free memory, for the driver and a display
+PIECE = 4 << 20  # bytes of random data, repeated within a block
+SPARED = 512 << 20  # bytes of free memory left for the driver and a display
 LEAST_BLOCKS = 4
-LEAST_TOTAL = 0.9  # of the kind's memory; error correction and the driver keep a part
-LEAST_FREE = 0.8  # of what the GPU has
+LEAST_TOTAL = 0.9  # share of the model's memory; error correction and the driver
+LEAST_FREE = 0.8  # share of the GPU's memory
 COMPLEMENT = bytes(255 - value for value in range(256))
 UNCORRECTED, SINCE_BOOT = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 
 
 class GpuFault(Exception):
-    """A GPU, or its driver, is not as it should be; the message has the figures."""
+    """A GPU or its driver is faulty; the message has the figures."""
 
 
 class CudaDriver:
-    """The calls of libcuda that are needed. Raises GpuFault for every answer but success."""
+    """The functions of libcuda that the check calls. Raises GpuFault unless the call succeeds."""
 
     def __init__(self) -> None:
         try:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            raise GpuFault(f"the driver's library cannot be loaded: {error}") from error
+            raise GpuFault(f"the driver library cannot be loaded: {error}") from error
         self.call("cuInit", ctypes.c_uint(0))
 
     def call(self, name: str, *arguments: object) -> None:
@@ -54,7 +54,7 @@ class CudaDriver:
 
 
 class CheckedGpu:
-    """One GPU with its context, by its place among those that the work sees."""
+    """One GPU with its context, by its index among those that the work sees."""
 
     def __init__(self, cuda: CudaDriver, index: int) -> None:
         self._cuda = cuda
@@ -73,20 +73,20 @@ class CheckedGpu:
         return text.value.decode("utf-8", "replace")
 
     def uuid(self) -> str:
-        """As NVML writes it."""
+        """The struct as NVML fills it."""
         raw = (ctypes.c_ubyte * 16)()
         self._cuda.call("cuDeviceGetUuid", raw, self._device)
         text = bytes(raw).hex()
         return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
     def memory(self) -> tuple[int, int]:
-        """Bytes that are free, and all."""
+        """Free bytes and total bytes."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._cuda.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
 
     def allocate(self, blocks: int) -> list[ctypes.c_ulonglong]:
-        """As many blocks of BLOCK bytes as there are, at most so many."""
+        """Allocate blocks of BLOCK bytes, at most `most`, until the memory is full."""
         found: list[ctypes.c_ulonglong] = []
         for _ in range(blocks):
             block = ctypes.c_ulonglong()
@@ -104,8 +104,8 @@ class CheckedGpu:
             self._cuda.call("cuMemFree_v2", block)
 
     def run_through(self, blocks: list[ctypes.c_ulonglong], piece: bytes) -> float:
-        """Send the bytes through all blocks; bytes a second. Raises GpuFault where others
-        arrive.
+        """Copy the bytes through all blocks; returns bytes per second. Raises GpuFault if the bytes
+        differ at the end.
         """
         size = ctypes.c_size_t(PIECE)
         for offset in range(0, BLOCK, PIECE):
@@ -136,18 +136,18 @@ class CheckedGpu:
                 wrong = bin(
                     int.from_bytes(arrived.raw, "big") ^ int.from_bytes(piece, "big")
                 ).count("1")
-                what = f"{wrong} bits of the first {PIECE >> 20} MiB that differ arrived wrong"
-                raise GpuFault(f"its memory does not keep what is written: {what}")
+                what = f"{wrong} wrong bits in the first {PIECE >> 20} MiB that differ"
+                raise GpuFault(f"GPU memory does not keep written data: {what}")
 
 
 def check_gpus(wanted: CheckConfig, count: int) -> list[str]:
-    """One line for each GPU. Raises GpuFault at the first that falls short, with what was
-    measured.
+    """Return one line for each GPU. Raises GpuFault with the measured figures at the first GPU that
+    fails.
     """
     cuda = CudaDriver()
     found = cuda.count()
     if found < count:
-        raise GpuFault(f"{found} of {count} GPUs are there")
+        raise GpuFault(f"found {found} of {count} GPUs")
     piece = os.urandom(PIECE)
     nvml = open_nvml()
     return [_check(cuda, nvml, index, wanted, piece) for index in range(found)]
@@ -182,8 +182,7 @@ def _check(
             if speed < wanted.share * wanted.bandwidth_gbs:
                 least = int(wanted.share * wanted.bandwidth_gbs)
                 raise GpuFault(
-                    f"its memory moves {speed:.0f} GB/s, at least {least} are wanted of a "
-                    f"{wanted.kind}"
+                    f"memory speed is {speed:.0f} GB/s; a {wanted.kind} needs at least {least}"
                 )
     except GpuFault as error:
         raise GpuFault(f"GPU {index}: {error}") from error
@@ -191,7 +190,7 @@ def _check(
 
 
 def open_nvml() -> ctypes.CDLL | None:
-    """NVML, which alone knows the errors that were counted; None where there is none."""
+    """NVML, the only source of the GPU's error counters; None if it is missing."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -200,10 +199,11 @@ def open_nvml() -> ctypes.CDLL | None:
 
 
 def count_errors(nvml: ctypes.CDLL | None, uuid: str) -> str:
-    """What NVML says of the GPU's memory errors. Raises GpuFault where it is bad."""
+    """Return what NVML reports about the GPU's memory errors. Raises GpuFault if there are too
+    many."""
     handle = ctypes.c_void_p()
     if nvml is None or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
-        return "its counters cannot be read"
+        return "the error counters cannot be read"
     errors = ctypes.c_ulonglong()
     counted = not nvml.nvmlDeviceGetTotalEccErrors(
         handle, ctypes.c_int(UNCORRECTED), ctypes.c_int(SINCE_BOOT), ctypes.byref(errors)
@@ -212,12 +212,12 @@ def count_errors(nvml: ctypes.CDLL | None, uuid: str) -> str:
         raise GpuFault(f"{errors.value} uncorrected memory errors since the node's boot")
     rows = [
         ctypes.c_uint() for _ in range(4)
-    ]  # remapped for corrected and uncorrected errors, pending, failed
+    ]  # rows remapped for corrected and uncorrected errors, pending, failed
     if hasattr(nvml, "nvmlDeviceGetRemappedRows") and not nvml.nvmlDeviceGetRemappedRows(
         handle, *(ctypes.byref(each) for each in rows)
     ):
         if rows[3].value:
-            raise GpuFault("its memory could not be repaired: remapping a row has failed")
+            raise GpuFault("GPU memory could not be repaired: remapping a row failed")
         if rows[2].value:
-            raise GpuFault("its memory waits for a reset to be repaired: rows are to be remapped")
-    return "no memory errors" if counted else "it does not count memory errors"
+            raise GpuFault("GPU memory needs a reset: row remapping is pending")
+    return "no memory errors" if counted else "this GPU does not count memory errors"

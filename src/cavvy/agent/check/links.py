@@ -1,8 +1,9 @@
-"""How fast the nodes of a gang reach each other: each rank sends to the next in a ring, all at
-once, for two seconds.
+"""Measures how fast the nodes of a gang reach each other: each rank sends to the next in a ring,
+all at once, for two seconds.
 
-Several TCP streams at a time, since one does not fill a fast link. Who shows that it knows the
-gang's key is a rank of the gang; nobody else is listened to. The receiving rank judges its link.
+Uses several TCP streams at a time, since one does not fill a fast link. A peer that proves it knows
+the gang's key is a rank of the gang; other connections are dropped. The receiving rank judges its
+link.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from contextlib import suppress
 
 from ..config import CheckConfig, WorkConfig
 
-PORT_AFTER_MASTER = 2  # and the rank: ranks may share a machine
+PORT_AFTER_MASTER = 2  # rank included: ranks may share a machine
 STREAMS = 4
 SECONDS = 2.0
-MEET_S = 60.0  # for which a rank waits for its neighbours
+MEET_S = 60.0  # seconds that a rank waits for its neighbours
 STALL_S = 10.0
 CHUNK = 1 << 18
-MARK = 32  # bytes of a nonce and of what shows the key
+MARK = 32  # bytes of a nonce and of the proof of the key
 
 
 class SlowLink(Exception):
-    """A link is slower than wanted, or there is none; the message has the figures."""
+    """A link is slower than required, or missing; the message has the figures."""
 
 
 def check_links(wanted: CheckConfig, work: WorkConfig, rank: int) -> str:
-    """What was measured. Raises SlowLink."""
+    """Measure the links; returns one line for people. Raises SlowLink."""
     before, after = (rank - 1) % work.nodes, (rank + 1) % work.nodes
     end = time.monotonic() + MEET_S
     key = work.gang_key.encode()
@@ -51,7 +52,7 @@ def check_links(wanted: CheckConfig, work: WorkConfig, rank: int) -> str:
     mbps = received * 8 / 1e6 / seconds
     told = f"{say_speed(mbps)} from rank {before} ({work.addresses[before]})"
     if mbps < wanted.link_mbps:
-        raise SlowLink(f"{told}, at least {say_speed(wanted.link_mbps)} are wanted")
+        raise SlowLink(f"{told}, required: at least {say_speed(wanted.link_mbps)}")
     return told
 
 
@@ -78,7 +79,7 @@ def _send_all(work: WorkConfig, rank: int, key: bytes, end: float, failures: lis
         for _ in range(STREAMS):
             lines.append(_call(where, key, end))
     except (OSError, ValueError) as error:
-        failures.append(f"rank {rank} cannot be reached at {where[0]}:{where[1]}: {error}")
+        failures.append(f"cannot reach rank {rank} at {where[0]}:{where[1]}: {error}")
     senders = [threading.Thread(target=_send, args=(line,), daemon=True) for line in lines]
     for sender in senders:
         sender.start()
@@ -87,7 +88,7 @@ def _send_all(work: WorkConfig, rank: int, key: bytes, end: float, failures: lis
 
 
 def _call(where: tuple[str, int], key: bytes, end: float) -> socket.socket:
-    """A line to the rank, which has shown that it knows the key as we have. Raises OSError,
+    """Connect to a rank that has proved that it knows the gang's key. Raises OSError,
     ValueError.
     """
     while True:
@@ -101,7 +102,7 @@ def _call(where: tuple[str, int], key: bytes, end: float) -> socket.socket:
     line.settimeout(max(0.1, end - time.monotonic()))
     line.sendall(_show(key, _read(line)))
     if _read(line) != _show(key, b"rank"):
-        raise ValueError("who answers there is no rank of this gang")
+        raise ValueError("the peer at this address is not a rank of this gang")
     line.settimeout(STALL_S)
     return line
 
@@ -109,20 +110,21 @@ def _call(where: tuple[str, int], key: bytes, end: float) -> socket.socket:
 def _send(line: socket.socket) -> None:
     data = bytes(CHUNK)
     until = time.monotonic() + SECONDS
-    with line, suppress(OSError):  # the receiver tells of a line that breaks
+    with line, suppress(OSError):  # the receiver reports a broken connection
         while time.monotonic() < until:
             line.sendall(data)
 
 
 def _receive_all(server: socket.socket, key: bytes, rank: int, end: float) -> tuple[int, float]:
-    """Bytes that came over all lines together, and in how long. Raises SlowLink."""
+    """Return the bytes received over all connections, and the seconds they took. Raises
+    SlowLink."""
     lines: list[socket.socket] = []
     while len(lines) < STREAMS:
         server.settimeout(max(0.01, end - time.monotonic()))
         try:
             line, _ = server.accept()
         except OSError:
-            raise SlowLink(f"rank {rank} did not call within {MEET_S:.0f} s") from None
+            raise SlowLink(f"rank {rank} did not connect within {MEET_S:.0f} s") from None
         with suppress(OSError, ValueError):
             if _greet(line, key):
                 lines.append(line)

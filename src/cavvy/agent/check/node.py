@@ -1,4 +1,5 @@
-"""The whole check of one rank's node, in a process of its own: a sick driver can hang for ever."""
+"""Runs the whole check of one rank's node in a separate process: a faulty driver can hang
+forever."""
 
 from __future__ import annotations
 
@@ -11,18 +12,16 @@ from ..work.reaper import report
 from .gpus import GpuFault, check_gpus
 from .links import SlowLink, check_links
 
-LIMIT_S = 180.0  # for all of it
-LATELY_S = 600.0  # the kernel's log is read back so far
+LIMIT_S = 180.0  # seconds for the whole check
+LATELY_S = 600.0  # seconds of the kernel's log that are read
 
 
 def check_node(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> int:
-    """Tell what was measured as lines `check TEXT` on `channel`, and at the end the result as
-    JSON.
-    """
-    os.environ.update(env)  # which GPUs are the work's
+    """Write measurements as lines `check TEXT` on `channel`, and finally the result as JSON."""
+    os.environ.update(env)  # indices of the GPUs assigned to the work
     outcome = reason = ""
     try:
-        # Links first: no rank waits for one whose GPU has failed.
+        # Links first, so that no rank waits for one whose GPU has failed.
         if work.nodes > 1:
             _tell(channel, check_links(_wanted(work), work, config.rank))
         _check_gpus(config, work, channel)
@@ -31,7 +30,7 @@ def check_node(config: AgentConfig, work: WorkConfig, env: dict[str, str], chann
     except SlowLink as error:
         outcome, reason = LINK, str(error)
     except OSError as error:
-        outcome, reason = "node", f"the check of the node could not be made: {error}"
+        outcome, reason = "node", f"the node check failed to run: {error}"
     return report(channel, outcome, reason)
 
 
@@ -39,11 +38,11 @@ def _check_gpus(config: AgentConfig, work: WorkConfig, channel: int) -> None:
     if not work.accelerators_per_node:
         return
     if config.vendor not in ("", "nvidia"):
-        _tell(channel, f"GPUs of {config.vendor} cannot be checked; only NVIDIA's can")
+        _tell(channel, f"only NVIDIA GPUs can be checked, not those of {config.vendor}")
         return
     fault = read_kernel(time.monotonic() - LATELY_S)
     if fault:
-        raise GpuFault(f"the kernel told of {fault} lately")
+        raise GpuFault(f"the kernel log reports {fault}")
     for line in check_gpus(_wanted(work), work.accelerators_per_node):
         _tell(channel, line)
 

@@ -1,4 +1,4 @@
-"""Moves the files of checkpoints to and from the job's bucket; may block."""
+"""Moves checkpoint files to and from the job's bucket; may block."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def send_file(
     read: Callable[[int, int], bytes],
     tell: Tell | None = None,
 ) -> None:
-    """Send the file with this SHA-256; `read` is that of `ObjectUpload.send`. Raises
-    TransferFailed and what `read` raises. `tell` hears of long waits.
+    """Send the file with this SHA-256; `read` is as in `ObjectUpload.send`. Raises
+    TransferFailed and what `read` raises. `tell` is called about long waits.
     """
     transfers = TransferClient(config, f"checkpoint/{name}", tell)
     ObjectUpload(transfers, {}, f"checkpoint file {name[:12]}", tell).send(size, read)
 
 
 def fetch_file(config: AgentConfig, name: str, path: str, tell: Tell | None = None) -> None:
-    """Make `path` the file with this SHA-256. Raises TransferFailed, OSError. `tell` hears of long
-    waits.
+    """Download the file with this SHA-256 to `path`. Raises TransferFailed, OSError. `tell` is
+    called about long waits.
     """
     transfers = TransferClient(config, f"checkpoint/{name}", tell)
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     Entry = dict[str, object]
 
 WORKERS = 8
-PENDING = 256  # files that wait for a worker; a listing is read no faster than it is used
+PENDING = 256  # files queued for a worker; a listing is read no faster than it is used
 
 
 def fetch_input(
     config: AgentConfig, index: int, source: str, target: str, tell: Callable[[str], None]
 ) -> None:
-    """Make `target` what the URL means. Raises TransferFailed, OSError."""
+    """Download the URL's content to `target`. Raises TransferFailed, OSError."""
     meter = TransferProgress(f"input {source}", tell)
     pool = ThreadPoolExecutor(WORKERS)
     waiting: list[Future[None]] = []
@@ -57,7 +57,7 @@ def fetch_input(
 
 
 def list_files(transfers: TransferClient) -> Iterator[Entry]:
-    """Every file of the input. Raises TransferFailed."""
+    """List all files of the input. Raises TransferFailed."""
     after = ""
     while True:
         page = transfers.read("GET", after=after)
@@ -72,7 +72,7 @@ def list_files(transfers: TransferClient) -> Iterator[Entry]:
 def open_input(
     transfers: TransferClient, entry: Entry, path: str, meter: TransferProgress
 ) -> ObjectDownload:
-    """One file of the input, which becomes `path`."""
+    """Download one file of the input to `path`."""
     return ObjectDownload(
         transfers,
         entry,
@@ -83,8 +83,8 @@ def open_input(
 
 
 def has_content(path: str, entry: Entry) -> bool:
-    """Whether an earlier copy of the same content is at `path`. Storages name content by its MD5;
-    no secret depends on it.
+    """Whether `path` already holds the same content. Storages identify content by its MD5; no
+    secret depends on it.
     """
     if not entry["md5"] or not os.path.isfile(path) or os.path.getsize(path) != entry["size"]:
         return False

@@ -1,7 +1,7 @@
-"""Gives the work its volumes: what the place has mounted already, folders of the node, and NFS.
+"""Gives the work its volumes: those that the provider has mounted, folders of the node, and NFS.
 
-Without a container, a volume's path becomes a link to where its files are; in one, they are bound
-to the path.
+Without a container, a volume's path becomes a link to its files; in a container, the files are
+bind-mounted.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from ..config import AgentConfig, VolumeConfig, WorkConfig
 from ..work.folder import CannotBuild, inside
 
 MOUNT_S = 60.0
-BESIDE = "/cavvy/volumes"  # where a place mounts what is to be seen within the working folder
+BESIDE = "/cavvy/volumes"  # where the provider mounts volumes of the working folder
 
 
 def find_volumes(
     config: AgentConfig, work: WorkConfig, folder: str
 ) -> list[tuple[VolumeConfig, str]]:
-    """Each volume with the folder of this node in which its files are. Raises CannotBuild,
+    """Return each volume with the folder of this node that holds its files. Raises CannotBuild,
     OSError.
     """
     return [(volume, find_source(config, volume, folder)) for volume in work.volumes]
 
 
 def find_source(config: AgentConfig, volume: VolumeConfig, folder: str) -> str:
-    """Where the volume's files are on this node; NFS is mounted here. Raises CannotBuild,
+    """Find the volume's files on this node; mounts NFS. Raises CannotBuild,
     OSError.
     """
     if volume.kind == "folder":
         source = folder if volume.source == "." else inside(folder, volume.source)
         if not os.path.exists(source):
             raise CannotBuild(
-                f"there is no {volume.source} in the working folder to be seen under {volume.path}"
+                f"the working folder has no {volume.source} to appear at {volume.path}"
             )
         return source
     if os.path.isabs(volume.path):
@@ -42,10 +42,10 @@ def find_source(config: AgentConfig, volume: VolumeConfig, folder: str) -> str:
     else:
         made = f"{BESIDE}/{hashlib.sha256(volume.path.encode()).hexdigest()[:12]}"
     if os.path.ismount(made):
-        return made  # the place has done it
+        return made  # already mounted by the provider
     if volume.kind == "host":
         if not os.path.isdir(volume.source):
-            raise CannotBuild(f"the volume {volume.source} is no folder of this node")
+            raise CannotBuild(f"the volume {volume.source} is not a folder on this node")
         return volume.source
     if volume.kind == "nfs":
         return find_mounted(volume.source) or mount_nfs(config, volume)
@@ -53,7 +53,7 @@ def find_source(config: AgentConfig, volume: VolumeConfig, folder: str) -> str:
 
 
 def find_mounted(export: str) -> str | None:
-    """Where an NFS export is mounted already; of several places the first."""
+    """Where an NFS export is already mounted; the first of several mount points."""
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             device, where, kind = line.split(" ")[:3]
@@ -63,12 +63,12 @@ def find_mounted(export: str) -> str | None:
 
 
 def mount_nfs(config: AgentConfig, volume: VolumeConfig) -> str:
-    """Mount it below the machine's cache, for all agents. Raises CannotBuild, OSError."""
+    """Mount it below the machine's cache, shared by all agents. Raises CannotBuild, OSError."""
     if os.getuid():
         raise CannotBuild(
             f"the NFS export {volume.source} is not mounted on this node, and only root may mount "
             "it; "
-            "have it mounted there, or name the folder in which it is as `host`"
+            "mount it there, or name its folder as `host`"
         )
     name = hashlib.sha256(f"{volume.source} {volume.options}".encode()).hexdigest()[:16]
     folder = os.path.join(config.cache, "mounts", name)
@@ -83,7 +83,7 @@ def mount_nfs(config: AgentConfig, volume: VolumeConfig) -> str:
         )
     except FileNotFoundError as error:
         raise CannotBuild(
-            f"the NFS export {volume.source} cannot be mounted: this node has no `mount`"
+            f"the NFS export {volume.source} cannot be mounted: this node has no `mount` command"
         ) from error
     except subprocess.TimeoutExpired as error:
         raise CannotBuild(
@@ -105,8 +105,8 @@ def link_volumes(config: AgentConfig, work: WorkConfig, folder: str) -> None:
     for volume, source in find_volumes(config, work, folder):
         if volume.read_only and os.access(source, os.W_OK) and not _is_read_only(source):
             raise CannotBuild(
-                f"the volume {volume.source} cannot be kept from being written on this node "
-                "without a container; "
+                f"the volume {volume.source} cannot be made read-only on this node without a "
+                "container; "
                 "add an `image`, or leave `read_only` out"
             )
         path = find_path(volume, folder)
@@ -115,12 +115,12 @@ def link_volumes(config: AgentConfig, work: WorkConfig, folder: str) -> None:
 
 
 def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
-    """The volumes as `--volume` of podman and docker wants them. Raises CannotBuild, OSError."""
+    """The volumes as `--volume` arguments of podman and docker. Raises CannotBuild, OSError."""
     binds = []
     for volume, source in find_volumes(config, work, folder):
         if volume.path.startswith("~/"):
             raise CannotBuild(
-                f"{volume.path} lies in the home folder, and an image has one of its own"
+                f"{volume.path} is in the home folder, but an image has its own home folder"
             )
         path = find_path(volume, folder)
         if not os.path.isabs(volume.path):
@@ -130,33 +130,33 @@ def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
 
 
 def find_path(volume: VolumeConfig, folder: str) -> str:
-    """Where the work sees the volume. Raises CannotBuild."""
+    """The path at which the work sees the volume. Raises CannotBuild."""
     if volume.path.startswith("~/"):
         return os.path.expanduser(volume.path)
     return volume.path if os.path.isabs(volume.path) else inside(folder, volume.path)
 
 
 def link(source: str, path: str) -> None:
-    """Let `path` lead to `source`. Raises CannotBuild where something else is there, or nothing
-    may be made.
+    """Link `path` to `source`. Raises CannotBuild if something else is there, or the link may not
+    be created.
     """
     if os.path.islink(path) and os.path.realpath(path) == os.path.realpath(source):
         return
     if os.path.islink(path) and not os.path.exists(path):
-        os.unlink(path)  # of an attempt whose home is gone
+        os.unlink(path)  # left by an attempt whose home folder is gone
     if os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path):
         os.rmdir(path)
     if os.path.lexists(path):
         raise CannotBuild(
-            f"{source} cannot be seen under {path}: something else is there on this node"
+            f"{source} cannot appear at {path}: the path is already in use on this node"
         )
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.symlink(source, path)
     except PermissionError as error:
         raise CannotBuild(
-            f"{source} cannot be seen under {path}: this node's user may not make it; "
-            "write a path within the working folder, or add an `image`"
+            f"{source} cannot appear at {path}: this node's user may not create it; choose a path "
+            "within the working folder, or add an `image`"
         ) from error
 
 
@@ -165,7 +165,7 @@ def _is_read_only(path: str) -> bool:
 
 
 def _decode(text: str) -> str:
-    """As the kernel writes paths: blanks and backslashes in octal."""
+    """Decode paths as the kernel writes them: blanks and backslashes in octal."""
     for octal, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         text = text.replace(octal, plain)
     return text

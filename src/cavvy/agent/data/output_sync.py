@@ -1,5 +1,5 @@
-"""Sends outputs with `every` while the work runs, and what has changed since when it has ended,
-however that came.
+"""Sends outputs that have `every` while the work runs, and all remaining changes when it has ended,
+for any outcome.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from ..config import AgentConfig, WorkConfig
     from ..loop import EventLoop
 
-# since a file was written last: one that is being written waits for the next time, or for the end
+# seconds since the last write: a file that is being written waits for the next check, or for the
+# end
 STILL_S = 2.0
 
 
 class OutputSync(SidecarProcess):
-    """A look comes by itself; `finish` sends what has changed since and then calls back, `kill`
+    """A timer starts each check; `finish` sends the remaining changes and then calls back, `kill`
     ends that early.
     """
 
@@ -41,14 +42,14 @@ class OutputSync(SidecarProcess):
     ) -> None:
         super().__init__(
             loop, min(work.mirrored.values())
-        )  # `seconds` is of a look with something to send
+        )  # `seconds` counts only checks that sent something
         self._config, self._work, self._say = config, work, say
-        self._problem = ""  # of the last look, "" where all went well
+        self._problem = ""  # problem of the last check, "" if it succeeded
         self._told = ""
-        self._last = False  # this look is the last one
+        self._last = False  # this check is the last one
 
     def hurry(self) -> None:
-        """The node goes soon: look at once."""
+        """The node will be reclaimed soon: check at once."""
         if self._done is None:
             self._look()
 
@@ -92,18 +93,18 @@ class OutputSync(SidecarProcess):
             if self._process is not None:
                 return
         if self._off or self._problem:
-            why = "there was no time left to send them" if self._off else self._problem
+            why = "no time was left to send them" if self._off else self._problem
             self._say(
                 "event",
                 name="unsafe",
-                text=f"the last changes of the outputs may not have arrived: {why}",
+                text=f"the last changes of the outputs may be missing: {why}",
             )
         done()
 
 
 def send_changed(config: AgentConfig, work: WorkConfig, still_s: float, *, quiet: bool) -> int:
-    """In a process of its own: one look. Lines on the standard output tell what was moved and,
-    last, how it went.
+    """Runs in its own process: check once. Lines on the standard output report what was moved and,
+    last, the result.
     """
     began, files, problem = time.monotonic(), 0, ""
 

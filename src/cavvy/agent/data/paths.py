@@ -1,4 +1,4 @@
-"""Where inputs and outputs really lie: within the working folder, or beside it and seen under a
+"""Where inputs and outputs are stored: within the working folder, or beside it and visible at a
 full path.
 """
 
@@ -18,7 +18,7 @@ def is_full(path: str) -> bool:
 
 
 def find_input(config: AgentConfig, index: int, target: str) -> str:
-    """Where an input is copied to. Raises CannotBuild."""
+    """The path to which an input is copied. Raises CannotBuild."""
     if not is_full(target):
         return inside(config.folder, target)
     os.makedirs(f"{config.home}/inputs", mode=0o700, exist_ok=True)
@@ -26,18 +26,18 @@ def find_input(config: AgentConfig, index: int, target: str) -> str:
 
 
 def link_input(path: str, target: str) -> None:
-    """Let work without a container see it under its full path. Raises CannotBuild."""
+    """Make the input visible at its full path for work without a container. Raises CannotBuild."""
     if is_full(target):
         link(path, os.path.expanduser(target))
 
 
 def list_input_binds(config: AgentConfig, work: WorkConfig) -> list[str]:
-    """The inputs with full paths, as engines bind them. Raises CannotBuild."""
+    """The inputs with full paths, in the engines' bind syntax. Raises CannotBuild."""
     binds = []
     for index, target in enumerate(each.target for each in work.inputs):
         if target.startswith("~/"):
             raise CannotBuild(
-                f"the input {target} lies in the home folder, and an image has one of its own"
+                f"the input {target} is in the home folder, but an image has its own home folder"
             )
         if is_full(target):
             binds.append(f"{config.home}/inputs/{index}:{target}")
@@ -47,7 +47,7 @@ def list_input_binds(config: AgentConfig, work: WorkConfig) -> list[str]:
 def find_output(
     config: AgentConfig, work: WorkConfig, output: int
 ) -> tuple[str, dict[str, list[int]]]:
-    """Where an output lies, and which of its files are at the target already. Raises
+    """The path of an output, and which of its files the target already has. Raises
     CannotBuild.
     """
     path, brought = _find_output(config, work, work.outputs[output])
@@ -69,7 +69,7 @@ def _find_output(
 
 
 def remember(config: AgentConfig, index: int, path: str) -> None:
-    """Write down what was brought, so that what the work leaves as it is need not be sent back."""
+    """Record the fetched files, so that unchanged ones are not sent back."""
     found = {}
     for folder, _, names in os.walk(path):
         for name in names:
@@ -82,5 +82,5 @@ def remember(config: AgentConfig, index: int, path: str) -> None:
 
 
 def remember_sent(config: AgentConfig, output: int, known: dict[str, list[int]]) -> None:
-    """Write down what was sent while the work runs, so that the end need not send it again."""
+    """Record the files sent while the work runs, so that they are not sent again at the end."""
     write_whole(f"{config.home}/sent-{output}.json", json.dumps(known))

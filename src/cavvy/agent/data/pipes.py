@@ -1,4 +1,4 @@
-"""The process beside the work that fills its pipes, as the agent sees it."""
+"""The agent's handle on the process that fills the pipes of streamed inputs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .stream import stream_inputs
 
 
 class PipeStreams:
-    """Starts with the work and ends with it; `failure` says why the work had to be ended,
-    `outcome` as what. `say` reports progress, `stop` ends the work. Raises OSError.
+    """It starts and ends with the work; `failure` says why the work had to be ended, `outcome` with
+    which result. `say` reports progress, `stop` ends the work. Raises OSError.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PipeStreams:
         self._process = WorkProcess(loop, command, heard=self._heard, ended=self._ended)
 
     def end(self) -> None:
-        """The work is over."""
+        """The work has ended."""
         self._over = True
         self._process.kill()
 

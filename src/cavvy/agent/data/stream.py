@@ -1,8 +1,7 @@
 """Streams inputs: the work reads a pipe while it runs, and no file is stored on the disk.
 
-A pipe can be read once. The files of a folder come one after another, by name. When a stream fails,
-its pipe stays open: the work cannot mistake the beginning for the whole, and the agent ends the
-work.
+A pipe can be read once. The files of a folder come one after another, by name. If a stream fails,
+its pipe stays open: the work cannot mistake a part for the whole, and the agent ends the work.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def stream_inputs(config: AgentConfig, wanted: list[tuple[int, str, str]], chann
                     reason = f"the input {source} failed: {error}"
                     outcome = (
                         NETWORK if isinstance(error, StorageTimeout) else "exit"
-                    )  # as of an input that is copied
+                    )  # the same retries as for a copied input
                     report(channel, outcome, reason)
 
     threads = [threading.Thread(target=run, args=each, daemon=True) for each in wanted]
@@ -53,12 +52,12 @@ def stream_inputs(config: AgentConfig, wanted: list[tuple[int, str, str]], chann
     for each in threads:
         each.join()
     while failed:
-        signal.pause()  # with the pipes open, until the agent has ended the work
+        signal.pause()  # keep the pipes open until the agent has ended the work
     return 0
 
 
 class InputStream:
-    """One input into one pipe."""
+    """Stream one input into one pipe."""
 
     def __init__(
         self, config: AgentConfig, index: int, source: str, path: str, channel: int
@@ -69,7 +68,7 @@ class InputStream:
 
     def run(self) -> None:
         """Raises TransferFailed, OSError."""
-        pipe = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)  # waits until the work reads
+        pipe = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)  # blocks until the work reads
         try:
             for entry in list_files(self._transfers):
                 for data in open_input(self._transfers, entry, self._path, self._meter).read():
@@ -79,7 +78,7 @@ class InputStream:
                     self._meter.moved(len(data))
                 self._meter.moved(0, 1)
         except BrokenPipeError:
-            pass  # the work has read what it wanted
+            pass  # the work has read as much as it needs
         else:
             os.close(pipe)
         self._meter.end()

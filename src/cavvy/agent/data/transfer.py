@@ -1,7 +1,7 @@
 """One engine for signed transfers: inputs, streams, outputs and checkpoints use it.
 
-The control plane signs requests, and storages take them without credentials. A broken transfer
-resumes where it stopped; an expired request is signed anew; where this node cannot connect to the
+The control plane signs requests, and storages accept them without credentials. A broken transfer
+resumes where it stopped; an expired request is signed anew; if this node cannot connect to the
 storage, the control plane relays the bytes.
 """
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     Tell = Callable[[str], None]
     Entry = dict[str, object]
 
-LINE = 2000  # bytes of a message at most: a pipe takes fewer than 4096 at once, undivided
-EXPIRED = (400, 401, 403)  # what storages answer to a request that has expired
+LINE = 2000  # maximum bytes of a message: a pipe takes fewer than 4096 atomically
+EXPIRED = (400, 401, 403)  # statuses that storages send for an expired request
 RELAY = 4 * 1024 * 1024  # bytes of an answer that the control plane relays
 
 
 class ObjectDownload:
-    """The bytes of one object in order. `entry` is what the control plane says about it: `size`,
+    """The bytes of one object in order. `entry` is the control plane's description: `size`,
     `tag`, `md5` or `sha256`, and the first signed request.
     """
 
@@ -60,7 +60,8 @@ class ObjectDownload:
         self._at = 0
 
     def read(self) -> Iterator[bytes]:
-        """All bytes, each once. Raises TransferFailed, also if they are not what was stored."""
+        """Yield all bytes, each once. Raises TransferFailed, also if they differ from the stored
+        bytes."""
         kind = "md5" if "md5" in self._entry else "sha256"
         found, budget = hashlib.new(kind), RetryBudget(self._waits)
         while self._size is None or self._at < self._size:
@@ -78,12 +79,12 @@ class ObjectDownload:
             elif self._size is None or self._at < self._size:
                 self._lose(fault, budget)
         if self._at != self._size:
-            raise TransferFailed(f"{self._name} has {self._at} bytes and should have {self._size}")
+            raise TransferFailed(f"{self._name} has {self._at} bytes instead of {self._size}")
         if self._entry[kind] and found.hexdigest() != self._entry[kind]:
-            raise TransferFailed(f"{self._name} arrived damaged: its checksum differs")
+            raise TransferFailed(f"{self._name} was damaged in transit: its checksum differs")
 
     def _lose(self, fault: Exception, budget: RetryBudget) -> None:
-        """Wait before the next try. Raises TransferFailed if there should be none."""
+        """Wait before the next try. Raises TransferFailed if no tries are left."""
         status = 0
         if isinstance(fault, urllib.error.HTTPError):
             fault.close()
@@ -93,21 +94,22 @@ class ObjectDownload:
             and self._size is not None
             and isinstance(fault, urllib.error.URLError)
         ):
-            self._signed = None  # this node does not reach the storage; the control plane may
+            self._signed = None  # this node cannot reach the storage; the control plane may
             return
         if status == 412:
-            raise TransferFailed(f"{self._name} was changed while it was copied")
+            raise TransferFailed(f"{self._name} changed while it was copied")
         if status in (404, 410):
-            raise TransferFailed(f"{self._name} is not there any more")
+            raise TransferFailed(f"{self._name} no longer exists")
         if status == 416 and self._size is None:
-            self._size = self._at  # nothing is left
+            self._size = self._at  # all bytes have arrived
             return
         url = self._signed["url"] if isinstance(self._signed, dict) else ""
         if budget.lose_request(self._name, fault, url) in EXPIRED:
             self._signed = self._sign()
 
     def _ask(self) -> Iterator[bytes]:
-        """What one request brings. Raises HTTPError, OSError, HTTPException, TransferFailed."""
+        """Yield the bytes of one request. Raises HTTPError, OSError, HTTPException,
+        TransferFailed."""
         if not isinstance(self._signed, dict):
             length = min(RELAY, (self._size or 0) - self._at)
             yield self._transfers.ask(
@@ -122,7 +124,9 @@ class ObjectDownload:
         with request(self._signed, headers=headers) as reply:
             self._reached = True
             left = reply.length
-            skip = self._at if reply.status == 200 else 0  # a server without ranges sends all
+            skip = (
+                self._at if reply.status == 200 else 0
+            )  # a server without range support sends everything
             for data in iter(lambda: reply.read(CHUNK), b""):
                 left = None if left is None else left - len(data)
                 cut = min(skip, len(data))
@@ -136,8 +140,8 @@ class ObjectDownload:
 
 
 def save_object(path: str, download: ObjectDownload, meter: TransferProgress | None = None) -> None:
-    """Make `path` the object; the file gets its name when it is complete. Raises TransferFailed,
-    OSError.
+    """Download the object to `path`; the file gets its name when it is complete. Raises
+    TransferFailed, OSError.
     """
     with open(path + ".cavvy-part", "wb") as file:
         for data in download.read():
@@ -148,8 +152,8 @@ def save_object(path: str, download: ObjectDownload, meter: TransferProgress | N
 
 
 class ObjectUpload:
-    """Sends one object in parts. `read(offset, length)` gives its bytes and raises if the source
-    has changed; `target` is what the control plane knows the object by.
+    """Sends one object in parts. `read(offset, length)` returns bytes of the source and raises if
+    it has changed; `target` is the control plane's name for the object.
     """
 
     def __init__(
@@ -164,7 +168,7 @@ class ObjectUpload:
         self._waits, self._moved = waits, moved
 
     def send(self, size: int, read: Callable[[int, int], bytes]) -> None:
-        """The object counts when every part was taken and the source is what it was. Raises
+        """The object counts when every part was accepted and the source has not changed. Raises
         TransferFailed and what `read` raises; then the storage drops the parts.
         """
         how = self._transfers.read("POST", "", dict(self._target, size=size))
@@ -191,7 +195,7 @@ class ObjectUpload:
             raise
 
     def _put(self, part: Entry, data: bytes) -> str:
-        """Send one part and return its ETag; "" if this node does not reach the storage and the
+        """Send one part and return its ETag; "" if this node cannot reach the storage and the
         control plane can relay the object. Raises TransferFailed.
         """
         digest = base64.b64encode(hashlib.md5(data).digest()).decode()
@@ -211,10 +215,10 @@ class ObjectUpload:
 
 
 class TransferProgress:
-    """How far a transfer is and what it waits for, reported every few seconds; its threads count
-    here.
+    """A transfer's progress and what it is waiting for, reported every few seconds; counts its
+    threads.
 
-    `quiet`: the user knows already what it waits for.
+    `quiet`: the user already knows the reason for the wait.
     """
 
     def __init__(self, what: str, tell: Tell, *, quiet: bool = False) -> None:
@@ -239,7 +243,7 @@ class TransferProgress:
         self._tell(text)
 
     def waits(self, text: str) -> None:
-        """One of the threads gets no data, for this reason."""
+        """A thread is waiting for data, for this reason."""
         with self._lock:
             now = time.monotonic()
             if self._quiet or (self._waited and now - self._waited < TOLD_EVERY_S):
@@ -257,7 +261,7 @@ class TransferProgress:
 
 
 def say_size(size: float) -> str:
-    """Bytes as people read them."""
+    """A size in units for people."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
@@ -266,10 +270,11 @@ def say_size(size: float) -> str:
 
 
 def tell_to(channel: int, word: str = "moved") -> Tell:
-    """Report to the agent, which makes an event of this name; a channel below 0 reports nothing."""
+    """Report to the agent, which creates an event with this name; a channel below 0 reports
+    nothing."""
     return lambda text: None if channel < 0 else _write(channel, word, text)
 
 
 def _write(channel: int, word: str, text: str) -> None:
-    line = " ".join(f"{word} {text}".split())  # names of files may hold line breaks
+    line = " ".join(f"{word} {text}".split())  # file names may contain line breaks
     os.write(channel, line.encode("utf-8", "replace")[:LINE] + b"\n")

@@ -12,11 +12,11 @@ from ..config import AgentConfig
 from ..http_client import TransferClient, TransferFailed
 from .transfer import ObjectUpload, TransferProgress
 
-WORKERS = 4  # each holds one part in memory
+WORKERS = 4  # each thread holds one part in memory
 
 
 class OutputChanged(TransferFailed):
-    """The file was written while it was sent."""
+    """The file changed while it was sent."""
 
 
 def send_output(
@@ -30,12 +30,12 @@ def send_output(
     still_s: float = 0.0,
     quiet: bool = False,
 ) -> TransferProgress:
-    """Send a file, or a folder without the files that are `known` to be there; `known` then has
-    the sent files too.
+    """Send a file, or a folder without the files that are `known` to be at the target; sent files
+    are added to `known`.
 
-    With `still_s` the work runs: files that it wrote within that time, or writes meanwhile, are
-    left for later. `quiet`: the user knows that the storage is waited for. The caller ends the
-    returned meter. Raises TransferFailed, OSError.
+    With `still_s` the work is running: files that it wrote within that time, or writes meanwhile,
+    are left for later. `quiet`: the user already knows about the wait for the storage. The caller
+    ends the returned meter. Raises TransferFailed, OSError.
     """
     if not os.path.lexists(source):
         raise TransferFailed(f"the output {source} does not exist")
@@ -57,7 +57,7 @@ def send_output(
 
 
 def list_files(source: str, target: str) -> Iterator[tuple[str, str]]:
-    """Files with their paths below the target; a link to a file counts as the file."""
+    """Files with their paths relative to the target; a link to a file counts as the file."""
     if not os.path.isdir(source):
         yield source, os.path.basename(source) if target.endswith("/") else ""
         return
@@ -70,11 +70,11 @@ def list_files(source: str, target: str) -> Iterator[tuple[str, str]]:
 
 
 def is_due(path: str, name: str, known: dict[str, list[int]], still_s: float) -> bool:
-    """Whether a file differs from the one at its target."""
+    """Whether a file differs from the one at the target."""
     try:
         seen = os.stat(path)
     except FileNotFoundError:
-        return not still_s  # an error, unless the running work has removed it
+        return not still_s  # an error, unless the running work has removed the file
     return (
         known.get(name) != [seen.st_size, seen.st_mtime_ns]
         and abs(time.time() - seen.st_mtime) >= still_s
@@ -89,8 +89,8 @@ def send_file(
     meter: TransferProgress,
     known: dict[str, list[int]],
 ) -> None:
-    """Send one file; it counts when every part was taken and it did not change meanwhile. Raises
-    TransferFailed, OSError.
+    """Send one file; it counts when every part was accepted and the file did not change meanwhile.
+    Raises TransferFailed, OSError.
     """
     transfers = TransferClient(config, f"outputs/{index}", meter.waits)
     with open(path, "rb") as file:
@@ -101,7 +101,7 @@ def send_file(
             if len(data) != length or now.st_size < seen.st_size:
                 raise OutputChanged(f"{path} became shorter while it was sent")
             if (now.st_size, now.st_mtime_ns) != (seen.st_size, seen.st_mtime_ns):
-                raise OutputChanged(f"{path} was changed while it was sent")
+                raise OutputChanged(f"{path} changed while it was sent")
             return data
 
         ObjectUpload(transfers, {"path": name}, path, meter.waits, meter.moved).send(

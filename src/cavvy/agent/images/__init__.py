@@ -1,1 +1,1 @@
-"""Images of the work: getting, building and checking them before anything runs."""
+"""Container images of the work: fetches, builds and checks them before the work runs."""

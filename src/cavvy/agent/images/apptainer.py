@@ -1,5 +1,5 @@
-"""Runs the work in an image by Apptainer (or Singularity), which clusters have instead of
-engines with a daemon.
+"""Runs the work in an image with Apptainer (or Singularity), which clusters have instead of engines
+with a daemon.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ PROGRAMS = ("apptainer", "singularity")
 
 
 def bring_sif(program: str, config: AgentConfig, work: WorkConfig, env: dict[str, str]) -> str:
-    """The image as a file in the machine's cache; the cluster's nodes share it where they share the
-    cache.
+    """Store the image as a file in the machine's cache; nodes of a cluster that share the cache
+    share the image.
 
     Raises CannotBuild, OSError.
     """
     if work.build is not None:
         raise CannotBuild(
-            "Apptainer does not build Dockerfiles: build the image where there is podman or "
+            "Apptainer cannot build Dockerfiles: build the image on a machine with podman or "
             "docker, push it "
             "(`cavvy image build TASK.YAML --push NAME`), and name it"
         )
@@ -84,7 +84,7 @@ def make_argv(
     mounts: list[str],
     env: dict[str, str],
 ) -> list[str]:
-    """The command in whose place `sh ENTRY` runs; the variables come by the environment, not by
+    """The command that replaces `sh ENTRY`; variables are passed in the environment, not as
     arguments.
     """
     argv = [program, "exec", "--cleanenv", "--no-home", "--writable-tmpfs", "--pwd", config.folder]
@@ -102,8 +102,8 @@ def make_argv(
 
 
 def inner_environment(outer: dict[str, str], env: dict[str, str]) -> dict[str, str]:
-    """What Apptainer itself gets: its own variables, and the work's with the prefix that it
-    takes off.
+    """The environment for Apptainer: its own variables, and the work's with the prefix that
+    Apptainer strips.
     """
     given = {
         f"{name}ENV_{key}": value

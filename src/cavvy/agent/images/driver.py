@@ -1,8 +1,8 @@
-"""Whether this node's NVIDIA driver can run an image's CUDA, before the work starts and fails
-strangely.
+"""Whether this node's NVIDIA driver supports an image's CUDA version, checked before the work
+starts.
 
-An image says what it needs by NVIDIA_REQUIRE_CUDA, else by CUDA_VERSION, as NVIDIA's base images
-set them.
+An image declares its requirement in NVIDIA_REQUIRE_CUDA, else in CUDA_VERSION, as NVIDIA's base
+images do.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import subprocess
 
 DRIVER = "/sys/module/nvidia/version"
 
-# The oldest Linux driver that runs every minor release of a CUDA major one, by "CUDA Minor Version
-# Compatibility" and, before 11, by "CUDA Toolkit and Corresponding Driver Versions" of
+# The oldest Linux driver that runs every minor release of a CUDA major version, from "CUDA Minor
+# Version Compatibility" and, before 11, by "CUDA Toolkit and Corresponding Driver Versions" of
 # docs.nvidia.com/cuda/cuda-toolkit-release-notes.
 OLDEST_DRIVERS = (
     ((13, 0), "580"),
@@ -30,7 +30,8 @@ OLDEST_DRIVERS = (
 
 
 def read_driver() -> str | None:
-    """The version of this node's NVIDIA driver; None where there is none, or it does not say."""
+    """The version of this node's NVIDIA driver; None if there is no driver or it does not report
+    one."""
     try:
         with open(DRIVER, encoding="ascii") as file:
             return file.read().strip() or None
@@ -47,7 +48,7 @@ def read_driver() -> str | None:
 
 
 def find_objection(env: dict[str, str], labels: dict[str, str], driver: str | None) -> str | None:
-    """Why the image's CUDA cannot run on this driver; None where it can, or where nobody knows."""
+    """Why the image's CUDA cannot run on this driver; None if it can, or if that is unknown."""
     if driver is None or env.get("NVIDIA_DISABLE_REQUIRE", "").lower() in ("1", "true"):
         return None
     wanted = find_cuda(env, labels)
@@ -67,12 +68,12 @@ def find_objection(env: dict[str, str], labels: dict[str, str], driver: str | No
     return (
         f"the image needs CUDA {'.'.join(map(str, wanted[:2]))}, which needs NVIDIA driver "
         f"{oldest} or newer; "
-        f"this node has {driver}: choose an image of an older CUDA, or a node with a newer driver"
+        f"this node has {driver}: choose an image with an older CUDA, or a node with a newer driver"
     )
 
 
 def find_cuda(env: dict[str, str], labels: dict[str, str]) -> tuple[int, ...] | None:
-    """The CUDA that an image needs at least."""
+    """The lowest CUDA version that an image requires."""
     found = re.search(r"\bcuda>=([0-9.]+)", env.get("NVIDIA_REQUIRE_CUDA", ""))
     texts = [
         found[1] if found else "",
@@ -88,7 +89,7 @@ def find_cuda(env: dict[str, str], labels: dict[str, str]) -> tuple[int, ...] | 
 
 
 def _is_excepted(requirement: str, driver: tuple[int, ...]) -> bool:
-    """Whether the image brings a compatibility package for just this driver:
+    """Whether the image brings a compatibility package for exactly this driver:
     `driver>=470,driver<471`.
     """
     for word in requirement.split():
@@ -102,7 +103,7 @@ def _is_excepted(requirement: str, driver: tuple[int, ...]) -> bool:
 
 
 def parse(text: str) -> tuple[int, ...]:
-    """Raises ValueError for what is no version."""
+    """Raises ValueError if the text is not a version."""
     found = re.match(r"\s*(\d+(?:\.\d+)*)", text)
     if found is None:
         raise ValueError(text)

@@ -1,5 +1,5 @@
-"""What is done with a container engine before the work's container runs: log in, pull or build,
-look inside.
+"""Prepares a container engine before the work's container runs: logs in, pulls or builds, and
+inspects the image.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..work.reaper import exit_code
 from ..work.trees import remove_tree
 from .driver import find_objection, read_driver
 
-HUB = "https://index.docker.io/v1/"  # under which name engines know Docker Hub's login
+HUB = "https://index.docker.io/v1/"  # the name under which engines store Docker Hub's login
 
 
 def bring_image(
@@ -63,8 +63,8 @@ def pull(engine: str, config: AgentConfig, work: WorkConfig, env: dict[str, str]
 
 
 def write_login(folder: str, image: str, login: str) -> None:
-    """A configuration with one registry's login, for this user alone. Raises CannotBuild,
-    OSError.
+    """Write a configuration with one registry's login, readable only by this user. Raises
+    CannotBuild, OSError.
     """
     user, colon, password = login.partition(":")
     if not colon or not user or not password:
@@ -75,7 +75,7 @@ def write_login(folder: str, image: str, login: str) -> None:
     )
     names = (
         [registry] if registry != HUB else [HUB, "docker.io"]
-    )  # docker's name of it, and podman's
+    )  # docker's name for it, and podman's
     auth = base64.b64encode(f"{user}:{password}".encode()).decode()
     os.makedirs(folder, mode=0o700, exist_ok=True)
     file = os.open(
@@ -94,9 +94,7 @@ def build(
     env: dict[str, str],
     channel: int,
 ) -> None:
-    """Build the user's Dockerfile from the frozen folder alone, without inputs and what else
-    came since.
-    """
+    """Build the user's Dockerfile from the frozen folder alone, without inputs or later files."""
     assert work.build is not None
     os.write(channel, b"setup\n")
     context = config.home + "/context"
@@ -106,7 +104,7 @@ def build(
         dockerfile = inside(folder, work.build.dockerfile)
         if not os.path.isfile(dockerfile):
             raise CannotBuild(
-                f"there is no {work.build.dockerfile} in {work.build.path} of the working folder"
+                f"the working folder has no {work.build.dockerfile} in {work.build.path}"
             )
         argv = ["build", "--tag", work.image or "", "--file", dockerfile]
         argv += ["--target", work.build.target] if work.build.target else []
@@ -126,8 +124,8 @@ def build(
 
 
 def build_ways(engine: str) -> list[list[str]]:
-    """Podman needs no runtime to build where it may change its root instead; that is tried after
-    the usual way.
+    """Podman can build without a container runtime if it may change its root folder instead; that
+    is the second try.
     """
     return (
         [["--network", "host"], ["--network", "host", "--isolation", "chroot"]]
@@ -148,7 +146,7 @@ def look(engine: str, image: str, env: dict[str, str]) -> tuple[dict[str, str], 
 
 
 def ask(argv: list[str], env: dict[str, str]) -> str:
-    """What a program says; "" where it fails."""
+    """A program's output; "" if it fails."""
     reader, writer = os.pipe()
     actions = [(os.POSIX_SPAWN_DUP2, writer, 1)]
     pid = os.posix_spawn(argv[0], argv, env, file_actions=actions, setsigdef=[signal.SIGTERM])
@@ -159,13 +157,13 @@ def ask(argv: list[str], env: dict[str, str]) -> str:
 
 
 def wait(argv: list[str], env: dict[str, str]) -> int:
-    """Run a program whose words go to the log."""
+    """Run a program with its output in the task's log."""
     pid = os.posix_spawn(argv[0], argv, env, setsigdef=[signal.SIGTERM])
     return exit_code(os.waitpid(pid, 0)[1])
 
 
 def quiet(argv: list[str], env: dict[str, str]) -> int:
-    """Run without a word in the task's log."""
+    """Run without output in the task's log."""
     null = os.open(os.devnull, os.O_RDWR)
     try:
         actions = [(os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]

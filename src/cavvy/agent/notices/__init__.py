@@ -1,1 +1,1 @@
-"""How the agent learns that its node is taken back, and how it tells the task."""
+"""Detects that the provider reclaims the node, and notifies the task."""

@@ -1,5 +1,5 @@
-"""Signs of a broken GPU: in what the work prints and in the kernel's log. Work that fails with
-one is not at fault.
+"""Detects signs of a broken GPU in the task's output and in the kernel's log. A failure with such a
+sign is not the task's fault.
 """
 
 from __future__ import annotations
@@ -7,29 +7,29 @@ from __future__ import annotations
 import os
 import re
 
-# Said by CUDA, NVML and nvidia-smi about the device itself; an illegal access or a full memory is
-# the program's.
+# Messages of CUDA, NVML and nvidia-smi about the device itself; an illegal access or full memory is
+# the program's fault.
 _SAID = (
     b"uncorrectable ECC error",
     b"GPU has fallen off the bus",
     b"GPU is lost",
     b"CUDA-capable device(s) is/are busy or unavailable",
 )
-# Xid errors that are the hardware's or its driver's, by NVIDIA's catalogue
+# Xid errors caused by the hardware or driver, from NVIDIA's catalogue
 # (docs.nvidia.com/deploy/xid-errors): double bit ECC, page retirement, NVLink, fallen off the bus,
-# contained and uncontained ECC, GSP. 13, 31, 43, 45 and 68 are mostly the program's.
+# contained and uncontained ECC, GSP. 13, 31, 43, 45 and 68 are mostly the program's fault.
 HARDWARE_XIDS = frozenset((48, 64, 74, 79, 94, 95, 119, 120, 140))
 _XID = re.compile(rb"NVRM: Xid \(([^)]*)\): (\d+)")
 GPU, LINK, NETWORK = "gpu-fault", "slow-link", "network"
-# What may be wrong with a node, in place of the outcome, and how its reason then begins.
+# kind of fault -> outcome, and the beginning of its reason
 FAILURES = {GPU: "GPU fault: ", LINK: "slow link: ", NETWORK: ""}
-_KEPT = 512  # bytes of output that the next piece may complete
+_KEPT = 512  # bytes of output kept, since the next piece may complete a sign
 _KERNEL_LOG = "/dev/kmsg"
 _MOST_RECORDS = 20000
 
 
 class GpuFaultScanner:
-    """Finds the first sign. `feed` gets each piece of output."""
+    """Finds the first sign of a broken GPU. Call `feed` with each piece of output."""
 
     def __init__(self) -> None:
         self.found = ""
@@ -55,8 +55,8 @@ def find_sign(text: bytes) -> str:
 
 
 def read_kernel(since_s: float, path: str = _KERNEL_LOG) -> str:
-    """The first sign in the kernel's log from `since_s` (monotonic seconds) on; "" where it
-    cannot be read.
+    """The first sign in the kernel's log since `since_s` (monotonic seconds); "" if the log cannot
+    be read.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -67,7 +67,7 @@ def read_kernel(since_s: float, path: str = _KERNEL_LOG) -> str:
             try:
                 record = os.read(handle, 8192)
             except BrokenPipeError:
-                continue  # overwritten while we read: the next one is there
+                continue  # the entry was overwritten meanwhile: the next one is there
             except OSError:
                 break
             if not record:

@@ -1,8 +1,7 @@
-"""The socket `$CAVVY_NOTICE`: what the task should know at once, and what it can tell; lines of
-JSON both ways.
+"""The socket `$CAVVY_NOTICE`: urgent messages to the task, and messages from it, as lines of JSON.
 
-To the task: {"every_s": n}, {"notice": {...}}, {"advice": {...}}, {"safe": {...}}. From it:
-{"saved": {...}}.
+Sent to the task: {"every_s": n}, {"notice": {...}}, {"advice": {...}}, {"safe": {...}}. Received
+from the task: {"saved": {...}}.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from ..control_client import complain
 from ..loop import READ, WRITE, EventLoop
 
 NAME = "notice.sock"
-LONGEST = 100  # bytes of a path; the kernel takes 107, and some programs add a suffix
+LONGEST = 100  # maximum bytes of a path; the kernel takes 107, and some programs add a suffix
 BACKLOG = 64
 LONGEST_LINE = 65536
-LONGEST_WAIT = 1024 * 1024  # bytes for a reader that does not read; then it is let go
+LONGEST_WAIT = 1024 * 1024  # bytes queued for a reader that does not read; then it is disconnected
 REMARK = "a line that the task sent to $CAVVY_NOTICE"
 
 
 class NotificationSocket:
-    """Keeps what is true now, so that whoever connects later hears it first."""
+    """Keeps the current state, so that a program that connects later receives it first."""
 
     def __init__(self, loop: EventLoop, home: str, told: Callable[[ConfigFields], None]) -> None:
         self._loop = loop
@@ -44,7 +43,7 @@ class NotificationSocket:
         self._open()
 
     def say(self, kind: str, value: object) -> None:
-        """Tell every reader, and those that come."""
+        """Send to every reader, present and future."""
         if self._now.get(kind) == value:
             return
         self._now[kind] = value
@@ -71,8 +70,8 @@ class NotificationSocket:
             listener.bind(self.path)
             os.chmod(self.path, 0o600)
             listener.listen(BACKLOG)
-        except OSError as error:  # a file system without sockets; file and signal are left
-            complain(f"no socket for notices at {self.path}: {error}")
+        except OSError as error:  # a file system without sockets; the file and the signal remain
+            complain(f"cannot create the notice socket at {self.path}: {error}")
             listener.close()
             self.path = ""
             return
@@ -103,7 +102,7 @@ class NotificationSocket:
 
 
 class NotificationListener:
-    """One program of the task that listens."""
+    """One connected program of the task."""
 
     def __init__(
         self,

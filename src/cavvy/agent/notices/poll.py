@@ -1,6 +1,4 @@
-"""Asks the node's own addresses whether it is taken back; what they are comes with the
-configuration.
-"""
+"""Polls the node's own addresses for reclaim notices; the configuration lists these addresses."""
 
 from __future__ import annotations
 
@@ -22,21 +20,21 @@ if TYPE_CHECKING:
     Answered = Callable[[int, bytes], None]
 
     class Listener(Protocol):
-        """What the polls tell the agent."""
+        """Results of the polls, for the agent."""
 
         def noticed(self, seconds: float, source: str, reason: str) -> None: ...
         def advised(self, source: str, reason: str) -> None: ...
 
 
 TIMEOUT_S = 5.0
-SHORT_HOLD_S = 1.0  # between requests that were to be held, and were answered at once
+SHORT_HOLD_S = 1.0  # pause between long-poll requests that were answered at once
 FIRST_BACKOFF_S = 1.0
 LAST_BACKOFF_S = 60.0
 NOTHING = (204, 404, 410)
 
 
 class NoticePolls:
-    """All sources of one node."""
+    """All notice sources of one node."""
 
     def __init__(self, loop: EventLoop, notices: list[NoticeAddress], listener: Listener) -> None:
         self._polls = [NoticePoll(loop, notice, listener) for notice in notices]
@@ -46,8 +44,8 @@ class NoticePolls:
             poll.start()
 
     def reply(self, done: Callable[[], None]) -> None:
-        """The work has ended and is safe: the places that want to know are told; `done` when one
-        of them was.
+        """The work has ended and is safe: notify the sources that want to know; calls `done` when
+        one has accepted.
         """
         for poll in self._polls:
             poll.reply(done)
@@ -62,7 +60,7 @@ class NoticePolls:
 
 
 class NoticePoll:
-    """One source: token, name of the node, question, in this order, each when it is needed."""
+    """One source: fetches the token, the node's name and the notices, each when it is needed."""
 
     def __init__(self, loop: EventLoop, notice: NoticeAddress, listener: Listener) -> None:
         self._loop = loop
@@ -72,7 +70,7 @@ class NoticePoll:
         self._token_until = 0.0
         self._node: str | None = None
         self._tag = notice.hold.first_tag if notice.hold else ""
-        self._seen: dict[str, float] = {}  # events by what they say, and when that was first heard
+        self._seen: dict[str, float] = {}  # events by content, with the time of their first report
         self._ids: list[str] = []
         self._asked_at = 0.0
         self._delay = BackOff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
@@ -90,7 +88,7 @@ class NoticePoll:
         self._replier.close()
 
     def reply(self, done: Callable[[], None]) -> None:
-        """POST the answer to the events that were told."""
+        """POST an acknowledgement of the reported events."""
         reply = self._notice.reply
         if reply is None or not self._ids or self.replying:
             return
@@ -100,7 +98,8 @@ class NoticePoll:
             self.replying = False
             if status not in (200, 202, 204):
                 complain(
-                    f"{self._notice.source} did not take the answer to its notice: status {status}"
+                    f"{self._notice.source} rejected the acknowledgement of its notice: status "
+                    f"{status}"
                 )
             done()
 
@@ -139,7 +138,7 @@ class NoticePoll:
 
     def _got_node(self, status: int, data: bytes) -> None:
         if status != 200:
-            self._failed(f"it does not name this node, status {status}")
+            self._failed(f"the answer does not name this node, status {status}")
             return
         self._node = data.decode("utf-8", "replace").strip()
         self._next()
@@ -147,7 +146,7 @@ class NoticePoll:
     def _answered(self, status: int, data: bytes) -> None:
         if status == 401 and self._notice.token is not None and self._token:
             self._token, self._token_until = "", 0.0
-            self._failed("the token is not good any more")
+            self._failed("the token is no longer valid")
             return
         if status != 200 and status not in NOTHING:
             self._failed(f"status {status}")
@@ -187,8 +186,8 @@ class NoticePoll:
 
 
 class NoticeRequest:
-    """One request at a time to any address; `tag` and `date` are of the last answer, status 0 is
-    none at all.
+    """Sends one request at a time to any address; `tag` and `date` are from the last answer, status
+    0 means no answer.
     """
 
     def __init__(self, loop: EventLoop) -> None:
@@ -261,8 +260,8 @@ def concerns(notice: NoticeAddress, event: Event, node: str | None) -> bool:
 
 
 def seconds_left(notice: NoticeAddress, event: Event, date: str) -> float:
-    """Until the node goes, by the clock of whoever answered where that is told: the node's own
-    may be wrong.
+    """Seconds until the node goes, by the answering server's clock if it sends the time: the node's
+    own may be wrong.
     """
     due = parse_time(str(event.get(notice.time) or "")) if notice.time is not None else None
     if due is None:

@@ -1,3 +1,3 @@
-"""What the agent does with a node: the folder, the processes and their bounds, the container,
-what is measured.
+"""What the agent runs on a node: the folder, the processes and their limits, the container, the
+measurements.
 """

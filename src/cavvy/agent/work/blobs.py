@@ -1,4 +1,4 @@
-"""Downloads blobs (files by the hash of their content) from the control plane; may block."""
+"""Downloads blobs (files named by the hash of their content) from the control plane; may block."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from ..config import AgentConfig
 
-SMALL = 256 * 1024  # bytes of the largest blob that comes in a pack
-PACK = 2048  # blobs asked for together; the answer has as many of them as 8 MiB hold
+SMALL = 256 * 1024  # bytes of the largest blob in a pack
+PACK = 2048  # blobs requested together; the answer holds as many as fit into 8 MiB
 
 
 class BlobCache:
-    """The cache of one machine, shared by its agents: files named by the SHA-256 of their
-    content, never changed.
+    """The cache of one machine, shared by its agents: immutable files named by the SHA-256 of their
+    content.
     """
 
     def __init__(self, config: AgentConfig) -> None:
@@ -31,7 +31,7 @@ class BlobCache:
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
 
     def fetch(self, digest: str) -> str:
-        """The path of the blob in the cache. Waits for a control plane that is away. Raises
+        """The path of the blob in the cache. Waits while the control plane is unavailable. Raises
         TransferFailed, OSError.
         """
         path = self._path(digest)
@@ -42,8 +42,8 @@ class BlobCache:
     def bring(self, digests: Iterable[str]) -> None:
         """Fetch many small blobs into the cache, in packs. Raises TransferFailed, OSError.
 
-        What a pack leaves out, and everything where the control plane knows no packs, is left to
-        `fetch`.
+        `fetch` gets the blobs that a pack leaves out, or all if the control plane does not know
+        packs.
         """
         wanted = [digest for digest in dict.fromkeys(digests) if not touch(self._path(digest))]
         while wanted:
@@ -56,8 +56,8 @@ class BlobCache:
             )
 
     def _fetch_pack(self, digests: list[str]) -> bytes | None:
-        """Some of the blobs as a pack; None: the control plane is older than packs. Raises
-        TransferFailed.
+        """Request some of the blobs as a pack; None if the control plane is too old for packs.
+        Raises TransferFailed.
         """
         body = json.dumps({"blobs": digests}).encode()
         while True:
@@ -70,7 +70,8 @@ class BlobCache:
             self._line.wait()
 
     def _keep(self, pack: bytes) -> set[str]:
-        """Put a pack's blobs into the cache; their names. Raises TransferFailed, OSError."""
+        """Store a pack's blobs in the cache; returns their names. Raises TransferFailed,
+        OSError."""
         found, at = set(), 0
         while at < len(pack):
             line = pack.find(b"\n", at, at + 80)
@@ -88,13 +89,13 @@ class BlobCache:
 
     def _path(self, digest: str) -> str:
         if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-            raise TransferFailed(f"{digest!r} is not the hash of a part of a working folder")
+            raise TransferFailed(f"{digest!r} is not the hash of a file in a working folder")
         return os.path.join(self._folder, digest)
 
 
 def fetch_to(line: BlockingClient, digest: str, path: str) -> None:
-    """Make `path` the blob, whole. Waits while the control plane is away. Raises TransferFailed,
-    OSError.
+    """Download the blob to `path`. Waits while the control plane is unavailable. Raises
+    TransferFailed, OSError.
     """
     while True:
         try:
@@ -110,8 +111,8 @@ def fetch_to(line: BlockingClient, digest: str, path: str) -> None:
 
 
 def read_blob(digest: str, data: bytes, reply: HTTPResponse) -> Iterator[bytes | None]:
-    """The pieces of a blob, whose first is `data`; None where the control plane breaks off. Raises
-    TransferFailed if the content is not that of the hash.
+    """Yield the blob's pieces, `data` first; None if the control plane breaks off. Raises
+    TransferFailed if the content does not match the hash.
     """
     found = hashlib.sha256()
     while data:
@@ -126,15 +127,14 @@ def read_blob(digest: str, data: bytes, reply: HTTPResponse) -> Iterator[bytes |
 
 
 def check_hash(digest: str, found: str) -> None:
-    """Raises TransferFailed where the hashes differ."""
+    """Raises TransferFailed if the hashes differ."""
     if found != digest:
-        raise TransferFailed(
-            f"the control plane sent something else than {digest}: its hash is {found}"
-        )
+        raise TransferFailed(f"the control plane sent wrong data for {digest}: its hash is {found}")
 
 
 def write_anew(path: str, pieces: Iterable[bytes | None]) -> bool:
-    """Make `path` a file of the pieces, all at once; False, and no file, if a piece is None."""
+    """Write the pieces to `path` atomically; returns False, and writes no file, if a piece is
+    None."""
     temporary = f"{path}.{os.getpid()}"
     try:
         with open(temporary, "wb") as file:

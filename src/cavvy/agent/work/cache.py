@@ -1,6 +1,6 @@
-"""Sweeps the cache of one machine, which its agents share: what nobody has used for long goes, and
-where it is too large what was used longest ago. Whoever uses a part of it sets the part's time;
-what is used now is never old.
+"""Cleans the cache that the agents of one machine share: removes entries unused for long and, if it
+is too large, those used longest ago. Every user of an entry updates its time, so entries in use are
+never old.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 DAY_S = 86400.0
 EVERY_S = DAY_S
-AGE_S = 14 * DAY_S  # unused for so long: it goes
-YOUNG_S = DAY_S  # used since: it stays, however large the cache is
-TOUCH_S = 3600.0  # between two marks of what running work uses
-SHARE = 0.25  # of its file system that the cache may fill
+AGE_S = 14 * DAY_S  # seconds without use after which an entry is removed
+YOUNG_S = DAY_S  # seconds of use within which an entry stays, however large the cache is
+TOUCH_S = 3600.0  # seconds between two marks of entries that running work uses
+SHARE = 0.25  # share of the file system that the cache may fill
 
 
 def is_due(cache: str) -> bool:
-    """Whether the last sweep is long ago; a cache that began today needs none."""
+    """Whether the last cleaning was long ago; a cache that was created today needs none."""
     mark = cache + "/swept"
     try:
         return time.time() - os.stat(mark).st_mtime >= EVERY_S
@@ -35,21 +35,19 @@ def is_due(cache: str) -> bool:
 
 
 def touch(path: str, *, make: bool = False) -> bool:
-    """Say that this is used now; whether it is there."""
+    """Mark the entry as used now; returns whether it exists."""
     try:
         if make:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         os.utime(path)
-    except (
-        OSError
-    ):  # not there; or another user's, who sees to its time; or a disk that takes no marks now
+    except OSError:  # missing, another user's, or on a read-only disk
         return os.path.exists(path)
     return True
 
 
 def sweep(cache: str, *, limit: float | None = None) -> int:
-    """Remove what is old, then the oldest above `limit` bytes (by default a share of the file
-    system); always 0.
+    """Remove old entries, then the oldest above `limit` bytes (by default a share of the file
+    system); always returns 0.
     """
     os.nice(19)
     touch(cache + "/swept", make=True)
@@ -66,7 +64,7 @@ def sweep(cache: str, *, limit: float | None = None) -> int:
     for used, size, path in parts:
         idle = now - used
         if idle < YOUNG_S or (idle < AGE_S and total <= most):
-            break  # and so it is with all that follow, which were used later
+            break  # all the following were used later
         if _remove(path, used):
             total -= size
     return 0
@@ -84,7 +82,7 @@ def _list_files(folder: str) -> list[Part]:
 
 
 def _list_setups(folder: str) -> list[Part]:
-    """Those too that were never finished: while one is being made its lock is held."""
+    """This includes unfinished entries: while one is being made, its lock is held."""
     found = []
     for entry in _scan(folder):
         mark = entry.path + "/finished"
@@ -105,7 +103,7 @@ def _scan(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _measure(folder: str) -> int:
-    """Bytes on the disk of everything below."""
+    """Bytes on disk of everything below a path."""
     size, todo = 0, [folder]
     while todo:
         for entry in _scan(todo.pop()):
@@ -120,10 +118,10 @@ def _measure(folder: str) -> int:
 
 
 def _remove(path: str, used: float) -> bool:
-    """Unless it was used since, for measuring takes long; a setup only while no agent makes or
-    copies it.
+    """Remove it unless it was used since it was measured; remove a setup only while no agent makes
+    or copies it.
 
-    A setup's lock stays, for those who may wait for it.
+    A setup's lock stays for agents that may wait for it.
     """
     try:
         if not os.path.isdir(path):
@@ -137,7 +135,7 @@ def _remove(path: str, used: float) -> bool:
             mark = path + "/finished"
             if os.path.exists(mark) and os.stat(mark).st_mtime > used:
                 return False
-            remove_tree(mark)  # first: what is left of it counts no more
+            remove_tree(mark)  # first, so that a partly removed setup does not count as finished
             remove_tree(path + "/tree")
             remove_tree(path + "/dir")
             remove_tree(path + "/venv")

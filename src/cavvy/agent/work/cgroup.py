@@ -1,8 +1,8 @@
-"""A control group for the work, where the system lets us make one: a memory limit that the kernel
-keeps.
+"""Creates a control group for the work if the system allows it: the kernel enforces its memory
+limit.
 
-Version 2 (one tree) and version 1 (a tree for each controller) are tried; without either there is
-no group, and the agent itself watches the memory.
+Version 2 (one tree) and version 1 (a tree for each controller) are tried; without either, the agent
+itself watches the memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ROOT = "/sys/fs/cgroup"
 
 
 def make_group(name: str, memory_mib: int) -> str | None:
-    """The folder of a new control group with that limit, None where the system allows none."""
+    """The folder of a new control group with that limit, None if the system allows none."""
     for parent in list_parents():
         folder = os.path.join(parent, name)
         try:
@@ -27,7 +27,7 @@ def make_group(name: str, memory_mib: int) -> str | None:
 
 
 def list_parents() -> list[str]:
-    """Where a group can be made, best first: of our own making below the root, else below our
+    """Folders in which a group can be created, best first: below the root, else below the agent's
     own group.
     """
     unified, own = _own_groups()
@@ -39,7 +39,7 @@ def list_parents() -> list[str]:
 
 
 def count_oom_kills(folder: str) -> int:
-    """How many processes of the group the kernel has killed for want of memory."""
+    """How many processes of the group the kernel has killed because memory ran out."""
     for name in ("memory.events", "memory.oom_control"):
         try:
             with open(os.path.join(folder, name), encoding="ascii") as file:
@@ -52,7 +52,7 @@ def count_oom_kills(folder: str) -> int:
 
 
 def _own_groups() -> tuple[str | None, str]:
-    """The root of version 2 if it rules the memory here, and our own group in it."""
+    """The root of version 2 if it controls memory here, and the agent's own group in it."""
     try:
         with open(ROOT + "/cgroup.controllers", encoding="ascii") as file:
             if "memory" not in file.read().split():
@@ -65,17 +65,17 @@ def _own_groups() -> tuple[str | None, str]:
 
 
 def _enable(folder: str) -> None:
-    """Let the groups below have memory limits."""
+    """Enable memory limits for the child groups."""
     try:
         os.makedirs(folder, exist_ok=True)
         with open(folder + "/cgroup.subtree_control", "w", encoding="ascii") as file:
             file.write("+memory")
     except OSError:
-        return  # not ours to say; making the group will tell
+        return  # no permission here; creating the group will show whether it works
 
 
 def _limit(folder: str, size: int) -> None:
-    """Raises OSError where the limit cannot be set."""
+    """Raises OSError if the limit cannot be set."""
     if not os.access(folder + "/cgroup.procs", os.W_OK):
         raise PermissionError(folder)
     if os.path.exists(folder + "/memory.limit_in_bytes"):
@@ -83,7 +83,9 @@ def _limit(folder: str, size: int) -> None:
         return
     _write(folder + "/memory.max", size)
     if os.path.exists(folder + "/memory.oom.group"):
-        _write(folder + "/memory.oom.group", 1)  # half of the work's processes are of no use
+        _write(
+            folder + "/memory.oom.group", 1
+        )  # kill all processes together: half of the work's processes are useless
 
 
 def _write(path: str, value: int) -> None:

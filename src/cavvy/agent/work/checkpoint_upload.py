@@ -1,10 +1,10 @@
-"""Hands the checkpoint folder over to the control plane, and brings the newest checkpoint back;
-both may block.
+"""Uploads the checkpoint folder to the control plane, and downloads the newest checkpoint; both may
+block.
 
-Handing over runs in a process of its own beside the work and says with one line of JSON what came
-of it: `state` is `saved`, `void` (the work changed a file meanwhile; try again), `silent` (the
-bucket is; likewise), `failed` (something of this node; likewise) or `refused`. Lines before it tell
-of what is waited for: `full` or `waits`.
+The upload runs in a separate process beside the work and reports its result as one line of JSON:
+`state` is `saved`, `void` (the work changed a file meanwhile; try again), `silent` (the bucket does
+not answer; try again), `failed` (an error on this node; try again) or `refused`. Earlier lines
+report what the upload waits for: `full` or `waits`.
 """
 
 from __future__ import annotations
@@ -28,27 +28,23 @@ if TYPE_CHECKING:
     from ..config import AgentConfig
 
     Tell = Callable[[str], None]
-    Entry = tuple[
-        str, int, int, int, int, str
-    ]  # path, size, mtime in ns, inode, mode, target of a link
+    Entry = tuple[str, int, int, int, int, str]  # path, size, mtime in ns, inode, mode, link target
 
 FULL = 507
 MISMATCH = 422
-# a file that changed so shortly before it was read may change again within one tick
+# a file that changed so shortly before it was read may change again within one clock tick
 RACY_NS = 2_000_000_000
-COMMITS = 5  # how often what the control plane has lost meanwhile is sent again
+COMMITS = 5  # how often files that the control plane has lost meanwhile are sent again
 RESTORES = 5
-SETTLE_S = 0.5  # between looks whether rank 0 has done its part
-PART = (
-    16 * 1024 * 1024
-)  # bytes of one request; a letter of some transports takes no more than 64 MiB
+SETTLE_S = 0.5  # seconds between checks whether rank 0 has finished
+PART = 16 * 1024 * 1024  # bytes of one request; some transports take no more than 64 MiB
 
 
 class FileChanged(Exception):
     """A file changed while it was read."""
 
 
-# The first that fits is what came of the upload; an OSError is such as of an unreadable file.
+# The first match is the upload's result; an unreadable file gives an OSError.
 FAILURES = {
     FileChanged: "void",
     StorageTimeout: "silent",
@@ -58,7 +54,7 @@ FAILURES = {
 
 
 def list_folder(folder: str) -> list[Entry]:
-    """Every file and link below the folder, by path; what vanishes meanwhile is left out."""
+    """Every file and link below the folder, by path; files that vanish meanwhile are left out."""
     found: list[Entry] = []
     todo = [""]
     while todo:
@@ -84,7 +80,8 @@ def list_folder(folder: str) -> list[Entry]:
 
 
 def fingerprint(entries: list[Entry]) -> str:
-    """Equal for folders that nobody has written to in between; "" for an empty one."""
+    """A fingerprint of the folder, equal if no file was written in between; "" for an empty
+    folder."""
     return (
         hashlib.sha256(repr(entries).encode("utf-8", "surrogateescape")).hexdigest()
         if entries
@@ -101,11 +98,11 @@ def hand_over(
     began_ns: int,
     quiet: bool = False,
 ) -> int:
-    """Send what the control plane lacks, commit, and say what came of it.
+    """Upload what the control plane lacks, commit, and report the result.
 
-    `since_ns`: the newest change that was handed over before; `began_ns`: when this attempt's work
-    did. `quiet`: that a bucket is waited for is known already. `copy_first`: from a copy on this
-    disk, which is made faster than the work writes its next checkpoint.
+    `since_ns`: the newest change already uploaded; `began_ns`: when this attempt's work started.
+    `quiet`: the wait for a bucket is known already. `copy_first`: upload from a copy on this disk,
+    which is complete before the work writes its next checkpoint.
     """
     from .monitor import written
 
@@ -148,18 +145,18 @@ def _send_checkpoint(
 
 
 def copies_of(config: AgentConfig) -> str:
-    """Where copies of files lie while they are handed over."""
+    """The folder for copies of files during the upload."""
     return config.home + "/copies"
 
 
 def tell_waiting(text: str) -> None:
-    """Have the agent say what the handing over waits for."""
+    """Make the agent report what the upload waits for."""
     os.write(1, (json.dumps({"state": "waits", "reason": text}) + "\n").encode())
 
 
 class CheckpointUpload:
-    """The files of one moment. They are held open: what is replaced or removed meanwhile is
-    still what it was.
+    """The folder's files at one moment. They are held open: files replaced or removed meanwhile
+    keep their content.
     """
 
     def __init__(
@@ -173,7 +170,7 @@ class CheckpointUpload:
         self._open: dict[str, int] = {}
         self._names: dict[str, str] = {}
         self._known_path = config.home + "/hashes.json"
-        self._known = read_known(self._known_path)  # by path: size, time, inode, hash
+        self._known = read_known(self._known_path)  # path -> size, time, inode, hash
         self._copies = copies_of(config)
         for entry in entries:
             try:
@@ -184,11 +181,11 @@ class CheckpointUpload:
             except FileNotFoundError as error:
                 raise FileChanged(entry[0]) from error
             except OSError:
-                # more files than may be open: the rest is opened when it is read, and checked then
+                # more files than may be open: the rest is opened and checked when it is read
                 break
 
     def copy(self) -> None:
-        """Go on from copies of what is not known to be held already."""
+        """Continue from copies of the files that the server may not hold."""
         remove_tree(self._copies)
         os.makedirs(self._copies)
         for count, entry in enumerate(self._entries):
@@ -202,7 +199,7 @@ class CheckpointUpload:
             self._open[entry[0]] = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
 
     def hash(self) -> None:
-        """Name every file by its content."""
+        """Hash every file's content."""
         kept: dict[str, list[object]] = {}
         for entry in self._entries:
             if entry[5]:
@@ -214,10 +211,10 @@ class CheckpointUpload:
         try:
             write_whole(self._known_path, json.dumps(kept))
         except OSError:
-            return  # the next one reads everything again
+            return  # the next upload reads everything again
 
     def send(self) -> tuple[int, int]:
-        """The checkpoint's number and the bytes that were sent. Raises FileChanged,
+        """Returns the checkpoint's number and the bytes sent. Raises FileChanged,
         TransferFailed.
         """
         sent = 0
@@ -236,10 +233,10 @@ class CheckpointUpload:
             ]
             if isinstance(number, int):
                 return number, sent
-        raise FileChanged("what the control plane holds")
+        raise FileChanged("files that the control plane holds")
 
     def _send_direct(self, entry: Entry, name: str) -> int:
-        """Send one file to the job's bucket. Returns its size. Raises FileChanged,
+        """Send one file to the job's bucket. Returns the file's size. Raises FileChanged,
         TransferFailed.
         """
         from ..data.bucket_checkpoints import send_file
@@ -255,8 +252,8 @@ class CheckpointUpload:
         return entry[1]
 
     def _send(self, entry: Entry, name: str) -> int:
-        """Send one file; after anything went wrong, from where the control plane has it. Returns
-        its size.
+        """Send one file; after a failure, continue from the position that the control plane has.
+        Returns the file's size.
         """
         offset, size = 0, entry[1]
         while True:
@@ -339,7 +336,7 @@ class CheckpointUpload:
         return self._open[entry[0]]
 
     def _check(self, entry: Entry) -> None:
-        """Raises FileChanged where the file is not as it was listed."""
+        """Raises FileChanged if the file differs from the listing."""
         if entry[0] in self._open:
             seen = os.fstat(self._open[entry[0]])
             if (seen.st_size, seen.st_mtime_ns) != (entry[1], entry[2]):
@@ -347,7 +344,7 @@ class CheckpointUpload:
 
 
 class UploadBody:
-    """One file, or a part of it, as http.client wants the body of a request."""
+    """One file, or a part of it, in the form that http.client needs for a request body."""
 
     def __init__(
         self, saving: CheckpointUpload, entry: Entry, start: int = 0, end: int | None = None
@@ -359,7 +356,7 @@ class UploadBody:
         self.size = self._end - start
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes. Raises FileChanged where the file has become shorter."""
+        """The next bytes. Raises FileChanged if the file has become shorter."""
         left = self._end - self._at
         data = os.pread(
             self._saving.get_file(self._entry), min(left, size if size > 0 else CHUNK), self._at
@@ -371,15 +368,15 @@ class UploadBody:
 
 
 def settle(config: AgentConfig, storage: str, attempt: int, tell: Tell | None = None) -> str:
-    """Make a folder that the nodes of this place share the newest state, once for all ranks; as
+    """Update a folder that the provider's nodes share to the newest state, once for all ranks; like
     `restore`.
 
-    The file `attempt` beside it says which attempt had it last; what a later one has handed over
+    The file `attempt` beside it names the attempt that used it last; a later attempt's upload from
     elsewhere is newer.
     """
     path = os.path.dirname(storage) + "/attempt"
     if config.rank > 0:
-        while read_number(path) != attempt:  # rank 0 is at it; a stop kills this process
+        while read_number(path) != attempt:  # rank 0 is working on it; a stop kills this process
             time.sleep(SETTLE_S)
         return ""
     user = read_number(path)
@@ -392,7 +389,7 @@ def settle(config: AgentConfig, storage: str, attempt: int, tell: Tell | None = 
 
 
 def read_number(path: str) -> int | None:
-    """The number that a file holds; None where there is no such file (yet)."""
+    """The number in a file; None if there is no such file (yet)."""
     try:
         with open(path, encoding="ascii") as file:
             return int(file.read())
@@ -403,11 +400,11 @@ def read_number(path: str) -> int | None:
 def restore(
     config: AgentConfig, folder: str, tell: Tell | None = None, later_than: int = -1
 ) -> str:
-    """Make `folder` the newest checkpoint of the job, if an attempt `later_than` that number handed
-    one over.
+    """Fill `folder` with the newest checkpoint of the job, if an attempt `later_than` that number
+    uploaded one.
 
-    Returns what was done, for people, "" for nothing. `tell` hears of long waits. Raises
-    TransferFailed, StorageTimeout, OSError.
+    Returns a text for people about what was done, "" for nothing. `tell` is called about long
+    waits. Raises TransferFailed, StorageTimeout, OSError.
     """
     for tries_left in reversed(range(RESTORES)):
         found = json.loads(BlockingClient(config).read("GET", "checkpoints/latest", tell=tell))[
@@ -419,11 +416,11 @@ def restore(
             fetch(config, found["files"], folder, tell, direct=bool(found.get("direct")))
         except TransferFailed as error:
             if tries_left and not isinstance(error, StorageTimeout):
-                continue  # a newer one has taken its place
+                continue  # a newer one has replaced it
             raise
         files = len(found["files"])
         size = f"{files} file{'' if files == 1 else 's'}, {found['bytes'] / 2**20:.1f} MiB"
-        return f"goes on from checkpoint {found['number']} of attempt {found['attempt']}: {size}"
+        return f"resuming from checkpoint {found['number']} of attempt {found['attempt']}: {size}"
     raise AssertionError("unreachable")
 
 
@@ -435,7 +432,7 @@ def fetch(
     *,
     direct: bool = False,
 ) -> None:
-    """Bring all files, then put them in the folder's place. Raises TransferFailed,
+    """Download all files, then move them to the folder's path. Raises TransferFailed,
     StorageTimeout, OSError.
     """
     from .folder import inside
@@ -443,7 +440,7 @@ def fetch(
     fresh, line = (
         folder + ".cavvy-new",
         BlockingClient(config),
-    )  # beside it, for it may lie on a disk of its own
+    )  # beside it, since the folder may be a mount of its own
     remove_tree(fresh)
     os.makedirs(fresh)
     for each in files:
@@ -470,7 +467,7 @@ def newest(entries: list[Entry]) -> int:
 
 
 def raise_limit() -> None:
-    """Let this process hold as many files open as it may."""
+    """Raise this process's limit of open files."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

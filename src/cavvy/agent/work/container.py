@@ -1,5 +1,5 @@
-"""Runs setup and run in a container of podman or docker; in a process of its own, which waits
-for the engine.
+"""Runs setup and task in a container of podman or docker, from a separate process that waits for
+the engine.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .folder import CannotBuild
 from .reaper import ChildCommand, report
 
 ENGINES = ("podman", "docker")
-# Some hosts let us raise no limits, have control groups that crun cannot use, or allow no memory
+# Some hosts allow no raised limits, have control groups that crun cannot use, or allow no memory
 # limit at all.
 ULIMITS = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"]
-# The first process of a container gets the signals of all, and the engine gives SIGTERM to it
-# alone.
+# The first process of a container handles signals for all of them, since the engine sends SIGTERM
+# only to it.
 ENTRY = """\
 trap 't=1; kill -TERM -1 2>/dev/null' TERM
 if command -v bash >/dev/null 2>&1; then s=bash; else s=sh; fi
@@ -40,14 +40,14 @@ go {setup} || { c=$?; echo failed >{phase}; exit $c; }
 
 
 def make_container(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -> ChildCommand:
-    """The command whose process group is the engine's client. Raises CannotBuild where there is
+    """The command, whose process group contains the engine's client. Raises CannotBuild if there is
     no engine.
     """
     engine = find_engine()
     if engine is None:
         raise CannotBuild(
-            f"the image {work.image} needs podman, docker or Apptainer, and this node has none; "
-            "install one of them"
+            f"the image {work.image} needs podman, docker or Apptainer; install one of them on "
+            "this node"
         )
     write_entry(config, work)
     name = make_name(config)
@@ -68,7 +68,7 @@ def find_engine() -> str | None:
 
 
 def make_name(config: AgentConfig) -> str:
-    """The container's name: what a killed agent leaves behind is found by it and removed."""
+    """The container's name, by which a killed agent's container is found and removed."""
     return f"{config.gang}-{config.rank}"
 
 
@@ -104,7 +104,7 @@ def run_container(
     env: dict[str, str],
     command: ChildCommand,
 ) -> int:
-    """Get the image, run the container to its end, and return the exit code of what ran in it."""
+    """Pull the image, run the container to its end, and return its command's exit code."""
     stopped = _outlive_stop()
     image = str(work.image)
     try:
@@ -139,7 +139,7 @@ def run_sif(
     env: dict[str, str],
     command: ChildCommand,
 ) -> int:
-    """As `run_container`, by Apptainer."""
+    """Like `run_container`, with Apptainer."""
     _outlive_stop()
     try:
         os.makedirs(config.folder, exist_ok=True)
@@ -155,8 +155,8 @@ def run_sif(
 
 
 def _outlive_stop() -> list[int]:
-    """SIGTERM goes to the engine's client too, which passes it on; this process waits for the
-    client. Returns a list that has the signal once it came.
+    """SIGTERM also reaches the engine's client, which passes it on; this process waits for the
+    client. Returns a list that contains the signal once it has arrived.
     """
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
@@ -164,7 +164,8 @@ def _outlive_stop() -> list[int]:
 
 
 def list_mounts(config: AgentConfig, work: WorkConfig) -> list[str]:
-    """What of this node the container sees, each as SOURCE:PATH. Raises CannotBuild, OSError."""
+    """The node's files that the container sees, each as SOURCE:PATH. Raises CannotBuild,
+    OSError."""
     mounts = [f"{config.home}:{config.home}"]
     if work.checkpoint is not None and work.checkpoint.storage is not None:
         mounts.append(f"{work.checkpoint.storage}:{work.checkpoint.storage}")
@@ -180,8 +181,8 @@ def list_mounts(config: AgentConfig, work: WorkConfig) -> list[str]:
 
 
 def _ways(engine: str, memory_mib: int) -> list[list[str]]:
-    """What to add to the command, the best first; the next is tried only if the container did
-    not begin.
+    """Options to add to the command, the best first; the next set is tried only if the container
+    did not start.
     """
     memory = ["--memory", f"{memory_mib}m"] if memory_mib else []
     ways = [memory, [*memory, *ULIMITS]]
@@ -193,8 +194,8 @@ def _ways(engine: str, memory_mib: int) -> list[list[str]]:
 
 
 def _read_way(path: str) -> int:
-    """The way that worked last on this machine, so that a job's log does not tell of those that
-    did not.
+    """The options that worked last on this machine, so that a job's log does not show the failing
+    ones.
     """
     try:
         with open(path, encoding="ascii") as file:
@@ -209,7 +210,7 @@ def _keep_way(path: str, way: int) -> None:
 
 
 def _engine_with(engine: str, extra: list[str]) -> list[str]:
-    """The runtime is podman's own option and stands before `run`; it is taken out of `extra`."""
+    """The runtime is podman's own option, which comes before `run`; it is removed from `extra`."""
     if extra[:1] == ["--runtime=runc"]:
         del extra[0]
         return [engine, "--cgroup-manager", "cgroupfs", "--runtime", "runc", "run"]
@@ -235,7 +236,7 @@ def _flags(engine: str, name: str, config: AgentConfig, env: dict[str, str]) -> 
             flags += [
                 "--env",
                 variable,
-            ]  # the value comes from the client's environment: arguments can be read by all
+            ]  # the client's environment passes the value: all users can read arguments
     if engine.endswith("podman"):
         flags += ["--security-opt", "label=disable"]
     elif os.getuid():
@@ -257,7 +258,7 @@ def _device_flags(engine: str, config: AgentConfig) -> list[str]:
 
 
 def _devices(config: AgentConfig) -> dict[str, str]:
-    """Inside, the container's own NVIDIA devices are counted from 0."""
+    """In the container, its own NVIDIA devices are numbered from 0."""
     if config.devices and config.vendor in ("nvidia", ""):
         return {
             "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(len(config.devices)))
@@ -266,9 +267,7 @@ def _devices(config: AgentConfig) -> dict[str, str]:
 
 
 def _digest(engine: str, image: str, env: dict[str, str]) -> str:
-    """The digest by which the image can be had again; of an image that came from no registry,
-    its id.
-    """
+    """The digest that identifies the image; its id if it did not come from a registry."""
     shape = "{{if .RepoDigests}}{{index .RepoDigests 0}}{{else}}{{.Id}}{{end}}"
     text = ask([engine, "image", "inspect", "--format", shape, image], env)
     return text.splitlines()[-1] if text else "unknown"

@@ -1,4 +1,4 @@
-"""The environment of the work: a clean base, what the user gave, and what the protocol promises."""
+"""The environment of the work: a clean base, the user's variables, and the protocol's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from ..config import AgentConfig, WorkConfig
 
-# What a user would have after logging in to the node, and what reaching the network from it takes.
-# Nothing else of the agent's own environment, which a server may have started with its credentials.
+# A login shell's variables, and those needed to reach the network from this node.
+# The agent's other variables are left out, since a server may have started it with credentials.
 BASE = frozenset(
     [
         *(
@@ -45,16 +45,16 @@ DEVICE_VARIABLES = {
 
 
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
-# The shell passes over SIGTERM, which the commands in it get themselves, and so lives to tell their
+# The shell ignores SIGTERM, which its commands receive themselves, and so survives to report their
 # exit code.
 SHELL_LINE = 'trap : TERM; . "$0"'
 
 
 def make_environment(config: AgentConfig, work: WorkConfig, socket: str = "") -> dict[str, str]:
-    """All variables of the work. The user's own win over the base; Cavvy's promises win over the
-    user's.
+    """All variables of the work. The user's variables override the base; Cavvy's variables override
+    the user's.
 
-    `socket`: where the agent listens to the task, "" for nowhere.
+    `socket`: where the agent listens to the task, "" for no socket.
     """
     env = base_environment(every=config.boxed)
     env.update(work.env)
@@ -70,14 +70,12 @@ def make_environment(config: AgentConfig, work: WorkConfig, socket: str = "") ->
 
 
 def find_shell() -> str:
-    """The shell that reads the task's commands: bash where there is one."""
+    """The shell that runs the task's commands: bash if available."""
     return next(path for path in SHELLS if os.path.exists(path))
 
 
 def base_environment(*, every: bool = False) -> dict[str, str]:
-    """A login's variables, without the agent's other ones; with `every` also what the node's own
-    image sets.
-    """
+    """A login's variables without the agent's own ones; `every` adds those of the node's image."""
     env = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1"}
     for name, value in os.environ.items():
         if name in BASE or name.startswith("LC_") or every:
@@ -88,9 +86,7 @@ def base_environment(*, every: bool = False) -> dict[str, str]:
 
 
 def device_variables(config: AgentConfig) -> dict[str, str]:
-    """Show the work the accelerators that it holds and hide all others; without a list, the
-    whole node is its own.
-    """
+    """Show the work only its assigned accelerators; without a list, it has the whole node."""
     if config.devices is None:
         return {}
     if not config.devices:
@@ -123,7 +119,7 @@ def _identity(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
 
 
 def _rank(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
-    """What torchrun and its like want to know of the gang."""
+    """The gang's variables that torchrun and similar launchers need."""
     return {
         "MASTER_ADDR": work.addresses[0],
         "MASTER_PORT": str(work.master_port),
@@ -138,8 +134,8 @@ def _rank(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
 
 
 def write_rank_files(config: AgentConfig, work: WorkConfig) -> None:
-    """What the rank's variables name: the hosts as `address slots=N`, and the program that
-    starts MPI on them.
+    """The files that the rank's variables name: the hosts as `address slots=N`, and the program
+    that starts MPI on them.
     """
     slots = work.accelerators_per_node or 1
     write_whole(
@@ -153,9 +149,7 @@ def write_rank_files(config: AgentConfig, work: WorkConfig) -> None:
 
 
 def write_whole(path: str, text: str, *, sync: bool = False) -> None:
-    """Write a private file that others see whole or not at all; `sync` waits until the disk has
-    it.
-    """
+    """Write a private file atomically; `sync` waits until it is on disk."""
     temporary = f"{path}.{os.getpid()}"
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -168,7 +162,7 @@ def write_whole(path: str, text: str, *, sync: bool = False) -> None:
 
 
 def read_known(path: str) -> dict[str, list[Any]]:
-    """What was written down of files, by their paths; losing it costs time only."""
+    """Records about files, by path; losing them costs only time."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)

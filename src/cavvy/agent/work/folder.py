@@ -1,6 +1,4 @@
-"""Builds the working folder: the frozen snapshot, or a Git commit, and the way to the
-checkpoints.
-"""
+"""Builds the working folder from the frozen snapshot or a Git commit, and links the checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from .trees import copy_file, copy_tree, remove_tree
 
 
 class CannotBuild(Exception):
-    """The folder cannot be made as the task wants it; the message says why, for the user."""
+    """The folder cannot be made as the task requires; the message explains it to the user."""
 
 
 def build_folder(
@@ -25,7 +23,7 @@ def build_folder(
     env: dict[str, str],
     only: list[str] | None = None,
 ) -> None:
-    """Make `folder` anew, of the files and folders `only` where they are named. Raises
+    """Make `folder` anew, from the files and folders in `only` if given. Raises
     CannotBuild, OSError.
     """
     remove_tree(folder)
@@ -72,7 +70,7 @@ def unpack(blobs: BlobCache, snapshot: str, folder: str, only: list[str] | None 
 
 
 def reduce(folder: str, only: list[str]) -> None:
-    """Remove every file that is not one of `only`, or in one of them. Raises OSError."""
+    """Remove every file that is not in `only` or below one of its folders. Raises OSError."""
     for parent, folders, files in os.walk(folder, topdown=False):
         for name in files + [
             name for name in folders if os.path.islink(os.path.join(parent, name))
@@ -85,14 +83,14 @@ def reduce(folder: str, only: list[str]) -> None:
 
 
 def is_used(path: str, uses: list[str]) -> bool:
-    """Whether a file is one of `uses`, or lies in one of them; the control plane makes the
+    """Whether a file is in `uses` or below one of its folders; the control plane computes the
     setup's key the same way.
     """
     return any(path == use or path.startswith(use + "/") for use in uses)
 
 
 def clone(url: str, commit: str, folder: str, env: dict[str, str]) -> None:
-    """Check out one commit; only that one is fetched where the server allows it. Raises
+    """Check out one commit; fetches only that one if the server allows it. Raises
     CannotBuild.
     """
     env = dict(env, GIT_TERMINAL_PROMPT="0")
@@ -105,15 +103,15 @@ def clone(url: str, commit: str, folder: str, env: dict[str, str]) -> None:
     if not shallow and run([*git, "fetch", "-q", url, "+refs/*:refs/remotes/origin/*"], env):
         raise CannotBuild(f"git could not fetch {url}; its reason is in the log")
     if run([*git, "checkout", "-q", "--detach", "FETCH_HEAD" if shallow else commit], env):
-        raise CannotBuild(f"{url} has no commit {commit}; push it, or name one that is there")
+        raise CannotBuild(f"{url} has no commit {commit}; push it, or choose an existing one")
 
 
 def transfer(source: str, target: str, what: str) -> None:
-    """Copy one input or output over whatever is there. Raises CannotBuild, OSError."""
+    """Copy one input or output over existing files. Raises CannotBuild, OSError."""
     if "://" in source or "://" in target:
         raise CannotBuild(
-            f"the {what} {source} -> {target} is not on this node, and its agent copies nothing "
-            "else"
+            f"the {what} {source} -> {target} is not a local path of this node, and the agent "
+            "copies only those"
         )
     if not os.path.exists(source):
         raise CannotBuild(f"the {what} {source} does not exist")
@@ -126,11 +124,11 @@ def transfer(source: str, target: str, what: str) -> None:
 
 
 def link_checkpoint(checkpoint: CheckpointConfig, folder: str) -> str:
-    """Make the checkpoint's path lead to its storage and return the storage. Raises CannotBuild,
+    """Link the checkpoint's path to its storage and return the storage. Raises CannotBuild,
     OSError.
 
-    Files that the working folder brings along at that path are the first checkpoint, unless there
-    is a later one.
+    Files that the working folder has at that path become the first checkpoint, unless a later one
+    exists.
     """
     path = inside(folder, checkpoint.path)
     if checkpoint.storage is None:
@@ -149,12 +147,10 @@ def link_checkpoint(checkpoint: CheckpointConfig, folder: str) -> str:
 
 
 def inside(folder: str, path: str) -> str:
-    """The path within the folder, which it must not leave. Raises CannotBuild."""
+    """Resolve a path that must stay within the folder. Raises CannotBuild."""
     found = os.path.normpath(path)
     if os.path.isabs(found) or found == ".." or found.startswith("../") or found == ".":
-        raise CannotBuild(
-            f"{path!r} does not lie in the working folder; give a path relative to it"
-        )
+        raise CannotBuild(f"{path!r} is not in the working folder; use a path relative to it")
     made = os.path.join(folder, found)
     parent = os.path.realpath(os.path.dirname(made))
     if parent != os.path.realpath(folder) and not parent.startswith(
@@ -165,9 +161,7 @@ def inside(folder: str, path: str) -> str:
 
 
 def run(argv: list[str], env: dict[str, str]) -> int:
-    """Run a program to its end; its output goes where ours goes. 127 if there is none of that
-    name.
-    """
+    """Run a program to its end, with this process's output; returns 127 if it is missing."""
     try:
         pid = os.posix_spawnp(argv[0], argv, env)
     except FileNotFoundError:

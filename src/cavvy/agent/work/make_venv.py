@@ -1,7 +1,8 @@
-"""Makes a virtual environment with pip: `python -I -c SOURCE FOLDER`, in the Python it is made of.
+"""Makes a virtual environment with pip: `python -I -c SOURCE FOLDER`, run by the Python that the
+environment shall use.
 
-Ten times as quick as `python -m venv`, which starts pip to install pip. Any Python from 3.6 on
-reads it. Exit code 3: the environment is there, and this Python has no pip to put into it.
+Ten times as fast as `python -m venv`, which starts pip to install pip. Any Python from 3.6 on can
+run it. Exit code 3: the environment exists, but this Python has no pip to put into it.
 """
 
 import glob
@@ -17,7 +18,8 @@ PIP = '#!/bin/sh\nexec "${0%/*}/python" -m pip "$@"\n'
 def main(folder: str) -> int:
     import venv
 
-    # What conda has put into an environment stays visible; what pip installs goes to our folder.
+    # Packages that conda has put into an environment stay visible; pip installs into the new
+    # folder.
     conda = os.path.isdir(sys.base_prefix + "/conda-meta")
     venv.EnvBuilder(symlinks=True, system_site_packages=conda).create(folder)
     packages = glob.glob(folder + "/lib/*/site-packages")[0]
@@ -31,15 +33,15 @@ def main(folder: str) -> int:
 
 
 def put_pip(packages: str) -> bool:
-    """From the wheel that Python brings along, else a copy of the pip that it has; whether there is
-    one.
+    """Install pip from the wheel that Python ships, else copy the installed pip; returns whether
+    there is one.
     """
     folders = [sysconfig.get_config_var("WHEEL_PKG_DIR") or "", "/usr/share/python-wheels"]
     try:
         import ensurepip
 
         folders.insert(0, os.path.dirname(ensurepip.__file__) + "/_bundled")
-    except ImportError:  # Debian has it in another package, python3-venv
+    except ImportError:  # Debian ships it in another package, python3-venv
         pass
     for wheel in (found for folder in folders for found in glob.glob(folder + "/pip-*.whl")):
         with zipfile.ZipFile(wheel) as archive:

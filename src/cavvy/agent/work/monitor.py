@@ -1,6 +1,4 @@
-"""Looks at the work while it runs: progress, checkpoints, what it uses of the node, and whether
-it has gone idle.
-"""
+"""Watches the running work: progress, checkpoints, resource use, and idleness."""
 
 from __future__ import annotations
 
@@ -22,19 +20,19 @@ if TYPE_CHECKING:
     Say = Callable[..., None]
 
 MARK = b"CAVVY_PROGRESS "
-LONGEST_LINE = 65536  # bytes; a longer line is no progress line
-LONGEST_TEXT = 1000  # characters of one value
+LONGEST_LINE = 65536  # bytes; a longer line is not a progress line
+LONGEST_TEXT = 1000  # maximum characters of one value
 MOST_VALUES = 100
 TELEMETRY_S = 10.0
 CHECKPOINT_S = 3.0
-SHORTEST_S = 0.02  # a checkpoint written in less says nothing about a rate
-IDLE_CPU_PERCENT = 1.0  # of one CPU; housekeeping of a process that waits stays below it
+SHORTEST_S = 0.02  # seconds; a shorter write says nothing about a rate
+IDLE_CPU_PERCENT = 1.0  # share of one CPU; housekeeping of a waiting process stays below it
 IDLE_GPU_PERCENT = 1.0
 _AT_FDCWD, _STATX_BTIME = -100, 0x800
 
 
 class ProgressScanner:
-    """Finds progress in the output and in the file that the task may write instead."""
+    """Finds progress in the output, or in the file that the task may write instead."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -60,7 +58,9 @@ class ProgressScanner:
         try:
             found = os.stat(self._path)
             changed = found.st_mtime_ns
-            if changed == self._seen or not stat.S_ISREG(found.st_mode):  # a pipe would block
+            if changed == self._seen or not stat.S_ISREG(
+                found.st_mode
+            ):  # a pipe would block the reader
                 return {}
             self._seen = changed
             with open(self._path, "rb") as file:
@@ -71,8 +71,8 @@ class ProgressScanner:
 
 
 class CheckpointWatcher:
-    """Notices that files of the checkpoint folder have changed and then been still; made before
-    the work begins.
+    """Detects that files of the checkpoint folder have changed and then been still; created before
+    the work starts.
     """
 
     def __init__(self, folder: str) -> None:
@@ -81,16 +81,14 @@ class CheckpointWatcher:
         self._began_ns = time.time_ns()
 
     def look(self, *, last: bool = False) -> dict[str, object]:
-        """The `checkpoint` message's fields when there is something new; `last`: nothing writes
-        any more.
-        """
+        """The fields of a `checkpoint` message, if any; `last`: the work no longer writes."""
         found = measure(self._folder)
         still, self._last = found == self._last or last, found
         if not still or found == self._told or not found[0]:
             return {}
         from .checkpoint_upload import (
             list_folder,
-        )  # which needs much that work without checkpoints does not pay for
+        )  # a costly import that work without checkpoints avoids
 
         sent, seconds = written(
             self._folder, list_folder(self._folder), self._told[2], self._began_ns
@@ -108,8 +106,8 @@ class CheckpointWatcher:
 
 
 class WorkMonitor:
-    """All of it, on a clock of the caller's: `tick` about once a second, `wrote` with each piece
-    of output.
+    """All watchers together, on the caller's clock: call `tick` about once a second, `wrote` with
+    each piece of output.
     """
 
     def __init__(
@@ -127,7 +125,7 @@ class WorkMonitor:
         self.usage = usage
         self.gpus: dict[str, float] = {}
         self.memory_mib = (
-            0  # what the work may use where the kernel keeps no limit; 0: it does, or there is none
+            0  # the work's memory limit if the kernel enforces none; 0: it does, or there is none
         )
         self._idle_s = idle_s
         self._busy_at = self._checkpoints_at = self._looked_at = time.monotonic()
@@ -138,7 +136,7 @@ class WorkMonitor:
         self._tell(self._progress.feed(data))
 
     def tick(self) -> str:
-        """Report what has changed; the reason if the work has been idle for longer than it may."""
+        """Report what has changed; returns the reason if the work has been idle for too long."""
         now = time.monotonic()
         self._tell(self._progress.look())
         if self._checkpoints and now - self._checkpoints_at >= CHECKPOINT_S:
@@ -153,11 +151,11 @@ class WorkMonitor:
 
     @property
     def too_large(self) -> bool:
-        """Whether the work uses more memory than it may."""
+        """Whether the work uses more memory than allowed."""
         return 0 < self.memory_mib < self.usage.memory_mib
 
     def end(self) -> None:
-        """The last look, after the work's end."""
+        """Look a last time, after the work's end."""
         self._tell(self._progress.look())
         self._tell_checkpoint(last=True)
 
@@ -186,10 +184,10 @@ class WorkMonitor:
 
 
 def written(folder: str, entries: list[Entry], since: int, watched: int) -> tuple[int, float]:
-    """Bytes of the files that changed after `since`, and the seconds that writing them took.
+    """Bytes of the files that changed after `since`, and the seconds taken to write them.
 
-    From when the first of them was made or, where only its last change is known, from that; to the
-    last change of all. `watched`: what was made before is no work of this attempt. Both are in ns
+    Measured from the creation of the first file (or its last change, if only that is known) to the
+    last change of all. Files made before `watched` are not this attempt's. Both times are in ns
     since the epoch.
     """
     fresh = [entry for entry in entries if entry[2] > since and not entry[5]]
@@ -199,15 +197,15 @@ def written(folder: str, entries: list[Entry], since: int, watched: int) -> tupl
     began = born_ns(os.path.join(folder, first[0]))
     if (
         began is None or not max(since, watched) < began <= first[2]
-    ):  # an old file, written over nobody knows when
+    ):  # an old file that was overwritten at an unknown time
         began = first[2]
     ended = min(max(entry[2] for entry in fresh), time.time_ns())  # a file may have any time
     return sum(entry[1] for entry in fresh), max(0, ended - began) / 1e9
 
 
 def born_ns(path: str) -> int | None:
-    """When the file was made, where its file system remembers that; the standard library cannot
-    ask (statx(2)).
+    """When the file was created, if its file system records that; the standard library lacks
+    statx(2).
     """
     try:
         from ctypes import CDLL, c_uint, create_string_buffer
@@ -215,7 +213,7 @@ def born_ns(path: str) -> int | None:
         found = create_string_buffer(256)
         if CDLL(None).statx(_AT_FDCWD, os.fsencode(path), 0, c_uint(_STATX_BTIME), found):
             return None
-    except (ImportError, OSError, AttributeError):  # a small Python, an old C library
+    except (ImportError, OSError, AttributeError):  # a minimal Python, an old C library
         return None
     if not struct.unpack_from("=I", found, 0)[0] & _STATX_BTIME:
         return None
@@ -224,7 +222,7 @@ def born_ns(path: str) -> int | None:
 
 
 def parse_progress(text: bytes) -> dict[str, object]:
-    """Numbers and texts by name, true and false as 1 and 0; {} for anything else."""
+    """Numbers and strings by name, true and false as 1 and 0; {} for any other input."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -240,9 +238,7 @@ def parse_progress(text: bytes) -> dict[str, object]:
 
 
 def measure(folder: str) -> tuple[int, int, int]:
-    """How many files there are, how large together, and when the newest changed (ns since the
-    epoch).
-    """
+    """The number of files, their total size, and the newest change (ns since the epoch)."""
     files = size = newest = 0
     todo = [folder]
     while todo:
@@ -268,7 +264,7 @@ def measure(folder: str) -> tuple[int, int, int]:
 
 def _is_value(value: object) -> bool:
     if isinstance(value, float):
-        return value - value == 0  # neither infinite nor not a number, which JSON does not have
+        return value - value == 0  # JSON has neither infinity nor NaN
     if isinstance(value, str):
         return len(value) <= LONGEST_TEXT
     return isinstance(value, int) and abs(value) < 1 << 63

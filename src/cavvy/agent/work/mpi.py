@@ -1,12 +1,12 @@
-"""Runs an MPI launcher over the nodes of a gang, which need no SSH between them: `$CAVVY_MPI mpirun
+"""Runs an MPI launcher over the nodes of a gang, without SSH between them: `$CAVVY_MPI mpirun
 ...`.
 
-Every rank runs the same line. Rank 0 waits for the others, then runs the launcher, whose remote
-shell is this program again (`--rsh HOST COMMAND`); the other ranks call rank 0, run what it asks of
-them, and leave with its exit code. Both ends show that they know the gang's key, and each message
-carries its code of authentication.
+Every rank runs the same command. Rank 0 waits for the others, then runs the launcher, whose remote
+shell is this program again (`--rsh HOST COMMAND`); the other ranks connect to rank 0, run its
+commands, and exit with its exit code. Both ends prove that they know the gang's key, and each
+message carries an authentication code.
 
-The agent lays this file beside the work, where it runs alone, by any Python from 3.8 on.
+The agent copies this file beside the work, where it runs alone, on any Python from 3.8 on.
 """
 
 from __future__ import annotations
@@ -29,15 +29,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
-GATHER_S = 600  # all ranks must have called by then
+GATHER_S = 600  # seconds in which all ranks must connect
 PORT_AFTER_MASTER = 1
 SHELL = "cavvy-rsh"
 
 
 class RankLink:
-    """A connection whose messages are JSON lines, each with its code of authentication and its
-    number.
-    """
+    """A connection whose messages are JSON lines, each with its authentication code and number."""
 
     def __init__(self, connection: socket.socket, key: bytes) -> None:
         self._file = connection.makefile("rwb")
@@ -46,8 +44,8 @@ class RankLink:
         self._writing = threading.Lock()
 
     def greet(self, caller: bool) -> None:
-        """Both ends make this line's own key of the gang's and of what each has drawn; the first
-        message proves it.
+        """Both ends derive this connection's key from the gang's key and two random values; the
+        first message proves it.
         """
         mine = os.urandom(16).hex()
         self._file.write(mine.encode() + b"\n")
@@ -66,8 +64,8 @@ class RankLink:
             self._file.flush()
 
     def read(self) -> dict[str, Any] | None:
-        """The next message; None at the end. Raises ValueError for one that is not from the
-        gang.
+        """The next message; None at the end of the connection. Raises ValueError if it is not from
+        the gang.
         """
         line = self._file.readline()
         if not line.endswith(b"\n"):
@@ -85,7 +83,7 @@ class RankLink:
 
 
 class LaunchHub:
-    """Rank 0's side: the lines of the other ranks, and what the launcher asks to have run on
+    """Rank 0's side: the connections of the other ranks, and the commands that the launcher runs on
     them.
     """
 
@@ -97,15 +95,15 @@ class LaunchHub:
         self._next = 0
 
     def gather(self, server: socket.socket, key: bytes) -> None:
-        """Wait until every other rank has called. Raises TimeoutError."""
+        """Wait until every other rank has connected. Raises TimeoutError."""
         end = time.monotonic() + GATHER_S
         while len(self._lines) < len(self._hosts) - 1:
             server.settimeout(max(0.1, end - time.monotonic()))
             try:
                 connection, _ = server.accept()
-            except OSError:  # of time, by a name that differs between Pythons
+            except OSError:  # timeout errors, whose name differs between Python versions
                 raise TimeoutError(
-                    f"only {len(self._lines) + 1} of {len(self._hosts)} ranks called"
+                    f"only {len(self._lines) + 1} of {len(self._hosts)} ranks connected"
                 ) from None
             try:
                 connection.settimeout(10)
@@ -136,7 +134,7 @@ class LaunchHub:
                 line.send({"end": code})
 
     def _serve_shell(self, connection: socket.socket) -> None:
-        """One remote shell of the launcher: pass on what is asked and answered."""
+        """One remote shell of the launcher: pass its command on, and the results back."""
         with connection, connection.makefile("rwb") as file:
             asked = json.loads(file.readline() or b"{}")
             ranks = [rank for rank in sorted(self._lines) if self._hosts[rank] == asked.get("host")]
@@ -154,7 +152,8 @@ class LaunchHub:
             while True:
                 answer = answers.get()
                 file.write(
-                    json.dumps(answer or {"code": 255, "why": "the rank is gone"}).encode() + b"\n"
+                    json.dumps(answer or {"code": 255, "why": "the rank has disconnected"}).encode()
+                    + b"\n"
                 )
                 file.flush()
                 if answer is None or "code" in answer:
@@ -172,7 +171,7 @@ class LaunchHub:
 
 
 def lead(command: list[str], hosts: list[str], key: bytes) -> int:
-    """Rank 0: gather the others, run the launcher, tell them its exit code."""
+    """Rank 0: wait for the others, run the launcher, send them its exit code."""
     home = os.path.dirname(os.path.abspath(__file__))
     shells = os.path.join(home, "mpi.sock")
     hub = LaunchHub(hosts)
@@ -197,13 +196,13 @@ def lead(command: list[str], hosts: list[str], key: bytes) -> int:
 
 
 def launcher_variables(home: str, hosts: list[str]) -> dict[str, str]:
-    """What makes Open MPI 4 and 5, MPICH and Intel MPI start their daemons by our remote shell
-    on the gang's hosts.
+    """Variables that make Open MPI 4 and 5, MPICH and Intel MPI start their daemons with this
+    remote shell on the gang's hosts.
     """
     slots = int(os.environ.get("NPROC_PER_NODE", "1"))
     counts = {
         host: hosts.count(host) * slots for host in hosts
-    }  # a host that holds two ranks is named once
+    }  # a host that holds two ranks is listed once
     colons, lines = os.path.join(home, "mpi-hosts"), os.path.join(home, "mpi-slots")
     for path, mark in ((colons, ":"), (lines, " slots=")):
         with open(path, "w", encoding="utf-8") as file:
@@ -227,8 +226,8 @@ def launcher_variables(home: str, hosts: list[str]) -> dict[str, str]:
 
 
 def lay_shell(home: str) -> None:
-    """Put the remote shell into the path: daemons on other ranks look for it too, though they
-    never call it.
+    """Put the remote shell into the path: daemons on other ranks require it, though they never call
+    it.
     """
     folder = os.path.join(home, "mpi-bin")
     os.makedirs(folder, exist_ok=True)
@@ -241,7 +240,7 @@ def lay_shell(home: str) -> None:
 
 
 def follow(rank: int, key: bytes) -> int:
-    """Another rank: run what rank 0 asks, until it says that it has ended."""
+    """Other ranks: run rank 0's commands until it reports its end."""
     where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + PORT_AFTER_MASTER)
     end = time.monotonic() + GATHER_S
     while True:
@@ -250,9 +249,7 @@ def follow(rank: int, key: bytes) -> int:
             break
         except OSError as error:
             if time.monotonic() > end:
-                sys.stderr.write(
-                    f"cavvy: rank 0 cannot be reached at {where[0]}:{where[1]}: {error}\n"
-                )
+                sys.stderr.write(f"cavvy: cannot reach rank 0 at {where[0]}:{where[1]}: {error}\n")
                 return 1
             time.sleep(0.2)
     connection.settimeout(None)
@@ -272,14 +269,14 @@ def follow(rank: int, key: bytes) -> int:
             ).start()
     except (OSError, ValueError) as error:
         sys.stderr.write(f"cavvy: rank 0: {error}\n")
-    sys.stderr.write("cavvy: rank 0 has gone\n")
+    sys.stderr.write("cavvy: rank 0 has disconnected\n")
     return 1
 
 
 def _run(line: RankLink, number: int, command: str) -> None:
     pipe = subprocess.PIPE
-    # Not closed at the end: a daemon that the command left behind may keep the streams, and their
-    # readers wait on.
+    # Not closed at the end: a daemon that the command left behind may keep the streams open, and
+    # their readers would wait.
     process = subprocess.Popen(
         ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
     )
@@ -305,9 +302,7 @@ def _tell(line: RankLink, number: int, name: str, stream: BinaryIO) -> None:
 
 
 def remote_shell(where: str, words: list[str]) -> int:
-    """What the launcher takes for rsh: options and a user's name before the host are passed
-    over.
-    """
+    """The launcher's replacement for rsh: options and a user name before the host are skipped."""
     while words and words[0].startswith("-"):
         words = words[2:] if words[0] in ("-l", "-p") else words[1:]
     with socket.socket(socket.AF_UNIX) as connection:

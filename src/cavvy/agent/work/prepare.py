@@ -1,13 +1,13 @@
-"""Gets the working folder ready, setup included, in a process of its own that may take its time.
+"""Prepares the working folder, setup included, in a separate process that may take long.
 
-A setup that has finished on this machine is not run again. `cache/setups/KEY/` keeps what it made:
+A setup that has finished on this machine is not run again. `cache/setups/KEY/` keeps its results:
 `venv`, the virtual environment that stands first on its PATH and the task's; `dir`, the folder that
-it can fill under the name CAVVY_SETUP_DIR; and `tree`, the working folder as it left it, from which
-later attempts start. The file `finished` appears last. Of several agents
-with one key, one sets up and the others wait.
+it can fill under the name CAVVY_SETUP_DIR; and `tree`, the working folder after the setup, from
+which later attempts start. The file `finished` is written last. If several agents have the same
+key, one runs the setup and the others wait.
 
-A setup that names the files which it uses runs in a folder of these alone; what it made is laid
-over the whole one.
+A setup that lists the files it uses runs in a folder with only these; its results are then copied
+over the whole folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 class SetupFailed(Exception):
-    """The setup script ended with another exit code than 0."""
+    """The setup script ended with a non-zero exit code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"the setup ended with exit code {code}")
@@ -40,9 +40,7 @@ class SetupFailed(Exception):
 
 
 def prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> int:
-    """Do it all; lines on `channel` tell the agent of `setup` and, at the end, of the result as
-    JSON.
-    """
+    """Run all steps; lines on `channel` report `setup` and, at the end, the result as JSON."""
     outcome, code, reason, reused = "", None, "", False
     try:
         reused = _prepare(config, work, env, channel)
@@ -60,9 +58,7 @@ def prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
 
 
 def carry_out(config: AgentConfig, work: WorkConfig, channel: int) -> int:
-    """Copy the outputs of work that ended well to where they shall be; returns an exit code of
-    sysexits.h.
-    """
+    """Copy the outputs of successful work to their targets; returns an exit code of sysexits.h."""
     from ..data.paths import find_output
 
     try:
@@ -93,14 +89,15 @@ def _send(
 
     try:
         meter = send_output(config, index, source, target, tell_to(channel), known)
-        if meter.files or not mirrored:  # what was sent while the work ran is told of already
+        if meter.files or not mirrored:  # files sent while the work ran have been reported already
             meter.end()
     except TransferFailed as error:
         raise CannotBuild(str(error)) from error
 
 
 def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
-    """Copy every input to where the work wants it. Raises CannotBuild, StorageTimeout, OSError."""
+    """Copy every input to its path in the working folder. Raises CannotBuild, StorageTimeout,
+    OSError."""
     from ..data.paths import find_input, link_input, remember
 
     for index, each in enumerate(work.inputs):
@@ -131,7 +128,7 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
 
 
 def find_setup(config: AgentConfig, work: WorkConfig) -> str:
-    """The folder of this machine's cache in which the work's setup is kept."""
+    """The folder in this machine's cache that keeps the work's setup."""
     folder = work.workdir.snapshot if work.workdir else work.git.commit if work.git else None
     key = work.setup_key or hashlib.sha256(json.dumps([work.setup, folder]).encode()).hexdigest()
     return os.path.join(
@@ -140,13 +137,13 @@ def find_setup(config: AgentConfig, work: WorkConfig) -> str:
 
 
 def _prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> bool:
-    """Returns whether a finished setup was used. Raises SetupFailed, CannotBuild, StorageTimeout,
+    """Returns whether a finished setup was reused. Raises SetupFailed, CannotBuild, StorageTimeout,
     OSError.
     """
     reused = False
     if (
         work.setup is None or work.image is not None
-    ):  # a container has a file system of its own to set up
+    ):  # a container needs the setup in its own file system
         build_folder(config, work, config.folder, env)
     else:
         reused = _set_up(config, work, env, channel)
@@ -154,7 +151,7 @@ def _prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel
         from ..data.mounts import link_volumes
 
         link_volumes(config, work, config.folder)
-    bring_inputs(config, work, channel)  # after the setup, which must not depend on them
+    bring_inputs(config, work, channel)  # after the setup, which must not depend on inputs
     if work.checkpoint is not None:
         if work.checkpoint.sync:
             _go_on(
@@ -167,8 +164,8 @@ def _prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel
 def _go_on(
     config: AgentConfig, work: WorkConfig, checkpoint: CheckpointConfig, folder: str, channel: int
 ) -> None:
-    """Bring the newest checkpoint that the control plane holds. Raises CannotBuild, StorageTimeout,
-    OSError.
+    """Download the newest checkpoint that the control plane holds. Raises CannotBuild,
+    StorageTimeout, OSError.
     """
     from ..data.transfer import tell_to
     from .checkpoint_upload import restore, settle
@@ -176,7 +173,7 @@ def _go_on(
     heard = tell_to(channel, "waits")
 
     def tell(text: str) -> None:
-        heard(f"for the newest checkpoint: {text}")
+        heard(f"while fetching the newest checkpoint: {text}")
 
     try:
         if checkpoint.storage is None:
@@ -197,14 +194,14 @@ def _set_up(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
     if not os.path.exists(kept + "/finished"):
         os.write(
             channel, b"setup\n"
-        )  # also while another agent's setup of the same key is waited for
+        )  # also while waiting for another agent's setup with the same key
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         if os.path.exists(kept + "/finished"):
             _restore(config, work, kept, config.folder, env)
             return True
         build_folder(config, work, config.folder, env, work.setup_uses)
-        remove_tree(kept + "/dir")  # half of what a failed setup made is worse than nothing
+        remove_tree(kept + "/dir")  # partial results of a failed setup are worse than none
         os.mkdir(kept + "/dir")
         if not config.boxed:
             make_venv(kept + "/venv", env)
@@ -226,15 +223,15 @@ def _set_up(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
 
 
 def _keep(kept: str, folder: str) -> None:
-    """Save the folder as the setup left it, with the files in which its path is written."""
+    """Save the folder as the setup left it, and list the files that contain its path."""
     remove_tree(kept + "/tree")
     marked = copy_tree(folder, kept + "/tree", folder.encode())
     write_whole(kept + "/finished", json.dumps({"folder": folder, "marked": marked}), sync=True)
 
 
 def setup_environment(work: WorkConfig, env: dict[str, str]) -> dict[str, str]:
-    """What a setup sees: no parameters unless it names them, since their values are not in its
-    key otherwise.
+    """A setup's environment: no parameters unless it names them, since otherwise their values are
+    not in its key.
     """
     if "CAVVY_PARAM_" in (work.setup or ""):
         return env
@@ -244,8 +241,8 @@ def setup_environment(work: WorkConfig, env: dict[str, str]) -> dict[str, str]:
 def _restore(
     config: AgentConfig, work: WorkConfig, kept: str, folder: str, env: dict[str, str]
 ) -> None:
-    """Make the folder as a setup left it. Scripts that name the folder in which they were made
-    name this one then.
+    """Recreate the folder as a setup left it. Scripts that contain the path of the original folder
+    get the path of this one.
     """
     if work.setup_uses is None:
         remove_tree(folder)

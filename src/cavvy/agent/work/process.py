@@ -17,11 +17,11 @@ def _ignore(*_: object) -> None:
 
 
 class WorkProcess:
-    """Starts the command under a reaper of its own and calls back.
+    """Starts the command under its own reaper and calls back.
 
     `wrote(bytes)` for output, `heard(line)` for lines that the command's function writes to its
     channel, `ended(code)` at the end of its first process (None: the reaper was killed), and
-    `gone()` once, last, when no process of it is left and all of its output has been handed over.
+    `gone()` once, last, when all of its processes have ended and all of its output was passed on.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class WorkProcess:
         self._ended, self._gone = ended, gone
         self._reported = False
         self.oom_kills = 0  # of its processes, by the kernel, for exceeding the memory limit
-        self.interrupted = False  # it got SIGTERM before it ended
+        self.interrupted = False  # it received SIGTERM before it ended
         ours, theirs = socket.socketpair()
         output, writer = os.pipe()
         if heard is not None:
@@ -58,15 +58,15 @@ class WorkProcess:
         self._control = PipeReader(loop, ours.detach(), by_line(self._heard), self._finish)
 
     def ask(self) -> None:
-        """SIGTERM to the work's process group."""
+        """Send SIGTERM to the work's process group."""
         self._control.write(b"T")
 
     def kill(self) -> None:
-        """SIGKILL to every process of the work."""
+        """Send SIGKILL to every process of the work."""
         self._control.write(b"K")
 
     def pause(self, paused: bool) -> None:
-        """Stop reading the output, so that the command waits, or go on."""
+        """Pause or resume reading the output; while paused, the command blocks."""
         self._output.pause(paused)
 
     def _heard(self, line: bytes) -> None:

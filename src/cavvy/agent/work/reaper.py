@@ -1,11 +1,11 @@
-"""The small process between the agent and the work: it sees to it that no process of the work
-outlives the agent.
+"""The small process between the agent and the work: it ensures that no process of the work outlives
+the agent.
 
-It is a fork of the agent, and the reaper of whatever the work orphans. The agent and it hold the
-two ends of a socket pair: one letter asks it to ask the work to end (T) or to kill it (K), and the
-end of the stream means that the agent is dead. It answers with one line when the work's first
+It is a fork of the agent, and adopts all orphans of the work. The agent and the reaper hold the
+two ends of a socket pair: one letter requests SIGTERM (T) or SIGKILL (K) for the work, and the end
+of the stream means that the agent is dead. The reaper answers with one line when the work's first
 process has ended, `exit CODE OOM ASKED`: the number of processes that the kernel killed because the
-work used too much memory, and 1 if the work got SIGTERM before it ended.
+work used too much memory, and 1 if the work received SIGTERM before it ended.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SWEEP_MS = 10
 LINUX = os.uname().sysname == "Linux"
-# What work finds as every program expects it, whatever those who started the agent had ignored or
-# handled.
+# Signal dispositions that programs expect, regardless of those that the agent inherited.
 _DEFAULTED = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP),
     *(signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ),
@@ -31,7 +30,7 @@ _DEFAULTED = (
 
 
 class ChildCommand:
-    """What to start: a program, or a function of the agent's own, in its folder and environment."""
+    """A program or a function of the agent to start, with its folder and environment."""
 
     def __init__(
         self,
@@ -48,10 +47,12 @@ class ChildCommand:
             None  # folder of the control group to enter, and to remove at the end
         )
         self.cleanup: list[str] | None = (
-            None  # a program to run when all is over, such as the container's removal
+            None  # a program to run at the end, such as the container's removal
         )
-        self.channel = -1  # a file that the function, and it alone, may write to
-        self.status_path: str | None = None  # where the exit code is noted before anyone is told
+        self.channel = -1  # a file that only the function may write to
+        self.status_path: str | None = (
+            None  # the file in which the exit code is recorded before it is reported
+        )
 
 
 def report(
@@ -68,10 +69,10 @@ def report(
 
 
 def guard(command: ChildCommand, control: int, output: int, keep: int) -> None:
-    """Run the work to its end and exit. `keep` is the agent's lock, held until no process of the
-    work is left.
+    """Run the work to its end and exit. `keep` is the agent's lock, held until every process of the
+    work has ended.
     """
-    os.setsid()  # whoever kills the agent's process group shall not kill its reaper
+    os.setsid()  # a signal to the agent's process group must not kill its reaper
     agent = os.getppid()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -93,7 +94,7 @@ def guard(command: ChildCommand, control: int, output: int, keep: int) -> None:
 
 
 def _clean_up(command: ChildCommand, control: int) -> None:
-    """After the work: remove what a container engine holds for it, and its control group."""
+    """After the work: remove its container and its control group."""
     if command.cleanup:
         null = os.open(os.devnull, os.O_RDWR)
         actions = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
@@ -109,9 +110,7 @@ def _clean_up(command: ChildCommand, control: int) -> None:
 
 
 class Reaper:
-    """Waits for children and for the agent, and kills what has to be killed until nothing is
-    left.
-    """
+    """Waits for children and for the agent, and kills until no process is left."""
 
     def __init__(self, work: int, control: int, wake: int, command: ChildCommand) -> None:
         self._work = work
@@ -119,9 +118,9 @@ class Reaper:
         self._wake = wake
         self._status_path = command.status_path
         self._cgroup = command.cgroup
-        # the work's first process has not been reaped, so that its number is still its own
+        # the work's first process has not been reaped, so its process ID is still valid
         self._alive = True
-        self._asked = False  # the work was asked to end, and gets its time
+        self._asked = False  # the work was asked to end, and has its grace period
         self._interrupted = False  # ... while its first process ran
         self._killing = False
 
@@ -139,7 +138,7 @@ class Reaper:
                     poll.unregister(fd)
 
     def _reap(self) -> bool:
-        """Take note of everything that has ended; False when nothing is left."""
+        """Record everything that has ended; False when nothing is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -156,8 +155,8 @@ class Reaper:
             try:
                 with open(self._status_path, "w") as file:
                     file.write(f"{code} {self._interrupted:d}\n")
-            except OSError as error:  # a full disk; the agent hears of it below
-                _tell(f"cannot note the exit code: {error}")
+            except OSError as error:  # The disk is full; the agent receives the code below.
+                _tell(f"cannot record the exit code: {error}")
         kills = count_oom_kills(self._cgroup) if self._cgroup else 0
         try:
             os.write(self._control, b"exit %d %d %d\n" % (code, kills, self._interrupted))
@@ -169,13 +168,13 @@ class Reaper:
             self._killing = True
 
     def _obey(self) -> bool:
-        """Do what the agent asks; False when it has gone."""
+        """Handle the agent's requests; False when it has gone."""
         try:
             letters = os.read(self._control, 64)
         except OSError:
             letters = b""
         if b"T" in letters:
-            self._reap()  # an end before the signal stands
+            self._reap()  # it ended before the signal: that result stands
             self._asked, self._interrupted = True, self._alive
             if self._alive:
                 _signal_group(self._work, signal.SIGTERM)
@@ -194,14 +193,14 @@ class Reaper:
 
 
 def descendants(root: int) -> list[int]:
-    """Every process below `root`. Nothing escapes it: orphans fall to the nearest reaper, which
-    is `root`.
+    """Every process below `root`. None escapes: orphans are adopted by the nearest reaper, which is
+    `root`.
     """
     children: dict[int, list[int]] = {}
     try:
         names = os.listdir("/proc")
     except FileNotFoundError:
-        return []  # without /proc the process group has to do
+        return []  # without /proc, signal only the process group
     for name in names:
         if name.isdigit():
             try:
@@ -225,7 +224,7 @@ def exit_code(status: int) -> int:
 
 def removed_group(folder: str) -> bool:
     """Remove a control group; it can be busy for some milliseconds after its last process has
-    gone.
+    ended.
     """
     try:
         os.rmdir(folder)
@@ -237,8 +236,8 @@ def removed_group(folder: str) -> bool:
 
 
 def sweep() -> None:
-    """Kill and reap everything below this process, which must be a reaper; for when a reaper
-    was lost.
+    """Kill and reap everything below this process, which must be a reaper; used after the loss of
+    another reaper.
     """
     for _ in range(500):
         for pid in descendants(os.getpid()):
@@ -249,7 +248,7 @@ def sweep() -> None:
 
 
 def reap() -> bool:
-    """Let ended children go; False when there are no others."""
+    """Reap ended children; False if there are no others."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -259,7 +258,7 @@ def reap() -> bool:
 
 
 def prctl(option: int, value: int) -> bool:
-    """The system call that Python does not offer; False where there is none."""
+    """Call prctl, which Python does not offer; False if it is missing."""
     if not LINUX:
         return False
     try:
@@ -286,13 +285,13 @@ def _name(command: ChildCommand) -> str:
 
 
 def _become(command: ChildCommand, output: int, reaper: int) -> None:
-    """In the work's first process: take its place and never return."""
+    """In the work's first process: become the command; never returns."""
     code = 126
     try:
         os.setsid()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != reaper:
-            os._exit(137)  # it died before it could take us along
+            os._exit(137)  # the parent died before the death signal was set
         if command.cgroup is not None:
             with open(command.cgroup + "/cgroup.procs", "w") as file:
                 file.write("0")
@@ -308,10 +307,10 @@ def _become(command: ChildCommand, output: int, reaper: int) -> None:
         os.execvpe(command.argv[0], command.argv, command.env)
     except FileNotFoundError:
         code = 127
-        _tell(f"cannot start {_name(command)}: there is no such command or folder")
+        _tell(f"cannot start {_name(command)}: no such command or folder")
     except OSError as error:
         _tell(f"cannot start {_name(command)}: {error.strerror}")
-    except BaseException as error:  # noqa: BLE001  # whatever it is, this process must not go on as an agent
+    except BaseException as error:  # noqa: BLE001  # after any error, this process must not continue as an agent
         _tell(f"cannot start the work: {type(error).__name__}: {error}")
     finally:
         os._exit(code)
@@ -321,12 +320,12 @@ def _tell(text: str) -> None:
     try:
         os.write(2, (f"cavvy: {text}\n").encode())
     except OSError:
-        return  # a full disk
+        return  # the disk is full
 
 
 def _pass_on(agent: int) -> None:
-    """Reaper and agent have one command line: who looks it up and signals the wrong one means
-    the agent.
+    """Reaper and agent share one command line: a signal sent to the wrong one is meant for the
+    agent.
     """
     if os.getppid() == agent:
         _signal(agent, signal.SIGTERM)
@@ -338,7 +337,7 @@ def _signal_group(group: int, number: int) -> None:
     except (ProcessLookupError, PermissionError):
         _signal(
             group, number
-        )  # it has not made its own group yet, or parts of it belong to someone else
+        )  # it has not created its own group yet, or some of its processes belong to another user
 
 
 def _signal(pid: int, number: int) -> None:
@@ -351,9 +350,9 @@ def _signal(pid: int, number: int) -> None:
 def _close_all_but(keep: set[int]) -> None:
     for name in os.listdir(
         "/dev/fd" if os.path.isdir("/dev/fd") else "/proc/self/fd"
-    ):  # a bare root may lack either
+    ):  # a minimal root file system may lack either
         if int(name) not in keep:
             try:
                 os.close(int(name))
             except OSError:
-                continue  # the one that listed the folder
+                continue  # the process that listed the folder

@@ -1,5 +1,5 @@
-"""Copies of files and folders that share nothing with their originals but, where the disk can,
-their blocks.
+"""Copies files and folders; copies share nothing with their originals except disk blocks, where
+supported.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ import os
 import shutil
 import stat
 
-FICLONE = (
-    0x40049409  # linux/fs.h: share the blocks of another file until one of the two is written to
-)
-TEXT_LIMIT = 256 * 1024  # bytes; scripts, not data
+FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file until either is written to
+TEXT_LIMIT = 256 * 1024  # bytes; scripts are below, data above
 
 
 def copy_file(source: str, target: str, mode: int | None = None) -> None:
-    """Copy content and times; `mode` None keeps the source's. Raises OSError."""
+    """Copy content and times; with `mode` None, keeps the source's mode. Raises OSError."""
     with open(source, "rb") as reader, open(target, "xb") as writer:
         try:
             fcntl.ioctl(writer.fileno(), FICLONE, reader.fileno())
-        except OSError:  # another disk, or one that cannot share: copy the bytes
+        except OSError:  # another disk, or no support for sharing: copy the bytes
             shutil.copyfileobj(reader, writer, 1024 * 1024)
     found = os.stat(source)
     os.chmod(target, stat.S_IMODE(found.st_mode) if mode is None else mode)
@@ -28,8 +26,8 @@ def copy_file(source: str, target: str, mode: int | None = None) -> None:
 
 
 def copy_tree(source: str, target: str, marker: bytes = b"") -> list[str]:
-    """Copy folders, files and links into `target`, over what is there; sockets and the like are
-    left out.
+    """Copy folders, files and links into `target`, overwriting; sockets and similar files are left
+    out.
 
     Returns the relative paths of the text files that contain `marker`. Raises OSError.
     """
@@ -62,8 +60,8 @@ def _is_folder(path: str) -> bool:
 
 
 def is_text_with(path: str, marker: bytes) -> bool:
-    """Whether a file is a short text that contains `marker`, as the scripts of a virtual
-    environment do.
+    """Whether a file is a short text that contains `marker`, like the scripts of a virtual
+    environment.
     """
     if os.stat(path).st_size > TEXT_LIMIT:
         return False
@@ -73,7 +71,7 @@ def is_text_with(path: str, marker: bytes) -> bool:
 
 
 def replace_in(path: str, old: bytes, new: bytes) -> None:
-    """Replace bytes in a short file and keep its mode and times."""
+    """Replace bytes in a short file and preserve its mode and times."""
     found = os.stat(path)
     with open(path, "rb") as file:
         data = file.read()
@@ -83,7 +81,7 @@ def replace_in(path: str, old: bytes, new: bytes) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder or file; gone already is no error."""
+    """Remove a folder or file; no error if it is missing."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     elif os.path.lexists(path):
@@ -91,7 +89,7 @@ def remove_tree(path: str) -> None:
 
 
 def _copy_modes(source: str, target: str) -> None:
-    """Folders' modes last, so that a read-only one can be filled."""
+    """Set folders' modes last, so that a read-only one can be filled."""
     for folder, _, _ in os.walk(source, topdown=False):
         made = os.path.normpath(os.path.join(target, os.path.relpath(folder, source)))
         os.chmod(made, stat.S_IMODE(os.stat(folder).st_mode))

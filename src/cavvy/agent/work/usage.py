@@ -1,5 +1,5 @@
-"""What the work uses of its node: CPU and memory through /proc, NVIDIA GPUs through the driver's
-own library.
+"""Measures the node resources that the work uses: CPU and memory through /proc, NVIDIA GPUs through
+the driver's own library.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ GPU_EVERY_S = 10.0
 
 
 class UsageMeter:
-    """CPU and memory of all processes below a reaper; of a container, of those that carry
-    `mark`.
-    """
+    """CPU and memory of all processes below a reaper or, in a container, with `mark`."""
 
     def __init__(self, reaper: int, mark: bytes = b"") -> None:
         self._reaper = reaper
         self._mark = mark
-        self.known = True  # an engine's processes can be hidden from us
+        self.known = True  # an engine's processes can be hidden from the agent
         self._ticks = os.sysconf("SC_CLK_TCK")
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._before: dict[int, int] = {}
         self._at = time.monotonic()
-        self.cpu_percent = 0.0  # of one CPU, since the look before
+        self.cpu_percent = 0.0  # share of one CPU since the previous measurement
         self.memory_mib = 0.0
 
     def look(self) -> None:
-        """Measure; processes that came and went between two looks are not seen."""
+        """Measure; processes that start and end between two looks are missed."""
         now, ticks, pages = time.monotonic(), {}, 0
         found = list_marked(self._mark) if self._mark else descendants(self._reaper)
         self.known = bool(found)
@@ -49,7 +47,7 @@ class UsageMeter:
 
 
 def list_marked(mark: bytes) -> list[int]:
-    """Processes with this variable in their environment, as far as we may see it."""
+    """Processes with this variable in their environment, as far as the agent may read it."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():
@@ -63,8 +61,8 @@ def list_marked(mark: bytes) -> list[int]:
 
 
 def measure_gpus(devices: list[str], indices: list[int]) -> int:
-    """Print one line of JSON every ten seconds; in a process of its own, since a sick driver can
-    hang for ever.
+    """Print one line of JSON every ten seconds; runs in its own process, since a faulty driver can
+    hang forever.
     """
     import ctypes
 

@@ -1,4 +1,5 @@
-"""The virtual environment of a setup: what its pip installs is seen by its job and no other."""
+"""The virtual environment of a setup: packages that its pip installs are visible only to its
+job."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from .folder import run
 from .trees import remove_tree
 
-# Stands where pip would, so that no other pip is found further along PATH.
+# Replaces pip, so that no other pip is found further along PATH.
 NO_PIP = """#!/bin/sh
 echo "cavvy: this node has no pip for the job's virtual environment: install python3-venv or uv \
 on the node, or name an image" >&2
@@ -21,15 +22,15 @@ WITHOUT_PIP = 3  # exit code of make_venv.py
 
 
 def use_venv(env: dict[str, str], folder: str) -> None:
-    """Put the environment at `folder`, made or not yet, in front of every other Python."""
+    """Put the environment at `folder`, which may not exist yet, in front of every other Python."""
     env["PATH"] = f"{folder}/bin:{env['PATH']}"
     env["VIRTUAL_ENV"] = folder
 
 
 def make_venv(folder: str, env: dict[str, str]) -> None:
-    """Make it anew, of the first Python on the job's PATH that can, else of the agent's own.
+    """Create it anew with the first suitable Python on the job's PATH, else with the agent's own.
 
-    Where none can, a `pip` that says so is all there is in it. Raises OSError.
+    If there is none, it contains only a `pip` that explains the problem. Raises OSError.
     """
     remove_tree(folder)
     source = (pkgutil.get_data(__package__ or "", "make_venv.py") or b"").decode()
@@ -55,7 +56,7 @@ def _list_pythons(path: str) -> Iterator[str]:
 
 
 def _have_uv_make(folder: str, env: dict[str, str], code: int) -> bool:
-    """Have uv bring the pip, or all of it; whether it could."""
+    """Have uv provide pip or the whole environment; returns whether it could."""
     uv = shutil.which("uv", path=env["PATH"])
     if uv is None:
         return False

@@ -1,1 +1,1 @@
-"""How nodes from outside reach this server: TLS with its own certificate, and files by hash."""
+"""How outside nodes reach this server: TLS with its own certificate, and files by hash."""

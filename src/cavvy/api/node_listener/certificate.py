@@ -11,16 +11,16 @@ from datetime import UTC, datetime, timedelta
 from cavvy.client.state import write_private
 
 _NAME = "cavvy"
-_VALID = timedelta(days=365 * 30)  # pinned by hash: an end would only break agents
+_VALID = timedelta(days=365 * 30)  # pinned by hash: an expiry date would only break agents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """`file` holds the key and the certificate."""
+    """`file` contains the key and the certificate."""
 
     file: str
     pin: str  # SHA-256 of the certificate, in hexadecimal
-    key_pin: str  # of its public key, as `curl --pinnedpubkey` takes it
+    key_pin: str  # hash of its public key, in the form of `curl --pinnedpubkey`
 
 
 def load_certificate(path: str) -> Certificate:

@@ -1,4 +1,4 @@
-"""Files that any node may fetch by hash without a token: the agent, a Python, a supervisor. None
+"""Files that any node may fetch by hash without a token: the agent, a Python, a supervisor. No file
 is secret.
 """
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 from cavvy.client.state import write_private
 
-_KEPT_S = 60 * 24 * 3600.0  # for nodes that boot with hashes from an older server
+_KEPT_S = 60 * 24 * 3600.0  # for booting nodes that hold hashes from an older server
 
 
 class NodeDownloads:
-    """A folder of files named by the SHA-256 of their content."""
+    """A folder of files named by the SHA-256 of their contents."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: set[str] = set()
 
     def put(self, content: bytes) -> str:
-        """Serve the file from now on, and return its hash. Raises OSError."""
+        """Serve the file from now on; returns its hash. Raises OSError."""
         name = hashlib.sha256(content).hexdigest()
         if name not in self._known:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The address for nodes from outside: it serves agents' routes and files by hash, not users."""
+"""The address for outside nodes: it serves agents' routes and files by hash, not users."""
 
 import socket
 from collections.abc import Callable
@@ -20,15 +20,15 @@ from cavvy.providers.hosts.bundles import pack_python, platform
 from cavvy.settings import Settings
 
 _OPEN = (AGENT, BOOT, NODES)
-ONLY_DOWNLOADS = "cavvy.only_downloads"  # of the scope: what this connection may ask for
+ONLY_DOWNLOADS = "cavvy.only_downloads"  # scope key: the routes that this connection may use
 
 
 class NodeListener:
-    """A bound TCP socket, not served yet, and the certificate it will be served with."""
+    """A bound TCP socket that is not served yet, and its certificate."""
 
     def __init__(self, sock: socket.socket, address: str, certificate: Certificate) -> None:
         self.sock = sock
-        self.address = address  # that nodes use
+        self.address = address  # address for nodes
         self.certificate = certificate
 
     def describe(
@@ -38,7 +38,8 @@ class NodeListener:
         archive: Callable[[], bytes],
         cached: Path,
     ) -> NodeEndpoint:
-        """What providers need to know of it. The agent and the Python are packed at first use."""
+        """The information about this address for providers. The agent and the Python are packed on
+        first use."""
 
         def pythons() -> dict[str, str]:
             cached.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -56,7 +57,7 @@ class NodeListener:
 
 
 def listen_for_nodes(home: StateDir, settings: Settings) -> NodeListener | None:
-    """Bind where `server.tls_listen` says; None where it says nothing. Raises StateDirError."""
+    """Bind to `server.tls_listen`; None if it is empty. Raises StateDirError."""
     if not settings.text("server.tls_listen"):
         return None
     host, port = read_listen(settings)
@@ -64,9 +65,9 @@ def listen_for_nodes(home: StateDir, settings: Settings) -> NodeListener | None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         host.encode(
             "idna"
-        )  # as the next line does with some names, but leaves its socket open when it cannot
+        )  # like the next line with some names, but that leaves its socket open on failure
         sock = socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, ValueError) as error:  # ValueError: no name of a host
+    except (OSError, ValueError) as error:  # ValueError: not a host name
         raise StateDirError(
             "settings-invalid",
             f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
@@ -80,7 +81,7 @@ def listen_for_nodes(home: StateDir, settings: Settings) -> NodeListener | None:
         raise StateDirError(
             "settings-invalid",
             f"{home.file('tls.pem')} cannot be used: {error}",
-            "delete it if it is damaged; running agents that know it are then lost",
+            "delete it if it is damaged; running agents that use it are then lost",
         ) from error
     except StateDirError:
         sock.close()
@@ -103,7 +104,7 @@ def read_listen(settings: Settings) -> tuple[str, int]:
 
 
 def told_address(settings: Settings, host: str, port: int) -> str:
-    """The address that nodes call if the server listens here. Raises StateDirError."""
+    """The address for nodes if the server listens here. Raises StateDirError."""
     told = settings.text("server.advertise") or f"https://{_reachable(host)}:{port}"
     if not told.startswith("https://"):
         raise StateDirError(
@@ -115,12 +116,14 @@ def told_address(settings: Settings, host: str, port: int) -> str:
 
 
 def _reachable(host: str) -> str:
-    """The address itself; for "all addresses", this machine's own towards other machines."""
+    """The address itself; for "all addresses", this machine's own outgoing address."""
     if host not in ("", "0.0.0.0", "::"):
         return f"[{host}]" if ":" in host else host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing; a documentation address, RFC 5737
+            probe.connect(
+                ("192.0.2.1", 9)
+            )  # sends nothing; the address is reserved for documentation, RFC 5737
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])
@@ -152,5 +155,5 @@ def _is_for_nodes(path: str) -> bool:
 
 
 def _is_download(path: str) -> bool:
-    """Files by hash, and the script that joins a machine, which fetches its parts by hash."""
+    """Serve files by hash, and the script that joins a machine, which fetches its parts by hash."""
     return path.startswith(BOOT) or (path.startswith(NODES) and path.endswith("/script"))

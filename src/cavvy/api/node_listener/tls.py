@@ -1,26 +1,25 @@
-"""How strictly the address for nodes speaks TLS: 1.2 or newer, and of 1.2 only ciphers that
-authenticate and forget.
+"""The TLS settings of the address for nodes: 1.2 or newer, and for 1.2 only authenticated ciphers
+with forward secrecy.
 
-Busybox's downloader knows no signature of the handshake but SHA-1, which OpenSSL allows at level 0
-alone. It is told apart by what it says first: it names the server even where that is an address,
+Busybox's downloader supports no handshake signature but SHA-1, which OpenSSL allows at level 0
+only. It is recognised by its first message: it sends a server name even if that is an address,
 which no other client does (RFC 6066, section 3, forbids it). Such a connection gets level 0, and
-may fetch what is checked by its hash, nothing else. Where nodes know the server by a name, every
-client says it, so these connections have level 0 and every route; agents and curl refuse SHA-1
-themselves.
+may fetch only files that are verified by hash. If nodes know the server by a name, every client
+sends it, so these connections have level 0 and all routes; agents and curl refuse SHA-1 themselves.
 """
 
 import ipaddress
 import ssl
 
-# The certificate's key is P-256, so no other signatures can come up; all of TLS 1.3 is allowed
-# beside these.
+# The certificate's key is P-256, so other signatures cannot occur; all of TLS 1.3 is allowed as
+# well.
 CIPHERS = (
     "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-ECDSA-CHACHA20-POLY1305"
 )
 
 
 class TlsContexts:
-    """The contexts of one certificate: `strict` is what connections begin with."""
+    """The contexts of one certificate: connections start with `strict`."""
 
     def __init__(self, certificate: str) -> None:
         self.strict = _make(certificate, CIPHERS)
@@ -29,7 +28,7 @@ class TlsContexts:
         self.strict.sni_callback = self._choose
 
     def only_downloads(self, connection: object) -> bool:
-        """Whether this TLS connection may fetch files by hash and nothing else."""
+        """Whether this TLS connection may fetch only files by hash."""
         return getattr(connection, "context", None) is self._downloads
 
     def _choose(

@@ -1,1 +1,1 @@
-"""One module for each group of routes, and what they share; `app` puts them together."""
+"""One module for each group of routes, and their shared code; `app` registers them."""

@@ -1,5 +1,5 @@
-"""The agents' routes, exactly as `docs/concepts/agent-protocol.md` says; each takes the token of
-its own gang only.
+"""The agents' routes, as specified in `docs/concepts/agent-protocol.md`; each requires the token of
+its own gang.
 """
 
 from asyncio import to_thread
@@ -38,8 +38,8 @@ from cavvy.store.base import RowNotFound
 _LONGEST_WAIT_S = 60.0
 _MESSAGES_LIMIT = 16 * MIB
 _LOG_LIMIT = 16 * MIB
-_ROOM_S = 20.0  # that output waits for its user
-_SMALL = 65536  # bytes that the page cache takes sooner than a thread is woken
+_ROOM_S = 20.0  # seconds that output waits for its user
+_SMALL = 65536  # bytes that are written faster than a thread is woken
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"])
 GangQuery = Annotated[str, Query(max_length=63)]
@@ -47,7 +47,7 @@ RankQuery = Annotated[int, Query(ge=0, le=1_000_000)]
 
 
 class ClaimAsk(Struct, frozen=True, kw_only=True):
-    """An agent asks for its work."""
+    """An agent requests its work."""
 
     gang: Name
     rank: Rank
@@ -64,7 +64,7 @@ class ClaimAnswer(Answer, frozen=True, kw_only=True):
     work: Assignment | None = None
     lease_s: float | None = None
     token: str | None = (
-        None  # to be shown from now on, where the claim was made with a token for one claim
+        None  # the token to use from now on, if the claim was made with a token for one claim
     )
 
 
@@ -77,7 +77,7 @@ class MessagesAnswer(Answer, frozen=True, kw_only=True):
 
 
 class LogAnswer(Answer, frozen=True, kw_only=True):
-    """The next byte that the server wants."""
+    """The next byte that the server expects."""
 
     offset: int
 
@@ -88,11 +88,11 @@ class ExecWanted(Answer, frozen=True, kw_only=True):
     id: str
     command: list[str]
     tty: bool
-    session: bool = False  # a user's hand: shells, connections and files, both ways
+    session: bool = False  # a remote session: shells, connections and files, both ways
 
 
 class OrdersAnswer(Answer, frozen=True, kw_only=True):
-    """What is wanted of the rank now."""
+    """The current order for the rank."""
 
     order: Order | None
     execs: list[ExecWanted]
@@ -100,7 +100,7 @@ class OrdersAnswer(Answer, frozen=True, kw_only=True):
 
 
 class ExecAnswer(Answer, frozen=True, kw_only=True):
-    """The output was taken."""
+    """The output was accepted."""
 
 
 @router.post(
@@ -232,7 +232,7 @@ async def exec_output(
     with app_state.watch.listen([exec_id]) as listener:
         while data and app_state.execs.full(exec_id):
             if not await listener.wait(_ROOM_S):
-                raise ApiProblem("output-waits", "the user has not taken what came before")
+                raise ApiProblem("output-waits", "the user has not read earlier output")
     # A restarted server does not know earlier commands. Their output has no reader, so the agent
     # gets no error.
     app_state.execs.put(exec_id, gang, rank, offset, data, exit_code)
@@ -240,7 +240,7 @@ async def exec_output(
 
 
 class ExecInput(Answer, frozen=True, kw_only=True):
-    """What its user sends, in base64; `end`: that was all."""
+    """The user's input, in base64; `end`: no more follows."""
 
     data: str
     end: bool
@@ -248,7 +248,7 @@ class ExecInput(Answer, frozen=True, kw_only=True):
 
 @router.get(
     "/execs/{exec_id}/input",
-    **document("Input for a user's hand.", answer=ExecInput, errors=("gang-not-found",)),
+    **document("Input for a user's remote session.", answer=ExecInput, errors=("gang-not-found",)),
 )
 async def exec_input(
     request: Request,
@@ -269,7 +269,7 @@ async def exec_input(
 @router.post(
     "/blobs/pack",
     **document(
-        "Small parts of a working folder, as many as a pack takes.",
+        "Small parts of a working folder, as many as fit into a pack.",
         ask=BlobsAsk,
         gives=True,
         errors=("gang-not-found", "too-large", "too-slow"),
@@ -280,7 +280,7 @@ async def blob_pack(request: Request, gang: GangQuery) -> Response:
     ask = await read(request, BlobsAsk)
     parts = await _folder_parts(app_state, attempt)
     stores = {app_state.blobs: [name for name in ask.blobs if name in parts]}
-    with suppress(RowNotFound):  # no checkpoints are held here
+    with suppress(RowNotFound):  # this server stores no checkpoints
         stores[await app_state.control_plane.checkpoints.blobs(gang)] = ask.blobs
     return Response(await to_thread(gather, stores), media_type="application/octet-stream")
 
@@ -334,7 +334,7 @@ async def enter_attempt(request: Request, gang: str, rank: int = 0) -> tuple[App
 
 
 def _speak(request: Request) -> AppState:
-    """The application state, if it speaks this agent's language."""
+    """The application state, if it supports the agent's protocol version."""
     version = _version(request)
     if not is_served(version):
         told = f"version {version}" if version else "not told"
@@ -346,7 +346,7 @@ def _speak(request: Request) -> AppState:
 
 
 def _version(request: Request) -> int:
-    """The protocol that the agent speaks; 0 where it does not say one."""
+    """The agent's protocol version; 0 if it sends none."""
     said = request.headers.get("cavvy-agent-protocol", "")
     return int(said) if said.isdecimal() and len(said) < 6 else 0
 
@@ -355,7 +355,7 @@ async def _attempt(app_state: AppState, gang: str, rank: int) -> Attempt:
     try:
         attempt = await app_state.store.attempt_of_gang(gang)
     except RowNotFound:
-        raise ApiProblem("gang-not-found", f"no gang {gang} is known here") from None
+        raise ApiProblem("gang-not-found", f"the server does not know the gang {gang}") from None
     if rank >= attempt.nodes:
         raise ApiProblem("gang-not-found", f"gang {gang} has no rank {rank}")
     if attempt.phase is AttemptPhase.ENDED:  # so its token opens nothing any more

@@ -19,7 +19,7 @@ from cavvy.store.base import HashMismatch
 from cavvy.store.blobs import BlobStore, BlobWriter
 
 _NAMES_LIMIT = 4 * MIB
-_AT_ONCE = 4 * MIB  # handed to a thread together
+_AT_ONCE = 4 * MIB  # passed to a thread together
 
 router = APIRouter(prefix="/v1/projects/{project}/blobs", tags=["blobs"])
 
@@ -38,11 +38,11 @@ async def missing(request: Request, project: ProjectPath) -> Response:
     )
 
 
-@router.put(  # before the route that takes any name
+@router.put(  # before the route that matches any name
     "/pack",
     **document(
-        "Upload many blobs of at most 256 KiB: each its SHA-256, its size, a line's end and its "
-        "bytes; 8 MiB in all.",
+        "Upload many blobs of at most 256 KiB: each as SHA-256, size, a newline and its bytes; 8 "
+        "MiB in all.",
         sends=True,
         answer=wire.BlobsStored,
         errors=("blob-mismatch", "too-large", "too-slow", "disk-full"),
@@ -56,7 +56,7 @@ async def put_pack(request: Request, project: ProjectPath) -> Response:
         if len(blobs) > PACK_BLOBS:
             raise ApiProblem(
                 "too-large",
-                f"the pack holds {len(blobs)} blobs, at most {PACK_BLOBS} are taken together",
+                f"the pack holds {len(blobs)} blobs, the maximum is {PACK_BLOBS}",
             )
         await asyncio.to_thread(app_state.blobs.put_all, blobs)
     except TornPack as error:
@@ -83,7 +83,7 @@ async def put(
 
 
 async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
-    """Store the body as it comes and return its size. Raises ApiProblem, StoreFull."""
+    """Store the body as it arrives and return its size. Raises ApiProblem, StoreFull."""
     parts, size, total = [], 0, 0
     await asyncio.to_thread(writer.__enter__)
     try:

@@ -1,4 +1,4 @@
-"""Files that a node fetches by hash before it has a token. None is secret, and nodes check the
+"""Files that a node fetches by hash before it has a token. No file is secret, and nodes check the
 hash.
 """
 
@@ -17,7 +17,7 @@ router = APIRouter(prefix="/boot/v1", tags=["agent"])
 
 @router.get(
     "/{digest}",
-    **document("A file that nodes start with, by hash.", gives=True, errors=("blob-not-found",)),
+    **document("A file for starting nodes, by hash.", gives=True, errors=("blob-not-found",)),
 )
 async def fetch(
     request: Request, digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]

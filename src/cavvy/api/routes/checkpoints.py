@@ -1,5 +1,5 @@
-"""Agents hand checkpoints over and fetch the newest: files by content, then the commit that
-makes them count.
+"""Agents upload checkpoints and fetch the newest: files by hash, then the commit that completes
+them.
 """
 
 from asyncio import to_thread
@@ -24,7 +24,7 @@ from cavvy.domain.checkpoints import CheckpointFile, SavedCheckpoint
 from cavvy.domain.messages import ClaimLost
 from cavvy.store.base import HashMismatch
 
-_LIST_LIMIT = 64 * MIB  # of a list of files: some 400,000 of them
+_LIST_LIMIT = 64 * MIB  # bytes of a list of files: some 400,000 of them
 _PART_LIMIT = 32 * MIB
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"])
@@ -39,23 +39,23 @@ class HeldCheckpoint(Answer, frozen=True, kw_only=True):
     made_at: datetime
     bytes: int
     files: list[CheckpointFile]
-    direct: bool = False  # they lie in the job's bucket: ask for a signed request for each
+    direct: bool = False  # the files are in the job's bucket: request a signed URL for each
 
 
 class LatestAnswer(Answer, frozen=True, kw_only=True):
-    """What the gang starts from; null where the job has none."""
+    """The gang's checkpoint to start from; null if the job has none."""
 
     checkpoint: HeldCheckpoint | None
 
 
 class PartAnswer(Answer, frozen=True, kw_only=True):
-    """The next byte that the server wants; the size of the file when it holds all of it."""
+    """The next byte that the server expects; the size of the file when it holds all of it."""
 
     offset: int
 
 
 class CommitAsk(Struct, frozen=True, kw_only=True):
-    """These files are the folder as it was at one moment; all of them have been sent."""
+    """These files are the folder at one moment; all of them have been sent."""
 
     gang: Name
     rank: Rank
@@ -65,7 +65,7 @@ class CommitAsk(Struct, frozen=True, kw_only=True):
 
 
 class CommitAnswer(Answer, frozen=True, kw_only=True):
-    """The checkpoint's number; or null, and what has to be sent (again) before it can count."""
+    """The checkpoint's number; or null, and the files to send (again) before it can count."""
 
     number: int | None
     missing: list[str] = field(default_factory=list)

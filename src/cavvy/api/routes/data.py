@@ -1,5 +1,5 @@
-"""Agents ask what inputs hold, and how to move each file of an input, an output or a checkpoint:
-by signed requests, or relayed.
+"""Agents list inputs, and request signed requests or relaying for each file of an input, an output
+or a checkpoint.
 """
 
 from collections.abc import Awaitable, Callable
@@ -33,7 +33,7 @@ PathQuery = Annotated[str, Query(max_length=4096)]
 
 
 class SignedAnswer(Answer, frozen=True, kw_only=True):
-    """A request that moves one file and needs no credentials; null: the file goes through the
+    """A request that transfers one file without credentials; null: the file is relayed through the
     control plane.
     """
 
@@ -53,21 +53,21 @@ class InputEntry(Answer, frozen=True, kw_only=True):
 
 
 class InputAnswer(Answer, frozen=True, kw_only=True):
-    """Some of an input's files; `next` is what to ask with for more."""
+    """Some of an input's files; send `next` to get more."""
 
     files: list[InputEntry]
     next: str
 
 
 class UploadAsk(Struct, frozen=True, kw_only=True):
-    """A file of an output or a checkpoint is to be sent; `path` is below the output's URL."""
+    """Announces a file of an output or a checkpoint; `path` is below the output's URL."""
 
     size: Size
     path: FilePath = ""
 
 
 class UploadAnswer(Answer, frozen=True, kw_only=True):
-    """In parts of so many bytes; `upload` "" is in one request, `relay` through the control
+    """Send parts of this many bytes; `upload` "" means one request, `relay` through the control
     plane.
     """
 
@@ -77,7 +77,7 @@ class UploadAnswer(Answer, frozen=True, kw_only=True):
 
 
 class PartAsk(Struct, frozen=True, kw_only=True):
-    """How to send one part, from 1."""
+    """How to send one part; parts count from 1."""
 
     upload: Upload
     part: Part
@@ -85,7 +85,7 @@ class PartAsk(Struct, frozen=True, kw_only=True):
 
 
 class CompleteAsk(Struct, frozen=True, kw_only=True):
-    """Every part was taken, with these ETags."""
+    """Every part was accepted, with these ETags."""
 
     upload: Upload
     size: Size
@@ -94,18 +94,18 @@ class CompleteAsk(Struct, frozen=True, kw_only=True):
 
 
 class AbortAsk(Struct, frozen=True, kw_only=True):
-    """The upload is given up: the storage drops its parts."""
+    """The upload is abandoned: the storage drops its parts."""
 
     upload: Upload
     path: FilePath = ""
 
 
 class MovedAnswer(Answer, frozen=True, kw_only=True):
-    """It was taken."""
+    """The part was accepted."""
 
 
 @router.get(
-    "/inputs/{index}", **document("What an input holds.", answer=InputAnswer, errors=_ERRORS)
+    "/inputs/{index}", **document("List an input's files.", answer=InputAnswer, errors=_ERRORS)
 )
 async def page(
     request: Request, index: IndexPath, gang: GangQuery, after: PathQuery = ""
@@ -153,7 +153,7 @@ Output = Annotated[SignedObjects, Depends(open_output)]
 
 @router.get(
     "/inputs/{index}/signed",
-    **document("A fresh request for a file.", answer=SignedAnswer, errors=_ERRORS),
+    **document("A new signed request for a file.", answer=SignedAnswer, errors=_ERRORS),
 )
 async def signed(objects: Input, path: PathQuery = "") -> Response:
     return reply(signed_answer(await told(in_thread(objects.sign_get, path))))
@@ -162,7 +162,7 @@ async def signed(objects: Input, path: PathQuery = "") -> Response:
 @router.get(
     "/checkpoint/{blob}",
     **document(
-        "A request for a checkpoint's file.", answer=SignedAnswer, errors=_CHECKPOINT_ERRORS
+        "A signed request for a checkpoint's file.", answer=SignedAnswer, errors=_CHECKPOINT_ERRORS
     ),
 )
 async def signed_checkpoint(
@@ -227,7 +227,7 @@ def abort(objects: SignedObjects, ask: AbortAsk) -> MovedAnswer:
 def _add_upload(
     route: str, act: Callable[[SignedObjects, Any], Answer], ask: type[Struct], summary: str
 ) -> None:
-    """The same request for outputs and for checkpoint files. `act` blocks."""
+    """A request for files of outputs and of checkpoints. `act` blocks."""
     for prefix, opened, errors in (
         ("/outputs/{index}", open_output, _ERRORS),
         ("/checkpoint/{blob}", open_checkpoint, _CHECKPOINT_ERRORS),
@@ -244,14 +244,14 @@ def _add_upload(
         )
 
 
-_add_upload("", begin, UploadAsk, "Begin to send a file.")
+_add_upload("", begin, UploadAsk, "Start sending a file.")
 _add_upload("/parts", part, PartAsk, "How to send one part.")
-_add_upload("/complete", complete, CompleteAsk, "A file was sent.")
-_add_upload("/abort", abort, AbortAsk, "A file is not sent.")
+_add_upload("/complete", complete, CompleteAsk, "Complete a file's upload.")
+_add_upload("/abort", abort, AbortAsk, "Abandon a file's upload.")
 
 
 async def told(asked: Awaitable[T]) -> T:
-    """The result; what a storage refused, as an ApiProblem."""
+    """Run a storage operation; its refusal becomes an ApiProblem."""
     try:
         return await asked
     except ObjectMissing as error:

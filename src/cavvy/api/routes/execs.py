@@ -19,7 +19,7 @@ from cavvy.store.base import AtomicWrite
 
 router = APIRouter(prefix="/v1/projects/{project}/jobs/{name}/exec", tags=["jobs"])
 _INPUT_LIMIT = 2 * MIB
-_ROOM_S = 20.0  # that input waits for the node to take what came before
+_ROOM_S = 20.0  # seconds that input waits for the node to accept earlier input
 _ALIVE = (NodePhase.CLAIMED, NodePhase.SETUP, NodePhase.RUNNING)
 
 
@@ -62,14 +62,14 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
                 await _tell(app_state, job, attempt, ask)
                 app_state.control_plane.agents.notify(attempt.gang)
                 return reply(wire.ExecStarted(id=made.id), 201)
-    told = f"rank {ask.rank} of {job.name} does not run: the job is {job.phase}"
+    told = f"rank {ask.rank} of {job.name} is not running: the job is {job.phase}"
     raise ApiProblem("job-not-running", told, say_what_to_do(job))
 
 
 @router.get(
     "/{exec_id}",
     **document(
-        "A piece of a command's output; the header has its exit code when all was given.",
+        "A piece of a command's output; the header has its exit code at the end of the output.",
         gives=True,
         headers=("Cavvy-Exit-Code",),
         errors=("job-not-found", "exec-not-found", "agent-protocol"),
@@ -92,7 +92,7 @@ async def output(
                 raise ApiProblem(
                     "agent-protocol",
                     found.problem,
-                    "`cavvy exec` reaches it; so does all from its next attempt on",
+                    "`cavvy exec` reaches it; sessions work from its next attempt on",
                 )
             app_state.execs.taken(found, offset)
             data = bytes(found.data[max(0, offset - found.start) :])
@@ -125,7 +125,7 @@ async def give(
     offset: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
     end: bool = False,
 ) -> Response:
-    """The next byte that is wanted is answered; what was not taken is sent again."""
+    """The answer names the next expected byte; unaccepted input must be sent again."""
     app_state = app_state_of(request)
     data = await read_bytes(request, _INPUT_LIMIT)
     job = await find_job(app_state, project, name)
@@ -138,9 +138,9 @@ async def give(
 
 
 async def _tell(app_state: AppState, job: Job, attempt: Attempt, ask: wire.ExecAsk) -> None:
-    """Who reaches into a node is told to everybody who follows the job."""
-    # Not all of its words: they may hold what is secret.
-    what = "opened a line to it" if ask.session else f"ran {ask.command[0][:80]} there"
+    """Access to a node is recorded as an event of the job, so all of its followers see it."""
+    # Not the whole command: it may contain secrets.
+    what = "opened a session on it" if ask.session else f"ran {ask.command[0][:80]} there"
     event = Event(
         project=job.project,
         job_id=job.id,

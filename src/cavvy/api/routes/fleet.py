@@ -73,7 +73,7 @@ async def down(request: Request) -> Response:
     else:
         for job in jobs:
             await app_state.control_plane.jobs.stop(
-                job.project, job.id, f"project {ask.project} is taken down"
+                job.project, job.id, f"project {ask.project} is being removed"
             )
         for attempt in await app_state.store.open_attempts(ask.project):
             if attempt.phase is AttemptPhase.KEPT:
@@ -94,7 +94,7 @@ async def down(request: Request) -> Response:
 @router.post(
     "/gc",
     **document(
-        "Find, and unless dry remove, what runs under this installation's name and belongs to no "
+        "Find (and remove, unless `dry`) nodes under this installation's name that belong to no "
         "unfinished job.",
         ask=wire.GcAsk,
         answer=wire.CleanupReport,
@@ -123,7 +123,7 @@ async def _unfinished(app_state: AppState, project: str | None) -> Sequence[JobS
 
 
 def _gangs(sweep: OrphanReport) -> list[wire.CleanupItem]:
-    """The gangs that a sweep found, and the providers that did not answer."""
+    """The gangs found, and the providers that did not answer."""
     found = [
         wire.CleanupItem(
             kind="gang",
@@ -144,7 +144,7 @@ def _gangs(sweep: OrphanReport) -> list[wire.CleanupItem]:
 
 
 def _over(orphan: OrphanGang) -> OrphanGang:
-    """What belongs to a job that has ended bills until it is gone, and is as good as removed."""
+    """A gang of an ended job bills until it is gone, but is listed as removed."""
     return (
         orphan
         if orphan.job_id is None
@@ -158,5 +158,5 @@ def _why(orphan: OrphanGang) -> str:
     return (
         orphan.why
         if orphan.sure or orphan.removed
-        else f"{orphan.why}; to be sure, look again in a minute"
+        else f"{orphan.why}; check again in a minute to be sure"
     )

@@ -1,4 +1,4 @@
-"""Jobs: submit, list, look at, stop, try again, drill."""
+"""Jobs: submit, list, inspect, stop, retry, drill."""
 
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -21,7 +21,7 @@ from cavvy.costs.metering import total
 from cavvy.domain.jobs import JOB_ENDS, Job, JobPhase
 from cavvy.store.base import RowNotFound
 
-_USUAL_PROJECT = "default"  # of commands that name none
+_USUAL_PROJECT = "default"  # project of commands that name none
 _LONGEST_WAIT_S = 60.0
 _EVENTS_AT_ONCE = 1000
 _LONGEST_NOTICE_S = 86400
@@ -30,10 +30,12 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
 ProjectPath = Annotated[str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 JobPath = Annotated[str, Path(max_length=80, description="The job's name or id.")]
 PhaseQuery = Annotated[list[JobPhase] | None, Query(description="Only jobs in these phases.")]
-CursorQuery = Annotated[str | None, Query(max_length=200, description="From the page before.")]
+CursorQuery = Annotated[
+    str | None, Query(max_length=200, description="The cursor from the previous page.")
+]
 LimitQuery = Annotated[int, Query(ge=1, le=500)]
 WaitQuery = Annotated[
-    float, Query(ge=0, le=_LONGEST_WAIT_S, description="Seconds to wait for news.")
+    float, Query(ge=0, le=_LONGEST_WAIT_S, description="Seconds to wait for new data.")
 ]
 KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", pattern=PATTERN)]
 
@@ -150,7 +152,7 @@ async def events(
                 await app_state.store.events(job.id, after, _EVENTS_AT_ONCE),
                 job.phase in JOB_ENDS,
             )
-            wait_s = min(wait_s, 1.0)  # the news was about something else; wait a little more
+            wait_s = min(wait_s, 1.0)  # the change was about something else; wait a little more
     last = found[-1].id if found else after
     return reply(
         wire.EventPage(
@@ -162,7 +164,7 @@ async def events(
 @router.get(
     "/projects/{project}/jobs/{name}/cost",
     **document(
-        "What a job cost and where its time went.", answer=wire.CostView, errors=("job-not-found",)
+        "A job's cost and how its time was spent.", answer=wire.CostView, errors=("job-not-found",)
     ),
 )
 async def cost(request: Request, project: ProjectPath, name: JobPath) -> Response:
@@ -174,7 +176,7 @@ async def cost(request: Request, project: ProjectPath, name: JobPath) -> Respons
 
 
 @router.get(
-    "/projects/{project}/cost", **document("What a project has spent.", answer=wire.ProjectCost)
+    "/projects/{project}/cost", **document("A project's spending.", answer=wire.ProjectCost)
 )
 async def project_cost(
     request: Request, project: ProjectPath, since: AwareDatetime | None = None
@@ -217,7 +219,7 @@ async def retry(request: Request, project: ProjectPath, name: JobPath) -> Respon
 @router.post(
     "/projects/{project}/jobs/{name}/drill/preempt",
     **document(
-        "Take the job's nodes away as a provider would.",
+        "Reclaim the job's nodes as a provider would.",
         ask=wire.DrillAsk,
         answer=wire.JobListing,
         errors=("job-not-found", "job-not-running"),
@@ -251,17 +253,17 @@ async def find_job(app_state: AppState, project: str, name: str) -> Job:
 
 
 def named(job: Job) -> str:
-    """A job as commands take it."""
+    """The job argument as commands take it."""
     return job.name if job.project == _USUAL_PROJECT else f"{job.name} -p {job.project}"
 
 
 def say_what_to_do(job: Job) -> str:
-    """A hint for users who wanted to reach nodes that do not run."""
+    """A hint for users who wanted to reach nodes that are not running."""
     if job.phase in JOB_ENDS:
         return (
-            f"`cavvy logs {named(job)}` has what it said; `cavvy rerun {named(job)}` runs it again"
+            f"`cavvy logs {named(job)}` shows its output; `cavvy rerun {named(job)}` runs it again"
         )
-    return f"`cavvy status {named(job)}` says how its nodes are, and what it waits for"
+    return f"`cavvy status {named(job)}` shows its nodes, and what it waits for"
 
 
 def _waits_in_line(job: Job, now: datetime) -> bool:

@@ -1,4 +1,4 @@
-"""Logs: bytes of one rank, piece by piece, waiting for more where asked."""
+"""Logs: bytes of one rank in pieces, with long polling."""
 
 from typing import Annotated
 
@@ -22,7 +22,7 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
 @router.get(
     "/projects/{project}/jobs/{name}/logs",
     **document(
-        "A piece of a rank's log; the headers say where the next one begins.",
+        "A piece of a rank's log; the headers give the start of the next one.",
         gives=True,
         headers=("Cavvy-Log-Attempt", "Cavvy-Log-Offset", "Cavvy-Log-Over"),
         errors=("job-not-found", "log-not-found"),
@@ -34,14 +34,14 @@ async def logs(
     name: JobPath,
     rank: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
     attempt: Annotated[
-        int | None, Query(ge=0, le=1_000_000, description="The first, where left out.")
+        int | None, Query(ge=0, le=1_000_000, description="The first attempt by default.")
     ] = None,
     offset: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
     tail_bytes: Annotated[
-        int | None, Query(ge=0, le=1 << 62, description="Begin this far before the end.")
+        int | None, Query(ge=0, le=1 << 62, description="Start this far before the end.")
     ] = None,
     wait_s: WaitQuery = 0,
-    only: Annotated[bool, Query(description="Do not go on to later attempts.")] = False,
+    only: Annotated[bool, Query(description="Do not continue with later attempts.")] = False,
 ) -> Response:
     app_state = app_state_of(request)
     job = await find_job(app_state, project, name)
@@ -62,7 +62,7 @@ async def logs(
 
 
 def _check_exists(job: Job, rank: int, attempt: int | None) -> None:
-    """Raises ApiProblem where the job has no such rank or attempt."""
+    """Raises ApiProblem if the job has no such rank or attempt."""
     if rank >= max(1, job.task.nodes):
         message = f"{job.name} has {job.task.nodes} ranks, from 0"
     elif attempt is not None and attempt > job.attempt:
@@ -82,7 +82,7 @@ async def _piece(
     tail_bytes: int | None,
     only: bool,
 ) -> LogChunk:
-    """From `offset` of `attempt` (0 or None: the first there is), or the beginning of the next
+    """From `offset` of `attempt` (0 or None: the first available), or the beginning of the next
     attempt's log.
     """
     number = attempt or min(1, job.attempt)
@@ -109,6 +109,6 @@ async def _piece(
 
 
 async def _settled(app_state: AppState, job: Job, number: int) -> bool:
-    """Whether nothing can be added to this attempt's log any more."""
+    """Whether this attempt's log is complete."""
     attempts = await app_state.store.attempts(job.id)
     return any(each.number == number and each.phase is AttemptPhase.ENDED for each in attempts)

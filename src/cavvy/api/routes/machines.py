@@ -1,4 +1,5 @@
-"""Machines that join: users invite and dismiss them, and their own calls go to their provider."""
+"""Machines that join: users invite and dismiss them, and machines' own calls go to their
+provider."""
 
 from datetime import timedelta
 from typing import Annotated
@@ -25,7 +26,7 @@ router = APIRouter(tags=["fleet"])
 @router.post(
     "/v1/invitations",
     **document(
-        "Commands that join a machine; paste one of them there.",
+        "Commands that join a machine; run one of them on the machine.",
         ask=wire.InviteAsk,
         answer=wire.InvitationView,
         status=201,
@@ -40,7 +41,7 @@ async def invite(request: Request) -> Response:
         )
     serving = _joinable(app_state_of(request))
     if not serving:
-        raise ApiProblem("no-joining", "no provider that machines can join is enabled")
+        raise ApiProblem("no-joining", "no enabled provider accepts joining machines")
     try:
         made = await serving[0].invite(
             name=ask.name, group=ask.group, valid=timedelta(seconds=ask.valid_s)
@@ -59,7 +60,7 @@ async def machines(request: Request) -> Response:
 @router.delete(
     "/v1/machines/{name}",
     **document(
-        "Dismiss a machine: its work ends, its token opens nothing.",
+        "Dismiss a machine: its work ends, and its token becomes invalid.",
         status=204,
         errors=("machine-not-found",),
     ),
@@ -117,7 +118,7 @@ def _serving(app_state: AppState, name: str) -> ServesNodes:
     provider = app_state.control_plane.pool.providers.get(name)
     serving = provider and ability(provider, SERVES_NODES)
     if not serving:
-        raise ApiProblem("no-joining", f"machines cannot join a provider {name} here")
+        raise ApiProblem("no-joining", f"this server has no provider {name} for joining machines")
     return serving
 
 

@@ -1,4 +1,4 @@
-"""What was seen of markets, and what the rest of a job may cost."""
+"""Observations of markets, and the forecast for the rest of a job."""
 
 from asyncio import to_thread
 
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1", tags=["markets"])
 
 @router.get(
     "/markets",
-    **document("What was seen of each offer that was ever used.", answer=list[wire.MarketListing]),
+    **document("The observations of each offer ever used.", answer=list[wire.MarketListing]),
 )
 async def markets(request: Request) -> Response:
     history = app_state_of(request).control_plane.advisor.history
@@ -35,7 +35,8 @@ async def markets(request: Request) -> Response:
 @router.get(
     "/projects/{project}/jobs/{name}/forecast",
     **document(
-        "What the rest of a job with a deadline may cost, and the chance that it ends in time.",
+        "The forecast cost of the rest of a job with a deadline, and the chance that it ends in "
+        "time.",
         answer=wire.ForecastView,
         errors=("job-not-found",),
     ),

@@ -1,4 +1,4 @@
-"""Secrets: set, list by name, delete; their values never come back."""
+"""Secrets: set, list by name, delete; the API never returns values."""
 
 import asyncio
 from typing import Annotated
@@ -35,7 +35,8 @@ async def put(request: Request, project: ProjectPath, name: NamePath) -> Respons
     ask = await read(request, wire.SecretAsk, MIB)
     if "\0" in ask.value:
         raise ApiProblem(
-            "invalid-request", "a secret cannot hold a NUL byte: no program could be given it"
+            "invalid-request",
+            "a secret cannot contain a NUL byte, because no program could receive it",
         )
     sealed = await asyncio.to_thread(app_state.sealer.seal, project, name, ask.value)
     await app_state.store.put_secret(

@@ -1,4 +1,4 @@
-"""The server itself: whether it is well, what it is, and its end."""
+"""The server itself: its health, its properties, and its shutdown."""
 
 import os
 
@@ -27,9 +27,7 @@ async def health(request: Request) -> Response:
     return reply(wire.Health(status="ok"))
 
 
-@router.get(
-    "/v1/server", **document("What this server is and what it does.", answer=wire.ServerView)
-)
+@router.get("/v1/server", **document("This server's properties and state.", answer=wire.ServerView))
 async def server(request: Request) -> Response:
     app_state = app_state_of(request)
     counts = await app_state.store.count_jobs(None)
@@ -55,7 +53,7 @@ async def server(request: Request) -> Response:
 
 
 @router.post(
-    "/v1/server/stop", **document("Stop the server; nodes and their work go on.", status=204)
+    "/v1/server/stop", **document("Stop the server; nodes and their work continue.", status=204)
 )
 async def stop(request: Request) -> Response:
     app_state_of(request).stop()

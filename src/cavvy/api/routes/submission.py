@@ -29,8 +29,8 @@ from cavvy.spec.uses import explain_unused
 from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
 from cavvy.store.blobs import read_manifest
 
-_KEY_AGE_S = 900  # an older key could jump the queue, for ids are in the order of submission
-_MARKET_AGE = timedelta(seconds=60)  # a check before the queue's own may be this much behind
+_KEY_AGE_S = 900  # an older key could jump the queue, since ids sort by submission
+_MARKET_AGE = timedelta(seconds=60)  # this check may use offers up to this old
 _MARKET_WAIT_S = 5.0
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _decode_origin = msgspec.json.Decoder(RunOrigin).decode
@@ -39,7 +39,7 @@ _decode_origin = msgspec.json.Decoder(RunOrigin).decode
 async def submit_task(
     app_state: AppState, project: str, ask: wire.SubmitRequest, key: str | None
 ) -> tuple[Job, bool]:
-    """Store the job; False where `key` had made it before. Raises ApiProblem, SpecError."""
+    """Store the job; returns False if `key` created it before. Raises ApiProblem, SpecError."""
     now = app_state.now()
     text = read_text(ask)
     origin = read_origin(ask, text)
@@ -65,7 +65,9 @@ async def submit_task(
             raise
         return await _made_before(app_state, project, key, origin), False
     if origin.snapshot is not None:
-        app_state.snapshots.add(origin.snapshot)  # a job has it now, so no sweep removes it
+        app_state.snapshots.add(
+            origin.snapshot
+        )  # the job now refers to it, so the cleanup keeps it
     return job, True
 
 
@@ -80,18 +82,18 @@ async def _made_before(app_state: AppState, project: str, key: str, origin: RunO
     except RowNotFound:
         raise ApiProblem(
             "invalid-request",
-            f"the idempotency key {key} is not of the last {_KEY_AGE_S // 60} minutes",
+            f"the idempotency key {key} is older than {_KEY_AGE_S // 60} minutes or in the future",
         ) from None
     if job.project != project or job.origin.task_text != origin.task_text:
         raise ApiProblem(
             "key-reused",
-            f"the idempotency key {key} made the job {job.name} of project {job.project}",
+            f"the idempotency key {key} created the job {job.name} of project {job.project}",
         )
     return job
 
 
 def read_text(ask: wire.SubmitRequest) -> str:
-    """The task's text as it was sent, or the object as JSON, which is YAML too. Raises
+    """The submitted task text, or the object as JSON, which is YAML too. Raises
     ApiProblem.
     """
     if ask.text is not None and isinstance(ask.task, msgspec.UnsetType):
@@ -99,14 +101,14 @@ def read_text(ask: wire.SubmitRequest) -> str:
     if ask.text is None and not isinstance(ask.task, msgspec.UnsetType):
         return bytes(ask.task).decode()
     raise ApiProblem(
-        "invalid-request", "send either `text`, the file's text, or `task`, the same as an object"
+        "invalid-request", "send either `text` (the file's text) or `task` (the same as an object)"
     )
 
 
 def read_task(
     project: str, ask: wire.SubmitRequest, text: str, origin: RunOrigin, now: datetime
 ) -> Task:
-    """The task that was sent. Raises SpecError, ApiProblem."""
+    """The submitted task. Raises SpecError, ApiProblem."""
     options = ReadOptions(dialect=origin.dialect, overrides=origin.overrides)
     task = parse_task(text, file=ask.path, params=ask.params, now=now, options=options)
     if ask.name is not None and not _NAME.fullmatch(ask.name):
@@ -133,7 +135,7 @@ def read_origin(ask: wire.SubmitRequest, text: str) -> RunOrigin:
 
 
 async def check_secrets(app_state: AppState, task: Task) -> None:
-    """Raises ApiProblem where the project lacks a secret that the task names."""
+    """Raises ApiProblem if the project lacks a secret that the task names."""
     named = [*task.secrets, *([task.image_login] if task.image_login else [])]
     if not named:
         return
@@ -151,19 +153,20 @@ async def check_secrets(app_state: AppState, task: Task) -> None:
 
 
 async def check_snapshot(app_state: AppState, snapshot: str | None) -> None:
-    """Raises ApiProblem where a part of the frozen working folder was not uploaded."""
+    """Raises ApiProblem if a part of the frozen working folder was not uploaded."""
     if snapshot is None or snapshot in app_state.snapshots:
         return
     missing = await to_thread(_missing_parts, app_state, snapshot)
     if missing:
         raise ApiProblem(
             "snapshot-missing",
-            f"{len(missing)} files of the working folder {snapshot[:12]}… are not here",
+            f"{len(missing)} files of the working folder {snapshot[:12]}… are missing on the "
+            "server",
         )
 
 
 async def check_uses(app_state: AppState, task: Task, snapshot: str | None) -> None:
-    """Raises ApiProblem where the setup uses files that the frozen folder does not have."""
+    """Raises ApiProblem if the setup uses files that the frozen folder does not have."""
     if not task.setup_uses or snapshot is None:
         return
     manifest = await to_thread(read_manifest, app_state.blobs, snapshot)
@@ -185,12 +188,12 @@ def _missing_parts(app_state: AppState, snapshot: str) -> Sequence[str]:
 async def check_offers(
     app_state: AppState, task: Task, ask: wire.SubmitRequest, now: datetime
 ) -> None:
-    """Raises ApiProblem if no offer can ever run the task, or if it needs consent to cost money."""
+    """Raises ApiProblem if no offer can ever run the task, or if consent to costs is missing."""
     try:
         async with asyncio.timeout(_MARKET_WAIT_S):
             snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
     except TimeoutError:
-        return  # the queue finds out, and reports it in the job's events
+        return  # the queue detects this, and reports it in the job's events
     job = Job(
         id="",
         project=task.project,
@@ -217,12 +220,12 @@ def _look(app_state: AppState, job: Job, snapshot: MarketSnapshot, now: datetime
     found = find_placements(job, snapshot, objections, situation, now)
     first = tuple(
         offer for _, offers in rank_candidates(found) for offer in offers
-    )  # of several wishes, as they are tried
+    )  # of several alternatives, in the order of their tries
     return replace(merge_candidates([each for _, each in found]), offers=first)
 
 
 def _price(task: Task, offer: Offer) -> str:
-    """What the best offer costs per hour, and the ceiling of the spending."""
+    """The best offer's cost per hour, and the spending ceiling."""
     rate = offer.rate.times(task.nodes)
     nodes = f" for {task.nodes} nodes" if task.nodes > 1 else ""
     if task.limits.budget is not None:
@@ -234,5 +237,5 @@ def _price(task: Task, offer: Offer) -> str:
             f"({format_duration(task.limits.duration)})"
         )
     else:
-        ceiling = "without a ceiling: limits.budget or limits.duration would set one"
+        ceiling = "without a ceiling; set limits.budget or limits.duration"
     return f"{task.name} costs {format_rate(rate)}{nodes} at {offer.key}, {ceiling}"

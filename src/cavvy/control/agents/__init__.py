@@ -1,1 +1,1 @@
-"""Where agents claim their work, report, and hear what is wanted of them."""
+"""The services that grant work to agents, receive their reports, and send them orders."""

@@ -1,8 +1,8 @@
-"""Checkpoints kept in a bucket: the server signs requests, nodes move the bytes, and rows say
-which checkpoint counts.
+"""Checkpoints kept in a bucket: the server signs requests, nodes move the bytes, and database rows
+say which checkpoint counts.
 
-Below the URL of the task, PROJECT/JOB/blobs/SHA256 holds files and lists of files, named by their
-content.
+Below the task's URL, PROJECT/JOB/blobs/SHA256 holds files and lists of files, named by the hash of
+their content.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class BucketCheckpoints:
         self._prefix = prefix
 
     def held(self) -> dict[str, int]:
-        """What is there, by hash, with sizes."""
+        """The stored files, by hash, with their sizes."""
         found: dict[str, int] = {}
         after = ""
         while True:
@@ -41,7 +41,7 @@ class BucketCheckpoints:
                 return found
 
     def file(self, name: str) -> SignedObjects:
-        """One file, for the requests of nodes."""
+        """One file, for signing nodes' requests."""
         return SignedObjects(self._bucket, self._key(name))
 
     def keep(self, files: Sequence[CheckpointFile]) -> str:
@@ -60,11 +60,11 @@ class BucketCheckpoints:
                 f"the list of files {manifest} is gone from the bucket; put it back, or retry"
             ) from error
         if hashlib.sha256(content).hexdigest() != manifest:
-            raise HashMismatch(f"the list of files {manifest} was changed in the bucket")
+            raise HashMismatch(f"the list of files {manifest} has changed in the bucket")
         return _decode(content)["files"]
 
     def sweep(self, wanted: Collection[str]) -> None:
-        """Remove what no checkpoint needs."""
+        """Remove files that no checkpoint needs."""
         for name in self.held():
             if name not in wanted:
                 self._bucket.delete(self._key(name))
@@ -87,7 +87,7 @@ class BucketCheckpointOpener:
         self._now = now
 
     async def open(self, job: Job) -> BucketCheckpoints | None:
-        """None where the job keeps its checkpoints at the server. Raises ObjectDenied."""
+        """None if the job keeps its checkpoints on the server. Raises ObjectDenied."""
         url = job.task.checkpoint.storage if job.task.checkpoint is not None else None
         if url is None:
             return None
@@ -95,6 +95,6 @@ class BucketCheckpointOpener:
         keys = merge_keys(self._environment, secrets)
         found = await in_thread(open_place, url, keys, self._now)
         if not isinstance(found.place, ObjectBucket):
-            raise ObjectDenied(f"checkpoints cannot be kept at {urlsplit(url).scheme}://")
+            raise ObjectDenied(f"checkpoints cannot be stored at {urlsplit(url).scheme}:// URLs")
         folder = f"{found.key.strip('/')}/" if found.key.strip("/") else ""
         return BucketCheckpoints(found.place, f"{folder}{job.project}/{job.id}/blobs/")

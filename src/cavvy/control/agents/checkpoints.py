@@ -1,9 +1,9 @@
-"""Checkpoints: what an attempt starts from, and what nodes that cannot reach the job's
-folder hand over.
+"""Checkpoints: the state that an attempt starts from, and uploads from nodes that cannot reach the
+job's folder.
 
-A checkpoint counts from the moment its row is written, and that is after all of its files are held.
+A checkpoint counts once its row is written, which happens after all of its files are stored.
 Work on this machine writes to the job's folder instead; when a job moves between the two, its
-newest state is taken over, once, before the claim is granted.
+newest state is copied once, before the claim is granted.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ from cavvy.store.checkpoints.folders import FOREVER, CheckpointFolders, find_fau
 from cavvy.store.objects.base import ObjectError
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 
-KEPT = 2  # checkpoints of each job
-_COMING = 1000  # jobs whose next checkpoint is remembered while it is sent
+KEPT = 2  # checkpoints kept for each job
+_COMING = 1000  # jobs remembered while their next checkpoint is sent
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -43,18 +43,20 @@ _LOSSES_KEPT = timedelta(minutes=1)
 
 
 class InvalidManifest(Exception):
-    """The list of files is not one of a checkpoint; the agent has a bug, or is none."""
+    """The list of files is not that of a checkpoint; the agent has a bug, or the sender is no
+    agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesMissing:
-    """Files of the checkpoint that are not held (any more): send them, then commit again."""
+    """Files of the checkpoint that are missing or were removed: send them, then commit again."""
 
     blobs: Sequence[str]
 
 
 class Checkpoints:
-    """`folders` None: there are none, and every place reaches `storage` (the simulator)."""
+    """`folders` None: there are no folders, and every provider reaches `storage` (in the
+    simulator)."""
 
     def __init__(
         self,
@@ -75,11 +77,13 @@ class Checkpoints:
         self._opened: dict[str, BucketCheckpoints | None] = {}
         self._losses: tuple[datetime, Mapping[str, NodeLosses]] | None = None
         self._coming: dict[str, frozenset[str]] = {}
-        self._untidy: set[str] = set()  # gangs whose users know that their bucket keeps too much
+        self._untidy: set[str] = (
+            set()
+        )  # gangs whose users were told that their bucket keeps too much
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def ready(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
-        """Make the job's newest state reachable from this attempt's place and say how; may take
+        """Make the job's newest state reachable from this attempt's nodes and return how; may take
         long. Raises StoreFull.
         """
         wanted = job.task.checkpoint
@@ -104,9 +108,7 @@ class Checkpoints:
         return CheckpointWork(path=wanted.path, sync=True, every_s=every_s)
 
     async def save_interval(self, job: Job, attempt: Attempt) -> CheckpointInterval | None:
-        """How often the work should save now; None where the task says so itself, or saves
-        nothing.
-        """
+        """The save interval for now; None if the task sets it itself, or saves nothing."""
         wanted = job.task.checkpoint
         if wanted is None or not wanted.auto:
             return None
@@ -126,24 +128,22 @@ class Checkpoints:
         )
 
     async def losses_per_hour(self, attempt: Attempt) -> float:
-        """How often a gang like this one loses a node in its market, from what was seen there so
-        far.
-        """
+        """How often a gang like this one loses a node in its market, from observations so far."""
         return loss_rate(await self._lost(attempt), spot=_is_spot(attempt)) * attempt.nodes
 
     async def _lost(self, attempt: Attempt) -> NodeLosses:
         return (await self._seen_losses()).get(attempt.offer.key, NodeLosses())
 
     async def _seen_losses(self) -> Mapping[str, NodeLosses]:
-        """Of every market in the last while; asked for once a minute."""
+        """Losses of all markets in the recent past; read once a minute."""
         now = self._clock.now()
         if self._losses is None or now - self._losses[0] > _LOSSES_KEPT:
             self._losses = now, count_losses(await self._store.tallies(now - _LOSSES_SINCE))
         return self._losses[1]
 
     async def latest(self, gang: str) -> tuple[SavedCheckpoint, Sequence[CheckpointFile]] | None:
-        """What this gang starts from: the newest of the attempts before, the same for all ranks.
-        Raises RowNotFound.
+        """The checkpoint that this gang starts from: the newest of earlier attempts, the same for
+        all ranks. Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
         saved = await self._store.checkpoints(attempt.job_id)
@@ -159,7 +159,7 @@ class Checkpoints:
         )
 
     async def bucket_checkpoints(self, gang: str) -> BucketCheckpoints | None:
-        """The bucket that the gang's job keeps its checkpoints in, if it does. Raises RowNotFound,
+        """The bucket of the job's checkpoints; None if it has none. Raises RowNotFound,
         ObjectDenied.
         """
         if self._bucket_opener is None:
@@ -175,21 +175,23 @@ class Checkpoints:
         return self._opened[gang]
 
     async def blobs(self, gang: str) -> BlobStore:
-        """The files held for the gang's job. Raises RowNotFound."""
+        """The stored files of the gang's job. Raises RowNotFound."""
         attempt = await self._store.attempt_of_gang(gang)
         if self._folders is None:
-            raise RowNotFound("no checkpoints are held here")
+            raise RowNotFound("this server stores no checkpoints")
         return self._folders.blobs(attempt.project, attempt.job_id)
 
     async def missing(self, gang: str, names: Sequence[str]) -> Sequence[str]:
-        """Which files of the coming checkpoint have to be sent; the others are kept for it.
+        """The files of the coming checkpoint that must be sent; the others are kept for it.
         Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
         bucket_checkpoints = await self.bucket_checkpoints(gang)
         blobs = None if bucket_checkpoints is not None else await self.blobs(gang)
         self._coming.pop(attempt.job_id, None)
-        if len(self._coming) >= _COMING:  # losing one costs sending files again, never correctness
+        if (
+            len(self._coming) >= _COMING
+        ):  # losing an entry costs sending files again, never correctness
             del self._coming[next(iter(self._coming))]
         self._coming[attempt.job_id] = frozenset(names)
         if bucket_checkpoints is not None:
@@ -201,7 +203,7 @@ class Checkpoints:
     async def commit(
         self, gang: str, rank: int, nonce: str, files: Sequence[CheckpointFile], made_at: datetime
     ) -> SavedCheckpoint | FilesMissing | ClaimLost:
-        """Make these files the job's newest checkpoint, if all are held. Raises RowNotFound,
+        """Make these files the job's newest checkpoint, if all are stored. Raises RowNotFound,
         InvalidManifest, Full.
         """
         attempt = await self._store.attempt_of_gang(gang)
@@ -214,7 +216,7 @@ class Checkpoints:
             async with self._lock(attempt.job_id):
                 return await self._commit_to(bucket_checkpoints, attempt, files, made_at)
         if self._folders is None:
-            raise RowNotFound("no checkpoints are held here")
+            raise RowNotFound("this server stores no checkpoints")
         async with self._lock(attempt.job_id):
             blobs = self._folders.blobs(attempt.project, attempt.job_id)
             names = [each.sha256 for each in files if each.link is None]
@@ -232,7 +234,8 @@ class Checkpoints:
         files: Sequence[CheckpointFile],
         made_at: datetime,
     ) -> SavedCheckpoint | FilesMissing | ClaimLost:
-        """As `commit`, of files in a bucket; sizes are compared, contents when they are fetched."""
+        """Like `commit`, for files in a bucket; compares sizes now, and contents when the files are
+        fetched."""
         held = await in_thread(bucket_checkpoints.held)
         wanted = [each for each in files if each.link is None]
         if missing := sorted(
@@ -252,15 +255,15 @@ class Checkpoints:
             return ClaimLost(reason=str(error))
         try:
             await self._sweep_bucket(bucket_checkpoints, attempt)
-        except (ObjectError, HashMismatch) as error:  # it is safe all the same
+        except (ObjectError, HashMismatch) as error:  # the checkpoint is safe all the same
             await self._tell_untidy(attempt, str(error))
         else:
             self._untidy.discard(attempt.gang)
         return saved
 
     async def _sweep_bucket(self, bucket_checkpoints: BucketCheckpoints, attempt: Attempt) -> None:
-        """Remove what the kept checkpoints and the coming one do not need. Raises ObjectError,
-        HashMismatch.
+        """Remove files that neither the kept checkpoints nor the coming one need. Raises
+        ObjectError, HashMismatch.
         """
         needed = set(self._coming.pop(attempt.job_id, frozenset()))
         for each in await self._store.checkpoints(attempt.job_id):
@@ -270,16 +273,14 @@ class Checkpoints:
             }
         await in_thread_to_its_end(
             bucket_checkpoints.sweep, needed
-        )  # under the lock: what is removed may be sent again next
+        )  # under the lock: removed files may be sent again next
 
     async def _tell_untidy(self, attempt: Attempt, reason: str) -> None:
-        """Once, until the bucket is tidy again: what is left in it costs its owner something."""
+        """Report once until the bucket is clean again: leftovers cost its owner money."""
         if attempt.gang in self._untidy:
             return
         self._untidy.add(attempt.gang)
-        text = (
-            f"what older checkpoints needed stays in the bucket, until it can be removed: {reason}"
-        )
+        text = f"files of older checkpoints stay in the bucket until they can be removed: {reason}"
         await self._store.commit(AtomicWrite(events=[self._event(attempt, "checkpoint", text)]))
 
     def _row(
@@ -315,7 +316,7 @@ class Checkpoints:
         *,
         by: int,
     ) -> SavedCheckpoint:
-        """The row, then the sweep: whatever dies between them leaves too much, never too little."""
+        """Write the row, then clean up: a crash in between leaves too many files, never too few."""
         project, job_id, now = attempt.project, attempt.job_id, self._clock.now()
         manifest = await asyncio.to_thread(folders.keep, project, job_id, files)
         saved = self._row(attempt, files, manifest, made_at, by=by)
@@ -328,7 +329,7 @@ class Checkpoints:
         return saved
 
     async def _from_folder(self, folders: CheckpointFolders, job: Job, attempt: Attempt) -> None:
-        """The place is elsewhere: what work on this machine left in the folder since becomes a
+        """The attempt runs elsewhere: files that work on this machine left in the folder become a
         checkpoint.
         """
         user = await asyncio.to_thread(folders.last_user, job.project, job.id)
@@ -342,12 +343,10 @@ class Checkpoints:
             max(each.mtime_ns for each in files) / 1e9, self._clock.now().tzinfo
         )
         taken = await self._save(folders, attempt, files, made_at, by=user)
-        await self._tell(attempt, taken, f"what attempt {user} left on this machine")
+        await self._tell(attempt, taken, f"the files that attempt {user} left on this machine")
 
     async def _to_folder(self, folders: CheckpointFolders, job: Job, attempt: Attempt) -> None:
-        """The place is this machine: the folder is filled with what work elsewhere has handed
-        over since.
-        """
+        """The attempt runs on this machine: fill the folder with the newest uploaded checkpoint."""
         user = await asyncio.to_thread(folders.last_user, job.project, job.id)
         if user >= attempt.number:
             return
@@ -355,11 +354,11 @@ class Checkpoints:
         if saved and saved[0].attempt > user:
             files = await asyncio.to_thread(folders.read, job.project, job.id, saved[0].manifest)
             await asyncio.to_thread(folders.lay_out, job.project, job.id, files)
-            await self._tell(attempt, saved[0], f"what attempt {saved[0].attempt} handed over")
+            await self._tell(attempt, saved[0], f"the upload of attempt {saved[0].attempt}")
         await asyncio.to_thread(folders.lend, job.project, job.id, attempt.number)
 
     async def _tell(self, attempt: Attempt, saved: SavedCheckpoint, what: str) -> None:
-        text = f"{what} is taken over: {describe(saved.files, saved.bytes)}"
+        text = f"restored {what}: {describe(saved.files, saved.bytes)}"
         await self._store.commit(AtomicWrite(events=[self._event(attempt, "restored", text)]))
 
     def _event(self, attempt: Attempt, kind: str, text: str) -> Event:
@@ -378,7 +377,7 @@ def _is_spot(attempt: Attempt) -> bool:
 
 
 def count_losses(tallies: Sequence[MarketTally]) -> dict[str, NodeLosses]:
-    """What was lost in each market and how long its nodes ran, from all lives that have ended."""
+    """The losses in each market and how long its nodes ran, over all nodes that have ended."""
     found: dict[str, NodeLosses] = {}
     for each in tallies:
         if each.kind in LIVES:
@@ -395,7 +394,7 @@ def describe(files: int, size: int) -> str:
 
 
 def say_size(size: float) -> str:
-    """Bytes as people read them, such as "1.5 GiB"."""
+    """Bytes for people, such as "1.5 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
@@ -409,8 +408,8 @@ def _sweep(
     coming: frozenset[str],
     now: datetime,
 ) -> None:
-    """Remove every file of the job that neither its kept checkpoints nor the one that is being
-    sent need.
+    """Remove every file of the job that neither its kept checkpoints nor the one being uploaded
+    need.
     """
     wanted = set(coming)
     for each in kept:

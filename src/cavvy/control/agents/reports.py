@@ -1,4 +1,4 @@
-"""What an agent's messages mean for the rows of its node, and what its user is told. Pure."""
+"""Applies agents' messages to the rows of their node, and creates the user's events. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,23 +20,24 @@ _ENDS = frozenset(
         AttemptOutcome.LIMIT,
         AttemptOutcome.NODE,
     }
-)  # what an agent can know
-_FAILURES = frozenset({FailureKind.GPU, FailureKind.LINK, FailureKind.NETWORK})  # and no others
-# What moves a rank on counts with the fields that can be read; of other kinds nothing does.
+)  # failures that only an agent
+_FAILURES = frozenset({FailureKind.GPU, FailureKind.LINK, FailureKind.NETWORK})  # can report
+# Messages that change a rank's state apply with their readable fields; other kinds are refused
+# whole.
 _NEEDED = frozenset(
     {MessageKind.SETUP, MessageKind.RUNNING, MessageKind.CHECKPOINT, MessageKind.EXITED}
 )
-_REFUSALS_TOLD = 20  # of one rank; of those that follow only the number is kept
+_REFUSALS_TOLD = 20  # refusal events per rank; later ones are only counted
 _MOST_FIGURES = 256  # names of a rank's progress
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
-_LONGEST_STEP_MS = 86_400_000  # a day: what is longer is no step
+_LONGEST_STEP_MS = 86_400_000  # a day, in seconds: no step takes longer
 Figures = dict[str, float | str]
-ADVICE = "advice"  # the name of the event that tells of a node at risk
+ADVICE = "advice"  # the name of the event about a node at risk
 
 
 @dataclass(slots=True)
 class ReportOutcome:
-    """The rows after some messages. `moved`: the reconciler should look at once."""
+    """The rows after applying messages. `moved`: the reconciler should run at once."""
 
     job: Job
     attempt: Attempt
@@ -49,9 +50,9 @@ class ReportOutcome:
 def apply_messages(
     job: Job, attempt: Attempt, node: Node, messages: Sequence[AgentMessage], now: datetime
 ) -> ReportOutcome:
-    """Apply the messages that follow on the last one applied, in order, each once.
+    """Apply the messages after the last applied one, in order, each once.
 
-    One that cannot be applied is refused, with an event, and those after it are applied.
+    A message that cannot be applied is refused, with an event; later ones are applied.
     """
     report = ReportOutcome(job=job, attempt=attempt, node=node)
     for message in sorted(messages, key=lambda item: item.seq):
@@ -75,7 +76,7 @@ def _refuse(report: ReportOutcome, message: AgentMessage, now: datetime) -> None
     report.node = replace(report.node, refused=count)
     if count <= _REFUSALS_TOLD:
         kind = message.kind[:20] or "unknown"
-        text = f"a message ({kind}) of the agent was refused, or some of it: {message.fault[:300]}"
+        text = f"the agent's message ({kind}) was refused, or parts of it: {message.fault[:300]}"
         if count == _REFUSALS_TOLD:
             text += "; further ones are refused without an event"
         tell(report, now, "refused", text)
@@ -97,7 +98,7 @@ def _running(report: ReportOutcome, message: AgentMessage, at: datetime, now: da
     report.node = replace(report.node, phase=NodePhase.RUNNING, running_at=at)
     report.moved = True
     if message.setup_reused:
-        tell(report, at, "setup", "a finished setup was used again")
+        tell(report, at, "setup", "reused a finished setup")
 
 
 def _progress(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
@@ -123,7 +124,7 @@ def _notice(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
     report.node = replace(report.node, notice_until=now + timedelta(seconds=seconds))
     report.moved = True
     source = f" ({message.source})" if message.source else ""
-    tell(report, at, "notice", f"the place takes this node away in {seconds:.0f} s{source}")
+    tell(report, at, "notice", f"the provider will reclaim this node in {seconds:.0f} s{source}")
 
 
 def _event(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
@@ -135,12 +136,13 @@ def _event(report: ReportOutcome, message: AgentMessage, at: datetime, now: date
 
 def _merged(old: Figures, new: Figures) -> Figures:
     if len(figures := {**old, **new}) > _MOST_FIGURES:
-        raise ValueError(f"more than {_MOST_FIGURES} names of figures")
+        raise ValueError(f"more than {_MOST_FIGURES} progress names")
     return figures
 
 
 def _measured(attempt: Attempt, message: AgentMessage) -> Attempt:
-    """What is known of the attempt's checkpoints now; what this one does not tell stays."""
+    """The attempt's checkpoint state after this message; fields that it leaves out keep their
+    values."""
     cost, rate = message.cost_s, _rate(message)
     return replace(
         attempt,
@@ -153,7 +155,7 @@ def _measured(attempt: Attempt, message: AgentMessage) -> Attempt:
 
 
 def _rate(message: AgentMessage) -> float | None:
-    """Bytes per second, None where nothing was sent or no time is known."""
+    """Bytes per second, None if nothing was sent or the time is unknown."""
     if not message.seconds or not message.sent:
         return None
     rate = message.sent / message.seconds
@@ -177,8 +179,8 @@ def _checkpoint(message: AgentMessage) -> str:
 
 
 def step_of(job: Job, node: Node) -> timedelta:
-    """How long a step of the work takes: as the work reports it, else as its author expects it,
-    else nothing.
+    """How long a step of the work takes: as reported by the work, else as declared in the task,
+    else zero.
     """
     said = node.progress.get("step_ms")
     if isinstance(said, (int, float)) and 0 < said < _LONGEST_STEP_MS:
@@ -203,7 +205,7 @@ def _exited(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
     tell(report, at, "exited", reason, failure or outcome)
 
 
-# What each kind does to the rows; other kinds are newer agents' and change nothing.
+# The handler of each kind; other kinds come from newer agents and change nothing.
 _HANDLERS: Mapping[str, Callable[[ReportOutcome, AgentMessage, datetime, datetime], None]] = {
     MessageKind.SETUP: _setup,
     MessageKind.RUNNING: _running,
@@ -217,14 +219,14 @@ _HANDLERS: Mapping[str, Callable[[ReportOutcome, AgentMessage, datetime, datetim
 
 
 def _plausible(at: datetime, node: Node, now: datetime) -> datetime:
-    """The node's own time, kept between its claim and now, since its clock may be wrong."""
+    """The node's own time, limited to between its claim and now, since its clock may be wrong."""
     return min(now, max(at, node.claimed_at or _EARLIEST)).astimezone(UTC)
 
 
 def tell(
     report: ReportOutcome, at: datetime, kind: str, text: str, fact: str | None = None
 ) -> None:
-    """Add an event of the report's rank."""
+    """Add an event about the reporting rank."""
     report.events.append(
         Event(
             project=report.attempt.project,

@@ -1,7 +1,8 @@
-"""The service where agents claim their work, report, and hear what is wanted of them.
+"""The service through which agents claim their work, report, and receive orders.
 
-Claims make a double launch harmless: each rank of an attempt is granted once, to one nonce.
-Messages are numbered and applied once each. Losing a wake-up here costs a poll, never correctness.
+Claims make a double launch harmless: each rank of an attempt is granted to one nonce only.
+Messages are numbered, and each is applied once. Losing a wake-up here costs one polling interval,
+never correctness.
 """
 
 import asyncio
@@ -35,37 +36,35 @@ from cavvy.domain.units import HourlyRate, Money, format_duration
 from cavvy.planner.checkpoint_interval import CheckpointInterval, fit_notice, is_news
 from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StaleVersion, Store
 
-_ASK_AGAIN = timedelta(milliseconds=200)  # while ranks are missing
-_STANDBY_ASKS_AGAIN = timedelta(seconds=1)  # while another gang works
+_ASK_AGAIN = timedelta(milliseconds=200)  # retry interval while ranks are missing
+_STANDBY_ASKS_AGAIN = timedelta(seconds=1)  # retry interval while another gang works
 _KEPT_ASKS_AGAIN = timedelta(seconds=1)
-_WAITS = timedelta(
-    seconds=30
-)  # since it last asked: an agent of a kept gang is there to be given work
+_WAITS = timedelta(seconds=30)  # since its last request: the agent of a kept gang is ready for work
 _PATIENCE = timedelta(
     seconds=10
-)  # that a claim waits for the newest checkpoint; agents ask anew after 30 s of silence
+)  # that a claim waits for the newest checkpoint; agents retry after 30 s
 _UNREADY_ASKS_AGAIN = timedelta(seconds=1)
-_LONGEST_H = 100_000  # what a budget pays for is not looked at beyond eleven years
-_TRIES = 8  # of a write that meets a newer version
+_LONGEST_H = 100_000  # budgets are not projected beyond eleven years
+_TRIES = 8  # tries of a write that meets a newer version
 
-ReadBlob = Callable[[str], Awaitable[bytes]]  # by its hash; raises RowNotFound
+ReadBlob = Callable[[str], Awaitable[bytes]]  # by hash; raises RowNotFound
 OpenSecrets = Callable[
     [str, Sequence[str]], Awaitable[dict[str, str]]
-]  # project, names -> plain values
+]  # project, names -> secret values
 
 
 async def no_save_interval(job: Job, attempt: Attempt) -> CheckpointInterval | None:
-    """Every task chooses itself."""
+    """Leaves the save interval to the task."""
     return None
 
 
 async def no_losses(attempt: Attempt) -> None:
-    """Nothing is known of any market."""
+    """Reports no observations of any market."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDependencies:
-    """What a work document needs from outside this module."""
+    """The other modules' services that a work document needs."""
 
     open_secrets: OpenSecrets
     checkpoint: Callable[
@@ -73,20 +72,20 @@ class AgentDependencies:
     ]  # ready to be started from
     accelerators: Callable[[Job, Attempt], int]  # per node
     save_interval: Callable[[Job, Attempt], Awaitable[CheckpointInterval | None]] = (
-        no_save_interval  # how often to save, where we choose
+        no_save_interval  # the save interval, if Cavvy chooses it
     )
-    losses: Callable[[Attempt], Awaitable[float | None]] = no_losses  # of the whole gang, an hour
-    notice: Callable[[Attempt], timedelta | None] = lambda attempt: None  # that its place gives
-    read_blob: ReadBlob | None = None  # None: there are no frozen folders here
+    losses: Callable[[Attempt], Awaitable[float | None]] = no_losses  # of the whole gang, per hour
+    notice: Callable[[Attempt], timedelta | None] = lambda attempt: None  # from the provider
+    read_blob: ReadBlob | None = None  # None: this server has no frozen folders
 
 
 class _NotYet(Exception):
-    """What the work starts from is still being brought to its place."""
+    """The work's checkpoint is still being copied to its nodes."""
 
 
 class AgentSessions:
-    """Answers agents; see `docs/concepts/agent-protocol.md`. `hint` puts a job's key on the
-    worklist.
+    """Serves agents' requests; see `docs/concepts/agent-protocol.md`. `hint` puts a job's key on
+    the worklist.
     """
 
     def __init__(
@@ -104,10 +103,10 @@ class AgentSessions:
         self._affordable: dict[str, datetime] = {}
         self._asked: dict[
             tuple[str, int], datetime
-        ] = {}  # for work after their own, by the agents of kept gangs
+        ] = {}  # requests for further work by agents of kept gangs
         self._readying: dict[
             str, asyncio.Future[CheckpointWork | None]
-        ] = {}  # by attempt, until it is handed out
+        ] = {}  # by attempt, until the claim is granted
         self._waiters: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
     async def claim(
@@ -122,8 +121,8 @@ class AgentSessions:
     ) -> ClaimGranted | ClaimWait | ClaimRefused:
         """Grant the rank to the first nonce that asks; the same nonce gets the same answer again.
 
-        An agent of an older `protocol` is refused what it would do without a part that it does not
-        know.
+        An agent with an older `protocol` is refused if it would ignore a part of the work that it
+        does not know.
         """
         for _ in range(_TRIES):
             try:
@@ -134,26 +133,26 @@ class AgentSessions:
                 return ClaimWait(after=_UNREADY_ASKS_AGAIN)
             except RowNotFound:
                 return ClaimRefused(reason=f"no gang {gang} with a rank {rank} is wanted")
-        raise StaleVersion(f"gang {gang} rank {rank} is being changed all the time")
+        raise StaleVersion(f"gang {gang} rank {rank} keeps changing")
 
     async def messages(
         self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
     ) -> MessagesStored | ClaimLost:
-        """Apply each message once and in order; what comes after a gap is left for the agent to
-        send again. One that cannot be applied or stored is refused and acknowledged.
+        """Apply each message once and in order; the agent must resend messages after a gap.
+        Messages that cannot be applied or stored are refused and acknowledged.
         """
         for _ in range(_TRIES):
             try:
                 return await self._messages(gang, rank, nonce, messages)
             except StaleVersion:
                 continue
-            except HashMismatch as error:  # the store cannot hold what one of them says
+            except HashMismatch as error:  # the store cannot hold one of the messages
                 messages = _find_unfit(messages, error)
                 if len(messages) > 1:
                     return await self._one_by_one(gang, rank, nonce, messages)
             except RowNotFound:
                 return ClaimLost(reason=f"no gang {gang} with a rank {rank} is wanted")
-        raise StaleVersion(f"gang {gang} rank {rank} is being changed all the time")
+        raise StaleVersion(f"gang {gang} rank {rank} keeps changing")
 
     async def _one_by_one(
         self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
@@ -165,14 +164,14 @@ class AgentSessions:
         return answer
 
     async def order(self, gang: str, rank: int, after: int) -> Order | None:
-        """What is wanted of this rank now, if it is newer than `after`. Raises RowNotFound."""
+        """The current order for this rank, if it is newer than `after`. Raises RowNotFound."""
         attempt = await self._store.attempt_of_gang(gang)
         node = await self._store.node(attempt.id, rank)
         self._heard[attempt.id, rank] = self._clock.now()
         return node.order if node.order is not None and node.order.seq > after else None
 
     async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
-        """As `order`, but wait for one for up to `wait`; also returns (None) when `notify` was
+        """Like `order`, but waits up to `wait` for one; also returns (None) when `notify` is
         called.
         """
         changed = asyncio.Event()
@@ -193,12 +192,12 @@ class AgentSessions:
                 del self._waiters[gang]
 
     def notify(self, gang: str) -> None:
-        """Wake everybody who waits for orders of this gang."""
+        """Wake all waiting order requests of this gang."""
         for waiter in self._waiters.get(gang, ()):
             waiter.set()
 
     async def lease(self, gang: str) -> timedelta:
-        """How long an agent of this gang may work on without hearing from us. Raises
+        """How long an agent of this gang may work without an answer from the server. Raises
         RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
@@ -209,20 +208,20 @@ class AgentSessions:
         return self._heard.get((attempt_id, rank))
 
     def waits(self, attempt: Attempt) -> bool:
-        """Whether every agent of this kept gang asked for other work a moment ago."""
+        """Whether every agent of this kept gang asked for other work recently."""
         since = self._clock.now() - _WAITS
         asked = [self._asked.get((attempt.id, rank)) for rank in range(attempt.nodes)]
         return all(at is not None and at >= since for at in asked)
 
     def afford(self, attempt_id: str, until: datetime | None) -> None:
-        """The budget pays this attempt until then; its leases end before."""
+        """The budget pays for this attempt until then; its leases end earlier."""
         if until is None:
             self._affordable.pop(attempt_id, None)
         else:
             self._affordable[attempt_id] = until
 
     def forget(self, attempt: Attempt) -> None:
-        """The attempt is over: keep nothing of it, and let go who still waits for its orders."""
+        """The attempt is over: drop its state, and release waiting order requests."""
         self._affordable.pop(attempt.id, None)
         if (coming := self._readying.pop(attempt.id, None)) is not None:
             coming.cancel()
@@ -232,7 +231,7 @@ class AgentSessions:
         self.notify(attempt.gang)
 
     async def close(self) -> None:
-        """Leave nothing half done behind: the next server begins it anew."""
+        """Cancel unfinished copies: the next server starts them anew."""
         coming, self._readying = list(self._readying.values()), {}
         for each in coming:
             each.cancel()
@@ -258,7 +257,7 @@ class AgentSessions:
             unknown = await self._unknown(job, attempt, nodes, protocol)
             if unknown:
                 return await self._turn_away(
-                    attempt, rank, f"it speaks protocol {protocol}, which has no {unknown}"
+                    attempt, rank, f"its protocol {protocol} does not support {unknown}"
                 )
             nodes[rank] = node = await self._grant(job, attempt, node, nonce, address, host, now)
         self._heard[attempt.id, rank] = now
@@ -267,13 +266,13 @@ class AgentSessions:
     async def _give(
         self, job: Job, attempt: Attempt, nodes: Sequence[Node]
     ) -> ClaimGranted | ClaimWait:
-        """The work, once the gang is whole."""
+        """The work document, once every rank has an agent."""
         if not all(other.claim for other in nodes):
             return ClaimWait(after=_ASK_AGAIN)
         if attempt.number != (await self._store.job(attempt.job_id)).attempt:
             return ClaimWait(
                 after=_STANDBY_ASKS_AGAIN
-            )  # a gang that is not the job's own yet gets no work
+            )  # a gang that does not own the job yet gets no work
         return ClaimGranted(
             work=await self._assignment(job, attempt, nodes), lease=self._lease(job, attempt)
         )
@@ -281,13 +280,12 @@ class AgentSessions:
     def _claim_next(
         self, job: Job, attempt: Attempt, node: Node, protocol: int
     ) -> ClaimWait | ClaimRefused:
-        """The rank has an agent; only that of a node which is kept for other work may ask again."""
+        """The rank has an agent; only the agent of a kept node may ask again."""
         if not waits_on(job, attempt, node):
             return ClaimRefused(reason=f"rank {node.rank} is claimed by another agent")
         if protocol < PROTOCOL:
             return ClaimRefused(
-                reason=f"nodes are kept with agents of protocol {PROTOCOL}; this one speaks "
-                f"{protocol}"
+                reason=f"kept nodes need an agent with protocol {PROTOCOL}; this one has {protocol}"
             )
         asked = attempt.id, node.rank
         self._asked[asked] = self._heard[asked] = self._clock.now()
@@ -328,15 +326,14 @@ class AgentSessions:
     async def _unknown(
         self, job: Job, attempt: Attempt, nodes: Sequence[Node], protocol: int
     ) -> str:
-        """What the work has that an agent of this protocol would leave out; "" where it knows
-        all.
-        """
+        """Fields of the work that an agent of this protocol would ignore; "" if there are none."""
         if protocol >= PROTOCOL:
             return ""
         return ", no ".join(list_unknown(protocol, await self._assignment(job, attempt, nodes)))
 
     async def _turn_away(self, attempt: Attempt, rank: int, why: str) -> ClaimRefused:
-        """Leave the rank unclaimed and say so: the gang is launched again, with agents of today."""
+        """Leave the rank unclaimed and report it: the gang is launched again, with current
+        agents."""
         event = Event(
             project=attempt.project,
             job_id=attempt.job_id,
@@ -344,7 +341,7 @@ class AgentSessions:
             rank=rank,
             at=self._clock.now(),
             kind="agent",
-            text=f"the agent of rank {rank} is older than the server and got no work: {why}",
+            text=f"the agent of rank {rank} is older than the server and was refused work: {why}",
         )
         await self._store.commit(AtomicWrite(events=[event]))
         return ClaimRefused(reason=why)
@@ -366,8 +363,8 @@ class AgentSessions:
         )
 
     async def _checkpoint(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
-        """How the newest state is reached, once it is there; bringing it goes on between the
-        claims. Raises _NotYet.
+        """How the newest state is reached once it is copied; copying continues between claims.
+        Raises _NotYet.
         """
         coming = self._readying.get(attempt.id)
         if coming is None:
@@ -381,14 +378,14 @@ class AgentSessions:
         return coming.result()
 
     async def _manifest(self, job: Job) -> bytes | None:
-        """What the frozen folder holds, where the key of the setup depends on parts of it."""
+        """The frozen folder's manifest, if the setup's key depends on parts of it."""
         snapshot, read = job.origin.snapshot, self._dependencies.read_blob
         if job.task.setup_uses is None or snapshot is None or read is None:
             return None
         try:
             return await read(snapshot)
         except RowNotFound:
-            return None  # the agent will miss it too, and say so
+            return None  # the agent will find it missing too, and report it
 
     async def _messages(
         self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
@@ -417,8 +414,8 @@ class AgentSessions:
         )
 
     def _warn_of_size(self, report: ReportOutcome, before: Attempt) -> None:
-        """Once, when it is first measured: the place's notice is too short for a checkpoint like
-        this one.
+        """Report once, when first measured, that the provider's notice is too short for a
+        checkpoint of this size.
         """
         attempt, notice = report.attempt, self._dependencies.notice(report.attempt)
         if attempt.checkpoint_rate is None or before.checkpoint_rate is not None or notice is None:
@@ -430,13 +427,13 @@ class AgentSessions:
             took += f" after a step of {format_duration(step)}" if step else ""
             text = f"{took}, and {attempt.offer.provider} gives "
             text += (
-                f"{format_duration(notice)} of notice: only the newest that is complete by "
-                "then is safe"
+                f"{format_duration(notice)} of notice: only a checkpoint completed before then is "
+                "safe"
             )
             tell(report, self._clock.now(), "unsafe", text)
 
     async def _repace(self, report: ReportOutcome) -> None:
-        """Whether another interval is worth it now, after what the newest checkpoint cost."""
+        """Whether another save interval is better now, given the newest checkpoint's cost."""
         save_interval = await self._dependencies.save_interval(report.job, report.attempt)
         if save_interval is None or not is_news(
             report.attempt.checkpoint_every, save_interval.every
@@ -459,7 +456,7 @@ class AgentSessions:
         )
 
     def _lease(self, job: Job, attempt: Attempt) -> timedelta:
-        """The task's own length, or less where the budget ends before."""
+        """The task's stated length, or less if the budget ends earlier."""
         now = self._clock.now()
         until = self._affordable.get(attempt.id) or _paid_until(job, attempt)
         lease = job.task.limits.unattended
@@ -467,8 +464,8 @@ class AgentSessions:
 
 
 def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequence[AgentMessage]:
-    """Several as they are, to be tried one by one; of a single one what surely can be stored.
-    Raises HashMismatch where that was tried.
+    """Several messages are returned unchanged, to be tried one by one; a single one is reduced to
+    fields that can be stored. Raises HashMismatch if that was tried already.
     """
     if len(messages) != 1:
         return messages
@@ -479,8 +476,8 @@ def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequen
 
 
 def first_lease(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
-    """The lease that a gang is launched with, before anybody has heard of it; `spent` by the
-    attempts before it.
+    """The lease at a gang's launch, before its agents have reported; `spent` is the cost of earlier
+    attempts.
     """
     until = _paid_until(job, attempt, spent)
     lease = job.task.limits.unattended
@@ -488,8 +485,8 @@ def first_lease(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
 
 
 def _paid_until(job: Job, attempt: Attempt, spent: Money | None = None) -> datetime | None:
-    """Until when the rest of the budget would pay this attempt alone, while what it really
-    spends is not known yet.
+    """How long the rest of the budget would pay for this attempt alone, while its actual spending
+    is unknown.
     """
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
@@ -499,8 +496,8 @@ def _paid_until(job: Job, attempt: Attempt, spent: Money | None = None) -> datet
 
 
 def lease_paid_by(left: Money, rate: HourlyRate, job: Job) -> timedelta:
-    """How long `left` pays for work at `rate`, less what its end takes; where that is most of
-    it, half of it.
+    """How long `left` pays for work at `rate`, less the cost of ending it; half of `left` if that
+    cost is most of it.
     """
     paid = timedelta(hours=min(_LONGEST_H, left.micros / rate.micros_per_hour))
     return paid - min(job.task.grace + MARGIN, paid / 2)

@@ -1,8 +1,8 @@
 """Signed transfers: requests for inputs, outputs and checkpoint files that need no credentials.
 
-An agent can ask only for what its gang's own task names, and only while its attempt lasts. Each
-signed request is for one object and is good for a quarter of an hour; an agent asks for another one
-when it has expired.
+An agent can request only transfers that its gang's task names, and only while its attempt lasts.
+Each signed request covers one object for a quarter of an hour; after it expires, the agent asks for
+another.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,14 +28,14 @@ from cavvy.store.objects.locations import KEYS, merge_keys, open_place
 from cavvy.store.objects.threads import in_thread
 
 SIGNED_S = 900
-RELAY_BYTES = 8 * 1024 * 1024  # of one relayed answer
-_KNOWN = 256  # storages that are kept open
+RELAY_BYTES = 8 * 1024 * 1024  # bytes of one relayed answer
+_KNOWN = 256  # storages kept open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """One file of an input; `path` "" is the input itself. Without `signed` the control plane
-    relays it.
+    """One file of an input; `path` "" is the input itself. Without `signed`, the control plane
+    relays the file.
     """
 
     path: str
@@ -47,7 +47,7 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputPage:
-    """Some of an input's files; ask with `next` for more, "" after the last."""
+    """Some of an input's files; pass `next` to get more, "" after the last."""
 
     files: Sequence[InputFile]
     next: str = ""
@@ -59,7 +59,7 @@ class TransferUpload:
     the control plane (`relay`).
     """
 
-    upload: str  # "" where the whole file goes in one request
+    upload: str  # "" if the whole file is sent in one request
     part_bytes: int
     relay: bool = False
 
@@ -74,7 +74,7 @@ class SignedObjects:
         self._key = key
 
     def page(self, after: str) -> InputPage:
-        """The object of the URL's own name, or else everything below it."""
+        """The object with the URL's own name, or else everything below it."""
         place, key = self.place, self._key
         if not after and key and not key.endswith("/"):
             one = place.head(key)
@@ -83,7 +83,7 @@ class SignedObjects:
         prefix = key if key.endswith("/") or not key else key + "/"
         objects, following = place.list(prefix, after)
         if not objects and not after:
-            raise ObjectMissing(f"there is nothing at {key or 'the whole of it'}")
+            raise ObjectMissing(f"no object exists at {key or 'the whole of it'}")
         files = [
             _file(place, each, each.key[len(prefix) :])
             for each in objects
@@ -92,13 +92,13 @@ class SignedObjects:
         return InputPage(files=files, next=following)
 
     def sign_get(self, path: str = "") -> SignedRequest:
-        """A fresh request for one file."""
+        """Sign a new request for one file."""
         if not isinstance(self.place, ObjectSigner):
             raise ObjectDenied("this storage can only be read through the control plane")
         return self.place.sign_get(self.key(path), SIGNED_S)
 
     def read(self, path: str, offset: int, length: int) -> bytes:
-        """Some bytes of a file, for a node that does not reach the storage."""
+        """Some bytes of a file, for a node that cannot reach the storage."""
         return self.place.get(self.key(path), offset, min(length, RELAY_BYTES))
 
     def begin(self, path: str, size: int) -> TransferUpload:
@@ -112,36 +112,36 @@ class SignedObjects:
         return self._bucket.sign_put(self.key(path), SIGNED_S, upload, part)
 
     def complete(self, path: str, upload: str, tags: Sequence[str], size: int) -> None:
-        """The file counts from now on. Raises ObjectTryAgain if its size differs."""
+        """Complete the upload of a file. Raises ObjectTryAgain if its size differs."""
         bucket, key = self._bucket, self.key(path)
         if upload:
             bucket.complete(key, upload, tags)
         made = bucket.head(key)
         if made is None or made.size != size:
             there = "nothing" if made is None else f"{made.size} bytes"
-            raise ObjectTryAgain(f"{key}: {size} bytes were sent and {there} arrived")
+            raise ObjectTryAgain(f"{key}: {size} bytes were sent, but {there} arrived")
 
     def abort(self, path: str, upload: str) -> None:
-        """The storage drops the parts of an upload."""
+        """Make the storage drop the parts of an upload."""
         if upload:
             self._bucket.abort(self.key(path), upload)
 
     def write(self, path: str, offset: int, size: int, data: bytes) -> None:
-        """Some bytes of a file, for a node that does not reach the storage."""
+        """Some bytes of a file, for a node that cannot reach the storage."""
         if isinstance(self.place, RelayedObjects):
             self.place.write(self.key(path), offset, data, size)
         elif offset == 0 and len(data) == size:
             self._bucket.put(self.key(path), data)
         else:
             raise ObjectDenied(
-                "this storage takes a file in parts only from the node, and the node cannot "
+                "this storage accepts multipart uploads only from the node, but the node cannot "
                 "connect to it"
             )
 
     def key(self, path: str) -> str:
         """The key of a file. Raises ObjectDenied for a path that leaves the URL."""
         if path.startswith("/") or ".." in path.split("/") or "\0" in path:
-            raise ObjectDenied(f"{path!r} leaves what the task names")
+            raise ObjectDenied(f"{path!r} is outside the URL that the task names")
         if not path:
             return self._key
         return f"{self._key.rstrip('/')}/{path}" if self._key else path
@@ -149,7 +149,7 @@ class SignedObjects:
     @property
     def _bucket(self) -> ObjectBucket:
         if not isinstance(self.place, ObjectBucket):
-            raise ObjectDenied("this storage takes no signed uploads")
+            raise ObjectDenied("this storage does not accept signed uploads")
         return self.place
 
 
@@ -176,7 +176,7 @@ class Transfers:
             return await in_thread(found.page, after)
         except ObjectMissing:
             if await self._is_output_too(gang, index):
-                return InputPage(files=())  # nothing has been put there yet
+                return InputPage(files=())  # the object does not exist yet
             raise
 
     async def input(self, gang: str, index: int) -> SignedObjects:
@@ -200,7 +200,7 @@ class Transfers:
         job = await self._store.job(attempt.job_id)
         ends = list_ends(job.task)
         if not 0 <= index < len(ends):
-            raise RowNotFound(f"the task has no such transfer {index}")
+            raise RowNotFound(f"the task has no transfer {index}")
         url = ends[index]
         if "://" not in url:
             raise ObjectMissing(f"{url} is no URL")

@@ -1,4 +1,4 @@
-"""Makes the work document that an agent gets with its granted claim."""
+"""Builds the work document that an agent receives with its granted claim."""
 
 import hashlib
 import json
@@ -37,11 +37,11 @@ def make_assignment(
     manifest: bytes | None = None,
     losses_per_hour: float | None = None,
 ) -> Assignment:
-    """The work of one attempt.
+    """Build the work of one attempt.
 
-    `secrets` are opened values by name; `checkpoint` is how its place keeps what it writes;
-    `manifest` is the frozen working folder's, which the key of a setup with `uses` is made from;
-    `losses_per_hour` is what is expected of the whole gang in its market.
+    `secrets` are opened values by name; `checkpoint` says how its files are kept; `manifest` is the
+    frozen working folder's, for the key of a setup with `uses`; `losses_per_hour` is the expected
+    rate for the whole gang in its market.
     """
     task = job.task
     return replace(
@@ -64,7 +64,7 @@ def make_assignment(
 
 
 def _make_bare(job: Job, attempt: Attempt, nodes: Sequence[Node], accelerators: int) -> Assignment:
-    """Whose work it is, the nodes that do it together, and the files that it reads and writes."""
+    """The job, the nodes that run it together, and the files that it reads and writes."""
     task, origin = job.task, job.origin
     return Assignment(
         job=job.name,
@@ -86,8 +86,8 @@ def _make_bare(job: Job, attempt: Attempt, nodes: Sequence[Node], accelerators: 
 
 
 def _check(need: Resources, offer: Offer) -> CheckWork | None:
-    """What a node of this offer must show: shares of its accelerators' data sheet, and of the
-    network asked for.
+    """Requirements of the node check for this offer: shares of its accelerators' data sheet, and of
+    the requested network speed.
     """
     if need.check is None:
         return None
@@ -109,8 +109,8 @@ def _check(need: Resources, offer: Offer) -> CheckWork | None:
 
 
 def _price(attempt: Attempt) -> dict[str, str]:
-    """Dollars an hour of the whole gang, for programs that count them; of a shared host nobody
-    knows its part.
+    """The whole gang's dollars per hour, for cost-tracking programs; unknown for a part of a shared
+    host.
     """
     if attempt.offer.shared:
         return {}
@@ -118,23 +118,23 @@ def _price(attempt: Attempt) -> dict[str, str]:
 
 
 def _losses(per_hour: float | None) -> dict[str, str]:
-    """For programs that choose by themselves how often to save."""
+    """Figures for programs that choose their own save interval."""
     return {} if per_hour is None else {"CAVVY_LOSSES_PER_HOUR": f"{per_hour:.6g}"}
 
 
 def _gang_key(nodes: Sequence[Node]) -> str:
-    """What only the gang's ranks know: made of the words by which they claimed."""
+    """A secret that only the gang's ranks know, derived from the nonces of their claims."""
     claims = json.dumps(["gang", *(node.claim for node in nodes)])
     return hashlib.sha256(claims.encode()).hexdigest()
 
 
 def setup_key(job: Job, manifest: bytes | None = None) -> str | None:
-    """A hash of everything that a setup can see; equal keys mean that a finished setup serves
-    again.
+    """A hash of everything that a setup can see; equal keys mean that a finished setup can be
+    reused.
 
-    With `uses`, that is the content of these files, where the manifest of the frozen folder is
-    given; otherwise the whole folder. Parameters count where the setup names their variables; `${{
-    params.x }}` is in its text already.
+    With `uses`, it covers the content of these files, if the frozen folder's manifest is given;
+    otherwise the whole folder. Parameters count if the setup names their variables; `${{ params.x
+    }}` is already part of its text.
     """
     task = job.task
     if task.setup is None:
@@ -158,14 +158,14 @@ def setup_key(job: Job, manifest: bytes | None = None) -> str | None:
 
 
 def name_build(job: Job, build: ImageBuild) -> str:
-    """The image's name on every node: equal folders and Dockerfiles are built once on each."""
+    """The image's name on every node: each node builds equal folders and Dockerfiles only once."""
     parts = [job.origin.snapshot, _plain(_git(job.task.workdir)), _plain(build)]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"localhost/cavvy-build:{digest[:32]}"
 
 
 def _plain(part: ImageBuild | GitWork | None) -> dict[str, Any] | None:
-    """As it is written into keys."""
+    """The value's text in keys."""
     return None if part is None else asdict(part)
 
 
@@ -175,7 +175,7 @@ def names_params(setup: str) -> bool:
 
 
 def _used(manifest: bytes, uses: Sequence[str]) -> list[object]:
-    """What the files of `uses` are: path and content, or path and target of a link."""
+    """The entries of `uses`: path and content, or path and target of a link."""
     files = json.loads(manifest)["files"]
     found = [
         (each["path"], each.get("sha256"), each.get("mode"), each.get("link"))

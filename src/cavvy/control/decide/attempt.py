@@ -1,4 +1,4 @@
-"""The next step of one attempt, from what is wanted and what was seen of its gang."""
+"""The next step of one attempt, from its wanted and observed state."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,29 +22,33 @@ from cavvy.domain.jobs import (
 )
 from cavvy.domain.units import Money
 
-POLL = timedelta(seconds=15)  # how often a place is asked about a gang that comes or goes
-STEADY_POLL = timedelta(seconds=30)  # and about one whose agents report that they work
-LAUNCH_TIMEOUT = timedelta(minutes=10)  # a place that gave no clear answer for so long is left
-BOOT_TIMEOUT = timedelta(minutes=20)  # as long as dstack waits for its slowest backends
+POLL = timedelta(seconds=15)  # how often a provider is asked about a gang that starts or ends
+STEADY_POLL = timedelta(seconds=30)  # and about one whose agents report running work
+LAUNCH_TIMEOUT = timedelta(
+    minutes=10
+)  # a provider without a clear answer for this long is abandoned
+BOOT_TIMEOUT = timedelta(minutes=20)  # dstack's timeout for its slowest backends
 HEARD_LATELY = timedelta(
     seconds=60
-)  # two long polls: an agent that spoke within it is there, even if the provider denies it
-MARGIN = timedelta(seconds=5)  # beyond a grace: signal, last log lines and report on their way
-REMOVE_AGAIN = timedelta(seconds=30)  # a removal that shows no effect is asked for again
+)  # two long polls: an agent heard within it exists, even if the provider denies it
+MARGIN = timedelta(
+    seconds=5
+)  # beyond the grace period: for the signal, the last log lines and the report
+REMOVE_AGAIN = timedelta(seconds=30)  # a removal without effect is requested again
 END_TIMES_TIMEOUT = timedelta(
     minutes=10
-)  # an ended gang whose end times the place does not tell is closed without
+)  # an ended gang whose end times the provider does not report is closed without
 _TOLD = frozenset(
     {AttemptOutcome.PREEMPTED, AttemptOutcome.STOPPED, AttemptOutcome.LIMIT}
-)  # to end, by a signal
+)  # asked to end by a signal
 _NONE = timedelta(0)
 
 
 class GangAbsence(StrEnum):
-    """What a look at a place gave where it did not give the gang."""
+    """The result of a look at a provider that did not return the gang."""
 
-    UNKNOWN = "unknown"  # not asked, or no answer
-    ABSENT = "absent"  # the place says that it knows no such gang
+    UNKNOWN = "unknown"  # not asked, or not answered
+    ABSENT = "absent"  # the provider does not know the gang
 
 
 Seen = GangSeen | GangAbsence
@@ -52,32 +56,30 @@ Seen = GangSeen | GangAbsence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSnapshot:
-    """Everything a decision about an attempt may look at."""
+    """All inputs of a decision about an attempt."""
 
     job: Job
     attempt: Attempt
     nodes: tuple[Node, ...]
     seen: Seen
-    visibility_delay: timedelta  # how long the place may not show a gang that it has
-    listening_since: datetime  # silence of an agent from before we listened says nothing
-    asked: bool = False  # the launch was asked for, by us, and no look has answered since
-    removed_at: datetime | None = None  # when we last asked for the removal
-    unsure: bool = (
-        False  # an earlier request to launch was never answered: it may still have an effect
-    )
-    denied: bool = False  # the place said that it launched nothing, to the last request
-    spent: Money | None = None  # by the job until now, where it has a budget
+    visibility_delay: timedelta  # how long the provider may hide an existing gang
+    listening_since: datetime  # an agent's silence before this server's start says nothing
+    asked: bool = False  # this server requested the launch, and no look has succeeded since
+    removed_at: datetime | None = None  # when this server last requested the removal
+    unsure: bool = False  # an earlier launch request was never answered: it may still take effect
+    denied: bool = False  # the provider refused the last launch request
+    spent: Money | None = None  # spent by the job until now, if it has a budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchGang:
-    """Ask the place for the gang; the same name never makes a second one."""
+    """Request the gang from the provider; a repeated name never creates a second one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveGang:
-    """Ask the place to give the gang back; with `missed` the look before it did not find the
-    gang.
+    """Request the gang's removal from the provider; with `missed`, the previous look did not find
+    the gang.
     """
 
     missed: bool = False
@@ -90,7 +92,7 @@ class AdvanceAttempt:
     phase: AttemptPhase
     reason: str
     outcome: AttemptOutcome | None = None
-    failure: FailureKind | None = None  # where the outcome does not tell it
+    failure: FailureKind | None = None  # if the outcome does not imply it
     exit_code: int | None = None
     rank: int | None = None  # that failed first
     until: datetime | None = None  # of a gang that is kept
@@ -98,7 +100,7 @@ class AdvanceAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderRanks:
-    """Give these ranks an order."""
+    """Send these ranks an order."""
 
     ranks: tuple[int, ...]
     kind: str  # as Order.kind
@@ -113,12 +115,12 @@ class CountMiss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClearMisses:
-    """The gang was found after looks that missed it."""
+    """The gang was found again after missed looks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecheckAttempt:
-    """Nothing to do until `after` has passed or an agent reports."""
+    """Do nothing until `after` has passed or an agent reports."""
 
     after: timedelta
 
@@ -131,7 +133,7 @@ Action = (
 def decide_attempt(view: AttemptSnapshot, now: datetime) -> Action:
     """The next step of one attempt: one small function per phase.
 
-    A gang whose work ends the job is kept instead of ended, if its task wants that.
+    Keep a gang whose work ends the job, if its task wants that.
     """
     action = DECIDE[view.attempt.phase](view, now)
     if not isinstance(action, AdvanceAttempt) or action.phase is not AttemptPhase.ENDING:
@@ -152,12 +154,13 @@ def _launching(view: AttemptSnapshot, now: datetime) -> Action:
     if not _wanted(view):
         return _ending(_stop_outcome(view.job), view.job.stop_reason or "no longer wanted")
     if isinstance(view.seen, GangSeen):
-        return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="the place has the gang")
+        return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="the provider has the gang")
     if _claimed(view):
         return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="an agent reported in")
     if now - attempt.created_at >= LAUNCH_TIMEOUT:
         return _ending(
-            AttemptOutcome.TIMEOUT, f"the place gave no clear answer for {_minutes(LAUNCH_TIMEOUT)}"
+            AttemptOutcome.TIMEOUT,
+            f"the provider gave no clear answer for {_minutes(LAUNCH_TIMEOUT)}",
         )
     if view.asked and view.seen is GangAbsence.UNKNOWN:
         return RecheckAttempt(after=_soon(attempt.created_at, now))
@@ -215,28 +218,24 @@ def _ending_phase(view: AttemptSnapshot, now: datetime) -> Action:
 
 
 def _kept(view: AttemptSnapshot, now: datetime) -> Action:
-    """Nodes that wait for the project's next job, which takes them over without asking here."""
+    """A kept gang: the project's next job takes it over without a decision here."""
     attempt = view.attempt
     until = attempt.kept_until or now
     action = _gone(view, now)
     if isinstance(view.seen, GangSeen) and any(node.ended_at for node in view.seen.nodes):
         action = _lost(view.seen)
     if isinstance(action, AdvanceAttempt):
-        return AdvanceAttempt(
-            phase=AttemptPhase.ENDING, reason=f"lost while it was kept: {action.reason}"
-        )
+        return AdvanceAttempt(phase=AttemptPhase.ENDING, reason=f"lost while kept: {action.reason}")
     if now >= until:
-        return AdvanceAttempt(
-            phase=AttemptPhase.ENDING, reason="no job came for the gang that was kept"
-        )
+        return AdvanceAttempt(phase=AttemptPhase.ENDING, reason="no job came for the kept gang")
     if any(now - _heard(view, node) >= HEARD_LATELY for node in view.nodes):
         return AdvanceAttempt(
-            phase=AttemptPhase.ENDING, reason="an agent of the gang that was kept does not wait"
+            phase=AttemptPhase.ENDING, reason="an agent of the kept gang is not waiting for work"
         )
     seen = view.seen.nodes if isinstance(view.seen, GangSeen) else ()
     billed = len(seen) == attempt.nodes and all(
         node.started_at for node in seen
-    )  # else no job can take it over
+    )  # otherwise no job can take it over
     return action or RecheckAttempt(
         after=min(until - now, _next_look(view, now) if billed else _soon(attempt.since, now))
     )
@@ -257,7 +256,7 @@ DECIDE: dict[AttemptPhase, Callable[[AttemptSnapshot, datetime], Action]] = {
 
 
 def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """The end of the work, by the agents' own reports: a gang fails as one, with its first
+    """The end of the work, from the agents' own reports: a gang fails as a whole, with its first
     failure's exit code.
     """
     exited = [node for node in view.nodes if node.phase is NodePhase.EXITED]
@@ -266,8 +265,8 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
     if not failures:
         if len(exited) < len(view.nodes):
             return None
-        return _ending(AttemptOutcome.SUCCEEDED, "the work ended well", exit_code=0)
-    # A rank that stopped because it was told to is an effect; the cause is another's failure.
+        return _ending(AttemptOutcome.SUCCEEDED, "the work succeeded", exit_code=0)
+    # A rank that stopped on an order is a consequence; the cause is another rank's failure.
     causes = [
         node for node in failures if node.exit_outcome is not AttemptOutcome.STOPPED
     ] or failures
@@ -291,11 +290,10 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
 
 
 def is_complete(nodes: Sequence[Node]) -> bool:
-    """Whether the work of a gang reported that nothing is left to do, by every rank that says how
-    far it is.
+    """Whether every rank that reports progress says that the gang's work is complete.
 
-    A rank says so by `complete`, else by a `fraction` of 1. `done` and `total` may be of one epoch
-    and say nothing of the whole.
+    A rank reports that by `complete`, else by a `fraction` of 1. `done` and `total` may refer to
+    one epoch and do not describe the whole job.
     """
     told = [found for node in nodes if (found := _completion(node.progress)) is not None]
     return bool(told) and all(told)
@@ -307,14 +305,14 @@ def _completion(progress: Mapping[str, float | str]) -> bool | None:
 
 
 def _succeeded(node: Node, complete: bool) -> bool:
-    """What ends with 0 because it was told to end has succeeded only if the work is complete."""
+    """Work that exits with 0 because it was told to end has succeeded only if it is complete."""
     told = node.exit_code == 0 and node.exit_outcome in _TOLD
     return node.exit_outcome is AttemptOutcome.SUCCEEDED or (told and complete)
 
 
 def _told_or_waited_for(view: AttemptSnapshot, first: Node, now: datetime) -> Action | None:
-    """Stop the ranks that are left after the first failure and give them their grace, so that no
-    two tries overlap.
+    """Stop the remaining ranks after the first failure and give them their grace period, so that
+    two attempts never overlap.
     """
     left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]
     until = (first.exited_at or now) + view.job.task.grace + MARGIN
@@ -333,7 +331,7 @@ def _told_or_waited_for(view: AttemptSnapshot, first: Node, now: datetime) -> Ac
 
 
 def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """The stop that the user or a limit asked for: first an order to the agents, then, too late,
+    """The stop by the user or a limit: first an order to the agents, then, after the grace period,
     the removal.
     """
     job = view.job
@@ -345,7 +343,9 @@ def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
         return _ending(_stop_outcome(job), reason)
     until = job.since + job.task.grace + MARGIN
     if now >= until:
-        return _ending(_stop_outcome(job), f"{reason}; it did not end in its grace and was removed")
+        return _ending(
+            _stop_outcome(job), f"{reason}; it did not end within its grace period and was removed"
+        )
     untold = tuple(node.rank for node in left if node.order is None or node.order.kind != "stop")
     if untold:
         return OrderRanks(
@@ -355,14 +355,12 @@ def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
 
 
 def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """A preemption that is known beforehand: every rank is told at once; at the time the gang
-    goes.
-    """
+    """An announced preemption: notify every rank at once; remove the gang at the announced time."""
     until = taken_at(view.attempt, view.nodes)
     if until is None:
         return None
     drill = until == view.attempt.drill_until
-    reason = _ours(view) if drill else "the place takes the node back"
+    reason = _ours(view) if drill else "the provider reclaims the node"
     if now >= until:
         return _ending(AttemptOutcome.PREEMPTED, reason)
     left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]
@@ -375,14 +373,18 @@ def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
 
 
 def _ours(view: AttemptSnapshot) -> str:
-    """Why we take a gang away ourselves."""
+    """The reason for which the control plane itself removes a gang."""
     if not view.attempt.moved:
-        return "a fire drill takes the node"
-    return "the job waits for spot" if gives_back(view.job) else "the work moves to another gang"
+        return "a fire drill reclaims the node"
+    return (
+        "the job waits for spot capacity"
+        if gives_back(view.job)
+        else "the work moves to another gang"
+    )
 
 
 def _gone(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """What the place itself says about the gang; that it says nothing is believed late."""
+    """The provider's own report about the gang; a missing gang is believed only after a delay."""
     seen, attempt = view.seen, view.attempt
     if isinstance(seen, GangSeen):
         if seen.state is GangState.ENDED:
@@ -395,14 +397,16 @@ def _gone(view: AttemptSnapshot, now: datetime) -> Action | None:
     if seen is GangAbsence.UNKNOWN:
         return None
     if _surely_absent(view) and _claimed(view) and not _heard_lately(view, now):
-        reason = "the place no longer knows the gang, and its agents are silent"
+        reason = "the provider no longer knows the gang, and its agents are silent"
         return _ending(AttemptOutcome.NODE, reason, FailureKind.NETWORK)
     return CountMiss() if _counts(view, now) else None
 
 
 def _lost(seen: GangSeen, rank: int | None = None) -> AdvanceAttempt:
     if seen.preempted:
-        return _ending(AttemptOutcome.PREEMPTED, seen.reason or "the place took it back", rank=rank)
+        return _ending(
+            AttemptOutcome.PREEMPTED, seen.reason or "the provider reclaimed it", rank=rank
+        )
     what = (
         "the gang ended before its work did"
         if rank is None
@@ -414,7 +418,8 @@ def _lost(seen: GangSeen, rank: int | None = None) -> AdvanceAttempt:
 
 
 def _silent(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """An agent that was silent for longer than its lease has stopped its work: its node is lost."""
+    """An agent that was silent for longer than its lease has stopped its work, so its node is
+    lost."""
     lease = view.job.task.limits.unattended + view.job.task.grace + MARGIN
     for node in view.nodes:
         if node.claim and node.phase is not NodePhase.EXITED and now - _heard(view, node) >= lease:
@@ -456,10 +461,9 @@ def _claimed(view: AttemptSnapshot) -> bool:
 
 
 def _surely_absent(view: AttemptSnapshot) -> bool:
-    """Two looks agree, so far apart that a gang which the place has would have shown in between.
+    """Two looks missed the gang, so far apart that an existing gang would have appeared in between.
 
-    One look is enough where the place said itself that it launched nothing, to the only request
-    there was.
+    One look is enough if the provider itself refused the only launch request.
     """
     attempt = view.attempt
     said_so = view.denied or attempt.outcome in (AttemptOutcome.CAPACITY, AttemptOutcome.REFUSED)
@@ -469,8 +473,8 @@ def _surely_absent(view: AttemptSnapshot) -> bool:
 
 
 def _counts(view: AttemptSnapshot, now: datetime) -> bool:
-    """Whether a look that missed the gang is a new witness: the first, or one that comes a
-    settling time later.
+    """Whether a look that missed the gang counts as new: it is the first, or one a visibility delay
+    later.
     """
     since = view.attempt.missed_since
     return since is None or (view.attempt.missed_looks < 2 and now - since >= view.visibility_delay)
@@ -485,7 +489,7 @@ def _heard(view: AttemptSnapshot, node: Node) -> datetime:
 
 
 def _boot_began(view: AttemptSnapshot, now: datetime) -> datetime:
-    """A gang that waits in the place's own queue is not booting yet."""
+    """A gang in the provider's own queue is not booting yet."""
     began = view.attempt.launched_at or view.attempt.created_at
     if isinstance(view.seen, GangSeen):
         if view.seen.state is GangState.QUEUED:
@@ -495,7 +499,7 @@ def _boot_began(view: AttemptSnapshot, now: datetime) -> datetime:
 
 
 def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
-    """Until the next poll, or sooner where a known time comes first."""
+    """Until the next poll, or earlier if a known time comes first."""
     times = [STEADY_POLL if view.attempt.phase is AttemptPhase.RUNNING else POLL]
     deadline = taken_at(view.attempt, view.nodes)
     if deadline is not None and deadline > now:
@@ -506,7 +510,8 @@ def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
 
 
 def _soon(since: datetime, now: datetime) -> timedelta:
-    """Later and later: a quarter of the time already waited, from 0.1 s to the poll."""
+    """Growing intervals: a quarter of the time already waited, from 0.1 s up to the polling
+    interval."""
     return min(POLL, max(timedelta(milliseconds=100), (now - since) / 4))
 
 

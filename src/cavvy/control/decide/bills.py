@@ -1,4 +1,4 @@
-"""What gangs cost: until now, until their end, and until another job takes one over."""
+"""The costs of gangs: until now, until their end, and until another job takes one over."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,9 +19,9 @@ ACCRUE = timedelta(seconds=45)  # charges of living nodes are at most a minute b
 def spending(
     rows: JobRows, stored: Sequence[Charge], looks: Mapping[str, GangLook], now: datetime
 ) -> tuple[Money, HourlyRate]:
-    """Spent until now with minimum charges, and what bills now.
+    """Money spent until now with minimum charges, and the rate that bills now.
 
-    A look, by gang, may be a poll old; its nodes are billed until now.
+    A gang's last look may be one poll old; its nodes are billed until now.
     """
     spent, rate = Money(0), 0
     for attempt in rows.attempts.values():
@@ -29,7 +29,7 @@ def spending(
         if attempt.phase is AttemptPhase.ENDED or look is None or look.told is None:
             charged = total(charge for charge in stored if charge.attempt_id == attempt.id)
             if attempt.phase is AttemptPhase.RUNNING and attempt.launched_at is not None:
-                price = attempt.offer.rate.times(attempt.nodes)  # no look has come yet
+                price = attempt.offer.rate.times(attempt.nodes)  # not observed yet
                 charged = max(charged, price.over(now - attempt.launched_at))
                 rate += price.micros_per_hour
             spent += charged
@@ -43,13 +43,13 @@ def spending(
 
 
 def budget_left(job: Job, spent: Money) -> Money | None:
-    """What the job may still spend; None: there is no limit."""
+    """The rest of the job's budget; None: no limit."""
     cap = cap_of(job)
     return None if cap is None else Money(max(0, cap.micros - spent.micros))
 
 
 def accrue(attempt: Attempt, look: GangLook) -> tuple[tuple[Charge, ...], GangLook]:
-    """The charges of the gang's nodes until the last look, where they are due."""
+    """The charges of the gang's nodes until the last look, if they are due."""
     if look.told is None or look.told_at is None:
         return (), look
     paid = attempt.offer.rate.micros_per_hour or any(
@@ -59,7 +59,7 @@ def accrue(attempt: Attempt, look: GangLook) -> tuple[tuple[Charge, ...], GangLo
     if not due or not (paid or attempt.phase is AttemptPhase.KEPT):
         return (), look
     charges = bill_gang(attempt, look.told, look.told_at, final=False)
-    if len({charge.rank for charge in charges}) == attempt.nodes:  # else its provider was late
+    if len({charge.rank for charge in charges}) == attempt.nodes:  # otherwise its provider was late
         look = replace(look, accrued_at=look.told_at)
     return tuple(charges), look
 
@@ -67,7 +67,7 @@ def accrue(attempt: Attempt, look: GangLook) -> tuple[tuple[Charge, ...], GangLo
 def close_bill(
     attempt: Attempt, look: GangLook, now: datetime
 ) -> tuple[tuple[Charge, ...], datetime]:
-    """Each node's whole life, and when the last one ended."""
+    """Each node's lifetime, and when the last one ended."""
     ends = [attempt.finished_at or attempt.since]
     if look.told is None:
         return (), ends[0]
@@ -79,9 +79,9 @@ def close_bill(
 
 
 def bill_gang(attempt: Attempt, told: GangSeen, until: datetime, *, final: bool) -> list[Charge]:
-    """What the gang's nodes cost this attempt, each until its end or `until`: from when it took the
-    gang over, if it did, and the time in which it was kept on lines of its own. The minimum charge
-    is of the node's whole life.
+    """The charges of this attempt for the gang's nodes, each until its end or `until`: from the
+    takeover, if there was one, with separate lines for the time in which the gang was kept. The
+    minimum charge covers the node's whole life.
     """
     charges: list[Charge] = []
     for node in told.nodes:
@@ -116,8 +116,8 @@ def bill_gang(attempt: Attempt, told: GangSeen, until: datetime, *, final: bool)
 
 
 def closing_charges(kept: Attempt, charges: Iterable[Charge], now: datetime) -> list[Charge] | None:
-    """The last stretch of each rank of a kept gang, until it is handed on now; None where a rank
-    has none yet.
+    """The last stretch of each rank of a kept gang, until its handover now; None if a rank has none
+    yet.
     """
     last: dict[int, Charge] = {}
     for charge in charges:

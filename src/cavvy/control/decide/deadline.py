@@ -1,4 +1,4 @@
-"""What the deadline policy is asked about one job, and what its answer means now."""
+"""Inputs of the deadline policy for one job, and the meaning of its answer now."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,20 +21,20 @@ from cavvy.planner.deadline.recommendation import Recommendation, advise
 from cavvy.planner.markets import MarketKnowledge
 from cavvy.planner.spot.view import RunMode
 
-_LONG = timedelta(hours=2)  # offers avoided for longer were refused: a person must act
+_LONG = timedelta(hours=2)  # offers that are avoided for longer were refused: a person must act
 
 PolicyFacts = tuple[PolicyInputs, MarketKnowledge, JobProgress]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFacts:
-    """What the store has of the job. `current` is the attempt that works or comes up."""
+    """The job's rows in the store. `current` is the attempt that works or starts."""
 
     attempts: Sequence[Attempt]
     nodes: Sequence[Node] = ()  # of the current attempt
     current: Attempt | None = None
     budget_left: Money | None = None
-    egress: Mapping[str, Money] = field(default_factory=dict)  # prices of moving the checkpoint
+    egress: Mapping[str, Money] = field(default_factory=dict)  # prices for moving the checkpoint
 
 
 def make_facts(
@@ -44,7 +44,7 @@ def make_facts(
     stored: StoredFacts,
     now: datetime,
 ) -> PolicyFacts | None:
-    """What the policy decides on; None where it has no say."""
+    """The state that the policy decides on; None if the policy does not apply."""
     deadline = deadline_of(job)
     if deadline is None:
         return None
@@ -72,42 +72,43 @@ def make_facts(
 def recommend(
     facts: PolicyFacts, job: Job, avoid: Mapping[str, datetime], now: datetime
 ) -> Recommendation:
-    """The policy's answer, as it can be followed now."""
+    """The policy's answer, reduced to what is possible now."""
     inputs, knowledge, progress = facts
     return usable_now(advise(inputs, knowledge, progress, now, avoid=avoid), job, knowledge, now)
 
 
 def list_worth(job: Job, usable: Sequence[Offer], now: datetime) -> list[Offer]:
-    """The offers that waiting for them can bring back."""
+    """The offers worth waiting for."""
     return [offer for offer in usable if job.avoid.get(offer.key, now) - now <= _LONG]
 
 
 def is_reviewed(job: Job, current: Attempt) -> bool:
-    """Whether the job's gang may be left: it is not lost, and what it did would not be."""
+    """Whether the job's gang may be left: it still works, and its results would survive."""
     saves = job.task.checkpoint is not None or current.running_at is None
     return saves and current.phase not in GOING
 
 
 def leave_offer(job: Job, offer: Offer, now: datetime) -> Job:
-    """The job that does not return to the offer at once."""
+    """The job, which will not return to the offer at once."""
     return replace(job, avoid={**job.avoid, offer.key: now + timedelta(minutes=1)})
 
 
 def find_successor(candidates: Candidates) -> Recommendation:
-    """The best offers for a gang of its own, for a job that no policy steers."""
+    """The best offers for a separate gang, for a job without a deadline policy."""
     offers = tuple(offer for offer in candidates.offers if not offer.shared)
     spot = bool(offers) and offers[0].purchase is Purchase.SPOT
     mode = RunMode.SPOT if spot else RunMode.ON_DEMAND
-    return Recommendation(mode=mode, offers=offers, reason="the best place left")
+    return Recommendation(mode=mode, offers=offers, reason="the best remaining offer")
 
 
 def may_go_ahead(job: Job, own: Attempt) -> bool:
-    """Whether a gang at risk can be left before it is taken: a move that loses no work."""
+    """Whether a gang at risk can be left before it is reclaimed, without losing work."""
     return job.task.checkpoint is not None and own.offer.purchase is Purchase.SPOT
 
 
 def go_ahead(job: Job, own: Attempt, best: Recommendation) -> Recommendation:
-    """Of the best offers, other spot of about the price of the gang's own; without any it stays."""
+    """Of the best offers, other spot offers at about the gang's own price; if there are none, the
+    gang stays."""
     offers = tuple(
         offer
         for offer in best.offers
@@ -127,13 +128,13 @@ def _done(
     now: datetime,
     current: Attempt | None,
 ) -> float:
-    """By the time that the work ran; where the task says itself how far it is, by that."""
+    """Progress by running time or, if the task reports progress itself, by that."""
     if job.task.checkpoint is None and current is None:
         return 0.0
     for node in nodes:
         said = node.progress.get(
             "fraction"
-        )  # of the whole job; "done" of "total" may be of one epoch
+        )  # progress of the whole job; "done" of "total" may refer to one epoch
         if isinstance(said, float) and 0 <= said <= 1:
             return said
     return share_done(job.task, attempts, now, job.attempt)
@@ -167,8 +168,8 @@ def _setup_time(job: Job, nodes: Sequence[Node]) -> timedelta | None:
 def usable_now(
     recommendation: Recommendation, job: Job, knowledge: MarketKnowledge, now: datetime
 ) -> Recommendation:
-    """Offers that failed a moment ago come when their time is over; on demand the next best is
-    there at once.
+    """Recently failed offers return after their cooldown; on demand, the next best is available at
+    once.
     """
     if not recommendation.offers:
         return recommendation
@@ -186,5 +187,5 @@ def usable_now(
             reason=recommendation.reason,
         )
     again = min(free_at(offer) for offer in recommendation.offers)
-    reason = f"{recommendation.reason}, and every place for it said no a moment ago"
+    reason = f"{recommendation.reason}, but all its offers failed recently"
     return Recommendation(mode=recommendation.mode, again_at=again, reason=reason)

@@ -1,14 +1,14 @@
-"""What kind of failure ended an attempt, and so how long its offer is not used.
+"""The kind of failure that ended an attempt, which sets its offer's cooldown.
 
-`job.py` decides what is tried again.
+`job.py` decides about retries.
 """
 
 from datetime import timedelta
 
 from cavvy.domain.jobs import Attempt, AttemptOutcome, FailureKind
 
-# (of the first time, at most): doubled with each in a row. A node that is broken is often given out
-# again at once, so its zone rests for longer than one that had no capacity.
+# (first, maximum): doubles with each failure in a row. Providers often hand out a broken node again
+# at once, so its zone has a longer cooldown than one without capacity.
 _COOLDOWNS: dict[FailureKind, tuple[timedelta, timedelta]] = {
     FailureKind.CAPACITY: (timedelta(seconds=30), timedelta(hours=1)),
     FailureKind.QUOTA: (timedelta(days=1), timedelta(days=1)),
@@ -44,15 +44,15 @@ _BY_OUTCOME = {
 
 
 def failure_of(attempt: Attempt) -> FailureKind:
-    """What failed, of an attempt that did not succeed: a node where nothing better is known."""
+    """What failed in an unsuccessful attempt: the node, unless more is known."""
     known = attempt.failure or (attempt.outcome and _BY_OUTCOME.get(attempt.outcome))
     return known or FailureKind.NODE
 
 
 def cooldown_after(kind: FailureKind, attempt: Attempt, before: int) -> timedelta:
-    """How long the attempt's place is left alone, after so many failures of the kind `before` it.
+    """The cooldown of the attempt's offer after `before` earlier failures of the kind.
 
-    A shared host is not left alone for what may have been one process of it.
+    A shared host gets no cooldown, since one process may be the cause.
     """
     if attempt.offer.shared and kind not in _OF_THE_PLACE:
         return timedelta(0)

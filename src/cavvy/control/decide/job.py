@@ -1,4 +1,4 @@
-"""The next step of one job, from its latest attempt, its limits and what it spent."""
+"""The next step of one job, from its latest attempt, its limits and its spending."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,21 +11,21 @@ from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
 
 MARGIN = timedelta(
     seconds=5
-)  # between an order to stop and the end of the bill, beyond the task's grace
+)  # from an order to stop to the end of the bill, beyond the task's grace period
 LONGEST_DELAY = timedelta(hours=1)
 _SETTLED = frozenset({AttemptPhase.KEPT, AttemptPhase.ENDING, AttemptPhase.ENDED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSnapshot:
-    """Everything a decision about a job may look at."""
+    """All inputs of a decision about a job."""
 
     job: Job
     attempt: Attempt | None  # the latest
-    spent: Money  # by all attempts until now, minimum charges included
-    rate: HourlyRate  # of everything of this job that bills now
-    ran: timedelta = timedelta(0)  # running, over all attempts
-    standby: bool = False  # there is a gang that can take over
+    spent: Money  # spent by all attempts until now, minimum charges included
+    rate: HourlyRate  # the rate of all nodes of this job
+    ran: timedelta = timedelta(0)  # running time, over all attempts
+    standby: bool = False  # a standby gang can take over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,17 +39,19 @@ class AdvanceJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequeueJob:
-    """Put the job back into the queue for another attempt."""
+    """Queue the job again for another attempt."""
 
-    kind: str  # of failure, as counted in Job.retries
+    kind: str  # kind kind of failure, as counted in Job.retries
     reason: str
-    by_rules: bool = False  # counted by the task's `retry`; else its place did not have the gang
+    by_rules: bool = (
+        False  # counted by the task's `retry`; otherwise the provider did not have the gang
+    )
     delay: timedelta = timedelta(0)
-    avoid: timedelta = timedelta(0)  # how long the offer that failed is not used
+    avoid: timedelta = timedelta(0)  # the failed offer's cooldown
 
     @property
     def text(self) -> str:
-        """The reason of the job that waits again."""
+        """The reason of a job that waits again."""
         return f"{self.reason}; tried again" if self.by_rules else self.reason
 
 
@@ -71,7 +73,7 @@ class StopAtLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecheckJob:
-    """Nothing to do until `after` has passed or an agent reports."""
+    """Do nothing until `after` has passed or an agent reports."""
 
     after: timedelta = field(default=NEVER)
 
@@ -82,7 +84,7 @@ Action = AdvanceJob | RequeueJob | TakeOver | StopAtLimit | RecheckJob
 def decide_job(view: JobSnapshot, now: datetime) -> Action:
     """The next step of one job: one small function per phase.
 
-    A job with a standby gang is not queued again: that gang takes over.
+    A job with a standby gang is not queued again: the standby takes over.
     """
     action = DECIDE[view.job.phase](view, now)
     if isinstance(action, RequeueJob) and view.standby:
@@ -115,7 +117,7 @@ def _stopping(view: JobSnapshot, now: datetime) -> Action:
     if attempt is not None and attempt.outcome is AttemptOutcome.SUCCEEDED:
         return AdvanceJob(
             phase=JobPhase.DONE,
-            reason="the work ended well before the stop reached it",
+            reason="the work succeeded before the stop reached it",
             exit_code=0,
         )
     return _stopped(view.job, attempt.exit_code if attempt else None)
@@ -142,11 +144,12 @@ def _stopped(job: Job, exit_code: int | None = None) -> AdvanceJob:
 
 
 def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
-    """What an attempt's outcome means for its job: the end, or another try here or elsewhere."""
+    """The consequence of an attempt's outcome for its job: the end, or another try here or
+    elsewhere."""
     job, retry = view.job, view.job.task.retry
     match attempt.outcome:
         case AttemptOutcome.SUCCEEDED:
-            return AdvanceJob(phase=JobPhase.DONE, reason="the work ended well", exit_code=0)
+            return AdvanceJob(phase=JobPhase.DONE, reason="the work succeeded", exit_code=0)
         case AttemptOutcome.LIMIT:
             return _failed(attempt, attempt.reason)
         case AttemptOutcome.EXIT | AttemptOutcome.SETUP:
@@ -170,7 +173,7 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
 
 
 def ends_job(job: Job, outcome: AttemptOutcome | None, exit_code: int | None) -> bool:
-    """Whether work that ended like this, by its own will, is not tried again."""
+    """Whether work that ended this way, by itself, is not retried."""
     if outcome is not AttemptOutcome.EXIT:
         return outcome is AttemptOutcome.SUCCEEDED
     allowed = _tries_of(job, exit_code)
@@ -178,14 +181,14 @@ def ends_job(job: Job, outcome: AttemptOutcome | None, exit_code: int | None) ->
 
 
 def _tries_of(job: Job, exit_code: int | None) -> int | None:
-    """How often work that ends with this code is tried again; None is without limit."""
+    """How often work with this exit code is retried; None is without limit."""
     retry = job.task.retry
     return retry.exit if not retry.exit_codes or exit_code in retry.exit_codes else 0
 
 
 def _may_work_still(attempt: Attempt) -> bool:
-    """We take this gang away ourselves, and its agents did not report their end: it works until
-    it is gone.
+    """The control plane removes this gang, and its agents have not reported their end: it works
+    until it is gone.
     """
     ours = attempt.drill_until is not None and attempt.exit_code is None
     return ours and attempt.phase is not AttemptPhase.ENDED
@@ -208,7 +211,7 @@ def _again_or_fail(
 
 
 def _failed(attempt: Attempt, reason: str) -> AdvanceJob:
-    """Work that ends with 0 when it is told to end fails without an exit code."""
+    """Work that exits with 0 because it was told to end counts as failed without an exit code."""
     return AdvanceJob(phase=JobPhase.FAILED, reason=reason, exit_code=attempt.exit_code or None)
 
 
@@ -217,7 +220,7 @@ def _rest(job: Job, attempt: Attempt, kind: str) -> timedelta:
 
 
 def _limits(view: JobSnapshot, now: datetime) -> Action:
-    """The first limit that is reached, else when the next one may be."""
+    """The first limit reached, else the time at which the next one may be."""
     job, times = view.job, [NEVER]
     deadline = deadline_of(job)
     if deadline is not None:
@@ -238,12 +241,14 @@ def _limits(view: JobSnapshot, now: datetime) -> Action:
             times.append(duration - view.ran)
     cap = cap_of(job)
     if cap is not None:
-        # What is spent while the work ends in its grace belongs to the budget too, but never more
-        # than half of it.
+        # The budget also covers the cost of the grace period, but reserves at most half of itself
+        # for it.
         ending = view.rate.over(job.task.grace + MARGIN)
         left = cap.micros - view.spent.micros - min(ending.micros, cap.micros // 2)
         if (view.rate.micros_per_hour and left <= 0) or (view.spent.micros and view.spent >= cap):
-            rest = f", and its grace may cost {format_usd(ending)}" if view.spent < cap else ""
+            rest = (
+                f", and its grace period may cost {format_usd(ending)}" if view.spent < cap else ""
+            )
             return StopAtLimit(
                 cause=StopCause.BUDGET,
                 reason=f"it spent {format_usd(view.spent)} of at most {format_usd(cap)}{rest}",
@@ -254,7 +259,7 @@ def _limits(view: JobSnapshot, now: datetime) -> Action:
 
 
 def gives_back(job: Job) -> bool:
-    """Whether it was decided that the job gives its gang back, and waits for spot."""
+    """Whether the policy decided that the job releases its gang and waits for spot."""
     return (
         job.plan_state is not None
         and job.plan_state.mode == "idle"
@@ -263,15 +268,15 @@ def gives_back(job: Job) -> bool:
 
 
 def deadline_of(job: Job) -> datetime | None:
-    """The earlier of the deadline that is a time and the one counted from the submission."""
+    """The earlier of the absolute deadline and the one counted from the submission."""
     limits = job.task.limits
     after = job.submitted_at + limits.deadline_after if limits.deadline_after is not None else None
     return min((time for time in (limits.deadline, after) if time is not None), default=None)
 
 
 def cap_of(job: Job) -> Money | None:
-    """The most that the job may spend: its budget or the ceiling that its user consented to, if
-    lower.
+    """The most that the job may spend: its budget, or the lower ceiling to which its user
+    consented.
     """
     return min(
         (cap for cap in (job.task.limits.budget, job.ceiling) if cap is not None), default=None

@@ -1,4 +1,4 @@
-"""When a gang is looked at again, and what a job's user is told of a look."""
+"""When to look at a gang again, and the user's events about a look."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -9,41 +9,41 @@ from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import Attempt, AttemptPhase, AttemptWait, Job, JobPhase, WaitKind
 
 _SHORTEST = timedelta(milliseconds=100)
-# After an accepted launch. Short work is over by then and needs no look.
+# Times to look after an accepted launch. Short work has ended by then and needs no look.
 FIRST_LOOK = timedelta(seconds=3)
 _WAITS = {GangState.QUEUED: WaitKind.QUEUED, GangState.STARTING: WaitKind.STARTING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangLook:
-    """What this process knows of one gang beyond the rows; losing it costs a look."""
+    """This process's knowledge of one gang beyond the rows; losing it costs a look."""
 
     seen: Seen = GangAbsence.UNKNOWN
     looked_at: datetime | None = None
-    doubt: bool = False  # a launch may have been requested that no row records
+    doubt: bool = False  # a launch may have been requested without a row
     unsure: bool = False  # a launch request was never answered
-    denied: bool = False  # the last launch request was answered with no
+    denied: bool = False  # the last launch request was refused
     fresh: bool = False  # the last look is newer than the last request
-    told: GangSeen | None = None  # the last look that found it
+    told: GangSeen | None = None  # the last look that found the gang
     told_at: datetime | None = None
-    removed_at: datetime | None = None  # when its removal was last requested
+    removed_at: datetime | None = None  # when the gang's removal was last requested
     accrued_at: datetime | None = None  # charges are complete until then
 
 
 def first_look(attempt: Attempt, started_at: datetime) -> GangLook:
-    """Of a gang that an earlier server may have requested, its launch is in doubt."""
+    """If an earlier server may have requested the gang, its launch is uncertain."""
     doubt = attempt.created_at < started_at
     return GangLook(doubt=doubt, unsure=doubt)
 
 
 def after_look(look: GangLook, seen: Seen, at: datetime) -> GangLook:
-    """What is known after a look that was begun `at`."""
+    """The knowledge after a look that was started `at`."""
     look = replace(look, seen=seen, looked_at=at, fresh=True)
     return replace(look, told=seen, told_at=at) if isinstance(seen, GangSeen) else look
 
 
 def after_move(look: GangLook, phase: AttemptPhase) -> GangLook:
-    """What is known once the attempt goes on to `phase`: one that ends is removed anew."""
+    """The knowledge once the attempt enters `phase`: an ending attempt is removed anew."""
     if phase is AttemptPhase.KEPT:
         return replace(look, removed_at=None, looked_at=None, accrued_at=None)
     return replace(look, removed_at=None) if phase is AttemptPhase.ENDING else look
@@ -52,7 +52,7 @@ def after_move(look: GangLook, phase: AttemptPhase) -> GangLook:
 def is_look_due(
     attempt: Attempt, look: GangLook, visibility_delay: timedelta, now: datetime
 ) -> bool:
-    """Whether to ask the provider for the gang before the next decision."""
+    """Whether to look at the gang before the next decision."""
     if attempt.phase is AttemptPhase.LAUNCHING and not look.doubt:
         return False
     if attempt.phase is AttemptPhase.ENDING:
@@ -67,7 +67,7 @@ def is_look_due(
 def look_interval(
     attempt: Attempt, look: GangLook, visibility_delay: timedelta, now: datetime
 ) -> timedelta:
-    """How old a look may get."""
+    """The maximum age of a look."""
     unbilled = attempt.phase is AttemptPhase.KEPT and look.accrued_at is None
     if attempt.phase in (AttemptPhase.ENDING, AttemptPhase.LAUNCHING) or unbilled:
         return min(POLL, max(_SHORTEST, (now - attempt.since) / 4))
@@ -77,7 +77,7 @@ def look_interval(
 
 
 def find_wait(attempt: Attempt, seen: Seen) -> AttemptWait | None:
-    """What keeps the gang from coming up, as its provider reports it."""
+    """Why the gang does not start, as its provider reports it."""
     if attempt.phase is not AttemptPhase.BOOTING or not isinstance(seen, GangSeen):
         return None
     kind = _WAITS.get(seen.state)
@@ -87,7 +87,7 @@ def find_wait(attempt: Attempt, seen: Seen) -> AttemptWait | None:
 
 
 def note_wait(rows: JobRows, attempt: Attempt, seen: Seen, now: datetime) -> RowChanges:
-    """Record why a gang waits or does not come up, and until when its provider expects that.
+    """Record why a gang waits or does not start, and until when its provider expects that.
 
     Another reason is an event; another expected start is not.
     """

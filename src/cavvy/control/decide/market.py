@@ -1,4 +1,4 @@
-"""What the life of an attempt says about its market."""
+"""Market observations from the life of an attempt."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,9 +11,7 @@ from cavvy.domain.markets import Observation, ObservationKind
 def observations_of(
     before: Attempt, after: Attempt, nodes: Sequence[Node], now: datetime
 ) -> list[Observation]:
-    """What an attempt's step from one phase to the next says about its market; shared hosts are
-    none.
-    """
+    """The observation of a phase change of an attempt; shared hosts have no market."""
     if after.offer.shared:
         return []
     seen = Observation(
@@ -47,7 +45,7 @@ def observations_of(
 
 
 def _life(seen: Observation, attempt: Attempt, nodes: Sequence[Node]) -> Observation:
-    """A drill or a move looks like a preemption to the work; the market is not to blame for it."""
+    """A drill or a move looks like a preemption to the work, but the market did not cause it."""
     if attempt.outcome is AttemptOutcome.PREEMPTED and attempt.drill_until is None:
         told = any(node.notice_until is not None for node in nodes)
         return replace(

@@ -1,4 +1,4 @@
-"""Which gangs at a provider are wanted by no attempt."""
+"""Finds gangs at a provider that belong to no attempt."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -6,13 +6,13 @@ from datetime import datetime, timedelta
 from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import Attempt
 
-_LEAST_AGE = timedelta(seconds=30)  # between the two witnesses, or since the node's start
+_LEAST_AGE = timedelta(seconds=30)  # between the two observations, or since the node's start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanGang:
-    """One gang at a place and what we know of it. `sure`: two witnesses agree that it
-    is not wanted.
+    """One gang at a provider and its known state. `sure`: two observations agree that it is not
+    wanted.
     """
 
     provider: str
@@ -34,9 +34,9 @@ def is_orphan(
     first: datetime,
     visibility_delay: timedelta,
 ) -> bool:
-    """Whether two witnesses agree that a gang of no open attempt is not wanted.
+    """Whether two observations agree that a gang without an open attempt is not wanted.
 
-    It was seen so `first`; of a gang that no row names, the start of a node counts too.
+    `first` is the earlier observation; for a gang without a row, the start of a node counts too.
     """
     started = [node.started_at for node in seen.nodes if node.started_at]
     oldest = min([first, *started]) if attempt is None else first
@@ -46,8 +46,8 @@ def is_orphan(
 def describe_gang(
     provider: str, seen: GangSeen, attempt: Attempt | None, *, sure: bool = False
 ) -> OrphanGang:
-    """The gang, for people."""
-    unknown = "our database does not know it"
+    """A description of the gang for people."""
+    unknown = "not in the database"
     return OrphanGang(
         provider=provider,
         gang=seen.name,

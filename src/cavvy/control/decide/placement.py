@@ -30,9 +30,7 @@ from cavvy.scheduler.queue import JobPlacement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketSnapshot:
-    """What all providers offered a moment ago, and the part of each pool that was given away
-    since.
-    """
+    """The recent offers of all providers, and the part of each pool that was assigned since."""
 
     market: OfferedMarket
     as_of: datetime
@@ -40,7 +38,7 @@ class MarketSnapshot:
     _matches: dict[Resources, OfferMatches] = field(default_factory=dict, init=False)
 
     def match(self, job: Job) -> OfferMatches:
-        """The offers that can carry one node of the job; found once for equal resources."""
+        """The offers that can run one node of the job; computed once for equal resources."""
         need = job.task.resources
         if need not in self._matches:
             self._matches[need] = match(job, self.market)
@@ -54,9 +52,9 @@ def find_placement(
     situation: PlanningContext,
     now: datetime,
 ) -> Candidates:
-    """Whether and where a job can be placed, by the first of its wishes.
+    """Whether and where a job can be placed, by the first of its task's alternatives.
 
-    Everything that places, refuses or moves a job asks this.
+    All code that places, refuses or moves a job uses this.
     """
     matches = snapshot.match(job)
     return find_candidates(job, snapshot.market, matches, objections, situation=situation, now=now)
@@ -69,7 +67,7 @@ def find_placements(
     situation: PlanningContext,
     now: datetime,
 ) -> list[tuple[Job, Candidates]]:
-    """Whether and where each wish of the job can be placed."""
+    """Whether and where each alternative of the job can be placed."""
     return [
         (wish, find_placement(wish, snapshot, objections, situation, now)) for wish in jobs_of(job)
     ]
@@ -82,7 +80,7 @@ def find_allowed(
     situation: PlanningContext,
     now: datetime,
 ) -> Callable[[Offer], bool]:
-    """Tells whether the job may run on an offer, were it free."""
+    """Returns whether the job may run on an offer if it is free."""
 
     def allows(offer: Offer) -> bool:
         market = replace(snapshot.market, offers=[replace(offer, capacity=None)], hosts=())
@@ -93,7 +91,7 @@ def find_allowed(
 
 
 def list_usable(job: Job, snapshot: MarketSnapshot, objections: Objections) -> Sequence[Offer]:
-    """The offers that the job may use at all, regardless of limits and cooldowns."""
+    """The offers that the job may use in principle, regardless of limits and cooldowns."""
     return find_usable(job, snapshot.market, snapshot.match(job), objections)
 
 
@@ -101,12 +99,12 @@ def list_usable(job: Job, snapshot: MarketSnapshot, objections: Objections) -> S
 
 
 def is_steered(job: Job) -> bool:
-    """Whether the deadline policy decides about this job."""
+    """Whether the deadline policy applies to this job."""
     return job.task.resources.spot is SpotPolicy.AUTO and deadline_of(job) is not None
 
 
 def is_limited(job: Job) -> bool:
-    """Whether what the job did and spent so far bounds where it can go."""
+    """Whether the job's earlier progress and spending limit its offers."""
     limits = (cap_of(job), job.task.limits.duration, deadline_of(job))
     return any(limit is not None for limit in limits)
 
@@ -114,7 +112,7 @@ def is_limited(job: Job) -> bool:
 def make_situation(
     job: Job, attempts: Sequence[Attempt], spent: Money, avoid: Collection[str], now: datetime
 ) -> PlanningContext:
-    """What the job did in these attempts, and the offers that failed others a moment ago."""
+    """The job's progress in these attempts, and the offers with a cooldown."""
     current = job.attempt if job.task.checkpoint is not None else 0
     return PlanningContext(
         submitted_at=job.submitted_at,
@@ -139,9 +137,7 @@ def take_advice(recommendation: Recommendation, now: datetime) -> Candidates:
 def record_plan(
     job: Job, recommendation: Recommendation, offer: Offer | None, now: datetime
 ) -> Job:
-    """The job with the policy's decision; its time stays that of the last change of mode or
-    offer.
-    """
+    """The job with the policy's decision; its time is that of the last change of mode or offer."""
     plan = PlanState(
         at=now,
         mode=recommendation.mode,
@@ -152,12 +148,12 @@ def record_plan(
 
 
 def date_plan(old: PlanState | None, new: PlanState) -> PlanState:
-    """The new decision, dated back where it is the old one."""
+    """The new decision, with the old time if it is the same."""
     return new if is_news(old, new) or old is None else replace(new, at=old.at)
 
 
 def is_news(old: PlanState | None, new: PlanState) -> bool:
-    """Whether a decision differs from the last one in more than its words."""
+    """Whether a decision differs from the last one in more than its reason."""
     return old is None or (old.mode, old.place) != (new.mode, new.place)
 
 
@@ -167,7 +163,7 @@ def is_news(old: PlanState | None, new: PlanState) -> bool:
 def make_attempt(
     job: Job, offer: Offer, name_gang: Callable[[str], str], now: datetime, reason: str
 ) -> tuple[Attempt, list[Node]]:
-    """The next attempt of a job, as rows to be written before anything is bought."""
+    """The next attempt of a job, as rows to write before any purchase."""
     number = job.last_number + 1
     mine = attempt_id(job.id, number)
     attempt = Attempt(
@@ -188,7 +184,7 @@ def make_attempt(
 
 
 def start_job(job: Job, attempt: Attempt, reason: str, now: datetime) -> Job:
-    """The job from now on: this attempt is its own."""
+    """The job with this attempt as its own."""
     return replace(
         job,
         phase=JobPhase.STARTING,
@@ -207,7 +203,7 @@ def place_job(
     name_gang: Callable[[str], str],
     now: datetime,
 ) -> RowChanges:
-    """The job on its offer, and the gangs that race it elsewhere if the task asks for that."""
+    """The job on its offer, with the gangs that race it elsewhere if the task asks for that."""
     job, plan = place.job, candidates.plan_state
     attempt, nodes = make_attempt(job, place.offer, name_gang, now, "placed")
     reason = f"starts on {place.offer.key}"
@@ -240,8 +236,8 @@ def place_job(
 def list_rivals(
     job: Job, chosen: Offer, offers: Sequence[Offer], snapshot: MarketSnapshot
 ) -> Sequence[Offer]:
-    """Where else a job that asks for several offers at once is started; shared hosts are given
-    to one job only.
+    """Further offers on which a job that races several is started; a shared host is assigned to one
+    job only.
     """
     if job.task.retry.parallel < 2 or chosen.shared:
         return ()

@@ -1,4 +1,4 @@
-"""Whose turn it is in the queue, and what the jobs that stay are told."""
+"""The order of the queue, and the reasons shown to waiting jobs."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +13,11 @@ from cavvy.domain.offers import Offer
 from cavvy.planner.candidates import Candidates, merge_candidates, rank_candidates
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, JobWait, WaitingJob, place_of
 
-EXPLAINED = 4  # of the jobs that stay, how many are told why in one pass
+EXPLAINED = 4  # how many of the waiting jobs get a reason in one pass
 _DEEP_EVERY = timedelta(seconds=10)
-_BUSY_PAUSE = timedelta(milliseconds=250)  # of the passes that new jobs cause while nothing is free
+_BUSY_PAUSE = timedelta(
+    milliseconds=250
+)  # interval of the passes that new jobs cause while nothing is free
 _BURST, _BURST_SPAN, _BURST_PAUSE = 20, timedelta(milliseconds=200), timedelta(seconds=1)
 
 NameGang = Callable[[str], str]
@@ -23,7 +25,8 @@ NameGang = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueWait:
-    """A job that stays in the queue: why, by which decision, and until when at the latest."""
+    """A job that stays in the queue: the reason, the decision behind it, and the latest time to
+    look again."""
 
     wait: JobWait
     plan: PlanState | None = None
@@ -32,7 +35,7 @@ class QueueWait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Start the job there; `candidates` are those of the wish that was chosen."""
+    """Start the job there; `candidates` belong to the chosen alternative."""
 
     place: JobPlacement
     candidates: Candidates
@@ -46,8 +49,8 @@ def decide_turn(
     name_gang: NameGang,
     now: datetime,
 ) -> Start | QueueWait | AdvanceJob:
-    """The job's turn, by the candidates of each of its wishes: it starts, stays, or fails because
-    no offer can ever fit. `resting` are the offers that failed others a moment ago.
+    """Decide about the job, by the candidates of each alternative: it starts, stays, or fails
+    because no offer can ever fit. `resting` are the offers with a cooldown.
     """
     candidates = merge_candidates([each for _, each in found])
     if candidates.hopeless and not candidates.offers:
@@ -66,7 +69,7 @@ def decide_turn(
 
 
 def line_up(wish: Job, offers: tuple[Offer, ...], name_gang: NameGang, now: datetime) -> WaitingJob:
-    """The job as it stands in the queue for these offers."""
+    """The job as a queue entry for these offers."""
     gang = name_gang(attempt_id(wish.id, wish.last_number + 1))
     avoid = frozenset(place for place, until in wish.avoid.items() if until > now)
     return WaitingJob(job=wish, gang=gang, offers=offers, avoid=avoid)
@@ -75,8 +78,8 @@ def line_up(wish: Job, offers: tuple[Offer, ...], name_gang: NameGang, now: date
 def explain_waits(
     stays: Sequence[QueueWait], now: datetime
 ) -> tuple[Sequence[Job], Sequence[Event]]:
-    """The first jobs that stay, where their rows do not say why yet. A new decision of the deadline
-    policy is an event.
+    """The first jobs that stay and whose rows lack the reason. A new decision of the deadline
+    policy becomes an event.
     """
     jobs, events = [], []
     for each in stays[:EXPLAINED]:
@@ -91,7 +94,7 @@ def explain_waits(
 
 
 def is_blocked(snapshot: MarketSnapshot, blocked: Collection[str]) -> bool:
-    """Whether jobs wait for everything that there is."""
+    """Whether jobs wait for all existing capacity."""
     return all(place_of(offer) in blocked for offer in snapshot.market.offers)
 
 
@@ -101,7 +104,8 @@ def looks_deep(
     last: datetime | None,
     now: datetime,
 ) -> bool:
-    """Whether jobs behind a blocked head may fit where the head does not wait (`behind`)."""
+    """Whether jobs behind a blocked head may fit on capacity that the head does not wait for
+    (`behind`)."""
     if snapshot is None or (last is not None and now - last < _DEEP_EVERY):
         return False
     return not is_blocked(snapshot, behind)
@@ -109,17 +113,17 @@ def looks_deep(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """When the last jobs came, and since when they come in a burst."""
+    """When the last jobs arrived, and when the current burst began."""
 
     times: tuple[datetime, ...] = ()
     burst_since: datetime | None = None
 
 
 def note_arrival(arrivals: Arrivals, now: datetime, *, blocked: bool) -> tuple[Arrivals, timedelta]:
-    """How long a new job's first look may wait.
+    """How long a new job's first placement may wait.
 
-    While nothing is free it cannot start anyway. In a burst of submissions the answers go first,
-    for a second.
+    While nothing is free, the job cannot start anyway. In a burst of submissions, answers have
+    priority for a second.
     """
     recent = tuple(at for at in arrivals.times[-_BURST:] if now - at < _BURST_SPAN)
     times = (*recent, now)

@@ -1,4 +1,4 @@
-"""What users' requests change: submit, stop, retry, drill."""
+"""The changes by users' requests: submit, stop, retry, drill."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,9 +15,7 @@ _RETRIED = frozenset({JobPhase.FAILED, JobPhase.STOPPED})
 
 
 def hold_job(job: Job, now: datetime) -> tuple[Job, Event]:
-    """A job that is submitted now, held until its time. Raises ValueError where it would never
-    start.
-    """
+    """A newly submitted job, held until its time. Raises ValueError if it would never start."""
     not_before, held_until = find_hold(job.task, now)
     start = held_until if held_until is not None and held_until > now else not_before
     at_once = start in (None, FAR)
@@ -31,7 +29,7 @@ def hold_job(job: Job, now: datetime) -> tuple[Job, Event]:
 
 
 def is_timed(job: Job) -> bool:
-    """Whether something is due for the job while it waits."""
+    """Whether the waiting job has something due."""
     limits = job.task.limits
     times = (job.held_until, limits.deadline, limits.deadline_after)
     return any(time is not None for time in times)
@@ -43,7 +41,7 @@ def is_stopping(job: Job) -> bool:
 
 
 def stop_job(job: Job, reason: str, now: datetime) -> RowChanges:
-    """The job stopped: at once where it is queued, else with its grace."""
+    """The stopped job: at once if it is queued, else with its grace period."""
     phase = JobPhase.STOPPED if job.phase is JobPhase.QUEUED else JobPhase.STOPPING
     cause = StopCause.USER
     stopped = replace(
@@ -57,29 +55,29 @@ def stop_job(job: Job, reason: str, now: datetime) -> RowChanges:
 
 
 def release_kept(job: Job, attempts: Sequence[Attempt], now: datetime) -> RowChanges | None:
-    """The end of the gangs that the job keeps for the next one; None: it keeps none."""
+    """End the gangs that the job keeps for the next one; None: it keeps none."""
     kept = [attempt for attempt in attempts if attempt.phase is AttemptPhase.KEPT]
     if not kept:
         return None
     return RowChanges(
         attempts=tuple(replace(attempt, kept_until=now) for attempt in kept),
-        events=(make_event(job, now, "kept", "given back by the user"),),
+        events=(make_event(job, now, "kept", "released by the user"),),
     )
 
 
 def object_to_retry(job: Job) -> tuple[str, str] | None:
-    """Why the job cannot be retried, and what to do instead."""
+    """Why the job cannot be retried, and the alternative."""
     if job.phase in _RETRIED:
         return None
     done = job.phase is JobPhase.DONE
     return (
         f"job {job.name} is {job.phase}; only failed and stopped jobs can be retried",
-        "`cavvy rerun` submits it again" if done else "it is still under way",
+        "use `cavvy rerun` to submit it again" if done else "it is still running",
     )
 
 
 def retry_job(job: Job, now: datetime) -> RowChanges:
-    """The job in the queue again, with fresh counts of retries."""
+    """The job in the queue again, with its retry counts reset."""
     not_before, held_until = find_hold(job.task, now)
     text = "retried by the user"
     fresh = replace(
@@ -100,15 +98,15 @@ def retry_job(job: Job, now: datetime) -> RowChanges:
 
 
 def find_live(job: Job, attempts: Sequence[Attempt]) -> Attempt | None:
-    """The attempt whose nodes a drill can take away."""
+    """The attempt whose nodes a drill can reclaim."""
     own = next((attempt for attempt in attempts if attempt.number == job.attempt), None)
     live = own is not None and own.phase in _LIVE and job.phase not in JOB_ENDS
     return own if live else None
 
 
 def drill_attempt(job: Job, attempt: Attempt, notice: timedelta, now: datetime) -> RowChanges:
-    """The attempt's nodes as a spot market would take them."""
-    text = f"a fire drill takes the node away in {notice.total_seconds():.0f} s"
+    """Reclaim the attempt's nodes as a spot market would."""
+    text = f"a fire drill reclaims the node in {notice.total_seconds():.0f} s"
     return RowChanges(
         attempts=(replace(attempt, drill_until=now + notice),),
         events=(make_event(job, now, "drill", text),),

@@ -1,4 +1,4 @@
-"""The rows of one job as decisions read them, and what a decision changes."""
+"""The rows of one job as read by decisions, and the changes of a decision."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,9 +38,9 @@ def make_event(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowChanges:
-    """What a decision changes, to be written together; of two values for a row the later counts.
+    """The changes of a decision, written together; of two values for a row the later counts.
 
-    A row of version 0 is new. `notices` are webhooks to send once the changes are written.
+    Version 0 marks a new row. `notices` are webhooks to send after the write.
     """
 
     job: Job | None = None
@@ -50,12 +50,12 @@ class RowChanges:
     charges: tuple[Charge, ...] = ()
     observations: tuple[Observation, ...] = ()
     allocations: tuple[Allocation, ...] = ()
-    release: tuple[str, ...] = ()  # gangs whose allocations end
+    release: tuple[str, ...] = ()  # gangs whose allocations are released
     notices: tuple[Delivery, ...] = ()
-    stale_market: bool = False  # what providers offered a moment ago may be gone
+    stale_market: bool = False  # recently reported offers may be gone
 
     def then(self, later: "RowChanges") -> "RowChanges":
-        """Both, as one write."""
+        """Combine both into one write."""
         return RowChanges(
             job=later.job or self.job,
             attempts=self.attempts + later.attempts,
@@ -72,11 +72,11 @@ class RowChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What to write now, and when to look again; `after` is None where more can be done at once."""
+    """The changes to write now, and when to look again; `after` None: more can be done at once."""
 
     changes: RowChanges | None = None
     after: timedelta | None = None
-    review_at: datetime | None = None  # do not ask the deadline advisor about this before
+    review_at: datetime | None = None  # do not ask the deadline advisor about this key earlier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +86,11 @@ class JobRows:
     job: Job
     attempts: Mapping[int, Attempt]
     nodes: Mapping[str, Sequence[Node]]
-    spent: Money | None = None  # until now, where the job has a budget
+    spent: Money | None = None  # spent until now, if the job has a budget
 
     @property
     def own(self) -> Attempt | None:
-        """The attempt that has the job's work."""
+        """The attempt that runs the job's work."""
         return self.attempts.get(self.job.attempt)
 
     @property
@@ -99,7 +99,7 @@ class JobRows:
 
     @property
     def standbys(self) -> list[Attempt]:
-        """The gangs beside the job's own that may still take over, oldest first."""
+        """The standby gangs that may still take over, oldest first."""
         found = [self.attempts[number] for number in self.job.standbys if number in self.attempts]
         return [attempt for attempt in found if attempt.phase in COMING]
 
@@ -107,11 +107,11 @@ class JobRows:
         return self.nodes.get(attempt.id, ())
 
     def ran(self, now: datetime) -> timedelta:
-        """How long the work ran, over all attempts."""
+        """The running time over all attempts."""
         return ran(self.attempts.values(), now)
 
     def after(self, changes: RowChanges) -> "JobRows":
-        """These rows as the changes leave them."""
+        """These rows after the changes."""
         nodes = dict(self.nodes)
         for node in changes.nodes:
             group = {each.rank: each for each in nodes.get(node.attempt_id, ())}
@@ -121,12 +121,12 @@ class JobRows:
 
 
 def ran(attempts: Iterable[Attempt], now: datetime) -> timedelta:
-    """How long work ran in these attempts."""
+    """The total running time in these attempts."""
     spans = [(x.finished_at or now) - x.running_at for x in attempts if x.running_at is not None]
     return sum(spans, timedelta(0))
 
 
 def taken_at(attempt: Attempt, nodes: Sequence[Node]) -> datetime | None:
-    """When the gang will be taken away, if that is known."""
+    """When the gang will be reclaimed, if known."""
     times = [node.notice_until for node in nodes if node.notice_until]
     return min([*times, attempt.drill_until] if attempt.drill_until else times, default=None)

@@ -1,4 +1,4 @@
-"""When held jobs start: runs of schedules, and jobs that may wait for their window."""
+"""When held jobs start: runs of schedules, and jobs that wait for their time window."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -23,8 +23,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def find_hold(task: Task, now: datetime) -> tuple[datetime | None, datetime | None]:
-    """(`not_before`, `held_until`) of a job that is submitted now. Raises ValueError where it
-    would never start.
+    """(`not_before`, `held_until`) of a newly submitted job. Raises ValueError if it would never
+    start.
     """
     schedule = task.schedule
     if schedule is not None and schedule.cron is not None:
@@ -38,14 +38,14 @@ def find_hold(task: Task, now: datetime) -> tuple[datetime | None, datetime | No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledRun:
-    """A run that is due. `run_id` is the same whichever server makes it."""
+    """A run that is due. `run_id` is the same on every server that creates the run."""
 
     task: Task
     run_id: str
 
 
 def find_run(job: Job, schedule: Schedule, now: datetime) -> ScheduledRun:
-    """The run that a schedule starts now."""
+    """Start a schedule's run now."""
     due = job.held_until or now
     task = replace(job.task, schedule=None, name=_run_name(job, schedule, due))
     return ScheduledRun(task=task, run_id=make_run_id(job.id, due, now))
@@ -54,7 +54,7 @@ def find_run(job: Job, schedule: Schedule, now: datetime) -> ScheduledRun:
 def hold_schedule(
     job: Job, schedule: Schedule, run_id: str | None, text: str, now: datetime
 ) -> RowChanges:
-    """The schedule until its next run; `run_id` is the run that begins, if one does."""
+    """The schedule until its next run; `run_id` is the starting run, if any."""
     upcoming = _next(schedule, now)
     reason = say_next(upcoming)
     held = replace(job, held_until=upcoming, last_run=run_id or job.last_run, reason=reason)
@@ -63,27 +63,28 @@ def hold_schedule(
 
 
 def say_left_out(job: Job, running: Job, now: datetime) -> str:
-    """Why a run that is due does not begin."""
+    """Why a due run does not start."""
     due = job.held_until or now
     return (
-        f"the run of {due:%Y-%m-%d %H:%M} UTC is left out: {running.name} is still {running.phase}"
+        f"the run of {due:%Y-%m-%d %H:%M} UTC is skipped: {running.name} is still {running.phase}"
     )
 
 
 def say_next(upcoming: datetime) -> str:
-    """The reason of a job that repeats."""
+    """The reason shown for a repeating job."""
     return f"next run at {upcoming:%Y-%m-%d %H:%M} UTC"
 
 
 def make_run_id(job_id: str, due: datetime, now: datetime) -> str:
-    """The same for the same run: as long as every id, and sorted by when the run was due."""
+    """An id that is the same for the same run, has the length of all ids, and sorts by the run's
+    due time."""
     millis = (due - EPOCH) // timedelta(milliseconds=1)
     digest = hashlib.sha256(f"{job_id} {due.isoformat()}".encode()).digest()
     return spell_id((millis << 30) | (int.from_bytes(digest[:4], "big") >> 2))
 
 
 def spell_id(value: int) -> str:
-    """80 bits as 16 characters that sort as the numbers do."""
+    """80 bits as 16 characters with the same sort order as the numbers."""
     return "".join(ALPHABET[(value >> shift) & 31] for shift in range(75, -5, -5))
 
 
@@ -91,7 +92,7 @@ def spell_id(value: int) -> str:
 
 
 def find_window(job: Job, now: datetime) -> TimeInterval | None:
-    """The window that the job waits for or is in; None: it waits no longer."""
+    """The window that the job waits for or is in; None: it no longer waits."""
     window, deadline = job.task.window, deadline_of(job)
     if window is None or (deadline is not None and now >= deadline):
         return None
@@ -99,7 +100,7 @@ def find_window(job: Job, now: datetime) -> TimeInterval | None:
 
 
 def hold_window(job: Job, interval: TimeInterval, prices: Prices, now: datetime) -> RowChanges:
-    """The job until it starts or the next look at prices; another time is an event."""
+    """Hold the job until it starts or prices are checked next; a new start time is an event."""
     start, deadline = choose_start(interval, now, prices), deadline_of(job)
     if start.at is None:
         return release_job(job, start.reason, now)
@@ -111,7 +112,7 @@ def hold_window(job: Job, interval: TimeInterval, prices: Prices, now: datetime)
 
 
 def release_job(job: Job, reason: str, now: datetime) -> RowChanges:
-    """The job in the queue."""
+    """Queue the job."""
     freed = replace(job, not_before=None, held_until=None, reason=reason)
     return RowChanges(job=freed, events=(make_event(job, now, "window", reason),))
 
@@ -122,8 +123,8 @@ def _run_name(job: Job, schedule: Schedule, due: datetime) -> str:
 
 
 def _next(schedule: Schedule, after: datetime) -> datetime:
-    """Raises ValueError where the line names no day that exists."""
+    """Raises ValueError if the line matches no existing day."""
     found = next_time(parse_cron(schedule.cron or ""), ZoneInfo(schedule.time_zone), after)
     if found is None:
-        raise ValueError(f"no day is ever like {schedule.cron!r}")
+        raise ValueError(f"no day ever matches {schedule.cron!r}")
     return found

@@ -1,8 +1,8 @@
-"""Standby gangs: a second gang for a job whose own gang still works, or does not come up.
+"""Standby gangs: a second gang for a job whose own gang still works, or does not start.
 
-It is started beside the job's own gang and given the job once that can do no more work. Claims
-guard the change: a gang that is not the job's own is granted ranks and no work, and the job changes
-hands in one write that makes every open claim of the old gang stale.
+It starts beside the job's own gang and receives the job once that gang can do no more work. Claims
+make the change safe: a gang that does not own the job is granted ranks but no work, and one write
+moves the job and makes every open claim of the old gang stale.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,19 +41,19 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.spot.view import RunMode
 
-REVIEW = timedelta(seconds=60)  # between two questions to the deadline advisor
-# For the last checkpoint of the gang that leaves; the task's grace if that is longer.
+REVIEW = timedelta(seconds=60)  # between two calls of the deadline advisor
+# For the leaving gang's last checkpoint; the task's grace period if that is longer.
 _HANDOVER = timedelta(seconds=30)
-_LONGEST_WAIT = timedelta(minutes=10)  # for a checkpoint to leave at
-_RISKY = timedelta(minutes=30)  # a job does not return to an offer at risk before
-# A gang stays so long before a second move on a warning; doubled with each that follows.
+_LONGEST_WAIT = timedelta(minutes=10)  # wait for a checkpoint before leaving
+_RISKY = timedelta(minutes=30)  # a job does not return to an offer at risk earlier
+# A gang stays this long before a second move after a warning; doubles with each further move.
 _CALM = timedelta(minutes=5)
 _LONGEST_CALM = timedelta(hours=6)
-_ADVISED = "advice"  # moves on a warning, in Job.retries
-_START = timedelta(minutes=10)  # two gangs may have to be paid for at once
+_ADVISED = "advice"  # moves after a warning, in Job.retries
+_START = timedelta(minutes=10)  # time for which two gangs may have to be paid
 _MOVED_ENOUGH = (
-    "the place says that this gang is at risk, and the job moved on such a word "
-    "before: it may again after"
+    "the provider says that this gang is at risk, but the job has already moved after such a "
+    "warning: it may move again after"
 )
 NO_STANDBY = Step(after=NEVER)  # the job has no work that a second gang could take over
 
@@ -61,11 +61,11 @@ NameGang = Callable[[str], str]  # attempt id -> the gang's name
 
 
 class StandbyQuestion(StrEnum):
-    """What the deadline advisor is asked about a job's own gang."""
+    """A question to the deadline advisor about a job's own gang."""
 
-    SUCCESSOR = "successor"  # where to go: it is being taken away
-    AHEAD = "ahead"  # where to go: it may be taken away
-    REVIEW = "review"  # whether it is where it should be
+    SUCCESSOR = "successor"  # which offers: it is being reclaimed
+    AHEAD = "ahead"  # which offers: it may be reclaimed
+    REVIEW = "review"  # whether it runs on the right offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,18 +73,18 @@ class AskAdvisor:
     """The next step depends on the advisor's answer."""
 
     question: StandbyQuestion
-    key: str  # of the answer's time: the job's id, or the attempt's
-    nodes: Sequence[Node] = ()  # of the gang, as the advisor is to see them
-    changes: RowChanges | None = None  # to be written before the answer
-    within: timedelta = NEVER  # look again no later
+    key: str  # job id or attempt id, for the time of the answer
+    nodes: Sequence[Node] = ()  # the gang's rows for the advisor
+    changes: RowChanges | None = None  # changes to write before the answer
+    within: timedelta = NEVER  # latest time to look again
 
 
 def decide_standby(
     rows: JobRows, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
-    """What to do now about gangs beside the job's own, before the job's own next step.
+    """The current action about standby gangs, before the job's own next step.
 
-    `reviews` has the times before which the advisor is not asked again, by key.
+    `reviews` maps keys to the earliest time at which the advisor is asked again.
     """
     job, own = rows.job, rows.own
     if (changes := _drop_failed(rows, now)) is not None:
@@ -109,7 +109,7 @@ def decide_standby(
 def _at_risk(
     rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
-    """Leave before the gang is taken away; a job that did so lately stays for now."""
+    """Leave before the gang is reclaimed; a job that left recently stays for now."""
     until, nodes = _calm_until(rows, own), rows.nodes_of(own)
     if until <= now:
         return _ask(StandbyQuestion.AHEAD, own.id, reviews, nodes, now)
@@ -128,7 +128,7 @@ def answer_standby(
     name_gang: NameGang,
     now: datetime,
 ) -> Step:
-    """What to do with the advisor's answer; None: it has no say."""
+    """Apply the advisor's answer; None: the policy does not apply."""
     own = rows.own
     if recommendation is None or own is None:
         step = Step(after=REVIEW)
@@ -137,14 +137,14 @@ def answer_standby(
     elif asked.question is StandbyQuestion.AHEAD:
         step = _leave_ahead(rows, own, recommendation, name_gang, now)
     else:
-        why = "the gang before it is being taken away"
+        why = "the previous gang is being reclaimed"
         step = _start_or_wait(rows, recommendation, why, name_gang, now)
     return step if step.after is None else replace(step, after=min(step.after, asked.within))
 
 
 def take_over(rows: JobRows, again: TakeOver, now: datetime) -> Step:
-    """The job's own gang is lost: give the job to one beside it, once the old one surely does no
-    more work.
+    """The job's own gang is lost: give the job to a standby gang once the old gang can do no more
+    work.
     """
     own = rows.own
     if own is None or not _is_quiet(own, rows.nodes_of(own)):
@@ -159,7 +159,7 @@ def take_over(rows: JobRows, again: TakeOver, now: datetime) -> Step:
 
 
 def _drop_failed(rows: JobRows, now: datetime) -> RowChanges | None:
-    """The job without the standby gangs that came to nothing."""
+    """The job without its failed standby gangs."""
     job = rows.job
     mine = [rows.attempts[number] for number in job.standbys if number in rows.attempts]
     lost = [attempt for attempt in mine if attempt.phase in GOING]
@@ -171,7 +171,7 @@ def _drop_failed(rows: JobRows, now: datetime) -> RowChanges | None:
         rest = cooldown_after(failure, attempt, 0)
         if rest and attempt.outcome is not AttemptOutcome.STOPPED:
             avoid[key] = max(now + rest, avoid.get(key, now))
-        text = f"attempt {attempt.number} came to nothing ({failure.label}): {attempt.reason}"
+        text = f"attempt {attempt.number} failed to start ({failure.label}): {attempt.reason}"
         events.append(make_event(job, now, "standby", text, fact=failure))
     return RowChanges(
         job=replace(_without(job, lost), avoid=avoid),
@@ -185,9 +185,7 @@ def _without(job: Job, standbys: Sequence[Attempt]) -> Job:
 
 
 def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
-    """Give the job to a standby gang that is ready, or have the gang that works leave at a
-    checkpoint.
-    """
+    """Give the job to a ready standby gang, or make the working gang leave at a checkpoint."""
     leaves = taken_at(own, rows.nodes_of(own)) is not None
     if not leaves and (late := _late_standbys(rows, own)):
         return Step(changes=_end_race(rows, own, late, now))
@@ -207,7 +205,7 @@ def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
 
 
 def _give_back(rows: JobRows, own: Attempt, kind: str, text: str, now: datetime) -> RowChanges:
-    """Take the job's own gang away after a last checkpoint."""
+    """Reclaim the job's own gang after a last checkpoint."""
     notice = max(_HANDOVER, rows.job.task.grace)
     return RowChanges(
         attempts=(replace(own, drill_until=now + notice, moved=True),),
@@ -216,14 +214,14 @@ def _give_back(rows: JobRows, own: Attempt, kind: str, text: str, now: datetime)
 
 
 def _late_standbys(rows: JobRows, own: Attempt) -> list[Attempt]:
-    """The standby gangs that were started before the job's own gang began its work."""
+    """The standby gangs that started before the job's own gang began its work."""
     began = own.running_at
     return [] if began is None else [each for each in rows.standbys if each.created_at < began]
 
 
 def _end_race(rows: JobRows, own: Attempt, late: Sequence[Attempt], now: datetime) -> RowChanges:
     texts = [
-        f"attempt {standby.number} is given back: attempt {own.number} was first"
+        f"attempt {standby.number} is released: attempt {own.number} was ready first"
         for standby in late
     ]
     return RowChanges(
@@ -240,10 +238,9 @@ def _swap(
     now: datetime,
     kind: str | None = None,
 ) -> RowChanges:
-    """The standby gang is the job's own from now on.
+    """Make the standby gang the job's own.
 
-    All ranks of an old gang that is still open are written, so that one that is being claimed now
-    is not granted.
+    All ranks of a still open old gang are written, so that a concurrent claim on it fails.
     """
     job = rows.job
     text = f"attempt {standby.number} on {standby.offer.key} takes over: {why}"
@@ -273,7 +270,7 @@ def _ask(
     nodes: Sequence[Node],
     now: datetime,
 ) -> Step | AskAdvisor:
-    """Ask, unless that was done a moment ago."""
+    """Ask the advisor, unless it was asked recently."""
     at = reviews.get(key, now)
     if at > now:
         return Step(after=max(SOON, at - now))
@@ -283,7 +280,7 @@ def _ask(
 def _follow(
     rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
-    """The provider takes the gang back soon: start the next one while this one shuts down."""
+    """The provider will reclaim the gang soon: start the next one while this one shuts down."""
     if not _may_be_preempted(rows.job):
         return Step(after=NEVER)
     asked = _ask(StandbyQuestion.SUCCESSOR, own.id, reviews, (), now)
@@ -297,7 +294,7 @@ def _review(
     nodes: Sequence[Node],
     now: datetime,
 ) -> Step | AskAdvisor:
-    """Whether the gang is where it should be, by a policy that steers the job."""
+    """Whether the gang runs on the right offer, according to the job's policy."""
     if not is_steered(rows.job) or own.phase is AttemptPhase.LAUNCHING:
         return Step(after=NEVER)
     return _ask(StandbyQuestion.REVIEW, rows.job.id, reviews, nodes, now)
@@ -310,7 +307,7 @@ def _leave_ahead(
     name_gang: NameGang,
     now: datetime,
 ) -> Step:
-    """Leave a gang at risk before it is taken away, where that costs little."""
+    """Leave a gang at risk before it is reclaimed, if that costs little."""
     job, key = rows.job, own.offer.key
     if recommendation.stay or not recommendation.offers:
         changes = _stay(rows, own, recommendation.reason, None, now)
@@ -327,7 +324,7 @@ def _leave_ahead(
 def _stay(
     rows: JobRows, own: Attempt, why: str, until: datetime | None, now: datetime
 ) -> RowChanges:
-    """Record why a gang at risk is not left; it is an event when it stays, and until when."""
+    """Record why and until when a job stays on a gang at risk; the decision is an event."""
     wait = AttemptWait(kind=WaitKind.AT_RISK, until=until)
     changed = replace(own, reason=why, wait=wait)
     text = f"stays on {own.offer.key}: {why}"
@@ -357,7 +354,7 @@ def _reviewed(
 
 
 def _leaves_to_wait(rows: JobRows, own: Attempt, now: datetime) -> bool:
-    """Whether a gang on demand has just saved and may be given back to wait for spot."""
+    """Whether an on-demand gang has just saved and may be released to wait for spot."""
     saved, job = own.checkpoint_at, rows.job
     if own.phase is not AttemptPhase.RUNNING or own.offer.purchase is Purchase.SPOT:
         return False
@@ -376,17 +373,18 @@ def _start_or_wait(
 def start_standby(
     rows: JobRows, recommendation: Recommendation, why: str, name_gang: NameGang, now: datetime
 ) -> RowChanges | None:
-    """A second gang on the best of the recommended offers that the job may use; None: on none."""
+    """Start a second gang on the best of the recommended offers that the job may use; None: there
+    is none."""
     job, own = rows.job, rows.own
     works = own is not None and own.phase is AttemptPhase.RUNNING
     offers = [each for each in recommendation.offers if _has_capacity(each, job)]
     fixed = works and own is not None and own.offer.purchase is not Purchase.SPOT
-    if fixed and not _may_be_preempted(job):  # the next preemption would be the end
+    if fixed and not _may_be_preempted(job):  # the next preemption would end the job
         offers = [each for each in offers if each.purchase is not Purchase.SPOT]
     if not offers or not _pays_two(rows, offers[0]) or (works and not _may_move(job)):
         return None
     offer = offers[0]
-    attempt, nodes = make_attempt(job, offer, name_gang, now, "placed beside the job's gang")
+    attempt, nodes = make_attempt(job, offer, name_gang, now, "started beside the job's gang")
     planned = record_plan(job, recommendation, offer, now) if is_steered(job) else job
     text = f"a second gang starts on {offer.key}: {why}"
     return RowChanges(
@@ -403,7 +401,7 @@ def _has_capacity(offer: Offer, job: Job) -> bool:
 
 
 def _pays_two(rows: JobRows, offer: Offer) -> bool:
-    """Whether the budget can bear two gangs for as long as a start may take."""
+    """Whether the budget can pay for two gangs during a start."""
     if cap_of(rows.job) is None:
         return True
     both = offer.rate.times(rows.job.task.nodes).over(_START + offer.minimum_charge)
@@ -418,22 +416,22 @@ def _may_be_preempted(job: Job) -> bool:
 
 
 def _may_move(job: Job) -> bool:
-    """Whether a gang that works may be left. That is no preemption, but work that bears none is
-    not begun again.
+    """Whether a working gang may be left. A move is no preemption, but work that tolerates none is
+    not restarted.
     """
     return job.task.retry.preemption != 0
 
 
 def _is_at_risk(rows: JobRows, own: Attempt) -> bool:
-    """Whether the provider said that it may soon take this spot gang back."""
+    """Whether the provider has announced that it may soon reclaim this spot gang."""
     works = own.phase is AttemptPhase.RUNNING and own.offer.purchase is Purchase.SPOT
     return works and any(node.risk_at for node in rows.nodes_of(own))
 
 
 def _calm_until(rows: JobRows, own: Attempt) -> datetime:
-    """Until when a warning moves the job no more: later after each gang started on one.
+    """Until when warnings cause no further move: longer after each one that started a gang.
 
-    Counted from when the gang's work began or, if a gang was started beside it since, from that.
+    Counted from the start of the gang's work or, if a standby was started since, from that start.
     """
     job = rows.job
     last = rows.attempts.get(job.last_number, own)
@@ -450,12 +448,12 @@ def _is_ready(rows: JobRows, attempt: Attempt) -> bool:
 
 
 def _has_work(rows: JobRows, own: Attempt) -> bool:
-    """Whether its agents may have been given the work: every rank is claimed."""
+    """Whether its agents may have received the work: every rank is claimed."""
     return all(node.claim for node in rows.nodes_of(own))
 
 
 def _is_quiet(own: Attempt, nodes: Sequence[Node]) -> bool:
-    """Whether nothing of this gang can work any more."""
+    """Whether no part of this gang can work any more."""
     if own.phase is AttemptPhase.ENDED:
         return True
     claimed = [node for node in nodes if node.claim]
@@ -463,14 +461,14 @@ def _is_quiet(own: Attempt, nodes: Sequence[Node]) -> bool:
 
 
 def _until_boundary(rows: JobRows, own: Attempt, ready: Attempt, now: datetime) -> timedelta:
-    """Until the gang that works has saved something since the other was ready, within limits."""
+    """Wait until the working gang has saved since the other became ready, within limits."""
     checkpoint = rows.job.task.checkpoint
     if checkpoint is None or own.phase in COMING:
         return timedelta(0)
     every = checkpoint.every or _LONGEST_WAIT
     saved = own.checkpoint_at or own.running_at
     if saved is not None and now - saved > 1.5 * every:
-        return timedelta(0)  # there will be none
+        return timedelta(0)  # there will be no standby gangs
     since = max(node.claimed_at or now for node in rows.nodes_of(ready))
     if own.checkpoint_at is not None and own.checkpoint_at >= since:
         return timedelta(0)

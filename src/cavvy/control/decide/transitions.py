@@ -1,4 +1,4 @@
-"""What an action on a job or an attempt changes in their rows."""
+"""The changes of an action in the rows of a job or an attempt."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,14 +36,14 @@ from cavvy.domain.units import format_duration, format_usd
 def turn_job(
     job: Job, phase: JobPhase, reason: str, now: datetime, exit_code: int | None = None
 ) -> Job:
-    """The job from now on in another phase."""
+    """The job in another phase."""
     if phase not in JOB_ENDS:
         return replace(job, phase=phase, reason=reason, since=now, ended_at=None)
     return replace(job, phase=phase, reason=reason, since=now, ended_at=now, exit_code=exit_code)
 
 
 def advance_job(job: Job, action: jobs.AdvanceJob, now: datetime) -> RowChanges:
-    """The job in its next phase. An end is a notice to its webhooks."""
+    """The job in its next phase. The end is also sent to its webhooks."""
     turned = turn_job(job, action.phase, action.reason, now, action.exit_code)
     return RowChanges(
         job=turned,
@@ -53,12 +53,12 @@ def advance_job(job: Job, action: jobs.AdvanceJob, now: datetime) -> RowChanges:
 
 
 def deliveries_of(job: Job) -> tuple[Delivery, ...]:
-    """What webhooks are told of a job that has ended."""
+    """The webhook events of an ended job."""
     return (Delivery.FAILURE if job.phase is JobPhase.FAILED else Delivery.FINISH,)
 
 
 def wanted_deliveries(job: Job) -> list[Delivery]:
-    """What there is to tell of the job so far that a webhook of it wants to hear."""
+    """The events of the job so far that its webhooks subscribe to."""
     news: tuple[Delivery, ...] = (Delivery.BUDGET,) if job.stop_cause is StopCause.BUDGET else ()
     news += deliveries_of(job) if job.phase in JOB_ENDS else ()
     return [what for what in news if any(what in hook.on for hook in job.task.webhooks)]
@@ -67,14 +67,14 @@ def wanted_deliveries(job: Job) -> list[Delivery]:
 def find_undelivered(
     job: Job, wanted: Sequence[Delivery], events: Sequence[Event]
 ) -> list[Delivery]:
-    """The deliveries that were not made or given up for each of the webhooks."""
+    """The deliveries that have neither succeeded nor been given up, for each webhook."""
     facts = [event.fact for event in events if event.kind == "webhook"]
     hooks = job.task.webhooks
     return [what for what in wanted if facts.count(what) < sum(what in hook.on for hook in hooks)]
 
 
 def stop_at_limit(job: Job, action: jobs.StopAtLimit, now: datetime) -> RowChanges:
-    """The job as it is stopped: at once where it waits, else with its grace."""
+    """The stopped job: at once if it waits, else with its grace period."""
     stopped = replace(job, stop_reason=action.reason, stop_cause=action.cause)
     changes = RowChanges(
         job=stopped,
@@ -108,14 +108,14 @@ def requeue_job(
     events = [make_event(job, now, "queued", action.text, fact=failure)]
     if failure is not None and failed:
         until = now + action.avoid
-        text = f"{failed} is left alone until {until:%Y-%m-%d %H:%M:%S} UTC: {failure.label}"
+        text = f"{failed} is avoided until {until:%Y-%m-%d %H:%M:%S} UTC: {failure.label}"
         events.append(make_event(job, now, "avoided", text, fact=failure))
     gone = own is not None and own.outcome in (AttemptOutcome.PREEMPTED, AttemptOutcome.NODE)
     return RowChanges(job=changed, events=tuple(events), stale_market=gone)
 
 
 def drop_past(avoid: dict[str, datetime], now: datetime) -> dict[str, datetime]:
-    """The cooldowns that are not over."""
+    """The active cooldowns."""
     return {key: until for key, until in avoid.items() if until > now}
 
 
@@ -125,13 +125,13 @@ def count_retry(job: Job, kind: str) -> dict[str, int]:
 
 
 def fails_a_host(attempt: Attempt) -> bool:
-    """Whether one host of several failed: it is avoided, not the offer."""
+    """Whether one host of several failed: then the host is avoided, not the offer."""
     shared = attempt.offer.shared and attempt.nodes > 1
     return shared and failure_of(attempt) is FailureKind.GPU
 
 
 def failed_place(attempt: Attempt, allocations: Sequence[Allocation]) -> str:
-    """What failed, as `Job.avoid` names it: the offer, or the host of the rank that failed first.
+    """What failed, as named in `Job.avoid`: the offer, or the host of the rank that failed first.
 
     Without `fails_a_host` the allocations are not read.
     """
@@ -150,7 +150,7 @@ def advance_attempt(
     look: GangLook,
     now: datetime,
 ) -> RowChanges:
-    """The attempt in its next phase, with what that says about its market."""
+    """The attempt in its next phase, with the observation of its market."""
     changes = _move(rows, attempt, action, look, now)
     nodes = rows.nodes_of(attempt)
     seen = observations_of(attempt, changes.attempts[0], nodes, now)
@@ -184,7 +184,7 @@ def _move(
         case AttemptPhase.ENDED:
             return _close(rows, attempt, fresh, look, now)
         case AttemptPhase.LAUNCHING:
-            raise AssertionError("no attempt goes back to its launch")
+            raise AssertionError("an attempt never returns to its launch")
 
 
 def _settled(
@@ -192,8 +192,8 @@ def _settled(
 ) -> Attempt:
     """The attempt with its outcome.
 
-    Its work ended with the last exit that was reported, else now. Work that was over before its
-    start was noticed did run: its running time counts.
+    Its work ended at the last reported exit, else now. Work that ended before its start was noticed
+    still ran: its running time counts.
     """
     exits = [node.exited_at for node in nodes]
     known = [at for at in exits if at is not None]
@@ -217,9 +217,9 @@ def _end_work(
     if action.until is not None:
         ended = replace(ended, kept_since=now, kept_until=action.until)
         until = f"{action.until:%Y-%m-%d %H:%M:%S} UTC"
-        text = f"its nodes are kept, and paid, until {until} at the latest"
+        text = f"its nodes are kept and billed until {until} at the latest"
         events.append(make_event(rows.job, now, "kept", text, ended.number))
-        if look.told is not None:  # the job that takes the gang over ends these stretches
+        if look.told is not None:  # the job that takes over the gang ends these stretches
             charges = bill_gang(ended, look.told, now, final=False)
     if not is_told_by_job(rows.job, action.outcome):
         kind = action.outcome or "ended"
@@ -229,7 +229,7 @@ def _end_work(
 
 
 def is_told_by_job(job: Job, outcome: AttemptOutcome | None) -> bool:
-    """Whether the job's own events say why this attempt ended."""
+    """Whether the job's own events explain why this attempt ended."""
     return outcome in (AttemptOutcome.SUCCEEDED, AttemptOutcome.STOPPED) or (
         outcome is not None and outcome is job.stop_outcome
     )
@@ -238,7 +238,7 @@ def is_told_by_job(job: Job, outcome: AttemptOutcome | None) -> bool:
 def _close(
     rows: JobRows, attempt: Attempt, fresh: Attempt, look: GangLook, now: datetime
 ) -> RowChanges:
-    """Charge each node's whole life and release what the gang held."""
+    """Charge each node's whole life and release the gang's allocations."""
     charges, ended_at = close_bill(attempt, look, now)
     cost = total(charges)
     life = sum((each.until - each.since for each in charges), timedelta(0))
@@ -258,7 +258,7 @@ def adjust_attempt(
     action: gangs.OrderRanks | gangs.CountMiss | gangs.ClearMisses,
     now: datetime,
 ) -> RowChanges:
-    """The attempt in the same phase, with orders to its ranks or with its looks counted."""
+    """The attempt in the same phase, with orders to its ranks or a new count of looks."""
     match action:
         case gangs.OrderRanks():
             return order_ranks(rows, attempt, action, now)
@@ -271,7 +271,7 @@ def adjust_attempt(
 
 
 def count_miss(attempt: Attempt, now: datetime) -> Attempt:
-    """The attempt after one more look that did not find its gang."""
+    """The attempt after another look that did not find its gang."""
     since = attempt.missed_since or now
     return replace(attempt, missed_looks=attempt.missed_looks + 1, missed_since=since)
 
@@ -279,7 +279,7 @@ def count_miss(attempt: Attempt, now: datetime) -> Attempt:
 def order_ranks(
     rows: JobRows, attempt: Attempt, action: gangs.OrderRanks, now: datetime
 ) -> RowChanges:
-    """An order for each of the ranks; a rank's later order has a greater number."""
+    """An order for each of the ranks; later orders have greater numbers."""
     nodes = []
     for rank in action.ranks:
         node = rows.nodes_of(attempt)[rank]
@@ -296,20 +296,20 @@ def _describe(action: gangs.OrderRanks) -> str:
     ranks = "the node" if action.ranks == (0,) else f"ranks {names}"
     if action.kind == "stop":
         return f"{ranks} must stop within {action.seconds:.0f} s"
-    return f"{ranks} will be gone in {action.seconds:.0f} s"
+    return f"{ranks} will be reclaimed in {action.seconds:.0f} s"
 
 
-# What follows from a write
+# The consequences of a write
 
 
 def is_freed(attempt: Attempt) -> bool:
-    """Whether the capacity that was counted as taken for the gang is free, or will not be used."""
+    """Whether the capacity counted for the gang is free, or will not be used."""
     unbought = attempt.phase is AttemptPhase.ENDING and attempt.launched_at is None
     return unbought or attempt.phase is AttemptPhase.ENDED
 
 
 def wakes_queue(changes: RowChanges) -> bool:
-    """Whether a waiting job may be placed now that these changes are written."""
+    """Whether these changes may allow a waiting job to be placed."""
     kept = any(attempt.phase is AttemptPhase.KEPT for attempt in changes.attempts)
     queued = changes.job is not None and changes.job.phase is JobPhase.QUEUED
     return kept or queued or bool(changes.release)

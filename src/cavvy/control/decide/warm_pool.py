@@ -1,4 +1,4 @@
-"""Whether a gang is kept when its work is over, which jobs it fits, and how it changes hands."""
+"""Whether to keep a gang after its work, which jobs it fits, and how it is handed over."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -14,10 +14,12 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money, format_usd
 
-# How much longer an agent waits than its gang is kept, should the server not tell it to go.
+# How much longer an agent waits after the end of the keep time if the server does not tell it to
+# leave.
 FAREWELL = timedelta(minutes=1)
 _NOTHING = timedelta(0)
-# Agents ask for other work within a second; a kubelet reports a start two late, a busy one more.
+# Agents ask for other work within a second; a kubelet reports a start two seconds late, a busy one
+# later.
 _FRESH = timedelta(seconds=10)
 _BY_ITSELF = frozenset({AttemptOutcome.SUCCEEDED, AttemptOutcome.EXIT})
 _WORKED = frozenset({AttemptPhase.BOOTING, AttemptPhase.RUNNING})
@@ -25,8 +27,8 @@ _LONGEST_H = 24
 
 
 def may_keep(task: Task, offer: Offer) -> bool:
-    """Whether the task wants its nodes kept, and they can be: a shared host frees its devices at
-    once.
+    """Whether the task wants its nodes kept and they can be kept: a shared host frees its devices
+    at once.
     """
     return (
         task.keep > _NOTHING
@@ -37,9 +39,7 @@ def may_keep(task: Task, offer: Offer) -> bool:
 
 
 def waits_on(job: Job, attempt: Attempt, node: Node) -> bool:
-    """Whether an agent that asks for work at this rank may be one that waits for the next job
-    there.
-    """
+    """Whether an agent that asks for work at this rank may be waiting for the next job there."""
     if attempt.phase is AttemptPhase.KEPT:
         return True
     over = node.phase is NodePhase.EXITED and node.exit_outcome in _BY_ITSELF
@@ -54,10 +54,10 @@ def keeps_until(
     spent: Money | None,
     now: datetime,
 ) -> datetime | None:
-    """Until when the gang is kept; None: it is given back.
+    """Until when the gang is kept; None: it is released.
 
-    It is kept if its work ended by itself on every node and so (outcome and exit code) ends the
-    job.
+    It is kept if its work ended by itself on every node and thereby (outcome and exit code) ends
+    the job.
     """
     if attempt.phase not in _WORKED or not may_keep(job.task, attempt.offer):
         return None
@@ -77,7 +77,7 @@ def keeps_until(
 
 
 def _paid_for(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
-    """For how long what is left of the budget pays the gang."""
+    """How long the rest of the budget pays for the gang."""
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
         return timedelta.max
@@ -86,8 +86,8 @@ def _paid_for(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
 
 
 def fits(kept: Attempt, former: Job, job: Job) -> bool:
-    """Whether a kept gang is what the job would be given on the same offer; the offer itself is
-    not looked at here.
+    """Whether a kept gang equals the one that the job would get on the same offer; the offer itself
+    is not compared here.
     """
     old, new = former.task, job.task
     if (
@@ -107,7 +107,8 @@ def fits(kept: Attempt, former: Job, job: Job) -> bool:
 
 
 def is_fresh(kept: Attempt, now: datetime) -> bool:
-    """Whether the gang was kept so lately that its agents may not ask for other work yet."""
+    """Whether the gang was kept so recently that its agents may not have asked for other work
+    yet."""
     return now - (kept.kept_since or kept.since) < _FRESH
 
 
@@ -118,7 +119,7 @@ def is_kept(attempt: Attempt, now: datetime) -> bool:
 
 
 def list_kept(kept: Iterable[Attempt], project: str) -> list[Attempt]:
-    """The project's, kept for longest first."""
+    """The project's kept gangs, the longest kept first."""
     mine = [each for each in kept if each.project == project]
     return sorted(mine, key=lambda each: (each.kept_since or each.since, each.id))
 
@@ -126,7 +127,7 @@ def list_kept(kept: Iterable[Attempt], project: str) -> list[Attempt]:
 def hand_over(
     old: Attempt, former: Job, charges: Sequence[Charge], job: Job, now: datetime
 ) -> RowChanges:
-    """The gang as that of a new attempt of the job; `charges` are the former job's last ones."""
+    """The gang as a new attempt of the job; `charges` are the former job's last ones."""
     reason = f"took over the gang of {former.name}"
     fresh, nodes = make_attempt(job, old.offer, lambda _: old.gang, now, reason)
     adopted = replace(fresh, phase=AttemptPhase.BOOTING, launched_at=now, adopted_at=now)
@@ -138,10 +139,10 @@ def hand_over(
         gang=f"{old.gang}@{old.id}",
         kept_until=now,
     )
-    reason = f"starts on {old.offer.key}: on the gang that job {former.name} kept"
+    reason = f"starts on {old.offer.key}, on the gang kept by job {former.name}"
     started = start_job(job, adopted, reason, now)
     cost = format_usd(total(charges))
-    text = f"job {job.name} took the gang over; the last stretch cost {cost}"
+    text = f"job {job.name} took over the gang; its last waiting time cost {cost}"
     return RowChanges(
         job=started,
         attempts=(handed, adopted),

@@ -1,1 +1,1 @@
-"""What is known of markets, and the decisions about jobs that rest on it."""
+"""Observations of markets, and the decisions about jobs that use them."""

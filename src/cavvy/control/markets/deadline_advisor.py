@@ -1,6 +1,4 @@
-"""Asks the deadline policy about one job: reads what it is to know, and hands it to
-`decide.deadline`.
-"""
+"""Asks the deadline policy about one job: reads its inputs and passes them to `decide.deadline`."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -36,14 +34,14 @@ from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.placements import PlanningContext
 from cavvy.store.base import Store
 
-_LAST = timedelta(seconds=30)  # offers this old will do for a job that has a gang
+_LAST = timedelta(seconds=30)  # maximum age of offers for a job that has a gang
 
 # Prices per GB, by provider or "provider/region".
 ReadEgress = Callable[[], Awaitable[Mapping[str, Money]]]
 
 
 class DeadlineAdvisor:
-    """Knows what to do with a steered job now."""
+    """Recommends the next action for a job with a deadline policy."""
 
     def __init__(
         self,
@@ -61,8 +59,8 @@ class DeadlineAdvisor:
         self._egress: Mapping[str, Money] | None = None
 
     async def place(self, job: Job, snapshot: MarketSnapshot) -> Recommendation | None:
-        """Where a job without a gang should start, or that it should wait; None where the policy
-        has no say.
+        """Where a job without a gang should start, or that it should wait; None if the policy does
+        not apply.
         """
         attempts = await self._store.attempts(job.id) if job.attempt else []
         facts = await self._facts(job, attempts, snapshot, None)
@@ -71,7 +69,7 @@ class DeadlineAdvisor:
     async def review(
         self, job: Job, attempts: Sequence[Attempt], nodes: Sequence[Node]
     ) -> Recommendation | None:
-        """Whether a job's gang is where it should be; None where the policy has no say."""
+        """Whether a job's gang runs on the right offer; None if the policy does not apply."""
         current = next((attempt for attempt in attempts if attempt.number == job.attempt), None)
         if current is None or not is_reviewed(job, current):
             return None
@@ -82,7 +80,7 @@ class DeadlineAdvisor:
     async def successor(
         self, job: Job, attempts: Sequence[Attempt], current: Attempt
     ) -> Recommendation:
-        """Where to go from a gang that is about to be taken away; no offers: nowhere for now."""
+        """Where to move from a gang that is about to be reclaimed; no offers: nowhere for now."""
         snapshot, now = await self._pool.market(), self._clock.now()
         left = leave_offer(job, current.offer, now)
         facts = await self._facts(job, attempts, snapshot, None)
@@ -94,8 +92,8 @@ class DeadlineAdvisor:
     async def situation(
         self, job: Job, attempts: Sequence[Attempt], now: datetime
     ) -> PlanningContext:
-        """What the job did and used of its limits in these attempts, and the offers that failed
-        others a moment ago.
+        """The job's progress and use of its limits in these attempts, and the offers with a
+        cooldown.
         """
         limited = bool(attempts) and cap_of(job) is not None
         spent = total(await self._store.charges(job.id)) if limited else Money(0)
@@ -104,7 +102,7 @@ class DeadlineAdvisor:
     async def ahead(
         self, job: Job, attempts: Sequence[Attempt], own: Attempt, nodes: Sequence[Node]
     ) -> Recommendation | None:
-        """Where to go from a gang that its provider says is at risk; no offers: it stays. None: a
+        """Where to move from a gang at risk; no offers: it stays. None: a
         move would lose work.
         """
         if not may_go_ahead(job, own):
@@ -114,7 +112,7 @@ class DeadlineAdvisor:
         return go_ahead(job, own, await self.successor(job, attempts, own))
 
     async def policy_inputs(self, job: Job) -> PolicyFacts | None:
-        """What the policy is asked now: for a forecast on the rest of the job."""
+        """The policy's current inputs: for a forecast of the rest of the job."""
         attempts = await self._store.attempts(job.id)
         current = next(
             (x for x in attempts if x.number == job.attempt and x.phase not in GOING), None
@@ -151,8 +149,8 @@ class DeadlineAdvisor:
         return make_facts(job, offers, knowledge, stored, now)
 
     async def _prices(self) -> Mapping[str, Money]:
-        """What clouds take for data that leaves them: read once, for a catalog changes with the
-        server's release.
+        """The clouds' prices for outgoing data: read once, since the catalog changes only with the
+        release.
         """
         if self._egress is None:
             self._egress = await self._read_egress() if self._read_egress is not None else {}

@@ -1,5 +1,5 @@
-"""Reads what was seen of markets, and writes down what reconcilers see. Readings are kept for a
-few seconds.
+"""Reads market observations, and records those of the reconcilers. Results are cached for a few
+seconds.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -11,15 +11,15 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.planner.markets import LONGEST_REST, MarketKnowledge, MarketRecord, standings_of
 from cavvy.store.base import AtomicWrite, Store
 
-SINCE = timedelta(days=30)  # how far back records go
-RECENT = timedelta(days=3)  # and single observations, which policies are shown
+SINCE = timedelta(days=30)  # time range of records
+RECENT = timedelta(days=3)  # and of single observations, which policies see
 KEEP = timedelta(days=90)
 _AGE = timedelta(seconds=5)
-_MOST = 400  # observations that a policy is shown of one decision's markets
+_MOST = 400  # maximum observations of one decision's markets that a policy sees
 
 
 class MarketHistory:
-    """What this control plane knows of markets."""
+    """This control plane's knowledge of markets."""
 
     def __init__(self, store: Store, clock: ControlClock) -> None:
         self._store = store
@@ -31,7 +31,7 @@ class MarketHistory:
         self._rested_at: datetime | None = None
 
     async def standings(self) -> Mapping[str, MarketRecord]:
-        """One record for each market that was ever used."""
+        """One record for each market ever used."""
         now = self._clock.now()
         if self._read_at is None or now - self._read_at >= _AGE:
             self._standings, self._read_at = (
@@ -41,16 +41,14 @@ class MarketHistory:
         return self._standings
 
     async def knowledge(self, markets: Collection[str]) -> MarketKnowledge:
-        """What is known, with the recent observations of these markets."""
+        """The records, with the recent observations of these markets."""
         recent: dict[str, list[Observation]] = {}
         for seen in await self._store.observations(markets, self._clock.now() - RECENT, _MOST):
             recent.setdefault(seen.market, []).append(seen)
         return MarketKnowledge(standings=await self.standings(), recent=recent)
 
     async def cooling_down(self) -> Collection[str]:
-        """The markets that said no or broke a moment ago, to any job: others are tried before
-        them.
-        """
+        """The markets that recently refused or failed, for any job: others are tried first."""
         now = self._clock.now()
         if self._rested_at is None or now - self._rested_at >= _AGE:
             lately = [
@@ -68,7 +66,7 @@ class MarketHistory:
         return self._resting
 
     async def note_prices(self, offers: Iterable[Offer]) -> None:
-        """Write down the prices of spot that are not the last ones known."""
+        """Record spot prices that differ from the last known ones."""
         spot = {offer.key: offer.rate for offer in offers if offer.purchase is Purchase.SPOT}
         unknown = [key for key in spot if key not in self._prices]
         now = self._clock.now()
@@ -88,5 +86,5 @@ class MarketHistory:
             self._prices.update({key: rate.micros_per_hour for key, rate in news.items()})
 
     async def forget(self) -> None:
-        """What is too old to tell anything."""
+        """Remove observations that are too old to be useful."""
         await self._store.forget_observations(self._clock.now() - KEEP)

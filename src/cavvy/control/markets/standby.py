@@ -1,4 +1,4 @@
-"""Carries out what `decide.standby` decides, and asks the deadline advisor for it."""
+"""Executes the decisions of `decide.standby`, and asks the deadline advisor for it."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -19,7 +19,7 @@ from cavvy.planner.deadline.recommendation import Recommendation
 
 
 class StandbyGangs:
-    """The steps of one job that concern gangs beside its own."""
+    """The steps of one job that concern its standby gangs."""
 
     def __init__(
         self, clock: ControlClock, advisor: DeadlineAdvisor, name_gang: Callable[[str], str]
@@ -27,11 +27,11 @@ class StandbyGangs:
         self._clock = clock
         self._advisor = advisor
         self._name_gang = name_gang
-        self._reviews: dict[str, dict[str, datetime]] = {}  # by job: when to ask again, by key
+        self._reviews: dict[str, dict[str, datetime]] = {}  # job -> key -> when to ask again
 
     async def step(self, uow: UnitOfWork) -> timedelta | None:
-        """Do what is to do now, before the job's own next step; None once something was done, else
-        when to look again.
+        """Do what is due, before the job's own next step; None after an action, else when to look
+        again.
         """
         now, job_id = self._clock.now(), uow.job.id
         reviews = self._reviews.setdefault(job_id, {})

@@ -1,3 +1,3 @@
-"""Gangs that are kept after their work for the next job of the same project: when, for whom, and
-who pays.
+"""Gangs kept after their work for the next job of the same project: when, for which job, and who
+pays.
 """

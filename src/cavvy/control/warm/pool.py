@@ -1,6 +1,4 @@
-"""The gangs that are kept now, and how a waiting job takes one over: in one write, or not at
-all.
-"""
+"""The currently kept gangs, and how a waiting job takes one over: in one write, or not at all."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ Allows = Callable[[Offer], bool]  # whether a job may run on an offer, now
 
 
 class AgentWaits(Protocol):
-    """Who knows whether the agents of a kept gang wait for work."""
+    """Reports whether the agents of a kept gang wait for work."""
 
     def waits(self, attempt: Attempt) -> bool: ...
     def forget(self, attempt: Attempt) -> None: ...
@@ -28,7 +26,7 @@ class AgentWaits(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmGang:
-    """A gang that a job may take over, and what its former job pays for the last stretch."""
+    """A gang that a job may take over, and its former job's payment for the last stretch."""
 
     attempt: Attempt
     former: Job
@@ -37,15 +35,15 @@ class WarmGang:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmGangNotReady:
-    """A gang fits the job, but was kept a moment ago: its agents or its bill are not ready for
-    the next one.
+    """A gang fits the job, but was kept only recently: its agents or its bill are not ready for the
+    next one.
     """
 
     attempt: Attempt
 
 
 class WarmPool:
-    """Knows which gangs are kept; losing this costs a read of the open attempts."""
+    """Tracks which gangs are kept; losing this costs one read of the open attempts."""
 
     def __init__(self, store: Store, clock: ControlClock, agents: AgentWaits) -> None:
         self._store = store
@@ -62,11 +60,11 @@ class WarmPool:
                 self._kept.pop(attempt.id, None)
 
     async def any_for(self, job: Job) -> bool:
-        """Whether the job's project keeps anything."""
+        """Whether the job's project keeps any gang."""
         return len(await self._of(job.project)) > 0
 
     async def find(self, job: Job, allows: Allows) -> WarmGang | WarmGangNotReady | None:
-        """The kept gang that fits the job and was kept for longest, if its agents wait for work."""
+        """The kept gang that fits the job and has waited longest, if its agents wait for work."""
         soon: WarmGangNotReady | None = None
         for known in await self._of(job.project):
             now = self._clock.now()
@@ -89,7 +87,7 @@ class WarmPool:
         return soon
 
     async def hand_over(self, kept: WarmGang, job: Job, now: datetime) -> None:
-        """Give the gang to a new attempt of the job. Raises StaleVersion where the gang or the job
+        """Give the gang to a new attempt of the job. Raises StaleVersion if the gang or the job has
         changed since.
         """
         changes = hand_over(kept.attempt, kept.former, kept.charges, job, now)

@@ -42,9 +42,9 @@ class MarketBeliefs:
             self._refusals[market], self._rests_until[market] = 0, -inf
 
     def is_up(self, market: int, now_s: float) -> bool:
-        """Spot counts as available unless the market refused it a moment ago."""
+        """Spot counts as available unless the market refused it recently."""
         return self._rests_until[market] <= now_s
 
     def changes_at(self, now_s: float) -> float:
-        """When the next market's cooldown ends, if there is no observation before."""
+        """When the next market's cooldown ends, if there is no earlier observation."""
         return min((at for at in self._rests_until if at > now_s), default=inf)

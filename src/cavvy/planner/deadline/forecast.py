@@ -30,9 +30,9 @@ KINDS: Mapping[str, PolicyMaker] = {
     "never": OnDemandPolicy,
     "auto": DeadlinePolicy,
     "only": SpotOnlyPolicy,
-}  # by `resources.spot`
+}  # policies, by `resources.spot`
 _HORIZON = 5.0  # a run is given up after this many times the time to the deadline
-_STEPS = 20_000  # of one run
+_STEPS = 20_000  # limit of one run
 _HOUR_S = 3600.0
 _MASK = (1 << 64) - 1
 
@@ -190,7 +190,7 @@ class _Run:
         return self._terms.markets[market].on_demand_usd_hr
 
     def _change(self, now_s: float, mode: RunMode, market: int) -> RunMode:
-        """Update spot's availability; the mode in which the job is afterwards."""
+        """Update spot's availability; returns the job's mode afterwards."""
         for index, at in enumerate(self._changes):
             if at > now_s:
                 continue

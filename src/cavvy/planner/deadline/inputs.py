@@ -35,7 +35,7 @@ class JobProgress:
     submitted_at: datetime
     deadline: datetime
     done: float = 0.0  # share of the work that is done, saved or in the current gang
-    current: Offer | None = None  # of the current gang, running or starting
+    current: Offer | None = None  # offer of the current gang, running or starting
     works: bool = False  # whether the current gang has started
     starting_for: timedelta = timedelta(0)  # how long the current gang has been starting
     unsaved: timedelta = timedelta(0)  # work of the current gang since its newest checkpoint
@@ -75,7 +75,9 @@ class PolicyInputs:
     places: tuple[SteeredMarket, ...]
     terms: JobTerms  # with production's margins
     nodes: int
-    run_time: timedelta = field(default=timedelta(0))  # of the whole work on the reference machine
+    run_time: timedelta = field(
+        default=timedelta(0)
+    )  # duration of the whole work on the reference machine
     start: timedelta = field(
         default=timedelta(0)
     )  # from a launch until work continues, if no work has to be repeated
@@ -165,7 +167,8 @@ def _terms(
 
 
 def run_time_on(task: Task, offer: Offer) -> timedelta | None:
-    """The undisturbed running time there: by the task's `work`, else its maximum duration."""
+    """The undisturbed running time on an offer: from the task's `work`, else its maximum
+    duration."""
     if task.work is not None:
         return estimate(task, offer).run_time
     return task.limits.duration
@@ -227,7 +230,7 @@ def _name(offer: Offer) -> str:
 
 def _nearest(places: list[SteeredMarket], progress: JobProgress, most: int) -> list[SteeredMarket]:
     """The cheapest few by spot price, the cheapest on demand, and the job's own: a policy compares
-    each with each.
+    all pairs.
     """
 
     def by_spot(place: SteeredMarket) -> tuple[float, str]:
@@ -294,7 +297,7 @@ def _region(place: SteeredMarket) -> tuple[str, str]:
 def _start(
     task: Task, places: Sequence[SteeredMarket], knowledge: MarketKnowledge, progress: JobProgress
 ) -> timedelta:
-    """The time from a launch until the work begins: boot and setup, estimated with care."""
+    """The time from a launch until the work begins: boot and setup, a cautious estimate."""
     keys = [
         offer.key for place in places for offer in (place.spot, place.fixed) if offer is not None
     ]
@@ -309,7 +312,7 @@ def _start(
 
 
 def _again(task: Task, reference: timedelta) -> timedelta:
-    """How much work a new gang repeats: what was not saved yet, estimated with care.
+    """The work that a new gang repeats, because it was not saved yet; a cautious estimate.
 
     Without a checkpoint all work is repeated; half of the work, counted twice, is what the policy
     then reserves.

@@ -102,7 +102,7 @@ def last_moment(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDec
         return decision._replace(again_s=min(decision.again_s, view.now_s + spare_s))
     what = "spot has not started" if view.loading_s > 0 else "no checkpoint for too long"
     return PolicyDecision(
-        RunMode.ON_DEMAND, question.cheapest_fixed(), inf, f"{what}, and this is the last moment"
+        RunMode.ON_DEMAND, question.cheapest_fixed(), inf, f"{what}, and on-demand must start now"
     )
 
 
@@ -223,7 +223,7 @@ class DeadlinePolicy(MarketPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyMargins:
-    """What production reserves for uncertainty: running times are estimates, and work since the
+    """Production's margins for uncertainty: running times are estimates, and work since the
     last checkpoint may be repeated.
     """
 

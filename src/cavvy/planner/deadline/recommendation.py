@@ -1,5 +1,5 @@
-"""What a job with a deadline should do now: turns production's records into the policy's view, and
-its decision into offers.
+"""Recommends the next step of a job with a deadline: turns production's records into the policy's
+view, and its decision into offers.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from cavvy.planner.spot.view import (
     SpotQuote,
 )
 
-# a share of the work: an estimate may be too short, and work that still runs is not done
+# share of the work: an estimate may be too short, and work that still runs is not done
 _LEAST_LEFT = 0.01
 
 
@@ -121,7 +121,7 @@ def _view(
         mode = RunMode.SPOT if current.purchase is Purchase.SPOT else RunMode.ON_DEMAND
         if not progress.works:
             loading_s = max(GRAIN_S, terms.overhead_s - progress.starting_for.total_seconds())
-        if market == NOWHERE:  # in none of these markets: compared with the job not running
+        if market == NOWHERE:  # the gang is in none of these markets: treat the job as not running
             market, loading_s = 0, loading_s if mode is RunMode.SPOT else max(GRAIN_S, loading_s)
     if mode is RunMode.SPOT:
         here = quotes[market]._replace(up=True, at_risk=progress.at_risk)

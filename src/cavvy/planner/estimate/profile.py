@@ -49,7 +49,7 @@ class CollectiveProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkProfile:
-    """One micro-batch of `batch` samples, forward and backward, on one accelerator."""
+    """One micro-batch of `batch` samples, forward and backward pass, on one accelerator."""
 
     name: str
     batch: int

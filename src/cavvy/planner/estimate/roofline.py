@@ -15,18 +15,19 @@ class RooflineConstants:
     of its data sheet.
     """
 
-    # of measured peak: matrix products with a model's shapes, relative to the best of all shapes
+    # share of the measured peak: matrix products with a model's shapes, relative to the best of all
+    # shapes
     half: float = 0.634
     tf32: float = 0.419
     fp32: float = 0.924
-    conv: float = 0.572  # of the rate of matrix products
+    conv: float = 0.572  # share of the rate of matrix products
     attention: float = 0.618  # of the rate of matrix products
-    memory: float = 0.524  # of bandwidth: pointwise kernels and copies
-    reduction: float = 0.467  # of bandwidth: norms, softmax, look-ups
+    memory: float = 0.524  # share of bandwidth: pointwise kernels and copies
+    reduction: float = 0.467  # share of bandwidth: norms, softmax, look-ups
     layout: float = (
         3.72  # times a half-precision convolution's bytes, moved once more if not channels-last
     )
-    host_us: float = 34.3  # to launch one kernel, with Python and autograd
+    host_us: float = 34.3  # seconds to launch one kernel, with Python and autograd
     host_conv_us: float = 83.0
 
 
@@ -41,7 +42,7 @@ _FALLOFF = 0.1
 _H200_FLOPS, _H200_BANDWIDTH = 989.4e12, 4.8e12  # the device of the fit
 
 _KERNEL_FLOOR_S = 3e-6  # from the start of one kernel to the start of the next
-_COMPILED_LAUNCH = 0.3  # of the host's time: fewer kernels, without Python between them
+_COMPILED_LAUNCH = 0.3  # share of the host's time: fewer kernels, without Python between them
 _BLEND = 4  # host and device overlap: (a^4 + b^4)^(1/4), near the larger of the two
 _LINK_SHARE = 0.7  # share of a link's rate that ring collectives of large messages reach: assumed
 _EXPOSED = 0.3  # share of communication that the backward pass does not hide: assumed

@@ -1,11 +1,11 @@
 """What one market's spot is worth when an hour of slack has a price, and what price makes the slack
 last.
 
-The unit of money is an hour on demand, the unit of time an hour. Running on demand is the zero: it
-does an hour's work for an hour's money and keeps the slack. Against it, an hour of spot gains 1 - s
-(s: spot price over on-demand), an idle hour costs `price` (of the slack it uses up), and a launch,
-which takes d hours, costs d (1 + price). Given the price, nothing couples one spell of spot with
-the next, so the best thresholds follow from the spells alone:
+The unit of money is the price of an hour on demand, the unit of time is an hour. Running on demand
+is the zero: it does an hour's work for an hour's money and keeps the slack. Against it, an hour of
+spot gains 1 - s (s: spot price over on-demand), an idle hour costs `price` (of the slack it uses
+up), and a launch, which takes d hours, costs d (1 + price). Given the price, nothing couples one
+spell of spot with the next, so the best thresholds follow from the spells alone:
 
 * spot has gone: idle for at most `patience` hours, then go on demand (a ski rental with known
   odds);
@@ -42,7 +42,7 @@ class SpotCycle(NamedTuple):
     price: float
     wait: IdleThresholds
     trust: float
-    relief: float  # what being on demand instead of idle is worth when spot returns
+    relief: float  # value of being on demand instead of idle when spot returns
     slack: float  # hours of slack used
     gain: float  # gain over running on demand
     hours: float

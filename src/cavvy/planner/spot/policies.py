@@ -13,7 +13,7 @@ POLICIES: Mapping[str, PolicyMaker] = {
     "on-demand": OnDemandPolicy,
     "spot-only": SpotOnlyPolicy,
 }
-# what the words of `resources.spot` mean
+# policy names for the values of `resources.spot`
 ALIASES: Mapping[str, str] = {"up": "uniform-progress", "never": "on-demand", "only": "spot-only"}
 
 

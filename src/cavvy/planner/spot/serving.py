@@ -1,5 +1,5 @@
 """Where a service's replicas run: on spot across zones, with a spare while the risk requires one,
-and on demand if spot does not suffice. Pure; the driver asks at every tick and whenever a replica
+and on demand if spot is insufficient. Pure; the driver asks at every tick and whenever a replica
 starts or ends.
 
 A policy sees only what happened to its own replicas and launches in a zone. A failed launch costs
@@ -47,9 +47,9 @@ class ServiceTerms:
 
 
 class ServiceView(NamedTuple):
-    """One moment: the ages of the spot replicas in each zone, ready or not, oldest first; what was
-    lost and which launches failed since the last decision; how many replicas are ready on spot and
-    on demand.
+    """One moment: the ages of the spot replicas in each zone, ready or not, oldest first; replicas
+    lost and launches failed since the last decision; how many replicas are ready on spot and on
+    demand.
     """
 
     now_s: float

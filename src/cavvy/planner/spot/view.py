@@ -1,5 +1,5 @@
-"""The inputs and outputs of a deadline policy; the driver is production control or the trace
-simulator.
+"""The inputs and outputs of a deadline policy; its caller is the production control plane or the
+trace simulator.
 
 Times are seconds since the job was submitted. Rates are floating US dollars per hour: they rank,
 they never bill. `PolicyView`, `SpotQuote` and `PolicyDecision` are named tuples because a
@@ -24,7 +24,7 @@ class RunMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyMarket:
-    """A location with nodes: spot while its quote says so, on-demand always."""
+    """A location with nodes: on-demand always, spot while its quote says so."""
 
     name: str
     region: str = ""
@@ -95,7 +95,7 @@ class MarketPolicy(Protocol):
     """
 
     def learn(self, at_s: float, quotes: Sequence[SpotQuote]) -> None:
-        """Take in facts. Times increase, and may be below 0."""
+        """Record facts. Times increase, and may be below 0."""
         return None
 
     def decide(self, view: PolicyView) -> PolicyDecision:

@@ -15,9 +15,7 @@ class PolicyFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunSegment:
-    """One stay of the job's gang in a market, or a wait; times are seconds since the job's
-    start.
-    """
+    """A period of the gang in one market, or a wait; times are seconds since the job's start."""
 
     mode: RunMode
     market: int

@@ -39,7 +39,7 @@ class TraceArrival:
 
 @dataclass(frozen=True, slots=True)
 class QueueStay:
-    """One job's course through the queue."""
+    """One job's times in the queue."""
 
     pool: str
     gpus: int

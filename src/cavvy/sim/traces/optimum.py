@@ -4,8 +4,8 @@ or several.
 Time is cut wherever a quote changes. A stay (on spot or on demand, in one market) may then be taken
 to begin at a cut and to end anywhere: between two cuts prices are constant, so moving a beginning
 to a cut, and the work with it, costs nothing more. The state at a cut is what runs and the work
-done. A launch takes the overhead off the work done, which the stay's first hours make good; ending
-before that has only cost money, so no state is too cheap.
+done. A launch subtracts the overhead from the work done, and the stay's first hours regain it;
+ending earlier only costs money, so no state is too cheap.
 
 Lengths are whole numbers of one unit, their greatest common divisor: the answer is exact wherever
 they are whole seconds.
@@ -116,7 +116,7 @@ class _Search:
 
 
 def _end_anywhere(level: _Costs, length: int) -> _Costs:
-    """The minimum over the last `length` indexes and this one, by doubling."""
+    """The minimum over this and the last `length` indexes, by doubling."""
     width = 1
     while width < length + 1:
         step = min(width, length + 1 - width)

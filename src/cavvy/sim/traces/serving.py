@@ -1,7 +1,7 @@
 """Runs a service's placement policy over recorded spot capacity, tick by tick, like SpotHedge's own
 evaluation.
 
-A replica is billed from its launch and ready after the cold start. Lost capacity takes the youngest
+A replica is billed from its launch and ready after the cold start. Capacity losses end the youngest
 replicas. The cost is relative to all replicas on demand, the availability is the share of ticks
 with enough replicas ready; both count from the first cold start on.
 """

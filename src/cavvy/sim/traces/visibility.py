@@ -1,4 +1,5 @@
-"""What a simulated job sees of the markets: everything, or what a job in production sees."""
+"""The part of the markets that a simulated job sees: everything, or only what a production job
+sees."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -19,8 +20,8 @@ class Knows(StrEnum):
 
 
 class Watcher:
-    """Tells the policy what becomes known, and shows it the markets. This class shows every market
-    at every moment.
+    """Passes new observations to the policy, and shows it the markets. This class shows every
+    market at every moment.
     """
 
     def __init__(self, policy: MarketPolicy, quotes: _Quotes) -> None:
