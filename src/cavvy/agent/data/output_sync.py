@@ -79,10 +79,7 @@ class OutputSync(SidecarProcess):
         if self._done is None and self._problem != self._told:
             self._told = self._problem
             if self._problem:
-                text = (
-                    f"outputs are not safe: {self._problem}; it is tried again every "
-                    f"{self._every_s:g} s"
-                )
+                text = f"outputs are not safe: {self._problem}; retrying every {self._every_s:g} s"
                 self._say("event", name="unsafe", text=text)
 
     def _finish(self) -> None:
