@@ -32,7 +32,7 @@ this first line switches completion on:
   `2030-05-31T18:00Z`.
 * Any value may be left to a parameter: `${{ params.NAME }}`. `$${{` stands for the characters `${{` themselves.
   Parameters are put into `run` and `setup` as they are; for texts with spaces or quotes use `"$CAVVY_PARAM_NAME"`.
-* What nothing honours yet is refused with its reason, never accepted and ignored.
+* Keys that no provider supports yet are refused with the reason, never accepted and ignored.
 
 A complete example:
 
@@ -61,7 +61,7 @@ def make_page() -> str:
         if section.path not in seen:
             seen.add(section.path)
             parts.append(f"\n## `{section.path}`\n\n{section.help}\n\n{_table(section)}")
-    parts.append("\n## Not honoured yet\n\n")
+    parts.append("\n## Not supported yet\n\n")
     parts += [f"* `{key}`: {reason}.\n" for key, reason in NOT_YET.items()]
     return "".join(parts)
 
@@ -89,7 +89,7 @@ def _table(section: SectionSpec) -> str:
 
 
 def _row(each: FieldSpec) -> str:
-    text = f"**Not honoured yet.** {each.help}" if each.refused else each.help
+    text = f"**Not supported yet.** {each.help}" if each.refused else each.help
     default = "required" if each.required else each.default or "–"
     cells = (f"`{each.name}`", text, _value(each), default, f"`{each.example}`")
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"

@@ -311,7 +311,7 @@ def wrong(text: str) -> list[str]:
         ("commands: [x]\nimage: a\npython: 3.12", "4:1: `image` and `python` exclude each other"),
         (
             "commands: [x]\nspot_policy: always",
-            "3:14: `spot_policy`: the text 'always' is no choice here",
+            "3:14: `spot_policy`: the text 'always' is not one of the choices",
         ),
         (
             "commands: [x]\nmax_duration: 6 hours",
@@ -319,7 +319,7 @@ def wrong(text: str) -> list[str]:
         ),
         (
             "commands: [x]\nbackends: [awz]",
-            "3:12: `backends[0]`: the text 'awz' is no choice here; did you mean aws?",
+            "3:12: `backends[0]`: the text 'awz' is not one of the choices; did you mean aws?",
         ),
         ("commands: [x]\nresources: {gpu: 'A100:H100:8'}", "3:18: `resources.gpu`: cannot use"),
         (
@@ -332,7 +332,7 @@ def wrong(text: str) -> list[str]:
             "3:21: `resources.memory`: cannot use '64GB..16GB'",
         ),
         ("commands: [x]\nenv: {A: true}", "3:10: `env.A`: the truth value true is not a text"),
-        ("commands: [x]\nenv: [A=1, A=2]", "3:12: the variable A is there twice"),
+        ("commands: [x]\nenv: [A=1, A=2]", "3:12: the variable A appears twice"),
         ("commands: [x]\nports: [99999]", "3:9: `ports[0]`: cannot use '99999'"),
         ("commands: [x]\nvolumes: ['a:b']", "3:11: `volumes[0]`: cannot use 'a:b'"),
         ("commands: [x]\ntags: {a b: c}", "3:8: 'a b' cannot be a key in `tags`"),
@@ -341,7 +341,7 @@ def wrong(text: str) -> list[str]:
             "3:18: `schedule.cron`: cannot use '25' in a cron line",
         ),
         ("commands: [x]\nretry: {on_events: []}", "3:20: `retry.on_events` has 0 entries"),
-        ("nodes: 2\ngroups: [{commands: [x]}]", "2:1: `nodes` and `groups` are both there"),
+        ("nodes: 2\ngroups: [{commands: [x]}]", "2:1: `nodes` and `groups` exclude each other"),
         ("commands: [x]\nmax_price: -1", "3:12: `max_price`: -1 is too small"),
     ],
 )
@@ -374,7 +374,7 @@ def test_every_mistake_has_its_place(lines: str, said: str) -> None:
         ("type: volume\nbackend: aws", "1:1: `region` is missing"),
         ("type: gateway\nbackend: aws", "1:1: `region` is missing"),
         ("type: dev-environment\nversion: 1", "2:1: `version` needs `ide`"),
-        ("type: preset\nbase: a\nrepo: b", "1:1: `base` and `repo` are both there"),
+        ("type: preset\nbase: a\nrepo: b", "1:1: `base` and `repo` exclude each other"),
     ],
 )
 def test_mistakes_of_other_kinds(text: str, said: str) -> None:

@@ -527,7 +527,7 @@ def test_a_volume_is_kept() -> None:
         ),
         (
             "run: x\nresources: {cloud: awz}",
-            "2:20: `resources.cloud`: 'awz' is no choice here; did you mean aws?",
+            "2:20: `resources.cloud`: 'awz' is not one of the choices; did you mean aws?",
         ),
         (
             "run: x\nresources: {infra: awz/us}",
@@ -551,7 +551,7 @@ def test_a_volume_is_kept() -> None:
         ),
         (
             "run: x\nresources: {infra: aws, region: us}",
-            "2:33: `region` and `infra` are both there",
+            "2:33: `region` and `infra` exclude each other",
         ),
         (
             "run: x\nresources: {cpus: 1, any_of: [{cpux: 4}]}",
@@ -559,10 +559,10 @@ def test_a_volume_is_kept() -> None:
         ),
         (
             "run: x\nresources: {cpus: 1, any_of: [], ordered: []}",
-            "2:43: `any_of` and `ordered` are both there",
+            "2:43: `any_of` and `ordered` exclude each other",
         ),
         ("run: x\nenvs: {1A: b}", "2:8: '1A' cannot be a key in `envs`"),
-        ("run: x\nenvs: {}\nrun: y", "3:1: the key 'run' is there twice"),
+        ("run: x\nenvs: {}\nrun: y", "3:1: the key 'run' appears twice"),
         (
             "run: x\nservice: {readiness_probe: health}",
             "2:28: `service.readiness_probe`: cannot use 'health'",
@@ -574,7 +574,7 @@ def test_a_volume_is_kept() -> None:
         ),
         (
             "run: x\nfile_mounts: {/a: {mode: MOUTN}}",
-            "2:26: `file_mounts./a.mode`: 'MOUTN' is no choice here",
+            "2:26: `file_mounts./a.mode`: 'MOUTN' is not one of the choices",
         ),
         ("run: x\nfile_mounts: {/a: 5}", "2:19: `file_mounts./a`: the number 5 is not a text"),
         ("name: a\nexecution: parallel\n---\nrun: x", "4:1: a job of a group needs a name"),
@@ -621,5 +621,5 @@ run: echo $NAME
     )
     assert found.task.workdir == Workdir(path="src/my-bucket")
     assert found.task.run == "echo $NAME"
-    with pytest.raises(SpecError, match="'gcp' is no choice here"):
+    with pytest.raises(SpecError, match="'gcp' is not one of the choices"):
         parse_file("envs: {STORE: gcp}\nfile_mounts: {/data: {name: abc, store: $STORE}}\nrun: x\n")

@@ -76,10 +76,10 @@ SERVICE = "type: service\ncommands: [x]\n"
         (SKYPILOT + "resources: {cpus: 1, envs: {}}", "3:22: unknown key 'envs' in `resources`"),
         (
             "name: g\nexecution: parallel\nplacement: any\n---\nname: a\nrun: x",
-            "3:12: `placement`: 'any' is no choice",
+            "3:12: `placement`: 'any' is not one of the choices",
         ),
-        (DSTACK + "nodes: 2\t", "3:9: this is not YAML: a tab stands where a space must"),
-        (DSTACK + "nodes:\t2", "3:7: this is not YAML: a tab stands where a space must"),
+        (DSTACK + "nodes: 2\t", "3:9: this is not YAML: a tab instead of a space"),
+        (DSTACK + "nodes:\t2", "3:7: this is not YAML: a tab instead of a space"),
         (DSTACK + "gpu: 24GB", "3:1: unknown key 'gpu'"),
         (DSTACK + "python: '3.1'", "3:9: `python`: cannot use '3.1'"),
         (DSTACK + "volumes: ['/a/../b:/c']", "3:11: `volumes[0]`: cannot use '/a/../b:/c'"),
@@ -237,7 +237,7 @@ def test_a_file_of_shared_keys_is_skypilot_s_only_where_the_user_says_so(
     [
         ("name: My_Task\nrun: x\nnodes: 2", "'My_Task' cannot be a name"),  # one key of ours
         ("name: My_Task\nrnu: x", "unknown key 'rnu'"),  # wrong as either
-        ("name: A\nname: b\nrun: x", "the key 'name' is there twice"),
+        ("name: A\nname: b\nrun: x", "the key 'name' appears twice"),
         ("name: a\nrun:", "`run` is empty"),
         ("run: x\nworkdir: https://example.org/a.git", "git ls-remote"),
     ],

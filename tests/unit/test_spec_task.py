@@ -27,7 +27,7 @@ from cavvy.domain.tasks import (
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.importers import load_task, parse_task
 from cavvy.spec import SpecError
-from cavvy.spec.fields.hints import TOP_HINTS, sections
+from cavvy.spec.fields.hints import sections
 from cavvy.spec.fields.task import TASK
 from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, compose_all
@@ -257,7 +257,7 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         (f"name: {'x' * 70}\nnodes: 2", "2:7", "longer than 63"),
         ("env: {B: }", "2:", "write ''"),
         ("env: {A-B: x}", "2:7", "write A_B"),
-        ("env: {CAVVY_JOB: x}", "2:7", "for Cavvy to set"),
+        ("env: {CAVVY_JOB: x}", "2:7", "reserved for Cavvy"),
         ("env: {A: [x]}", "2:10", "a list where one value was expected"),
         ("env: [A=1]", "2:6", "a list where a table was expected"),
         ("secrets: [1A]", "2:11", "write _1A"),
@@ -277,30 +277,30 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
             "2:20",
             "did you mean Europe/Berlin?",
         ),
-        ("limits: {deadline: 9999-12-31T23:00-12:00}", "2:20", "beyond the calendar"),
-        ("limits: {deadline: 2h, duration: 3h}", "2:24", "beyond the deadline"),
+        ("limits: {deadline: 9999-12-31T23:00-12:00}", "2:20", "outside the calendar"),
+        ("limits: {deadline: 2h, duration: 3h}", "2:24", "exceeds the deadline"),
         ("limits: {duration: 5 parsecs}", "2:20", "90s, 10m, 1h30m or 2d"),
         ("limits: {duration: 0}", "2:20", "too short"),
         ("limits: {duration: 99999999999999d}", "2:20", "exceeds the maximum length of time"),
         ("limits: {duration: 20000d}", "2:20", "longer than ten years"),
-        ("limits: {budget: 0}", "2:10", "leave it out for no limit"),
+        ("limits: {budget: 0}", "2:10", "omit it for no limit"),
         ("limits: {budget: -3}", "2:18", "such as 25"),
         ("limits: {timeout: 3h}", "2:10", "write `duration`"),
         ("grace: 2h", "2:8", "at most 1h00m"),
         ("keep: 25h", "2:7", "at most 1d00h"),
-        ("keep: 10m\nvolumes: [{host: /data, path: /data}]", "2:1", "given back at once"),
-        ("keep: 10m\nlimits: {duration: 1h}", "2:1", "no longer than that"),
+        ("keep: 10m\nvolumes: [{host: /data, path: /data}]", "2:1", "released at once"),
+        ("keep: 10m\nlimits: {duration: 1h}", "2:1", "reclaim the nodes at that time"),
         ("retry: 3", "2:8", "a table with preemption"),
-        ("retry: {exit_codes: [1]}", "2:9", "write `exit: 3`"),
+        ("retry: {exit_codes: [1]}", "2:9", "for example `exit: 3`"),
         ("retry: {exit: 2, exit_codes: [0]}", "2:31", "too small"),
         ("retry: {node: -1}", "2:15", "or `unlimited`"),
-        ("schedule: 0 3 * * 1-9", "2:11", "no weekday of a cron line"),
-        ("schedule: {cron: 0 25 * * *}", "2:18", "no hour of a cron line"),
+        ("schedule: 0 3 * * 1-9", "2:11", "not a valid weekday of a cron line"),
+        ("schedule: {cron: 0 25 * * *}", "2:18", "not a valid hour of a cron line"),
         ("window: at night", "2:9", "names no days of the week"),
-        ("window: 22:00-22:00", "2:9", "no time at all"),
+        ("window: 22:00-22:00", "2:9", "an empty range"),
         ("window: Mon-Fri", "2:9", "have no times"),
         ("window: off-peak Europe/Berlim", "2:9", "Europe/Berlin"),
-        ("window: 22:00-25:00", "2:9", "beyond a day's times"),
+        ("window: 22:00-25:00", "2:9", "not within a day"),
         ("schedule: 2029-12-31T23:00Z", "2:1", "the start was 1h00m ago"),
         (
             "schedule: 2030-05-02T00:00Z\nlimits: {deadline: 2030-05-01T00:00Z}",
@@ -308,10 +308,10 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
             "not before the deadline",
         ),
         ("schedule: tomorrow", "2:11", "a time with its zone"),
-        ("schedule: {}", "2:11", "neither `at` nor `cron`"),
+        ("schedule: {}", "2:11", "`at` or `cron` is missing"),
         ("schedule: {at: 2030-05-01T00:00Z, time_zone: UTC}", "2:35", "belongs to `cron`"),
-        ("work: {flops: 1e20, samples: 3}", "2:8", "both there"),
-        ("work: {samples: 3}", "2:7", "not stated in full"),
+        ("work: {flops: 1e20, samples: 3}", "2:8", "exclude each other"),
+        ("work: {samples: 3}", "2:7", "is incomplete"),
         ("work: {flops: 0}", "2:15", "out of bounds"),
         ("work: {flops: nan}", "2:15", "out of bounds"),
         ("work: {flops: 1, precision: bfloat16}", "2:29", "did you mean `bf16`?"),
@@ -327,7 +327,7 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         (
             "inputs: [{source: /data, target: x, mode: stream}]",
             "2:37",
-            "only what comes from a URL",
+            "needs a URL as the source",
         ),
         ("inputs: [{from: /data, target: x}]", "2:11", "write `source`"),
         ("inputs: [{source: 'https://[::1', target: x}]", "2:19", "is not a URL"),
@@ -339,7 +339,7 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
             "2:10",
             "git ls-remote https://example.org/a.git main",
         ),
-        ("workdir: {git: https://example.org/a.git, ref: main}", "2:43", "not honoured yet"),
+        ("workdir: {git: https://example.org/a.git, ref: main}", "2:43", "not supported yet"),
         ("workdir: https://me:secret@example.org/a.git@abcdef1", "2:10", "password"),
         ("workdir: ~/src", "2:10", "the shell's"),
         ("image: docker:python:3", "2:8", "write python:3"),
@@ -452,7 +452,7 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
 def test_outputs_may_be_sent_while_the_work_runs() -> None:
     task = parse_task("{run: x, outputs: [{source: a, target: 's3://b/c', every: 1m}]}")
     assert task.outputs == (Transfer(source="a", target="s3://b/c", every=timedelta(minutes=1)),)
-    with pytest.raises(SpecError, match="only what goes to a URL is sent while the work runs"):
+    with pytest.raises(SpecError, match="`every` needs a URL as the target"):
         parse_task("{run: x, outputs: [{source: a, target: /b, every: 1m}]}")
 
 
@@ -464,7 +464,7 @@ def test_every_field_has_an_example() -> None:
 def test_hints_are_for_keys_that_do_not_exist() -> None:
     for section in sections(TASK):
         assert not set(section.hints) & {field.name for field in section.fields}, section.path
-    assert "num_nodes" in TOP_HINTS
+    assert "num_nodes" in TASK.hints
 
 
 def test_setup_may_name_what_it_uses() -> None:
@@ -544,7 +544,7 @@ def test_alternatives_are_laid_over_what_stands_beside_them() -> None:
     assert parse_task("run: x\nresources: {ordered: [{cpu: 8}, {cpu: 2}]}").resources.ordered
     alone = parse_task("run: x\nresources: {memory: 4GB, any_of: [{cpu: 8}]}").resources
     assert (alone.cpus_min, alone.memory_min_mib, alone.any_of) == (8, 4096, ())
-    assert "`any_of` and `ordered` are both there" in problems(
+    assert "`any_of` and `ordered` exclude each other" in problems(
         "run: x\nresources: {any_of: [{}], ordered: [{}]}"
     )
     assert "alternatives have none" in problems("run: x\nresources: {any_of: [{any_of: []}, {}]}")

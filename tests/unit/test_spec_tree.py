@@ -95,7 +95,7 @@ def test_anchors_and_merge_keys() -> None:
 
 def test_a_duplicate_key_names_both_places() -> None:
     said = problem("a: 1\nb: 2\na: 3")
-    assert "f.yaml:3:1: the key 'a' is there twice" in said
+    assert "f.yaml:3:1: the key 'a' appears twice" in said
     assert "first at line 1" in said
 
 

@@ -47,25 +47,25 @@ def test_forms(text: str, expected: Volume) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("data", "does not say what and where"),
-        ("data:mnt", "is no full path, and a provider's volume needs one"),
+        ("data", "needs a source and a path"),
+        ("data:mnt", "is not an absolute path, which a provider's volume needs"),
         ("s3://bucket/a:/data", "write it as one of `inputs` or `outputs`"),
-        ("~/data:/data", "~ is the shell's"),
+        ("~/data:/data", "~ is only expanded by a shell"),
         ("./data:/data", "belongs in `workdir`"),
         ("/a:/etc", "is the system's"),
         ("/a:/b/../etc", "without .."),
         ("/a:../b", "leads out of the working folder"),
         ("{path: /a}", "names no source"),
         ("{name: a, host: /a, path: /b}", "names two sources"),
-        ("{name: a, path: b}", "is no full path"),
+        ("{name: a, path: b}", "is not an absolute path"),
         ("{host: /a, path: /b, size: 5GB}", "`size` has no meaning with `host`"),
         ("{name: a, path: /b, type: gp3}", "add `size`"),
         ("{name: a, path: /b, keep: false}", "there is no `size`"),
         ("{nfs: nas:/e, path: /b, keep: false}", "`keep` has no meaning with `nfs`"),
         ("{name: a, mount_path: /b}", "write `path`"),
         ("{host: /a, path: /b, read_only: 'yes'}", "neither true nor false"),
-        ("{nfs: nas, path: /b}", "is no NFS export"),
-        ("{nfs: nas:/e, path: /b, options: 'a b'}", "is no list of mount's options"),
+        ("{nfs: nas, path: /b}", "is not an NFS export"),
+        ("{nfs: nas:/e, path: /b, options: 'a b'}", "is not a list of mount options"),
     ],
 )
 def test_mistakes(text: str, told: str) -> None:
@@ -76,7 +76,7 @@ def test_mistakes(text: str, told: str) -> None:
 
 
 def test_two_at_one_path() -> None:
-    with pytest.raises(SpecError, match="two volumes are to be seen under /data"):
+    with pytest.raises(SpecError, match="two volumes have the path /data"):
         parse_task("run: x\nvolumes: [a:/data, /b:/data]")
 
 

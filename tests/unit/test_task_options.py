@@ -115,7 +115,7 @@ def test_the_tool_can_be_named(sent: list[dict[str, object]], tmp_path: Path) ->
         (["--gpu", "H100:x"], "--gpu H100:x: "),
         (["--nodes", "0"], "--nodes 0: "),
         (["--deadline", "2001-01-01T00:00Z"], "the deadline was "),
-        (["--env", "CAVVY_X=1"], "is for Cavvy to set"),
+        (["--env", "CAVVY_X=1"], "is reserved for Cavvy"),
         (["--env", "NOT_SET_HERE"], "there is no such variable here"),
         (["--secret", "A=b"], "--secret A=b: "),
         (["--budget", "much"], "--budget much: "),

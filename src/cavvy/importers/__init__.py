@@ -278,7 +278,7 @@ def _parse_other(
             line=key.mark.line,
             column=key.mark.column,
             key=key.text,
-            reason="it is there twice; this one counts",
+            reason="it appears twice; this one counts",
         )
         for key in repeated
     )

@@ -59,4 +59,4 @@ def make_flag(is_flag: NodeTest) -> ScalarRule:
 def no_choice(what: str, word: str, known: Iterable[str]) -> str:
     """The problem with a word that is none of those known."""
     close = nearest(word, known)
-    return f"{what} is no choice here" + (f"; did you mean {close}?" if close else "")
+    return f"{what} is not one of the choices" + (f"; did you mean {close}?" if close else "")

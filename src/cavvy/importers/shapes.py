@@ -98,7 +98,7 @@ class ListRule:
                 if item.value in seen:
                     notes.add(
                         item.mark,
-                        f"{_name(path)}: {describe(item)} is there twice",
+                        f"{_name(path)}: {describe(item)} appears twice",
                         suggestion="delete one",
                     )
                 seen.add(item.value)

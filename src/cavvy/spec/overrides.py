@@ -24,7 +24,6 @@ def _read_values(table: SectionReader) -> dict[str, Any]:
 
 _OVERRIDES = replace(
     TASK,
-    help="What a command line changes of a task.",
     fields=tuple(replace(each, required=False) for each in TASK.fields if each.name != "params"),
     build=_read_values,
 )

@@ -69,7 +69,7 @@ def compose_all(
     """The trees of all documents in `text`, () after the reason was noted.
 
     With `repeated` it is read as PyYAML's own loader does, which knows nothing of libyaml: a key
-    that is there twice is no problem, the last one counts and the list gets it; and a tab between
+    that appears twice is no problem, the last one counts and the list gets it; and a tab between
     words is one.
     """
     if len(text) > MAX_CHARACTERS:
@@ -227,7 +227,7 @@ class _Composer:
             self._count += size
             return node
         if event.anchor in self._open:
-            self._fail(event, f"the alias *{event.anchor} stands inside of what it repeats")
+            self._fail(event, f"the alias *{event.anchor} is inside the part that it repeats")
         self._fail(event, f"the alias *{event.anchor} has no anchor &{event.anchor} before it")
         raise AssertionError
 
@@ -288,7 +288,7 @@ class _Composer:
     def _duplicate(self, key: ScalarNode, first: ScalarNode) -> None:
         self._notes.add(
             key.mark,
-            f"the key {shown(key.text)} is there twice",
+            f"the key {shown(key.text)} appears twice",
             suggestion=f"it is first at line {first.mark.line}; keep one of them",
         )
 
@@ -300,7 +300,7 @@ class _Composer:
     def _note_tag(self, event: "Event", tag: str) -> None:
         written = tag.replace("tag:yaml.org,2002:", "!!")
         self._notes.add(
-            _mark(event), f"the tag {shown(written)} means nothing here", suggestion="delete it"
+            _mark(event), f"the tag {shown(written)} has no meaning here", suggestion="delete it"
         )
 
     def _fail(self, event: "Event", message: str, suggestion: str = "") -> None:
@@ -318,7 +318,7 @@ def _mark(event: "Event") -> SourceMark:
 _EXPLAINED = (
     (
         "tab between",
-        "a tab stands where a space must",
+        "a tab instead of a space",
         "use a space, or delete it at the end of the line",
     ),
     ("tab", "a tab cannot indent YAML", "use spaces, two for each level"),

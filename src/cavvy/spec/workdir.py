@@ -157,7 +157,7 @@ def _check_folder(folder: Path) -> None:
         raise FreezeError(f"the working folder {folder} is a file", "name the folder that it is in")
     if folder in (Path("/"), Path.home()):
         hint = "put the task file and what it needs into a folder of their own"
-        raise FreezeError(f"{folder} is no working folder", hint)
+        raise FreezeError(f"{folder} is not a folder", hint)
 
 
 Found = tuple[FolderEntry, os.stat_result]

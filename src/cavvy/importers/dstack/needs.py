@@ -65,7 +65,7 @@ def _check_bounds(table: MapNode, unit: Unit, notes: ProblemNotes) -> None:
     if low is None and high is None:
         notes.add(table.mark, "a range without bounds", expected="`min`, `max` or both")
     elif low is not None and high is not None and low > high:
-        notes.add(table.mark, "this range is upside down", suggestion="swap `min` and `max`")
+        notes.add(table.mark, "this range is a reversed range", suggestion="swap `min` and `max`")
 
 
 def _check_whole_bounds(table: MapNode, notes: ProblemNotes) -> None:

@@ -37,7 +37,7 @@ class _Variables:
         for item in items(node) if len(notes) == before else ():
             name = item.text.partition("=")[0] if isinstance(item, ScalarNode) else ""
             if name in seen:
-                notes.add(item.mark, f"the variable {name} is there twice", suggestion="delete one")
+                notes.add(item.mark, f"the variable {name} appears twice", suggestion="delete one")
             seen.add(name)
 
 
@@ -216,7 +216,7 @@ def _check_task(table: MapNode, notes: ProblemNotes) -> None:
     if child(table, "groups") is not None and child(table, "nodes") is not None:
         notes.add(
             mark_of(table, "nodes"),
-            "`nodes` and `groups` are both there",
+            "`nodes` and `groups` exclude each other",
             suggestion="keep one of them",
         )
     check_groups(table, ("commands", "ports", "entrypoint"), notes)

@@ -122,7 +122,7 @@ def switched(low: float | None = 0) -> ScalarRule:
 
 
 def read_size_mib(text: str) -> float | None:
-    """MiB of 16, 16GB, 512MB or 1TB (a bare number is GiB); None where it is no size."""
+    """MiB of 16, 16GB, 512MB or 1TB (a bare number is GiB); None where it is not a size."""
     match = _SIZE.fullmatch(text.replace(" ", "").lower())
     try:
         return float(match[1]) * _SIZES[match[2] or "gb"] if match else None

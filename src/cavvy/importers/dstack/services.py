@@ -51,7 +51,7 @@ def _check_service(table: MapNode, notes: ProblemNotes) -> None:
     if child(table, "groups") is not None and child(table, "replicas") is not None:
         notes.add(
             mark_of(table, "replicas"),
-            "`replicas` and `groups` are both there",
+            "`replicas` and `groups` exclude each other",
             suggestion="keep one of them",
         )
     prefixes = [text_at(each, "prefix") or "/" for each in items(child(table, "rate_limits"))]
@@ -59,7 +59,7 @@ def _check_service(table: MapNode, notes: ProblemNotes) -> None:
         notes.add(mark_of(table, "rate_limits"), "two limits have the same prefix")
     probes = [repr(_plain(each)) for each in items(child(table, "probes"))]
     if len(set(probes)) < len(probes):
-        notes.add(mark_of(table, "probes"), "a probe is there twice", suggestion="delete one")
+        notes.add(mark_of(table, "probes"), "a probe appears twice", suggestion="delete one")
     _check_service_groups(table, legacy, notes)
 
 
@@ -132,7 +132,7 @@ def _check_preset(table: MapNode, notes: ProblemNotes) -> None:
     there = [key for key in ("model", "base", "repo") if child(table, key) is not None]
     if len(there) != 1:
         problem = (
-            f"`{there[0]}` and `{there[1]}` are both there"
+            f"`{there[0]}` and `{there[1]}` exclude each other"
             if there
             else "the preset names no model"
         )

@@ -123,7 +123,7 @@ def _check_ports(value: str) -> str:
         if len(ends) > 2 or not all(end.isdecimal() and 0 < int(end[:6]) <= 65_535 for end in ends):
             return f"{shown(part)} is no port"
         if len(ends) == 2 and int(ends[0]) > int(ends[1]):
-            return f"{shown(part)} is upside down"
+            return f"{shown(part)} is a reversed range"
     return ""
 
 
@@ -205,7 +205,7 @@ def _check_choices(
     """Two ways to name alternatives exclude each other."""
     if any_of is not None and ordered is not None:
         notes.add(
-            ordered.mark, "`any_of` and `ordered` are both there", suggestion="keep one of them"
+            ordered.mark, "`any_of` and `ordered` exclude each other", suggestion="keep one of them"
         )
     several = child(table, "accelerators")
     if isinstance(several, ListNode | MapNode) and _length(several) > 1:
@@ -221,7 +221,7 @@ def _check_place(table: MapNode, alternative: MapNode, notes: ProblemNotes) -> N
         other = _find(table, alternative, key)
         if infra is not None and other is not None:
             hint = "write all of it into `infra`, as in aws/us-east-1"
-            notes.add(other.mark, f"`{key}` and `infra` are both there", suggestion=hint)
+            notes.add(other.mark, f"`{key}` and `infra` exclude each other", suggestion=hint)
 
 
 def _check_accelerator_place(table: MapNode, alternative: MapNode, notes: ProblemNotes) -> None:

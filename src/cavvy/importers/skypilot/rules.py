@@ -86,7 +86,9 @@ def _check_service(table: MapNode, notes: ProblemNotes) -> None:
     ):
         if {one, other} <= there:
             notes.add(
-                table.mark, f"`{one}` and `{other}` are both there", suggestion="keep one of them"
+                table.mark,
+                f"`{one}` and `{other}` exclude each other",
+                suggestion="keep one of them",
             )
     policy = table.get("replica_policy")
     goal = policy.get("target_qps_per_replica") if isinstance(policy, MapNode) else None
@@ -115,7 +117,9 @@ def _check_task(table: MapNode, notes: ProblemNotes) -> None:
             notes.add(key.mark, f"there is nothing in `{key.text}`", suggestion="delete the line")
     service, pool = table.get("service"), table.get("pool")
     if service is not None and pool is not None and not is_null(service) and not is_null(pool):
-        notes.add(pool.mark, "`service` and `pool` are both there", suggestion="keep one of them")
+        notes.add(
+            pool.mark, "`service` and `pool` exclude each other", suggestion="keep one of them"
+        )
     login = {f"SKYPILOT_DOCKER_{part}" for part in ("USERNAME", "PASSWORD", "SERVER")}
     there = {name: login & _names(table.get(name)) for name in ("envs", "secrets")}
     for name, known in there.items():

@@ -5,13 +5,11 @@ import re
 from cavvy.domain.tasks import AcceleratorNeed
 from cavvy.spec.fields.kinds import (
     EitherKind,
-    FieldSpec,
     ListKind,
     SectionReader,
-    SectionSpec,
     WrongValue,
     filled,
-    hints_for,
+    section,
     text_kind,
 )
 from cavvy.spec.problems import shown
@@ -30,8 +28,8 @@ def _accelerators(text: str) -> tuple[AcceleratorNeed, ...]:
 def _no_colon(text: str) -> str:
     if ":" in filled(text):
         raise WrongValue(
-            f"{shown(text)} is more than one thing",
-            suggestion="write `gpu: NAME:COUNT`, or one key for each",
+            f"{shown(text)} has more than one part",
+            suggestion="write `gpu: NAME:COUNT`, or one key per part",
         )
     return text.strip()
 
@@ -52,32 +50,12 @@ def _build(table: SectionReader) -> tuple[AcceleratorNeed, ...]:
     return tuple(needs)
 
 
-_TABLE = SectionSpec(
+_TABLE = section(
     "resources.gpu",
-    "Accelerators as a table, where one line such as H100:8 says too little.",
-    (
-        FieldSpec(
-            "name",
-            ListKind(text_kind("an accelerator's name such as H100", _no_colon), single=True),
-            "The accelerator's name, or several that will do.",
-            "A100",
-        ),
-        FieldSpec(
-            "count",
-            text_kind("a count such as 8 or 1..4", numbers=True),
-            "How many on each node: a number or a range.",
-            "1..4",
-            "1",
-        ),
-        FieldSpec(
-            "memory",
-            text_kind("memory such as 40GB or 40GB..80GB", _no_colon, numbers=True),
-            "Memory of each accelerator.",
-            "40GB..80GB",
-        ),
-    ),
     _build,
-    hints_for({"write `name`": "type", "write `count`": "amount num", "write `memory`": "vram"}),
+    name=ListKind(text_kind("an accelerator's name such as H100", _no_colon), single=True),
+    count=text_kind("a count such as 8 or 1..4", numbers=True),
+    memory=text_kind("memory such as 40GB or 40GB..80GB", _no_colon, numbers=True),
 )
 _LINE = text_kind(
     "an accelerator such as H100:8, A100:40GB..80GB:1..4 or A100:80GB, or a list of alternatives",

@@ -25,7 +25,9 @@ def split_range(text: str, unit: Callable[[str], N]) -> tuple[N | None, N | None
             raise WrongValue(f"{shown(text)} has no bound")
         least, most = unit(low) if low else None, unit(high) if high else None
         if least is not None and most is not None and least > most:
-            raise WrongValue(f"{shown(text)} is upside down", suggestion=f"write {high}..{low}")
+            raise WrongValue(
+                f"{shown(text)} is a reversed range", suggestion=f"write {high}..{low}"
+            )
         return least, most
     return unit(stripped.removesuffix("+")), None
 

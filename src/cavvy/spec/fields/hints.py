@@ -8,41 +8,6 @@ from cavvy.spec.fields.kinds import (
     MapKind,
     SectionSpec,
     ValueKind,
-    hints_for,
-)
-
-# Keys at the top of other tools' files.
-TOP_HINTS = hints_for(
-    {
-        "write `resources: {gpu: …}`": "accelerators gpus",
-        "write `run`": "command entrypoint cmd",
-        "write `run: |` with one command in each line": "commands",
-        "write `run: |`": "script",
-        "put them into `run`": "args",
-        "write `nodes`": "num_nodes node_count replicas",
-        "write `env`": "envs environment environment_variables",
-        "write `params` or `env`": "vars",
-        "write `params`": "parameters",
-        "write `inputs`, as in `inputs: [{source: data, target: data}]`": "file_mounts",
-        "write `inputs` and `outputs`": "storage_mounts mounts",
-        "write `volumes`": "volume volume_mounts",
-        "write `workdir`": "files working_dir",
-        "write `workdir: {git: URL, commit: …}`": "repos repo",
-        "write `image`": "docker_image image_id container",
-        "write `tags`": "labels",
-        "write `resources: {spot: …}`": "spot_policy",
-        "write `resources: {spot: only}`": "use_spot",
-        "write `limits: {duration: …}`": "max_duration timeout time",
-        "write `grace`": "stop_duration",
-        "write `limits: {idle: …}`": "idle_duration",
-        "write `resources: {max_price: …}`": "max_price",
-        "write `resources: {providers: […]}`": "backends cloud",
-        "write `schedule`": "cron",
-        "write `secrets`": "secret",
-        "delete it: every file describes a task": "type kind",
-        "delete it: this is no Kubernetes object": "apiVersion",
-        "serving is not part of a task file": "service ports",
-    }
 )
 
 

@@ -2,14 +2,16 @@
 with it, and gives its JSON Schema.
 
 A `SectionSpec` is a table of `FieldSpec` rows. The parser, the schema for editors and the reference
-page all read that table.
+page all read that table. `fields.yaml` documents the rows.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol, TypedDict, TypeVar
 
 from cavvy.domain.units import TooMuch, UnitError
 from cavvy.spec.problems import ProblemNotes, listed, nearest, shown
@@ -199,35 +201,72 @@ class EitherKind:
         for kind in self.kinds:
             if kind.takes(node):
                 return kind.read(node, notes)
-        notes.add(node.mark, f"{describe(node)} cannot stand here", expected=self.words)
+        notes.add(node.mark, f"{describe(node)} is not allowed here", expected=self.words)
         return None
+
+
+class FieldDocs(TypedDict, total=False):
+    """What `fields.yaml` says of one key."""
+
+    help: str
+    example: str
+    default: str  # in words
 
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """One key of a section: a row of its table. Help and example go to the reference page and the
-    schema.
-    """
+    """One key of a section: a row of its table. `section` adds the key and its documentation."""
 
-    name: str
     kind: ValueKind
-    help: str
-    sample: str = ""  # the value of an example
-    default: str = ""  # in words
     required: bool = False
     refused: str = ""  # why nothing honours it yet
     # The attributes that the value fills; several take one entry each of a tuple. None: one of the
     # same name. (): the value is read elsewhere.
     to: tuple[str, ...] | None = None
+    name: str = ""
+    path: str = ""  # of its section
+
+    @property
+    def docs(self) -> FieldDocs:
+        docs: FieldDocs = section_docs(self.path).get(self.name, {})
+        return docs
+
+    @property
+    def help(self) -> str:
+        return self.docs.get("help") or str(section_docs(self.name)["$help"])
+
+    @property
+    def default(self) -> str:
+        return self.docs.get("default", "")
 
     @property
     def example(self) -> str:
-        return f"{self.name}: {self.sample}" if self.sample else ""
+        example = self.docs.get("example", "")
+        return f"{self.name}: {example}" if example else ""
 
     def spread(self, value: Any) -> dict[str, Any]:
         """The value by the attributes that it fills."""
         names = (self.name,) if self.to is None else self.to
         return dict(zip(names, (value,) if len(names) == 1 else value, strict=True))
+
+
+@cache
+def section_docs(path: str) -> Mapping[str, Any]:
+    """What `fields.yaml` says of a section and its keys; read when an error or a page needs it."""
+    docs = _read_docs()[path or "task"]
+    base = section_docs(docs["$as"]) if "$as" in docs else {}
+    return {**base, **docs, "$hints": {**base.get("$hints", {}), **docs.get("$hints", {})}}
+
+
+@cache
+def _read_docs() -> Mapping[str, Mapping[str, Any]]:
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    docs: Mapping[str, Mapping[str, Any]] = yaml.load(
+        Path(__file__).with_name("fields.yaml").read_bytes(), Loader=loader
+    )
+    return docs
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,11 +276,18 @@ class SectionSpec:
     """
 
     path: str  # dotted, "" is the whole file
-    help: str
-    fields: tuple[FieldSpec, ...]
     build: Callable[["SectionReader"], Any]
-    # Keys of other tools, each with what to write here.
-    hints: Mapping[str, str] = field(default_factory=dict)
+    fields: tuple[FieldSpec, ...]
+
+    @property
+    def help(self) -> str:
+        return str(section_docs(self.path)["$help"])
+
+    @property
+    def hints(self) -> Mapping[str, str]:
+        """Keys of other tools, each with what to write here."""
+        advice: Mapping[str, str] = section_docs(self.path)["$hints"]
+        return {key: text for keys, text in advice.items() for key in keys.split()}
 
     @property
     def words(self) -> str:
@@ -345,7 +391,7 @@ class SectionReader:
                 case None:
                     meant += self._unknown(key)
                 case FieldSpec(refused=reason) if reason and self.has(key.text):
-                    message = f"{self._name(key.text)} is not honoured yet: {reason}"
+                    message = f"{self._name(key.text)} is not supported yet: {reason}"
                     self.notes.add(key.mark, message, suggestion="delete it")
                 case FieldSpec(required=True) as each if not self.has(key.text):
                     self.notes.add(
@@ -386,7 +432,7 @@ class SectionReader:
 def _describe_field(each: FieldSpec) -> Schema:
     text = each.help + (f" Default: {each.default}." if each.default else "")
     if each.refused:
-        text = f"Not honoured yet: {each.refused}. {text}"
+        text = f"Not supported yet: {each.refused}. {text}"
     schema = each.kind.schema
     # `deprecated` is as near as a schema comes to "not yet".
     struck: Schema = {"deprecated": True} if each.refused else {}
@@ -445,7 +491,7 @@ def whole(low: int, high: int, words: str = "") -> ScalarKind:
 
     def parse(node: ScalarNode) -> int:
         if not re.fullmatch(r"[-+]?[0-9]{1,18}", node.text.strip()):
-            raise WrongValue(f"{describe(node)} is not a whole number within reach")
+            raise WrongValue(f"{describe(node)} is not a whole number in range")
         number = int(node.text)
         if not low <= number <= high:
             raise WrongValue(f"{number:,} is too {'small' if number < low else 'large'}")
@@ -485,7 +531,7 @@ def choice(enum: type[StrEnum], slips: Mapping[str, StrEnum] = {}) -> ScalarKind
             return enum(node.text)
         meant = slips.get(node.text.lower()) or nearest(node.text, names)
         raise WrongValue(
-            f"{describe(node)} is no choice here",
+            f"{describe(node)} is not one of the choices",
             suggestion=f"did you mean `{meant}`?" if meant else "",
         )
 
@@ -527,6 +573,12 @@ def either(alone: ScalarKind, make: Callable[[Any], Any], table: SectionSpec) ->
     )
 
 
-def hints_for(keys_by_advice: Mapping[str, str]) -> dict[str, str]:
-    """Hints of a section: keys that it does not have, with what to write instead."""
-    return {key: advice for advice, keys in keys_by_advice.items() for key in keys.split()}
+def section(
+    path: str, build: Callable[[SectionReader], Any], /, **fields: ValueKind | FieldSpec
+) -> SectionSpec:
+    """A section of these keys, in this order."""
+    rows = (
+        replace(each if isinstance(each, FieldSpec) else FieldSpec(each), name=name, path=path)
+        for name, each in fields.items()
+    )
+    return SectionSpec(path, build, tuple(rows))

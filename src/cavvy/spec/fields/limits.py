@@ -13,10 +13,9 @@ from cavvy.spec.fields.kinds import (
     ListKind,
     ScalarKind,
     SectionReader,
-    SectionSpec,
     WrongValue,
-    hints_for,
     read_text,
+    section,
     whole,
 )
 from cavvy.spec.fields.times import TIME_WORDS, length_kind, read_length, read_time
@@ -33,7 +32,7 @@ def _read_deadline(node: ScalarNode) -> tuple[datetime | None, timedelta | None]
             return read_time(text), None
         raise
     if length <= timedelta(0):
-        raise WrongValue("a deadline of no length would end the job at once")
+        raise WrongValue("a deadline of no length ends the job at once")
     return None, length
 
 
@@ -45,82 +44,34 @@ def _build_limits(table: SectionReader) -> Limits:
         table.wrong("deadline", message, expected="a time to come")
     if after is not None and duration is not None and duration > after:
         message = (
-            f"the duration ({format_duration(duration)}) reaches beyond the deadline "
+            f"the duration ({format_duration(duration)}) exceeds the deadline "
             f"({format_duration(after)})"
         )
         table.wrong("duration", message, suggestion="lower it, or leave it out")
     if limits.budget == Money(0):
-        table.wrong(
-            "budget", "a budget of nothing stops every job", suggestion="leave it out for no limit"
-        )
+        table.wrong("budget", "a budget of 0 stops every job", suggestion="omit it for no limit")
     return limits
 
 
-LIMITS = SectionSpec(
+LIMITS = section(
     "limits",
-    "Where Cavvy must stop.",
-    (
-        FieldSpec(
-            "deadline",
-            ScalarKind(
-                f"{TIME_WORDS}; or a length of time from the submission such as 8h",
-                _read_deadline,
-                TEXT_OR_NUMBER,
-            ),
-            "When the job is stopped, finished or not: a time with its zone, or a length counted "
-            "from the submission.",
-            "8h",
-            "none",
-            to=("deadline", "deadline_after"),
-        ),
-        FieldSpec(
-            "duration",
-            length_kind(),
-            "How long the job may run, over all its attempts.",
-            "6h",
-            "no limit",
-        ),
-        FieldSpec(
-            "budget",
-            ScalarKind(
-                "an amount of US dollars such as 25 or $2.50",
-                lambda node: parse_usd(read_text(node)),
-                TEXT_OR_NUMBER,
-            ),
-            "The most that the job may cost, in US dollars. It is stopped, with its grace, before "
-            "it costs more. A budget also stands for the consent that a paid offer needs where "
-            "there is no terminal.",
-            "25",
-            "no limit",
-        ),
-        FieldSpec(
-            "idle",
-            length_kind(timedelta(seconds=10)),
-            "How long the job may neither print nor use a CPU before it is stopped.",
-            "30m",
-            "no limit",
-        ),
-        FieldSpec(
-            "unattended",
-            length_kind(timedelta(seconds=10)),
-            "How long a node works on without hearing from the control plane before it checkpoints "
-            "and ends itself.",
-            "12h",
-            "6h",
-        ),
-    ),
     _build_limits,
-    hints_for(
-        {
-            "write `duration`": "max_duration timeout walltime",
-            "write `budget`": "max_cost cost",
-            "write `max_price` under `resources` (per hour), or `budget` here (in all)": (
-                "max_price"
-            ),
-            "write `idle`": "idle_duration idle_timeout",
-            "write `idle`, as in `idle: 30m`": "idle_minutes idle_minutes_to_autostop",
-        }
+    deadline=FieldSpec(
+        ScalarKind(
+            f"{TIME_WORDS}; or a length of time from the submission such as 8h",
+            _read_deadline,
+            TEXT_OR_NUMBER,
+        ),
+        to=("deadline", "deadline_after"),
     ),
+    duration=length_kind(),
+    budget=ScalarKind(
+        "an amount of US dollars such as 25 or $2.50",
+        lambda node: parse_usd(read_text(node)),
+        TEXT_OR_NUMBER,
+    ),
+    idle=length_kind(timedelta(seconds=10)),
+    unattended=length_kind(timedelta(seconds=10)),
 )
 
 _TRIES_NUMBER = whole(0, 1_000_000)
@@ -155,56 +106,19 @@ def _build_retry(table: SectionReader) -> Retry:
     if retry.exit_codes and retry.exit == 0:
         table.wrong(
             "exit_codes",
-            "exit codes are named but `exit` allows no new try",
-            suggestion="write `exit: 3` or so as well",
+            "`exit_codes` needs `exit`: 0 allows no retry",
+            suggestion="add for example `exit: 3`",
         )
     return retry
 
 
-RETRY = SectionSpec(
+RETRY = section(
     "retry",
-    "How often each kind of failure is tried again: a number, or `unlimited`.",
-    (
-        FieldSpec(
-            "preemption",
-            _TRIES,
-            "Times to start again after capacity was taken back.",
-            "10",
-            "unlimited",
-        ),
-        FieldSpec("node", _TRIES, "Times to start again after a node broke or was lost.", "3", "3"),
-        FieldSpec("exit", _TRIES, "Times to start again after the program failed.", "2", "0"),
-        FieldSpec(
-            "exit_codes",
-            ListKind(whole(1, 255, "an exit code from 1 to 255"), single=True),
-            "The exit codes after which `exit` starts again.",
-            "[1, 137]",
-            "any but 0",
-        ),
-        FieldSpec(
-            "delay",
-            length_kind(timedelta(0), timedelta(hours=1)),
-            "How long to wait before the first new try of a kind; doubled with each, up to an "
-            "hour.",
-            "30s",
-            "0",
-        ),
-        FieldSpec(
-            "parallel",
-            whole(1, 8, "a number of places, from 1 to 8"),
-            "Places that are tried at the same time; the first to be ready gets the work, the "
-            "others are given back.",
-            "3",
-            "1",
-        ),
-    ),
     _build_retry,
-    hints_for(
-        {
-            "write `exit`": "max_restarts_on_errors max_attempts",
-            "write `exit_codes`": "recover_on_exit_codes",
-            "write `preemption`, `node` and `exit`, each with a number": "on_events attempts",
-            "write `delay`": "backoff",
-        }
-    ),
+    preemption=_TRIES,
+    node=_TRIES,
+    exit=_TRIES,
+    exit_codes=ListKind(whole(1, 255, "an exit code from 1 to 255"), single=True),
+    delay=length_kind(timedelta(0), timedelta(hours=1)),
+    parallel=whole(1, 8, "a number of placements, from 1 to 8"),
 )

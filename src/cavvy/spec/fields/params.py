@@ -11,15 +11,13 @@ from typing import Final
 from cavvy.domain.tasks import Scalar
 from cavvy.spec.fields.kinds import (
     EitherKind,
-    FieldSpec,
     ListKind,
     MapKind,
     ScalarKind,
     SectionReader,
-    SectionSpec,
     WrongValue,
-    hints_for,
     read_text,
+    section,
 )
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe, read_scalar
@@ -82,7 +80,9 @@ class ParamSpec:
             close = nearest(given.text, texts)
             hint = f"did you mean {close}?" if close else ""
             raise WrongValue(
-                f"{shown(given.text)} is no choice", expected=listed(texts), suggestion=hint
+                f"{shown(given.text)} is not one of the choices",
+                expected=listed(texts),
+                suggestion=hint,
             )
         return WrittenValue(value=value, text=given.text)
 
@@ -273,7 +273,7 @@ def _look_up(
         else "write `$${{` for the characters themselves"
     )
     return WrongValue(
-        f"only parameters can stand in `${{{{ }}}}`, not {shown(expression)}", suggestion=hint
+        f"only parameters are allowed in `${{{{ }}}}`, not {shown(expression)}", suggestion=hint
     )
 
 
@@ -315,7 +315,7 @@ def _read_scalar_param(node: ScalarNode) -> WrittenValue:
             suggestion="write `{type: float}` for one that must be given",
         )
     if isinstance(node.value, float) and not math.isfinite(node.value):
-        raise WrongValue(f"{node.text} is beyond what a number can be")
+        raise WrongValue(f"{node.text} is too large for a number")
     if "${{" in node.text:
         raise WrongValue("a parameter cannot be made of others")
     return WrittenValue(value=node.value, text=read_text(node))
@@ -325,7 +325,8 @@ def _read_type(node: ScalarNode) -> str:
     if node.text not in TYPES:
         meant = _SLIPS.get(node.text.lower()) or nearest(node.text, TYPES)
         raise WrongValue(
-            f"{describe(node)} is no type", suggestion=f"did you mean `{meant}`?" if meant else ""
+            f"{describe(node)} is not a type",
+            suggestion=f"did you mean `{meant}`?" if meant else "",
         )
     return node.text
 
@@ -335,7 +336,7 @@ def _read_bound(node: ScalarNode) -> float:
         value = _to_float(node.value)
         if math.isfinite(value):
             return value
-    raise WrongValue(f"{describe(node)} is not a number within reach")
+    raise WrongValue(f"{describe(node)} is not a number in range")
 
 
 def _build(table: SectionReader) -> ParamSpec:
@@ -387,42 +388,15 @@ def _read_alone(node: ScalarNode) -> ParamSpec:
 _SCALAR_SCHEMA = {"type": ["string", "number", "boolean"]}
 _WRITTEN = ScalarKind("a text, a number, true or false", _read_scalar_param, _SCALAR_SCHEMA)
 _BOUND = ScalarKind("a number", _read_bound, {"type": "number"})
-PARAM = SectionSpec(
+PARAM = section(
     "params.NAME",
-    "One parameter: its default alone, or a table. Its type is the default's where none is given.",
-    (
-        FieldSpec(
-            "type",
-            ScalarKind(listed(TYPES), _read_type, {"enum": list(TYPES)}),
-            "What values it takes.",
-            "float",
-            "the default's own type",
-        ),
-        FieldSpec(
-            "default",
-            _WRITTEN,
-            "Its value where `--param` does not give one. Without it the parameter must be given.",
-            "0.1",
-        ),
-        FieldSpec("min", _BOUND, "The least value of a number.", "0"),
-        FieldSpec("max", _BOUND, "The greatest value of a number.", "1"),
-        FieldSpec("choices", ListKind(_WRITTEN), "The only values it takes.", "[adam, sgd]"),
-        FieldSpec(
-            "help",
-            ScalarKind("a text", read_text),
-            "What it means, for people.",
-            "learning rate",
-        ),
-    ),
     _build,
-    hints_for(
-        {
-            "write `default`": "value",
-            "write `min`": "minimum",
-            "write `max`": "maximum",
-            "write `choices`": "enum",
-        }
-    ),
+    type=ScalarKind(listed(TYPES), _read_type, {"enum": list(TYPES)}),
+    default=_WRITTEN,
+    min=_BOUND,
+    max=_BOUND,
+    choices=ListKind(_WRITTEN),
+    help=ScalarKind("a text", read_text),
 )
 _ALONE = ScalarKind("a default", _read_alone, _SCALAR_SCHEMA)
 PARAMS = MapKind(

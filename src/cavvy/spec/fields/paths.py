@@ -42,7 +42,7 @@ def inner_path(text: str) -> str:
 
 
 def check_path(text: str) -> str:
-    """Where the files shall be seen: a full path, or one within the working folder. Raises
+    """Where the files shall be seen: an absolute path, or one within the working folder. Raises
     WrongValue.
     """
     path = text.strip()
@@ -61,11 +61,13 @@ def check_folder(text: str) -> str:
     """A folder of the node. Raises WrongValue."""
     path = text.strip()
     if path.startswith("~"):
-        raise WrongValue(f"{shown(text)}: ~ is the shell's", suggestion="write the path in full")
+        raise WrongValue(
+            f"{shown(text)}: ~ is only expanded by a shell", suggestion="write the path in full"
+        )
     if not path.startswith("/"):
         raise WrongValue(
-            f"{shown(text)} is no full path",
-            suggestion="what lies beside the task file belongs in `workdir`",
+            f"{shown(text)} is not an absolute path",
+            suggestion="put files next to the task file into `workdir`",
         )
     return _full(path)
 
@@ -74,6 +76,6 @@ def _full(path: str) -> str:
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts or ":" in path:
         raise WrongValue(
-            f"{shown(path)} is no plain path", suggestion="write it without .. and colons"
+            f"{shown(path)} is not a plain path", suggestion="write it without .. and colons"
         )
     return "/" + "/".join(parts)

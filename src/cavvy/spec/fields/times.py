@@ -8,14 +8,13 @@ from cavvy.domain.tasks import Schedule
 from cavvy.domain.units import format_duration, parse_duration
 from cavvy.spec.fields.kinds import (
     TEXT_OR_NUMBER,
-    FieldSpec,
     ScalarKind,
     SectionReader,
-    SectionSpec,
     WrongValue,
     either,
     filled,
     read_text,
+    section,
     text_kind,
 )
 from cavvy.spec.problems import nearest, shown
@@ -90,7 +89,7 @@ def read_time(text: str) -> datetime:
     try:
         return moment.astimezone(UTC)
     except OverflowError:
-        raise WrongValue(f"{shown(text)} is beyond the calendar") from None
+        raise WrongValue(f"{shown(text)} is outside the calendar") from None
 
 
 def find_zone(name: str) -> "ZoneInfo":
@@ -140,7 +139,7 @@ def check_cron(text: str) -> str:
                 or any(not low <= each <= high for each in bounds)
             ):
                 raise WrongValue(
-                    f"{shown(piece)} is no {name} of a cron line",
+                    f"{shown(piece)} is not a valid {name} of a cron line",
                     expected=f"{low} to {high}, *, ranges, steps",
                 )
     return " ".join(parts)
@@ -156,7 +155,7 @@ def _read_schedule(text: str) -> Schedule:
 def _build_schedule(table: SectionReader) -> Schedule | None:
     if table.has("at") == table.has("cron"):
         both = table.has("at")
-        message = "`at` and `cron` are both there" if both else "neither `at` nor `cron` is there"
+        message = "`at` and `cron` exclude each other" if both else "`at` or `cron` is missing"
         table.notes.add(table.node.mark, message, expected="one of them")
     values = table.values()
     if "time_zone" in values and not table.has("cron"):
@@ -166,33 +165,14 @@ def _build_schedule(table: SectionReader) -> Schedule | None:
     return Schedule(**values) if "at" in values or "cron" in values else None
 
 
-_TABLE = SectionSpec(
+_TABLE = section(
     "schedule",
-    "When to start: once, or again and again.",
-    (
-        FieldSpec(
-            "at",
-            text_kind(TIME_WORDS, read_time),
-            "The one time to start, with its zone.",
-            "2030-05-31T18:00Z",
-        ),
-        FieldSpec(
-            "cron",
-            text_kind("a cron line such as 0 3 * * 1-5", check_cron),
-            "When to start, again and again: minute, hour, day, month, weekday.",
-            "0 3 * * 1-5",
-        ),
-        FieldSpec(
-            "time_zone",
-            text_kind(
-                "a time zone's name such as Europe/Berlin", lambda text: find_zone(filled(text)).key
-            ),
-            "The zone that the cron line is meant in.",
-            "Europe/Berlin",
-            "UTC",
-        ),
-    ),
     _build_schedule,
+    at=text_kind(TIME_WORDS, read_time),
+    cron=text_kind("a cron line such as 0 3 * * 1-5", check_cron),
+    time_zone=text_kind(
+        "a time zone's name such as Europe/Berlin", lambda text: find_zone(filled(text)).key
+    ),
 )
 SCHEDULE = either(
     text_kind(f"{TIME_WORDS}, or a cron line", _read_schedule), lambda schedule: schedule, _TABLE

@@ -33,25 +33,22 @@ def _read(text: str, schemes: tuple[str, ...]) -> str:
     if match is None or match[1].lower() == "file":
         path = clean[len(match[0]) :] if match else clean
         if not path.startswith("/"):
-            hint = (
-                "files beside the task file belong into its `workdir`, which is frozen and sent "
-                "along"
-            )
-            raise WrongValue(f"{shown(text)} is no full path", suggestion=hint)
+            hint = "put files next to the task file into `workdir`, which is frozen and sent along"
+            raise WrongValue(f"{shown(text)} is not an absolute path", suggestion=hint)
         return path
     scheme = match[1].lower()
     if scheme not in schemes:
         known = listed(f"{each}://" for each in schemes)
         if scheme in _READ_ONLY:
             raise WrongValue(
-                f"{shown(text)}: nothing is written to web servers",
-                expected=f"a full path, {known}",
+                f"{shown(text)}: web servers cannot be written to",
+                expected=f"an absolute path, {known}",
             )
         close = _OTHERS.get(scheme, "")
         meant = f"write {close}://" if close else "fetch it in `setup` or `run`"
         raise WrongValue(
             f"{shown(text)}: {match[0]} is not known",
-            expected=f"a full path, {known}",
+            expected=f"an absolute path, {known}",
             suggestion=meant,
         )
     _check(text, clean, scheme)
@@ -74,7 +71,7 @@ def _check(text: str, url: str, scheme: str) -> None:
     if re.search(r"[\x00-\x20]", url):
         raise WrongValue(f"{shown(text)} has a space in it", suggestion="write %20")
     if ".." in parts.path.split("/"):
-        raise WrongValue(f"{shown(text)} leads upwards", suggestion="write the path without ..")
+        raise WrongValue(f"{shown(text)} contains ..", suggestion="write the path without ..")
     if scheme in _READ_ONLY and parts.path in ("", "/"):
         raise WrongValue(f"{shown(text)} names no file")
     if scheme in ("s3", "gs", "az") and (parts.query or parts.fragment):

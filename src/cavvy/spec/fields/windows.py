@@ -34,21 +34,21 @@ def _read_window(text: str) -> StartWindow:
 
 def _zone(words: list[str]) -> str:
     if len(words) > 1:
-        raise WrongValue(f"{shown(' '.join(words))} is no time zone")
+        raise WrongValue(f"{shown(' '.join(words))} is not a time zone")
     return find_zone(words[0]).key if words else "UTC"
 
 
 def _minutes(text: str) -> tuple[int, int]:
     match = _TIMES.fullmatch(text)
     if match is None:
-        raise WrongValue(f"{shown(text)} is no span of times")
+        raise WrongValue(f"{shown(text)} is not a range of times")
     hour, minute, last_hour, last_minute = (int(group) for group in match.groups())
     start, end = hour * 60 + minute, last_hour * 60 + last_minute
     if minute > 59 or last_minute > 59 or start >= _DAY_MINUTES or end > _DAY_MINUTES:
-        raise WrongValue(f"{shown(text)} is beyond a day's times")
+        raise WrongValue(f"{shown(text)} is not within a day")
     if start == end:
         raise WrongValue(
-            f"{shown(text)} is no time at all", suggestion="write 00:00-24:00 for all day"
+            f"{shown(text)} is an empty range", suggestion="write 00:00-24:00 for all day"
         )
     return start, end
 

@@ -10,13 +10,12 @@ from cavvy.spec.fields.kinds import (
     ListKind,
     MapKind,
     SectionReader,
-    SectionSpec,
     WrongValue,
     choice,
     either,
-    hints_for,
     matching,
     number,
+    section,
     text_kind,
 )
 from cavvy.spec.problems import shown
@@ -60,7 +59,7 @@ def _check_rate_name(name: str) -> None:
     if what.lower() != "cpu" and find_accelerator(what) is None and names_matching(what) == {what}:
         close = "cpu" if what.lower() == "cpus" else suggest(what)
         raise WrongValue(
-            f"{shown(what)} is no accelerator's name",
+            f"{shown(what)} is not an accelerator",
             expected=expected,
             suggestion=f"did you mean {close}?" if close else "",
         )
@@ -71,76 +70,32 @@ def _build_work(table: SectionReader) -> Workload | None:
     if table.has("flops") and (table.has("samples") or measured):
         table.wrong(
             "flops",
-            "`flops` and `samples` are both there",
+            "`flops` and `samples` exclude each other",
             expected="`flops`, or `samples` with `rates`",
         )
     elif not table.has("flops") and not (table.has("samples") and measured):
         table.notes.add(
             table.node.mark,
-            "the work is not stated in full",
+            "the amount of work is incomplete",
             expected="`flops`, or `samples` with `rates` or `profile`",
         )
     work = table.make(Workload)
     return work and replace(work, precision=str(work.precision))
 
 
-WORK = SectionSpec(
+WORK = section(
     "work",
-    "How much there is to do, so that a plan can say how long it takes and what it costs in all.",
-    (
-        FieldSpec(
-            "flops",
-            number("a number of operations such as 1.2e21", 0, 1e40, above=True),
-            "Floating-point operations of the whole job.",
-            "1.2e21",
-        ),
-        FieldSpec(
-            "precision",
-            choice(WorkPrecision, _PRECISION_SLIPS),
-            "The format that most of them use.",
-            "bf16",
-            "bf16",
-        ),
-        FieldSpec(
-            "efficiency",
-            number("a share of the peak from 0 to 1, such as 0.4", 0, 1, above=True),
-            "The share of the accelerators' peak that the program reaches.",
-            "0.4",
-            "0.4",
-        ),
-        FieldSpec(
-            "samples",
-            number("a number of samples such as 1e6", 0, 1e30, above=True),
-            "Samples to go through in the whole job, over all epochs.",
-            "5e6",
-        ),
-        FieldSpec(
-            "rates",
-            MapKind(
-                "accelerator names, or cpu, each with the samples per second of one node",
-                _check_rate_name,
-                number("samples per second on one node", 0, 1e18, above=True),
-            ),
-            "Samples per second that you measured on one node: by accelerator, as NAME or "
-            "NAME:COUNT, or cpu.",
-            "{H100: 5200, cpu: 40}",
-        ),
-        FieldSpec(
-            "profile",
-            text_kind("the path of a work profile, such as work.json", lambda path: path),
-            "A work profile, which says the rates that are not stated: `cavvy estimate TRAIN.PY "
-            "--save WORK.JSON` writes it.",
-            "work.json",
-        ),
-    ),
     _build_work,
-    hints_for(
-        {
-            "write `efficiency`": "mfu",
-            "write `samples`": "steps",
-            "write `flops`": "estimated_total_flops",
-        }
+    flops=number("a number of operations such as 1.2e21", 0, 1e40, above=True),
+    precision=choice(WorkPrecision, _PRECISION_SLIPS),
+    efficiency=number("a share of the peak from 0 to 1, such as 0.4", 0, 1, above=True),
+    samples=number("a number of samples such as 1e6", 0, 1e30, above=True),
+    rates=MapKind(
+        "accelerator names, or cpu, each with the samples per second of one node",
+        _check_rate_name,
+        number("samples per second on one node", 0, 1e18, above=True),
     ),
+    profile=text_kind("the path of a work profile, such as work.json", lambda path: path),
 )
 
 # webhooks
@@ -158,25 +113,10 @@ def _build_webhook(table: SectionReader) -> Webhook | None:
     return table.make(lambda url, on=(): Webhook(url=url, on=on or tuple(Delivery)))
 
 
-_WEBHOOK = SectionSpec(
+_WEBHOOK = section(
     "webhooks",
-    "One address and when it is called.",
-    (
-        FieldSpec(
-            "url",
-            _URL,
-            "Where the event is posted as JSON.",
-            "https://example.org/hook",
-            required=True,
-        ),
-        FieldSpec(
-            "on",
-            ListKind(_ON, single=True),
-            "When it is called: `finish`, `failure`, `budget`.",
-            "[failure, budget]",
-            "all three",
-        ),
-    ),
     _build_webhook,
+    url=FieldSpec(_URL, required=True),
+    on=ListKind(_ON, single=True),
 )
 WEBHOOKS = ListKind(either(_URL, lambda url: Webhook(url=url), _WEBHOOK), single=True)

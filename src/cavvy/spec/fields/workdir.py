@@ -6,10 +6,9 @@ from cavvy.domain.tasks import Workdir
 from cavvy.spec.fields.kinds import (
     FieldSpec,
     SectionReader,
-    SectionSpec,
     WrongValue,
     either,
-    hints_for,
+    section,
     text_kind,
 )
 from cavvy.spec.problems import shown
@@ -24,7 +23,7 @@ def _check_git(text: str) -> str:
     url = text.strip()
     if not _GIT_URL.fullmatch(url) or url.startswith("-"):
         raise WrongValue(
-            f"{shown(text)} is no git URL", suggestion="for a folder write `workdir: FOLDER`"
+            f"{shown(text)} is not a git URL", suggestion="for a folder write `workdir: FOLDER`"
         )
     if re.match(r"[a-z]+://[^/@]*:[^/@]+@", url):
         raise WrongValue(
@@ -37,7 +36,7 @@ def _check_git(text: str) -> str:
 def _check_commit(text: str) -> str:
     if not _COMMIT.fullmatch(text.lower()):
         raise WrongValue(
-            f"{shown(text)} is no commit",
+            f"{shown(text)} is not a commit",
             suggestion="a branch or tag moves; `git ls-remote URL NAME` shows its commit",
         )
     return text.lower()
@@ -50,7 +49,7 @@ def _read_workdir(text: str) -> Workdir:
     if not (_GIT_URL.fullmatch(text) or text.endswith(".git")):
         if text.startswith("~"):
             raise WrongValue(
-                f"{shown(text)}: ~ is the shell's",
+                f"{shown(text)}: ~ is only expanded by a shell",
                 suggestion="write the path in full, or relative to this file",
             )
         return Workdir(path=text)
@@ -69,7 +68,7 @@ def _read_workdir(text: str) -> Workdir:
         return Workdir(git=url, commit=point.lower())
     hint = f"`git ls-remote {url} {point}` shows its commit" if _REF.fullmatch(point) else ""
     raise WrongValue(
-        f"{shown(point)} is not honoured yet: {NOT_YET['workdir.ref']}", suggestion=hint
+        f"{shown(point)} is not supported yet: {NOT_YET['workdir.ref']}", suggestion=hint
     )
 
 
@@ -83,39 +82,13 @@ def _build(table: SectionReader) -> Workdir | None:
     return table.make(Workdir)
 
 
-_TABLE = SectionSpec(
+_TABLE = section(
     "workdir",
-    "A git repository at a commit.",
-    (
-        FieldSpec(
-            "git",
-            text_kind("a git URL", _check_git),
-            "The repository.",
-            "https://example.org/team/model.git",
-            required=True,
-        ),
-        FieldSpec(
-            "commit",
-            text_kind("a commit's hash", _check_commit, numbers=True),
-            "The commit.",
-            "1f2e3d4c5b6a",
-        ),
-        FieldSpec(
-            "ref",
-            text_kind("a branch or tag", numbers=True),
-            "A branch or tag.",
-            "v1.2",
-            refused=NOT_YET["workdir.ref"],
-            to=(),
-        ),
-    ),
     _build,
-    hints_for(
-        {
-            "write `git`": "url",
-            "write `commit`": "branch tag hash",
-            "write `workdir: FOLDER`": "path",
-        }
+    git=FieldSpec(text_kind("a git URL", _check_git), required=True),
+    commit=text_kind("a commit's hash", _check_commit, numbers=True),
+    ref=FieldSpec(
+        text_kind("a branch or tag", numbers=True), refused=NOT_YET["workdir.ref"], to=()
     ),
 )
 WORKDIR = either(
