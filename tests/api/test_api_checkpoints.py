@@ -183,7 +183,7 @@ async def test_a_file_below_a_link_is_refused(api: Api) -> None:
     await send(api, gang, b"x")
     answer = await commit(api, gang, [{"path": "out", "link": "/etc"}, entry("out/passwd", b"x")])
     assert answer.status_code == 422
-    assert "lies in what is a file or a link" in answer.json()["message"]
+    assert "is below a file or a link" in answer.json()["message"]
 
 
 async def test_only_the_gangs_own_job_is_open(api: Api) -> None:

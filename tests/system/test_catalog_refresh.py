@@ -171,7 +171,7 @@ def test_a_download_that_breaks_off_or_has_another_hash_is_refused() -> None:
         pytest.raises(SnapshotError, match="404"),
     ):
         refresh_from(url)
-    with pytest.raises(SnapshotError, match="no http or https"):
+    with pytest.raises(SnapshotError, match="not an http or https"):
         refresh_from(f"file://{SHIPPED}")
     assert not refreshed_path().exists()
 

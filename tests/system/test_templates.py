@@ -43,13 +43,13 @@ SHORT = {
 # template -> a short run, a longer one that goes on from it, what that one says, and the least
 # accuracy of both
 OTHERS = {
-    "jax": (["--steps", "150"], ["--steps", "200"], "going on after step 150", 0.8),
+    "jax": (["--steps", "150"], ["--steps", "200"], "continuing after step 150", 0.8),
     "tensorflow": (["--epochs", "2"], ["--epochs", "3"], r"(?s)^(?!.*Epoch 1/3)", 0.6),
-    "xgboost": (["--rounds", "20"], ["--rounds", "30"], "going on after 20 trees", 0.85),
+    "xgboost": (["--rounds", "20"], ["--rounds", "30"], "continuing after 20 trees", 0.85),
     "horovod": (
         ["--epochs", "8"],
         ["--epochs", "10"],
-        r"(?s)going on after 8 passes.* on 2 processes, 0\.0e\+00 apart",
+        r"(?s)continuing after 8 passes.* on 2 processes, 0\.0e\+00 apart",
         0.7,
     ),
 }

@@ -155,7 +155,7 @@ def test_sources() -> None:
         open_source(iter([1]))
     with pytest.raises(ValueError, match="different lengths"):
         Tensors(torch.ones(2), torch.ones(3))
-    with pytest.raises(ValueError, match="nothing to train on"):
+    with pytest.raises(ValueError, match="are less than one batch"):
         Data(Numbers(0), global_batch=1)
 
 

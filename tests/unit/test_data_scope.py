@@ -284,8 +284,10 @@ def test_a_storage_that_never_answers_holds_up_nobody_else(monkeypatch: pytest.M
             assert await asyncio.wait_for(asyncio.to_thread(lambda: 1), 5) == 1
             found = await asyncio.gather(*asked, return_exceptions=True)
             assert {type(each) for each in found} == {ObjectTryAgain}
-            assert "the storage does not answer" in str(found[0])
-            assert f"was not asked for 0.1 s: {threads.COUNT} requests wait" in str(found[-1])
+            assert "the storage did not answer" in str(found[0])
+            assert f"was not sent within 0.1 s: {threads.COUNT} requests are waiting" in str(
+                found[-1]
+            )
         finally:
             never.set()
 

@@ -13,7 +13,7 @@ _CPU_SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 def check_allocation(
     host: Host | None, allocation: Allocation, others: Iterable[Allocation]
 ) -> None:
-    """Check the allocation against `others` (all current ones; those of other hosts are ignored).
+    """Check the allocation against all current ones, `others`; other hosts' are ignored.
 
     Raises RowNotFound if there is no host, AllocationConflict if a device is taken or unknown, or
     if CPUs or memory do not suffice.

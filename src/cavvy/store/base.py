@@ -67,11 +67,11 @@ class AtomicWrite:
 
     The store writes version + 1. It raises StaleVersion and writes nothing if a version differs, if
     an inserted row exists, or if an update changes a row's project or a job's name. If an attempt
-    renames its gang, a later attempt in the same write may use the old name. RowNotFound: the
-    parent (job, attempt, host) of a row does not exist. The order is `release`, jobs, attempts,
+    renames its gang, a later attempt in the same write may use the old name. Raises RowNotFound if
+    the parent (job, attempt, host) of a row does not exist. The order is `release`, jobs, attempts,
     nodes, charges, events, observations, allocations. Allocations are checked in the same
     transaction against their host and its other allocations. `release` names gangs whose
-    allocations end.
+    allocations are removed.
     """
 
     jobs: Sequence[Job] = ()
@@ -102,7 +102,7 @@ class JobSummary:
     exit_code: int | None
     place: str | None  # offer key of the latest attempt
     spent: Money
-    held: bool  # not in the queue: a schedule, or a window that has not begun
+    held: bool  # not in the queue: waits for a schedule, or for a window
 
 
 def summarize(job: Job, place: str | None, spent: Money) -> JobSummary:
@@ -128,14 +128,14 @@ def summarize(job: Job, place: str | None, spent: Money) -> JobSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryPage:
-    """A page of summaries, newest first; `cursor` starts the next page (None: there is none)."""
+    """A page of summaries, newest first; `cursor` starts the next page, None marks the last."""
 
     jobs: Sequence[JobSummary]
     cursor: str | None
 
 
 def make_page(found: Sequence[JobSummary], limit: int) -> SummaryPage:
-    """The page of `found`, which was asked for one summary more than `limit`."""
+    """The page of `found`, which was requested with one summary more than `limit`."""
     more = 0 < limit < len(found)
     return SummaryPage(jobs=found[:limit], cursor=found[limit - 1].id if more else None)
 
@@ -198,7 +198,8 @@ class Store(Protocol):
         """
 
     async def snapshots(self) -> Collection[str]:
-        """Content hashes of the working folders of all jobs, which a sweep of blobs must keep."""
+        """Content hashes of the working folders of all jobs, which garbage collection of blobs must
+        keep."""
 
     async def unfinished(self) -> Sequence[str]:
         """Ids of jobs that are not ended or have an attempt that is not ended."""
@@ -215,13 +216,13 @@ class Store(Protocol):
 
     async def node(self, attempt_id: str, rank: int) -> Node: ...
     async def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[Event]:
-        """Those with an id above `after`, oldest first."""
+        """Events with an id above `after`, oldest first."""
 
     async def charges(self, job_id: str) -> Sequence[Charge]:
-        """By attempt, rank and time."""
+        """Charges by attempt, rank and time."""
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
-        """The sum of the project's charges; with `since`, of those that began then or later."""
+        """The sum of the project's charges; with `since`, only those that began then or later."""
 
     async def save_checkpoint(
         self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2
@@ -263,6 +264,6 @@ class Store(Protocol):
     async def swap_provider_document(
         self, provider: str, document: ProviderDocument, *, delete: bool = False
     ) -> bool:
-        """Write or delete a document that is stored at `document.version` - 1 (0: not at all);
-        False where it is stored at another version, and nothing was changed.
+        """Write or delete a document stored at `document.version` - 1 (0: not stored); returns
+        False and changes nothing if it has another version.
         """

@@ -1,5 +1,5 @@
-"""Blobs by the SHA-256 of their bytes, as files; frozen working folders are made of them.
-Methods block on the disk.
+"""Blobs named by the SHA-256 of their bytes, as files; frozen working folders consist of them.
+Methods block on disk I/O.
 """
 
 import errno
@@ -23,27 +23,27 @@ from msgspec.json import Decoder
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 
 _FOLDERS = 8  # whose lists of parts are remembered: 10 MB for 100,000 files
-_SYNCS = 8  # at a time: the journal writes what waits together at once
+_SYNCS = 8  # files flushed together: the journal writes waiting ones at once
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class BlobStore:
-    """A folder of blobs. A blob is there whole or not at all, also after a crash of the system."""
+    """A folder of blobs. A blob is stored whole or not at all, even after a system crash."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._folder_parts = lru_cache(_FOLDERS)(partial(_list_parts, self))
 
     def missing(self, hashes: Iterable[str]) -> list[str]:
-        """Those not here, each once, in their order; the others become young for a sweep that runs
-        meanwhile.
+        """Missing blobs, each once, in order; the others become new for a concurrent garbage
+        collection.
 
-        Raises HashMismatch for what is no SHA-256.
+        Raises HashMismatch if a name is not a SHA-256.
         """
         return [name for name in dict.fromkeys(hashes) if not _touch(self._path(name))]
 
     def put(self, name: str, chunks: Iterable[bytes]) -> None:
-        """Store the bytes whose SHA-256 in hexadecimal is `name`; a no-op if they are here.
+        """Store the bytes whose SHA-256 in hexadecimal is `name`; a no-op if they are stored.
         Raises HashMismatch, StoreFull.
         """
         if _touch(self._path(name)):
@@ -53,15 +53,15 @@ class BlobStore:
                 writer.write(chunk)
 
     def writer(self, name: str) -> "BlobWriter":
-        """For bytes that arrive in pieces: a context manager whose clean end stores the blob."""
+        """For bytes that arrive in pieces: a context manager that stores the blob if it ends
+        without an error."""
         return BlobWriter(self._path(name), name)
 
     def put_all(self, blobs: Mapping[str, bytes]) -> None:
-        """Store many small blobs, on the disk when this returns, for little more than the price of
-        a few.
+        """Store many small blobs durably, at little more than the cost of a few.
 
-        Their hashes are checked before anything is written. Raises HashMismatch or StoreFull, and
-        then none was stored.
+        All hashes are checked before anything is written. Raises HashMismatch or StoreFull, and
+        then stores none.
         """
         for name, data in blobs.items():
             _check(name, sha256(data).hexdigest())
@@ -86,12 +86,12 @@ class BlobStore:
                 part.unlink(missing_ok=True)
 
     def append(self, name: str, offset: int, data: bytes, size: int) -> int:
-        """Take a part of a blob of `size` bytes; where the next part has to begin, `size` when the
+        """Accept a part of a blob of `size` bytes; returns the next part's offset, `size` when the
         blob is stored.
 
-        Parts come in order; one that does not follow on what is here is answered with where to go
-        on. What is here of an unfinished blob outlives this process, until a sweep. Raises
-        HashMismatch (begin anew), StoreFull.
+        Parts arrive in order; a part that does not continue the stored ones is answered with the
+        expected offset. An unfinished blob outlives this process, until garbage collection removes
+        it. Raises HashMismatch (start again), StoreFull.
         """
         path = self._path(name)
         if _touch(path):
@@ -122,14 +122,14 @@ class BlobStore:
             raise RowNotFound(f"no blob {name}") from None
 
     def path(self, name: str) -> Path:
-        """Where the blob lies, for sending it as a file. Raises RowNotFound."""
+        """The path of the blob, for sending it as a file. Raises RowNotFound."""
         path = self._path(name)
         if not path.is_file():
             raise RowNotFound(f"no blob {name}")
         return path
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """The bytes of a blob of at most `limit` bytes; None: it is larger, or not here. Raises
+        """The bytes of a blob of at most `limit` bytes; None if it is larger or missing. Raises
         HashMismatch.
         """
         try:
@@ -146,10 +146,9 @@ class BlobStore:
         return self._folder_parts(snapshot)
 
     def sweep(self, wanted: Collection[str], *, older_than: datetime) -> int:
-        """Remove blobs and unfinished uploads that are not wanted and older; return the bytes that
-        became free.
+        """Remove unwanted older blobs and unfinished uploads; return the bytes freed.
 
-        The age keeps what was uploaded for a job whose submission is still on its way.
+        The age limit keeps uploads for a job whose submission has not arrived yet.
         """
         freed, limit = 0, older_than.timestamp()
         for path in self._root.glob("??/*"):
@@ -216,15 +215,15 @@ def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: d
         try:
             wanted |= read_manifest(blobs, name).parts
         except RowNotFound:
-            continue  # its parts are of no use without it
+            continue  # its parts are useless without it
         except MsgspecError:
             return 0
     return blobs.sweep(wanted, older_than=older_than)
 
 
 class BlobWriter:
-    """One blob on its way in. Nothing is stored if the block ends with an exception or another
-    hash.
+    """A blob being written. Nothing is stored if the block ends with an exception or the hash
+    differs.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -267,7 +266,7 @@ class BlobWriter:
         except OSError as failure:
             raise _told(failure, self._part) from failure
         finally:
-            with suppress(OSError):  # closing flushes once more, which fails again on a full disk
+            with suppress(OSError):  # closing flushes again, which fails again on a full disk
                 self._file.close()
             self._part.unlink(missing_ok=True)
 
@@ -279,7 +278,8 @@ class BlobWriter:
 
 
 def _finish_part(file: BufferedRandom, part: Path, path: Path) -> None:
-    """Make a blob of all of its parts. Raises HashMismatch, and then nothing of it stays."""
+    """Complete the blob from all of its parts. Raises HashMismatch, and then keeps nothing of
+    it."""
     file.flush()
     file.seek(0)
     found = file_digest(file, "sha256").hexdigest()
@@ -308,7 +308,7 @@ def _sync_all(paths: Sequence[Path]) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Flush a closed file, or a folder's names, to the disk."""
+    """Flush a closed file, or a folder's entries, to the disk."""
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(number)
@@ -317,7 +317,7 @@ def _sync(path: Path) -> None:
 
 
 def _touch(path: Path) -> bool:
-    """Whether the file is there; if so, it counts as new."""
+    """Whether the file exists; if so, it counts as new."""
     try:
         os.utime(path)
     except FileNotFoundError:
@@ -328,6 +328,6 @@ def _touch(path: Path) -> bool:
 def _told(error: OSError, path: Path) -> Exception:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(
-            f"no room to write {path.parent}; nothing was stored: free some disk space"
+            f"no space to write {path.parent}; nothing was stored: free some disk space"
         )
     return error

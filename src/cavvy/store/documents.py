@@ -21,7 +21,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 # The fields of a job that have a column; the first three never change. Its task and origin are
-# stored apart, and the document `rest` holds its other fields.
+# stored separately, and the document `rest` holds its other fields.
 JOB_FIELDS = (
     "id",
     "project",
@@ -55,7 +55,7 @@ decode_devices = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 def encode(document: object) -> str:
-    """JSON text of a domain object."""
+    """The JSON text of a domain object."""
     return _encoder.encode(document).decode()
 
 
@@ -80,7 +80,7 @@ def plain(text: str) -> str:
 
 
 def storable_job(job: Job) -> Job:
-    """The job as a later read returns it, with the next version."""
+    """The job as a later read will return it, with the next version."""
     stop = job.stop_reason if job.stop_reason is None else plain(job.stop_reason)
     return replace(job, reason=plain(job.reason), stop_reason=stop, version=job.version + 1)
 
@@ -92,7 +92,7 @@ def storable_attempt(attempt: Attempt) -> Attempt:
 
 def storable_node(node: Node) -> Node:
     """The node with the next version. JSON has no NaN or infinity: such progress becomes text, and
-    such telemetry is left out.
+    such telemetry is dropped.
     """
     telemetry, progress = node.telemetry, node.progress
     if not all(map(isfinite, telemetry.values())):
@@ -120,7 +120,7 @@ def storable_observation(seen: Observation) -> Observation:
 
 
 def check_readable(job: Job) -> tuple[str, str]:
-    """JSON of the job's task and origin, proven to be readable. Raises HashMismatch."""
+    """The JSON of the job's task and origin, verified to be readable. Raises HashMismatch."""
     try:
         task, origin = encode(job.task), encode(job.origin)
         decode_task(task)

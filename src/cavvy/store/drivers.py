@@ -1,4 +1,4 @@
-"""The two databases: how to connect and lock, and how their errors map to store errors."""
+"""The two databases: connecting, locking, and the mapping of their errors to store errors."""
 
 import errno
 import os
@@ -20,12 +20,12 @@ from cavvy.store.base import (
 )
 
 Row = tuple[Any, ...]
-# File systems of several machines: SQLite's WAL shares memory between processes, which they cannot
-# do. https://sqlite.org/wal.html
+# Network file systems: SQLite's WAL shares memory between processes, which they do not support.
+# https://sqlite.org/wal.html
 _SHARED = re.compile(
     r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gpfs|beegfs|fuse\.(sshfs|glusterfs|ceph|s3fs|rclone)"
 )
-_BUSY_S = 10  # how long a statement waits for another process's lock
+_BUSY_S = 10  # seconds that a statement waits for another process's lock
 
 
 class SqlCursor(Protocol):
@@ -51,11 +51,11 @@ class DatabaseDriver:
 
     @property
     def shown(self) -> str:
-        """The database for messages, without its password."""
+        """The database's name for messages, without its password."""
         return str(self.path or re.sub(r"(?<=:)[^:/@]+(?=@)|(?<=password=)[^&]+", "***", self.url))
 
     def connect(self, *, readonly: bool = False) -> "DatabaseSession":
-        """A connection of its own for the calling thread. Raises the driver's errors."""
+        """A separate connection for the calling thread. Raises the driver's errors."""
         return DatabaseSession(self, readonly=readonly)
 
     def connect_raw(self, *, readonly: bool) -> Any:
@@ -87,7 +87,7 @@ class DatabaseSession:
         self.driver = driver
 
     def reopen(self) -> "DatabaseSession":
-        """Connect again after the database went away."""
+        """Reconnect after the database was unreachable."""
         self._raw.close()
         self._raw = self.driver.connect_raw(readonly=self._readonly)
         return self
@@ -99,8 +99,8 @@ class DatabaseSession:
         return cursor
 
     def begin(self) -> None:
-        # IMMEDIATE: a transaction that reads first and writes later could otherwise find another
-        # writer in between
+        # IMMEDIATE: otherwise another writer could come between a transaction's reads and its
+        # writes
         self._raw.execute("BEGIN IMMEDIATE" if self.driver.is_sqlite else "BEGIN")
 
     def commit(self) -> None:
@@ -130,14 +130,14 @@ def make_driver(url: str, *, journal: str) -> DatabaseDriver:
     scheme, _, rest = url.partition("://")
     if scheme != "sqlite":
         try:
-            import psycopg  # noqa: F401  say at once that it is missing
+            import psycopg  # noqa: F401  fail early if it is missing
         except ModuleNotFoundError as error:
             raise StoreUnusable(
                 f"PostgreSQL needs psycopg: {extra_command('postgres')} ({error})"
             ) from error
         return DatabaseDriver(url=f"postgresql://{rest}", path=None)
     if not rest.startswith("/") or rest in ("/", "/:memory:"):
-        raise StoreUnusable("a SQLite store needs a file, sqlite:///path; memory: keeps nothing")
+        raise StoreUnusable("a SQLite store needs a file, sqlite:///path; memory: stores nothing")
     path = Path(rest[1:])
     _create_file(path)
     return DatabaseDriver(
@@ -148,9 +148,7 @@ def make_driver(url: str, *, journal: str) -> DatabaseDriver:
 
 
 def choose_journal(path: Path, mounts: str) -> str:
-    """ "delete" where the file lies on a network file system by the table of mounts
-    (/proc/mounts), "wal" elsewhere.
-    """
+    """ "delete" if the file is on a network file system according to /proc/mounts, else "wal"."""
     place, kind = "", ""
     for line in mounts.splitlines():
         fields = line.split(" ")
@@ -168,16 +166,15 @@ def _read_mounts() -> str:
 
 
 def _create_file(path: Path) -> None:
-    """Make the file readable by its owner only, before SQLite would make it with the umask's
-    mode.
-    """
+    """Make the file readable by its owner only, before SQLite creates it with the umask's mode."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFull(f"no room to create {path}; free some and start again") from error
+            raise StoreFull(f"no space to create {path}; free some and start again") from error
         raise StoreUnusable(
-            f"cannot write {path}: {error.strerror}; give its folder to this user, or name another"
+            f"cannot write {path}: {error.strerror}; make its folder writable for this user, or "
+            "choose another"
         ) from error
 
 
@@ -199,29 +196,29 @@ def _translate_sqlite(error: sqlite3.Error, driver: DatabaseDriver) -> Exception
     where = driver.shown
     match code & 0xFF:  # the primary result code, https://sqlite.org/rescode.html
         case 13:
-            return StoreFull(f"no room to write {where}; nothing was written: free some disk space")
+            return StoreFull(
+                f"no space to write {where}; nothing was written: free some disk space"
+            )
         case 5 | 6:
             return StoreUnusable(
                 f"{where} has been locked by another process for {_BUSY_S} s; stop that process"
             )
         case 3 | 8 | 14:
             return StoreUnusable(
-                f"cannot write {where} ({error}); check who owns it and whether its disk is "
-                "read-only"
+                f"cannot write {where} ({error}); check its owner and whether its disk is read-only"
             )
         case 11 | 26:
             return StoreUnusable(
-                f"{where} is damaged ({error}); put a backup in its place, or move it away to "
-                "start anew"
+                f"{where} is damaged ({error}); restore a backup, or move it away to start anew"
             )
         case 10:
             return StoreUnusable(
-                f"the disk of {where} fails ({error}); check it, then restart the server"
+                f"the disk of {where} has failed ({error}); check it, then restart the server"
             )
         case 18:
-            return HashMismatch(f"a value is too big for {where}: {error}")
+            return HashMismatch(f"a value is too large for {where}: {error}")
         case 19 if code == 787:  # SQLITE_CONSTRAINT_FOREIGNKEY
-            return RowNotFound("what the row belongs to does not exist")
+            return RowNotFound("the row's parent does not exist")
         case _:
             return error
 
@@ -233,7 +230,7 @@ def _translate_postgres(error: Exception, driver: DatabaseDriver) -> Exception:
         case "53100":
             return StoreFull(f"the database {where} has no disk space left; nothing was written")
         case "23503":
-            return RowNotFound("what the row belongs to does not exist")
+            return RowNotFound("the row's parent does not exist")
         case "40001" | "40P01":
             return StaleVersion("another writer changed the same rows; read again")
         case "25006" | "42501":

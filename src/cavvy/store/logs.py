@@ -1,10 +1,10 @@
-"""Logs of ranks as files, appended by offset; a log over its limit keeps its first tenth and its
-newest rest.
+"""Stores ranks' logs as files, appended by offset; a log over its limit keeps its first tenth and
+its newest part.
 
-A log is `ATTEMPT.RANK.log` (its bytes from 0 on) and, where it grew past its first tenth or lost
-bytes, segments `ATTEMPT.RANK.log.OFFSET`. Offsets count all bytes ever written, so that they never
-move. What lies between two files was dropped; readers get a line that says so. Methods block on the
-disk. Bytes survive the end of this process, and reach the disk when the system writes them: no
+A log is `ATTEMPT.RANK.log` (its bytes from 0 on) and, if it grew past its first tenth or lost
+bytes, segments `ATTEMPT.RANK.log.OFFSET`. Offsets count all bytes ever written, so they never
+change. Bytes between two files were dropped; readers get a line that says so. Methods block on disk
+I/O. Bytes survive the end of this process, and reach the disk when the system writes them: no
 fsync.
 """
 
@@ -20,19 +20,19 @@ from threading import Lock
 
 from cavvy.store.base import RowNotFound, StoreFull
 
-LIMIT = 1 << 30  # bytes of one rank's log on disk
-_PART = 10  # the head and each segment are a tenth of the limit
-_FILES = 64  # of one log at most: a sender that loses bytes again and again makes short ones
-_KNOWN = 4096  # logs whose end is remembered; others are looked up in their folder
-_BLOCK = 65536  # bytes read at once from the end backwards
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # of a project or job that may be a folder
+LIMIT = 1 << 30  # maximum bytes of one rank's log on disk
+_PART = 10  # fraction of the limit for the head and for each segment
+_FILES = 64  # maximum segments of one log: a sender that repeatedly loses bytes creates short ones
+_KNOWN = 4096  # logs whose end is cached; others are looked up in their folder
+_BLOCK = 65536  # bytes read at once, backwards from the end
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # names of projects or jobs that can be folders
 _FILE = re.compile(r"(\d+)\.(\d+)\.log(?:\.(\d{20}))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSlice:
-    """Some bytes of a log and the offset to read on from. `dropped` bytes were lost where `data`
-    is a line on it.
+    """Some bytes of a log and the offset for the next read. If `dropped` bytes were lost, `data` is
+    a line about them.
     """
 
     data: bytes
@@ -42,7 +42,7 @@ class LogSlice:
 
 @dataclass(slots=True)
 class _Log:
-    """The files of one log, by where they begin; the last one grows."""
+    """The files of one log, by their start offsets; the last one grows."""
 
     base: Path
     starts: list[int]
@@ -57,9 +57,7 @@ class _Log:
 
 
 class LogStore:
-    """A folder of logs. Safe to be used by several threads of one process; a second process may
-    read.
-    """
+    """A folder of logs. Several threads of one process may use it; a second process may read."""
 
     def __init__(self, root: Path, *, limit: int = LIMIT) -> None:
         self._root = root
@@ -78,11 +76,11 @@ class LogStore:
         data: bytes,
         lost: int = 0,
     ) -> int:
-        """Add `data`, which begins at `offset`, and return the offset wanted next.
+        """Append `data`, which begins at `offset`, and return the next expected offset.
 
-        Bytes that are here already are ignored. A gap is not written: the answer is where to go
-        back to, unless the sender says that the `lost` bytes before `offset` are no more. Raises
-        StoreFull with nothing torn.
+        Bytes already stored are ignored. A gap is not written: the result is the offset to go back
+        to, unless the sender says that the `lost` bytes before `offset` no longer exist. Raises
+        StoreFull without a partial write.
         """
         base = self._base(project, job_id, attempt, rank)
         with self._lock:
@@ -93,7 +91,7 @@ class LogStore:
                 return self._known(base).end
 
     def size(self, project: str, job_id: str, attempt: int, rank: int) -> int:
-        """The offset at which the log ends now; 0 where there is none."""
+        """The offset of the log's end; 0 if there is no log."""
         return self._seen(project, job_id, attempt, rank).end
 
     def read(
@@ -105,8 +103,8 @@ class LogStore:
         offset: int = 0,
         limit: int = 1 << 20,
     ) -> LogSlice:
-        """At most `limit` bytes from `offset` on; no data at the end. A gap is answered with one
-        line on it.
+        """At most `limit` bytes from `offset` on; empty at the end. A gap is returned as one line
+        about it.
         """
         while True:
             log = self._seen(project, job_id, attempt, rank)
@@ -125,14 +123,14 @@ class LogStore:
                 self._logs.pop(log.base, None)
 
     def tail(self, project: str, job_id: str, attempt: int, rank: int, lines: int) -> LogSlice:
-        """The last lines, read from the end backwards; `next` is where to follow on. A last line
-        may be unfinished.
+        """The last lines, read backwards from the end; `next` is the offset to continue from. The
+        last line may be incomplete.
         """
         log = self._seen(project, job_id, attempt, rank)
         if lines <= 0:
             return LogSlice(data=b"", next=log.end)
         blocks: list[bytes] = []
-        wanted = lines  # newlines to find before the first wanted line
+        wanted = lines  # newlines before the first wanted line
         for block in _backwards(log):
             if not blocks and block.endswith(b"\n"):
                 wanted += 1
@@ -154,7 +152,7 @@ class LogStore:
         return sorted(found)
 
     def remove(self, project: str, job_id: str) -> None:
-        """Delete all logs of a job; none is no error."""
+        """Delete all logs of a job; no error if there are none."""
         folder = self._folder(project, job_id)
         with self._lock:
             for base in [base for base in self._logs if base.parent == folder]:
@@ -168,7 +166,7 @@ class LogStore:
         for name in (project, job_id):
             if not _NAME.fullmatch(name):
                 raise RowNotFound(
-                    f"no log of {name!r}: a project or job has letters, digits and . _ - only"
+                    f"invalid name {name!r}: projects and jobs have only letters, digits and . _ -"
                 )
         return self._root / project / job_id
 
@@ -176,7 +174,7 @@ class LogStore:
         return self._folder(project, job_id) / f"{attempt}.{rank}.log"
 
     def _seen(self, project: str, job_id: str, attempt: int, rank: int) -> _Log:
-        """A copy for a reader: a writer may go on meanwhile."""
+        """A copy for a reader, because a writer may continue meanwhile."""
         with self._lock:
             log = self._known(self._base(project, job_id, attempt, rank))
             return _Log(log.base, log.starts.copy(), log.sizes.copy())
@@ -207,7 +205,7 @@ class LogStore:
         return log.end
 
     def _start(self, log: _Log, start: int) -> None:
-        """Begin a new file, and drop the oldest segments where the log is at its limit. Raises
+        """Start a new file, and drop the oldest segments if the log is at its limit. Raises
         StoreFull.
         """
         path = log.path(start)
@@ -245,9 +243,7 @@ class LogStore:
 
 
 def _look(base: Path) -> _Log:
-    """What is on the disk; bytes of a write that was cut short by the end of a process are as
-    good as any.
-    """
+    """Read the state from disk; bytes of a write that the process's end cut short are valid."""
     found: list[tuple[int, int]] = []
     with suppress(FileNotFoundError):
         for entry in os.scandir(base.parent):
@@ -260,7 +256,7 @@ def _look(base: Path) -> _Log:
 
 
 def _backwards(log: _Log) -> Iterator[bytes]:
-    """The log's bytes in blocks, the last one first, with a line in the place of each gap."""
+    """The log's bytes in blocks, the last one first, with a line in place of each gap."""
     following = log.end
     for start, size in zip(reversed(log.starts), reversed(log.sizes), strict=True):
         if start + size < following:
@@ -285,5 +281,7 @@ def _gap_line(dropped: int) -> bytes:
 
 def _told(error: OSError, path: Path) -> Exception:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFull(f"no room to write {path}; the bytes were not taken: free some disk space")
+        return StoreFull(
+            f"no space to write {path}; the bytes were not stored: free some disk space"
+        )
     return error

@@ -18,7 +18,7 @@ _DRIVER = DatabaseDriver(url="sqlite:///:memory:", path=Path(":memory:"), journa
 
 
 class MemoryStore(SqlStore):
-    """Nothing awaits inside a method, so each is atomic on its event loop."""
+    """No method awaits, so each is atomic on its event loop."""
 
     def __init__(self, make_id: Callable[[], str] = lambda: secrets.token_hex(16)) -> None:
         super().__init__(_DRIVER.url, make_id=make_id)

@@ -41,7 +41,7 @@ _POSTGRESQL = {
 
 
 def prepare(driver: DatabaseDriver, make_id: Callable[[], str]) -> DatabaseDriver:
-    """Create or migrate the schema; return the driver with the journal that the file has got.
+    """Create or migrate the schema; return the driver with the file's actual journal mode.
 
     Raises StoreUnusable, StoreFull and the driver's own errors.
     """
@@ -54,7 +54,7 @@ def prepare(driver: DatabaseDriver, make_id: Callable[[], str]) -> DatabaseDrive
 
 
 def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
-    """In a transaction that no other process shares; both databases undo DDL with their
+    """Run in a transaction that no other process shares; both databases roll back DDL with their
     transaction.
     """
     if _revision(session) == HEAD:
@@ -102,14 +102,14 @@ def _migrate(session: DatabaseSession, revision: str) -> None:
 
 
 def _set_journal(session: DatabaseSession, journal: str) -> str:
-    """Set the journal and return the one in force: where a WAL cannot be had, SQLite keeps its
+    """Set the journal mode and return the actual one: if WAL is unavailable, SQLite keeps its
     rollback journal.
     """
     for attempt in range(1, _JOURNAL_TRIES + 1):
         try:
             row = session.run(f"PRAGMA journal_mode={journal}").fetchone()
         except sqlite3.OperationalError as error:
-            # This PRAGMA does not wait for another process's lock, BEGIN does.
+            # This PRAGMA does not wait for another process's lock, but BEGIN does.
             if attempt == _JOURNAL_TRIES or error.sqlite_errorcode & 0xFF not in (5, 6):
                 raise
             session.begin()
@@ -120,8 +120,8 @@ def _set_journal(session: DatabaseSession, journal: str) -> str:
 
 
 def _revision(session: DatabaseSession) -> str | None:
-    """The database's revision, None where it is empty. Raises StoreUnusable where it is another
-    program's.
+    """The database's revision, None if it is empty. Raises StoreUnusable if it belongs to another
+    program.
     """
     tables = {
         row[0]
@@ -136,13 +136,15 @@ def _revision(session: DatabaseSession) -> str | None:
     if tables:
         found = ", ".join(sorted(tables)[:3])
         raise StoreUnusable(
-            f"the database holds tables of another program ({found}); give Cavvy an empty database"
+            f"the database contains tables of another program ({found}); give Cavvy an empty "
+            "database"
         )
     return None
 
 
 def _back_up(path: Path, backup: Path) -> None:
-    """Copy the file as it was last committed; our own lock keeps every writer away meanwhile."""
+    """Copy the last committed state of the file; this process's lock keeps all writers away
+    meanwhile."""
     unfinished = backup.with_name(backup.name + ".part")
     try:
         os.close(os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600))

@@ -4,13 +4,12 @@ from cavvy.store.base import Store, StoreUnusable
 
 
 def open_store(url: str, *, journal: str = "auto", installation: str | None = None) -> Store:
-    """The store of a URL: memory:, sqlite:///path or postgresql+psycopg://user@host/name; `await
-    store.open()` next.
+    """The store of a URL: memory:, sqlite:///path or postgresql+psycopg://user@host/name; then call
+    `await store.open()`.
 
-    `journal` of SQLite is "wal", "delete" for file systems where its shared memory is unsafe, such
-    as NFS, or "auto". `installation` is the id that a fresh database of SQLite gets, by default a
-    new one. Imports a database driver only where the URL asks for one. Raises StoreUnusable for
-    other URLs.
+    SQLite's `journal` is "wal", "delete" for file systems without safe shared memory, such as NFS,
+    or "auto". `installation` is the id of a new SQLite database, by default a random one.
+    Imports a database driver only if the URL needs it. Raises StoreUnusable for other URLs.
     """
     if url == "memory:":
         from cavvy.store.memory import MemoryStore

@@ -5,8 +5,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-_NOTES = 256 * 1024  # bytes: some thousand jobs
-_RESERVE = 4 * 1024 * 1024  # what SQLite and the small files of a start need
+_NOTES = 256 * 1024  # bytes, for some thousand jobs
+_RESERVE = 4 * 1024 * 1024  # bytes that SQLite and a start's small files need
 
 
 class StopNotes:
@@ -54,7 +54,7 @@ class Reserve:
                 take_room(self._path, _RESERVE)
 
     def give_up(self) -> bool:
-        """Delete the file; whether there was one."""
+        """Delete the file; returns whether it existed."""
         try:
             self._path.unlink()
         except OSError:

@@ -35,7 +35,7 @@ from cavvy.store.drivers import Row
 
 _T = TypeVar("_T")
 _Convert = Callable[[Any], Any]
-# How a field of each type is written to a column, and read from it; other types need neither.
+# How a field of each type is encoded in a column and decoded; other types need neither.
 _CONVERSIONS: Mapping[object, tuple[_Convert, _Convert]] = {
     str: (str, str),
     bool: (bool, bool),
@@ -61,7 +61,7 @@ def update_of(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> str
 
 @dataclass(frozen=True, slots=True)
 class RowReader(Generic[_T]):
-    """A SELECT without its condition, and what it makes of each row."""
+    """A SELECT without its condition, and the decoder of its rows."""
 
     select: str
     make: Callable[[Row], _T]
@@ -160,7 +160,7 @@ NODES: RowReader[Node] = RowReader("SELECT document FROM nodes", lambda row: dec
 
 _JOBS = RowCodec(Job, "jobs", only=JOB_FIELDS, columns={"user": "user_name"})
 JOB_COLUMNS = (*_JOBS.columns, "priority", "rest", "document")
-_APART = ("rest", "document", "task", "origin")  # what follows the codec's own columns
+_APART = ("rest", "document", "task", "origin")  # columns after the codec's own
 
 
 def job_values(job: Job, document: int) -> list[object]:
@@ -169,7 +169,7 @@ def job_values(job: Job, document: int) -> list[object]:
 
 
 _CACHED = 512  # jobs; a task and its origin are a few KB
-_CACHED_CHARACTERS = 65536  # an origin with a bigger diff is not worth its memory
+_CACHED_CHARACTERS = 65536  # bytes; an origin with a larger diff is not cached
 
 
 class DocumentCache:
@@ -210,7 +210,7 @@ class DocumentCache:
             self._kept[job_id] = (written, task, origin)
 
     def written_at(self, job: Job) -> int | None:
-        """The version at which exactly these objects were written, if that is known."""
+        """The version at which exactly these objects were written, if known."""
         kept = self._kept.get(job.id)
         same = kept is not None and kept[1] is job.task and kept[2] is job.origin
         return kept[0] if kept is not None and same else None

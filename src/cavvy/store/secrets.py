@@ -1,4 +1,4 @@
-"""Seals secrets with a key that only this user can read; plain text never reaches a database."""
+"""Encrypts secrets with a key that only this user can read; plain text never reaches a database."""
 
 import errno
 import os
@@ -10,13 +10,13 @@ from pathlib import Path
 from cavvy.store.base import StoreFull, StoreUnusable
 
 _KEY_BYTES = 32  # AES-256
-_NONCE_BYTES = 12  # what AES-GCM takes without hashing, NIST SP 800-38D 5.2.1.1
-_VERSION = b"\x01"  # of the sealed form: version, nonce, ciphertext with its tag
+_NONCE_BYTES = 12  # the length that AES-GCM uses without hashing, NIST SP 800-38D 5.2.1.1
+_VERSION = b"\x01"  # version of the sealed form: version, nonce, ciphertext with its tag
 
 
 class SecretSealer:
-    """AES-256-GCM under the key in `path`, made on first use. A sealed value opens for its
-    project and name only.
+    """AES-256-GCM with the key in `path`, created on first use. A sealed value can be opened only
+    for its project and name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,7 +24,7 @@ class SecretSealer:
         self._key: bytes | None = None
 
     def seal(self, project: str, name: str, plain: str) -> bytes:
-        """Raises StoreUnusable where the key cannot be read, StoreFull where it cannot be made."""
+        """Raises StoreUnusable if the key cannot be read, StoreFull if it cannot be created."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -35,7 +35,7 @@ class SecretSealer:
         )
 
     def unseal(self, project: str, name: str, sealed: bytes) -> str:
-        """Raises StoreUnusable where this key, project and name did not seal it."""
+        """Raises StoreUnusable if another key, project or name sealed it."""
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -47,8 +47,8 @@ class SecretSealer:
         except (InvalidTag, ValueError) as error:
             raise StoreUnusable(
                 f"the secret {name} of project {project} cannot be read with the key in "
-                f"{self._path}; put back the key"
-                f" that sealed it, or set it again: cavvy secret set {name}"
+                f"{self._path}; restore the key that sealed it, or set the secret again: cavvy "
+                f"secret set {name}"
             ) from error
 
     def _read_key(self) -> bytes:
@@ -58,7 +58,7 @@ class SecretSealer:
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise StoreFull(
-                        f"no room to write {self._path}; free some disk space"
+                        f"no space to write {self._path}; free some disk space"
                     ) from error
                 raise StoreUnusable(
                     f"cannot read the key {self._path}: {error.strerror}"
@@ -67,7 +67,7 @@ class SecretSealer:
 
 
 def _bound_to(project: str, name: str) -> bytes:
-    """Sealed values cannot be swapped between names: lengths keep a/bc and ab/c apart."""
+    """Sealed values cannot be swapped between names: the lengths distinguish a/bc from ab/c."""
     return f"{len(project)}:{project}/{name}".encode()
 
 
@@ -79,12 +79,12 @@ def _load(path: Path) -> bytes | None:
         return None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise StoreUnusable(
-            f"others can read the key {path}; run: chmod 600 {path}, and change the secrets it "
-            "sealed"
+            f"other users can read the key {path}; run: chmod 600 {path}, and change the secrets "
+            "sealed with it"
         )
     if len(key) != _KEY_BYTES:
         raise StoreUnusable(
-            f"{path} is not a key of {_KEY_BYTES} bytes; put back the right file, or remove it to "
+            f"{path} is not a key of {_KEY_BYTES} bytes; restore the right file, or remove it to "
             "start anew"
         )
     return key
@@ -101,7 +101,7 @@ def _make(path: Path) -> bytes:
             file.flush()
             os.fsync(file.fileno())
         with suppress(FileExistsError):
-            os.link(part, path)  # unlike a rename, fails where another process was faster
+            os.link(part, path)  # unlike a rename, fails if another process was faster
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)

@@ -1,7 +1,7 @@
-"""The store in SQLite (one server) or PostgreSQL (teams): statements as text, run by threads that
-each own a connection.
+"""The store in SQLite (one server) or PostgreSQL (teams): SQL text, executed by threads that each
+own a connection.
 
-Reads here, writes in `writes.py`. Every statement on a tenant's rows names its project or a
+Reads are here, writes in `writes.py`. Every statement on a tenant's rows names its project or a
 key.
 """
 
@@ -48,7 +48,7 @@ from cavvy.store.workers import StoreWorkers
 from cavvy.store.writes import insert_job, save_checkpoint, write_changes
 
 _T = TypeVar("_T")
-_GROUP = 64  # works in one SQLite transaction at most; more would delay the first
+_GROUP = 64  # maximum works in one SQLite transaction; more would delay the first
 _LIVE = ", ".join(f"'{phase}'" for phase in JobPhase if phase not in JOB_ENDS)
 _READY = "phase = 'queued' AND stop_reason IS NULL AND (not_before IS NULL OR not_before <= ?)"
 _UNFINISHED = (
@@ -102,7 +102,7 @@ class SqlStore:
         for workers in (
             self._readers,
             self._writers,
-        ):  # the last to close, a writer, empties the WAL
+        ):  # the last connection to close, a writer, empties the WAL
             if workers is not None:
                 await asyncio.to_thread(workers.close)
 
@@ -136,7 +136,7 @@ class SqlStore:
         return (await self._rows(sql, *values))[0][0]
 
     async def _change(self, sql: str, *values: object) -> int:
-        """How many rows the statement changed."""
+        """The number of rows that the statement changed."""
         return await self._write(lambda session: session.run(sql, values).rowcount)
 
     async def installation(self) -> str:
@@ -216,7 +216,7 @@ class SqlStore:
     async def unfinished(self) -> Sequence[str]:
         return [job_id for (job_id,) in await self._rows(_UNFINISHED)]
 
-    # Attempts, nodes and what happened to them
+    # Attempts, nodes and their events
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
         return await self._all(ATTEMPTS, "WHERE job_id = ? ORDER BY number", job_id)
@@ -307,7 +307,7 @@ class SqlStore:
         if await self._change(sql, project, name) == 0:
             raise RowNotFound(f"project {project} has no secret named {name}")
 
-    # What providers keep
+    # Providers' documents
 
     async def provider_documents(
         self, provider: str, collection: str, name: str | None = None
@@ -344,14 +344,14 @@ class SqlStore:
 
 
 def _if_given(column: str, value: str | None) -> tuple[str, tuple[str, ...]]:
-    """A condition on `column`, which None fulfils."""
+    """A condition on `column`; None always holds."""
     return ("TRUE", ()) if value is None else (f"{column} = ?", (value,))
 
 
 def _listing(
     project: str | None, phases: Collection[JobPhase], cursor: str | None, limit: int
 ) -> tuple[str, tuple[object, ...]]:
-    """Newest first. Each phase is a walk of its own index, so that a rare one is found among
+    """Newest first. Each phase scans its own index, so that a rare one is found quickly among
     100,000 jobs.
     """
     wanted = [phase for phase in JobPhase if phase in phases]

@@ -13,7 +13,7 @@ from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, is_passing, translate
 
 _T = TypeVar("_T")
-_TRIES = 4  # of a transaction that lost against another one
+_TRIES = 4  # tries of a transaction that lost against another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ _Outcome = tuple[_Task, Any, Exception | None]
 
 
 class StoreWorkers:
-    """`count` threads. With `group` 0 each work is a read; else up to `group` works share one
+    """`count` threads. With `group` 0, each work is a read; otherwise up to `group` works share one
     transaction.
 
     Each work of a group has its own savepoint: if it raises, only its own changes are undone.
@@ -46,7 +46,7 @@ class StoreWorkers:
             thread.start()
 
     async def do(self, work: Callable[[DatabaseSession], _T]) -> _T:
-        """Run `work` in a thread. Once begun it finishes, even if the caller is cancelled."""
+        """Run `work` in a thread. Once started it finishes, even if the caller is cancelled."""
         if self._closed:
             raise StoreUnusable("the store is closed")
         loop = asyncio.get_running_loop()
@@ -71,7 +71,7 @@ class StoreWorkers:
                 if session is None or session.broken:
                     session = self._driver.connect(readonly=not self._group)
                 outcomes = self._do(session, tasks)
-            except Exception as error:  # noqa: BLE001  the thread's loop: the caller gets the error
+            except Exception as error:  # noqa: BLE001  the thread's loop must go on: the caller gets the error
                 outcomes = [(each, None, error) for each in tasks]
             self._settle(outcomes)
         if session is not None:
@@ -84,7 +84,7 @@ class StoreWorkers:
                 task = self._queue.get_nowait()
             except Empty:
                 break
-            if task is None:  # the end, for this thread or another one
+            if task is None:  # the stop mark, for this thread or another one
                 self._queue.put(None)
                 break
             tasks.append(task)
@@ -95,7 +95,7 @@ class StoreWorkers:
             return [self._alone(session, task, read) for task in tasks]
         if len(tasks) == 1:
             return [self._alone(session, tasks[0], write)]
-        # outside of the try: wait for a lock that is never released once, not once for each work
+        # outside of the try, to wait for locks without limit once, not for each work
         session.begin()
         try:
             return _write_group(session, tasks)
@@ -163,7 +163,7 @@ def write(session: DatabaseSession, work: Callable[[DatabaseSession], _T]) -> _T
 
 
 def _write_group(session: DatabaseSession, tasks: Sequence[_Task]) -> Sequence[_Outcome]:
-    """All works in the transaction that is open, and its commit."""
+    """Run all works in the open transaction, and commit."""
     outcomes: list[_Outcome] = []
     for task in tasks:
         session.run("SAVEPOINT work")
@@ -172,7 +172,7 @@ def _write_group(session: DatabaseSession, tasks: Sequence[_Task]) -> Sequence[_
         except Exception as error:  # noqa: BLE001  the caller gets the error
             session.run(
                 "ROLLBACK TO work"
-            )  # raises where the database gave up the whole transaction
+            )  # raises if the database has aborted the whole transaction
             outcomes.append((task, None, error))
         session.run("RELEASE work")
     session.commit()

@@ -56,7 +56,7 @@ _INSERT_DEVICE = insert_into("held_devices", ("host", "device", "gang", "rank"),
 
 @dataclass(frozen=True, slots=True)
 class WrittenJob:
-    """A job as it was stored, with its documents where they were written too."""
+    """A stored job, with its documents if they were written too."""
 
     job: Job
     documents: bool
@@ -65,14 +65,14 @@ class WrittenJob:
 def write_changes(
     session: DatabaseSession, changes: AtomicWrite, documents: DocumentCache
 ) -> Sequence[WrittenJob]:
-    """All of `changes`, in the open transaction. Raises StaleVersion, NameConflict,
+    """Write all of `changes` in the open transaction. Raises StaleVersion, NameConflict,
     AllocationConflict, RowNotFound, HashMismatch.
     """
     for gang in changes.release:
         session.run("DELETE FROM allocations WHERE gang = ?", (gang,))
     jobs = changes.jobs
     if not session.driver.is_sqlite:
-        jobs = sorted(jobs, key=lambda job: job.id)  # one order of locks for all writers
+        jobs = sorted(jobs, key=lambda job: job.id)  # all writers lock in the same order
     written = [_write_job(session, job, documents) for job in jobs]
     for attempt in changes.attempts:
         _write_attempt(session, storable_attempt(attempt), attempt.version)
@@ -90,8 +90,8 @@ def write_changes(
 
 
 def insert_job(session: DatabaseSession, job: Job, event: Event) -> Job:
-    """The new job under its name or the first free number of it, with its documents and first
-    event.
+    """Insert the new job under its name or the first free number of it, with its documents and
+    first event.
     """
     stored = storable_job(replace(job, version=0))
     texts = check_readable(job)
@@ -104,7 +104,7 @@ def insert_job(session: DatabaseSession, job: Job, event: Event) -> Job:
 
 
 def _insert_job(session: DatabaseSession, stored: Job, texts: tuple[str, str]) -> bool:
-    """Whether its name was free."""
+    """Returns whether its name was free."""
     if session.run(_INSERT_JOB, job_values(stored, 1)).rowcount == 0:
         if session.run("SELECT 1 FROM jobs WHERE id = ?", (stored.id,)).fetchone():
             raise StaleVersion(f"job {stored.id} exists already")
@@ -117,8 +117,10 @@ def _insert_job(session: DatabaseSession, stored: Job, texts: tuple[str, str]) -
 def save_checkpoint(
     session: DatabaseSession, checkpoint: SavedCheckpoint, on_behalf: int, keep: int
 ) -> SavedCheckpoint:
-    """As Store.save_checkpoint, in the open transaction."""
-    lock = "" if session.driver.is_sqlite else " FOR NO KEY UPDATE"  # savers of one job take turns
+    """Like Store.save_checkpoint, in the open transaction."""
+    lock = (
+        "" if session.driver.is_sqlite else " FOR NO KEY UPDATE"
+    )  # writers of one job's checkpoints take turns
     owner = (checkpoint.job_id, checkpoint.project)
     job = session.run(
         f"SELECT attempt FROM jobs WHERE id = ? AND project = ?{lock}", owner
@@ -126,7 +128,7 @@ def save_checkpoint(
     if job is None:
         raise RowNotFound(f"no job {checkpoint.job_id}")
     if job[0] > on_behalf:
-        raise StaleVersion(f"attempt {job[0]} of job {checkpoint.job_id} has begun")
+        raise StaleVersion(f"attempt {job[0]} of job {checkpoint.job_id} has started")
     newest_first = f"{CHECKPOINTS.select} WHERE job_id = ? ORDER BY number DESC LIMIT 1"
     row = session.run(newest_first, (checkpoint.job_id,)).fetchone()
     newest = CHECKPOINTS.make(row) if row else None
@@ -202,7 +204,7 @@ def _write_document(
 def _write_charges(session: DatabaseSession, charges: Iterable[Charge]) -> None:
     charges = sorted(
         charges, key=lambda charge: charge.job_id
-    )  # one order of locks for all writers
+    )  # all writers lock in the same order
     locked = None
     for charge in charges:
         if charge.job_id != locked and not session.driver.is_sqlite:
@@ -218,9 +220,8 @@ def _write_charges(session: DatabaseSession, charges: Iterable[Charge]) -> None:
 
 def _write_events(session: DatabaseSession, events: Sequence[Event]) -> None:
     if not session.driver.is_sqlite:
-        # Ids are given when a row is inserted, seen when it is committed: a reader that goes on
-        # after the newest id would miss an event committed late. So the writers of one job's events
-        # take turns.
+        # Ids are assigned at insert but visible at commit: a reader that continues after the newest
+        # id would miss an event committed later. So the writers of one job's events take turns.
         for job_id in sorted({event.job_id for event in events}):
             session.run("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (job_id,))
     for event in events:
@@ -233,7 +234,7 @@ def _write_allocations(session: DatabaseSession, allocations: Sequence[Allocatio
     hosts = {}
     for name in sorted(
         {allocation.host for allocation in allocations}
-    ):  # one order of locks for all writers
+    ):  # all writers lock in the same order
         row = session.run(f"{HOSTS.select} WHERE name = ?{lock}", (name,)).fetchone()
         hosts[name] = HOSTS.make(row) if row else None
         rows = session.run(f"{ALLOCATIONS.select} WHERE host = ?", (name,)).fetchall()
@@ -248,7 +249,7 @@ def _write_allocations(session: DatabaseSession, allocations: Sequence[Allocatio
             ).rowcount
         if done == 0:
             raise AllocationConflict(
-                f"rank {allocation.rank} of gang {allocation.gang}, or one of its devices, is held "
-                "already"
+                f"rank {allocation.rank} of gang {allocation.gang}, or one of its devices, is "
+                "already held"
             )
         standing[allocation.host].append(allocation)

@@ -33,7 +33,7 @@ except ModuleNotFoundError as error:
         raise
     import sys
 
-    need = f"cavvy.train needs {error.name}: {sys.executable} -m pip install torch grain numpy"
+    need = f"cavvy.train requires {error.name}: {sys.executable} -m pip install torch grain numpy"
     raise ImportError(need) from error
 
 __all__ = [

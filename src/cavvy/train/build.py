@@ -1,6 +1,4 @@
-"""From the user's functions to a model on its ranks and an optimizer for it; the plan is settled
-here.
-"""
+"""Builds a model on its ranks, and its optimizer, from the user's functions; settles the plan."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +17,7 @@ from cavvy.train.world import RankWorld
 
 
 class ModelBuilder:
-    """Builds the model as the plan says; the plan `auto` follows from the model's size."""
+    """Builds the model according to the plan; the model's size determines the plan `auto`."""
 
     def __init__(self, wanted: Plan | None, seed: int) -> None:
         self.plan = wanted or Plan()
@@ -38,7 +36,7 @@ class ModelBuilder:
             raise ValueError(
                 "a pipeline needs to know where to split the model: run.model(stages=[...])"
             )
-        stage = world.rank // (world.size // self.plan.pipeline)  # the mesh's outermost axis
+        stage = world.rank // (world.size // self.plan.pipeline)  # outermost axis of the mesh
         with torch.device("meta" if options.meta else "cpu"):
             if make is not None:
                 self._sow(0)

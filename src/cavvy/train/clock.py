@@ -46,7 +46,7 @@ class StepPart:
 
 
 class StepClock:
-    """Times the parts of the current step. Listeners get each step's record when the next one
+    """Times the parts of the current step. Listeners get each step's record when the next step
     begins.
     """
 

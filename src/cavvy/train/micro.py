@@ -1,5 +1,5 @@
-"""The micro-batch: the largest number of samples of one forward pass that fits, the same on all
-ranks, found once per GPU type.
+"""The micro-batch: the largest number of samples that fits one forward pass, equal on all ranks,
+found once per GPU type.
 """
 
 from collections.abc import Callable
@@ -42,14 +42,14 @@ class MicroBatch:
 
     @property
     def size(self) -> int:
-        """0 until it is found."""
+        """0 until the size is found."""
         return self.known.get(self.key, 0)
 
     def settle(self, size: int) -> None:
         self.known[self.key] = size
 
     def shrink(self, used: int) -> None:
-        """After a rank ran out of memory with `used` samples.
+        """Handle a rank that ran out of memory with `used` samples.
 
         Raises: OutOfMemory: the size cannot shrink further.
         """
@@ -82,10 +82,11 @@ def find(
     """The largest size up to `most` that fits by measurement of small ones; the same answer on all
     ranks.
 
-    No size is tried that is expected not to fit: ranks of a split model wait for each other inside
-    of a pass, so one that fails would leave the others waiting. Memory is taken to grow evenly from
-    2 to 4 samples on. `attempt(n)` runs a forward and backward pass over n samples; `coming_bytes`
-    is what the optimizer is still going to hold; `least` gives the smallest of all ranks' numbers.
+    Sizes that are expected not to fit are never tried: ranks of a split model wait for each other
+    within a pass, so a failing rank would leave the others waiting. Memory is assumed to grow
+    evenly from 2 to 4 samples on. `attempt(n)` runs a forward and backward pass over n samples;
+    `coming_bytes` is the optimizer's future memory; `least` returns the smallest of all ranks'
+    numbers.
     """
     total = device.memory_bytes
     if least(0 if total is None else 1) == 0 or most <= 4:

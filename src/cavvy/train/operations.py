@@ -166,7 +166,7 @@ class GpuSemantics(TorchFunctionMode):
             args = args[:4]
         elif func is F.multi_head_attention_forward and "training" in kwargs:
             kwargs["training"] = (
-                False  # its inside is not accessible here; fused attention stores no mask
+                False  # its internals are not accessible here; fused attention stores no mask
             )
         elif func is F.dropout:
             return _dropout(*args, **kwargs)
@@ -186,8 +186,8 @@ class GpuSemantics(TorchFunctionMode):
 
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
-    """`GpuSemantics`, also in the recomputation of activation checkpointing: the mode is off inside
-    `backward` otherwise.
+    """`GpuSemantics`, also during recomputation in activation checkpointing, because `backward`
+    turns the mode off.
     """
     engine = torch.autograd.__dict__["_engine_run_backward"]
 
@@ -228,7 +228,7 @@ def _recurrent(
 
 
 def _moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """`Tensor.to` without its device: all devices are the same here."""
+    """`Tensor.to` without its device argument: all devices are the same here."""
     if args and isinstance(args[0], torch.Tensor):
         return tensor.type(args[0].dtype)
     dtype = next(

@@ -11,7 +11,7 @@ from typing import Literal, cast, get_args
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 STATE_BYTES = 16  # a parameter in fp32 with its gradient and the two moments of Adam
-FULL = 0.6  # share of the device's memory; above it parameters are sharded
+FULL = 0.6  # share of the device's memory above which parameters are sharded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def choose(ranks: int, parameters: int, memory_bytes: int | None, precision: str
 
 
 def read(where: "Plan | str | Path") -> Plan | None:
-    """A plan unchanged, or from a JSON file; None for `auto`."""
+    """A plan unchanged, or one from a JSON file; None for `auto`."""
     if isinstance(where, Plan):
         return where
     if where == "auto":

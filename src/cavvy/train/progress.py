@@ -47,7 +47,7 @@ class ProgressReporter:
         self._done, self._total, self._meter.samples = done, total, epoch
 
     def end(self) -> None:
-        """The work is complete, by whichever attempt."""
+        """The work is complete, in this or an earlier attempt."""
         if self._world.is_first:
             self._report({}, {}, True)
 
@@ -106,7 +106,7 @@ class ProgressReporter:
 
 
 def _fit(parts: list[str], width: int) -> str:
-    """As many parts as fit on one line, at least the first: a longer line would wrap each time."""
+    """As many parts as fit on one line, at least the first: longer lines would wrap."""
     text = parts[0][:width]
     for part in parts[1:]:
         if len(text) + 2 + len(part) <= width:

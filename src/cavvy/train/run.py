@@ -40,14 +40,11 @@ class Run:
     """One training run in one folder.
 
     Args:
-        folder: where checkpoints lie: a path, or a URL that fsspec knows. By default what Cavvy's
-            job says, or `checkpoints`.
-        plan: a `Plan`, a file that `Plan.to_json` wrote, or "auto". CAVVY_TRAIN_PLAN names
-            a file that goes before.
-        seed: of parameters, order and augmentation.
-        device: "auto", "cuda", "rocm", "mps", "xpu" or "cpu".
-        save_every: seconds, or "auto": from what a checkpoint costs and how often
-            machines are lost.
+        folder: where checkpoints lie: a path, or a URL that fsspec knows. By default the Cavvy
+        job's folder, or `checkpoints`. plan: a `Plan`, a file that `Plan.to_json` wrote, or "auto".
+        CAVVY_TRAIN_PLAN names a file that takes precedence. seed: of parameters, order and
+        augmentation. device: "auto", "cuda", "rocm", "mps", "xpu" or "cpu". save_every: seconds, or
+        "auto": from a checkpoint's cost and how often machines are lost.
     """
 
     def __init__(
@@ -113,7 +110,7 @@ class Run:
             stages: instead of `build`, functions whose modules run one after the other, for a
                 pipeline.
             blocks: finds the model's repeated parts, by which it is sharded and recomputed;
-                guessed where left out.
+                guessed by default.
             tensor_plan: which layers are split over tensor ranks, for torch's `parallelize_module`.
             meta: build without memory and fill in place by `reset_parameters`, for models larger
                 than this machine.
@@ -143,7 +140,8 @@ class Run:
         shuffle: bool = True,
         **options: Any,
     ) -> Data:
-        """Samples to train on: a dataset, or what a reader opens ("NAME:path", with its `options`).
+        """Samples to train on: a dataset, or the argument of a reader ("NAME:path", with its
+        `options`).
 
         `transform(sample)` or `transform(sample, random)` is applied to each; `random` is a NumPy
         generator that depends only on the seed and the sample's position in the order.
@@ -179,7 +177,7 @@ class Run:
     def batches(self, data: Data, *, epochs: float) -> Iterator[Any]:
         """This rank's batches, until `epochs` passes over the data are complete in total.
 
-        Between two of them the run saves when it is time, and exits with code 75 after a notice.
+        Between two batches the run saves when due, and exits with code 75 after a notice.
         """
         self.resume()
         until = int(epochs * len(data.source))
@@ -226,13 +224,13 @@ class Run:
         samples.
 
         `loss(part)` gets a part of the batch, in the batch's shape, and returns the mean loss of
-        its samples. It may be called again for the same samples, when a rank ran out of memory.
+        its samples. It may be called again for the same samples if a rank ran out of memory.
         """
         return self._add(self._ready().add, loss, batch)
 
     def pipeline(self, loss: PairLoss, batch: Any) -> Any:
-        """As `accumulate`, for any plan: a batch is (input, target), and `loss(output, target)`
-        the mean of it.
+        """Like `accumulate`, for any plan: a batch is (input, target), and `loss(output, target)`
+        its mean loss.
         """
         return self._add(self._ready().add_pipelined, loss, batch)
 
@@ -259,8 +257,8 @@ class Run:
         self.clock.note(**values)
 
     def save(self, *, wait: bool = False) -> bool:
-        """Save now; with `wait`, whether the save is durable. To be called on all ranks at the same
-        position.
+        """Save now; with `wait`, returns whether the save is durable. Call it on all ranks at the
+        same position.
         """
         with self.clock.part("checkpoint"):
             return self.keeper.save(
@@ -268,8 +266,8 @@ class Run:
             )
 
     def close(self) -> None:
-        """Finish the current save and leave the other ranks in order. To be called on all ranks, or
-        on none.
+        """Finish the current save and leave the other ranks in order. Call it on all ranks, or on
+        none.
         """
         atexit.unregister(self._abandon)
         self.clock.end()
@@ -277,7 +275,7 @@ class Run:
         self.world.close()
 
     def _abandon(self) -> None:
-        """At exit without `close`, waits for no other rank: those may be stuck."""
+        """At exit without `close`, it waits for no other rank, since others may be stuck."""
         self.close() if self.world.size == 1 else self.world.leave()
 
     def _between(self) -> None:

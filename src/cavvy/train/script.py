@@ -61,7 +61,7 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
 
 
 class _Watch:
-    """Turns the recorder on and off with the script's progress, and keeps what it learns."""
+    """Turns the recorder on and off with the script's progress, and keeps its results."""
 
     def __init__(self) -> None:
         self._recorder = TraceRecorder()
@@ -125,7 +125,7 @@ class _Watch:
 
 @contextmanager
 def _patched() -> Iterator[None]:
-    """What a traced script must not do or find: compile, resume, skip a step, request another
+    """Disables what a traced script must not do: compile, resume, skip a step, request another
     device.
     """
     before = torch.autocast.__init__
@@ -177,8 +177,8 @@ _TURN = threading.RLock()
 
 class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
     """One thread at a time, since loaders collate meanwhile. A size that depends on values is its
-    maximum, as for a mask that selects all; of what `topk` routed, even shares. `assumed` has the
-    lines with such sizes.
+    maximum, as for a mask that selects all; experts chosen by `topk` get even shares. `assumed`
+    lists the lines with such sizes.
     """
 
     def __init__(self) -> None:
@@ -295,8 +295,8 @@ _OTHERS = (
 
 
 def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
-    """`Module._apply` for fake parameters, which cannot be swapped: one of another type replaces
-    the old one.
+    """`Module._apply` for fake parameters, which cannot be swapped: a parameter of another type
+    replaces the old one.
     """
     made: dict[int, torch.nn.Parameter] = {}
     for each in module.modules() if recurse else [module]:

@@ -77,7 +77,7 @@ class StepGradients:
             self._micro.shrink(size)
 
     def add_pipelined(self, loss: PairLoss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
-        """As `add`, through the stages of a pipeline, if there is one; `loss` takes output and
+        """Like `add`, through the stages of a pipeline, if there is one; `loss` takes output and
         target.
         """
         pipeline, model = self.placed.pipeline, self.placed.model

@@ -1,5 +1,5 @@
-"""Turns one training step under fake tensors into a work profile: what it computes, moves and
-keeps, without a device.
+"""Turns one training step under fake tensors into a work profile, without a device: computation,
+traffic and memory.
 
 The profile is plain data (`cavvy estimate` and `cavvy plan` read it). Operations are recorded as a
 CUDA device would run them: autocast's float32 list, dropout with byte masks and fused attention
@@ -35,9 +35,7 @@ _BLOCK = 512  # bytes: PyTorch's caching allocator rounds every request up to a 
 
 @dataclass(slots=True)
 class KernelEvent:
-    """One kernel: its kind, what it reads and writes (by storage), and the memory in use
-    after it.
-    """
+    """One kernel: its kind, its reads and writes (by storage), and the memory in use after it."""
 
     kind: str
     dtype: str
@@ -219,8 +217,8 @@ def _is_kept(tape: TraceTape, number: int) -> bool:
 
 
 def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
-    """The result of a fusing compiler: bytes moved per event, and the storages that are never
-    created or are recomputed.
+    """The result of a fusing compiler: bytes moved per event, and the storages that it recomputes
+    or never creates.
 
     Pointwise and reducing kernels between matrix products become one. Tensors that only such
     kernels read are not written, or are recomputed in the backward pass (Inductor's partitioner

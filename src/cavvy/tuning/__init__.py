@@ -1,3 +1,3 @@
-"""What slows a training script down, in dollars, and what helps: measured in the script itself, in
-windows of steps.
+"""Finds what slows a training script down, in dollars, and what helps: measured in the script
+itself, in windows of steps.
 """

@@ -13,7 +13,7 @@ from cavvy.tuning.findings import CostFinding, Diagnosis, StepWindow
 from cavvy.tuning.paired import PairedDifference, compare
 from cavvy.tuning.session import ScriptError, TuningSession, count_ready
 
-LEAST = 0.03  # of a step: a smaller cost is no cause
+LEAST = 0.03  # share of a step: a smaller cost is no cause
 MORE_THREADS = 8
 MORE_WORKERS = 16  # a window skips prepared batches, but not for longer than this
 LOOKED_AT = 24  # samples to read separately
@@ -371,7 +371,7 @@ class Diagnoser:
 
     def _judge_epochs(self) -> float:
         """Seconds of a step that the script's own loop takes between two passes over the data.
-        Measured last: if no other pass comes, the script ends.
+        Measured last, because the script ends if no other pass follows.
         """
         told: list[list[dict[str, Any]]] = []
         with suppress(ScriptError):
@@ -397,9 +397,9 @@ class Diagnoser:
         return self._add("work between epochs", PairedDifference(lost, 0.0, lost, True), text, fix)
 
     def _seen_between(self, kind: str) -> float:
-        """Seconds of a step in which the script does such work between the parts of its steps. Work
-        that one rank does in each step makes it a straggler; work in few steps is reported nowhere
-        else.
+        """Seconds of a step that the script spends on such work between the parts of its steps.
+        Work that one rank does in each step makes it a straggler; work in few steps is reported
+        nowhere else.
         """
         ranks = range(self._facts["ranks"])
         each = [self._between(rank) * self._seen(rank)[kind] for rank in ranks]
@@ -451,7 +451,7 @@ class Diagnoser:
         return -(-share // max(size, 1))
 
     def _by_passes(self) -> float:
-        """The gain of a pass less, times the passes that larger micro-batches save."""
+        """The gain of one fewer pass, times the passes that larger micro-batches save."""
         return (self._passes - 1) / max(self._passes - self._fewer, 1)
 
     @property
@@ -460,7 +460,7 @@ class Diagnoser:
         return -(-share // max(int(self._windows["larger"][0].ranks[0]["micro_batch"]), 1))
 
     def _judge_sizes(self, fixed: float) -> None:
-        """`fixed`: the part of each step that is explained already and does not grow with the
+        """`fixed`: the part of each step that is already explained and does not grow with the
         batch.
         """
         base = self._seconds[self._base]
@@ -469,7 +469,7 @@ class Diagnoser:
         if "double" in self._seconds:
             alike = compare([2 * each - fixed for each in base], self._seconds["double"])
             text = (
-                f"twice the batch takes {fmean(self._seconds['double']) / fmean(base):.2f} "
+                f"a double batch takes {fmean(self._seconds['double']) / fmean(base):.2f} "
                 "times as long"
             )
             if alike.median > 0.5 * median(base):
@@ -491,8 +491,8 @@ class Diagnoser:
             )
 
     def _ran_out(self) -> bool:
-        """Whether a larger batch or micro-batch did not fit into memory, and continued with
-        less.
+        """Whether a larger batch or micro-batch did not fit into memory, so that the script
+        continued with less.
         """
         share, size = (
             self._facts["global_batch"] // self._facts["ranks"],

@@ -41,7 +41,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class StepWindow:
-    """The same steps as seen by all ranks. Lists are by step; the first step began while other
+    """The same steps on all ranks. Lists are by step; the first step began while other
     ranks still reported.
     """
 

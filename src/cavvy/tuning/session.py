@@ -25,7 +25,7 @@ class ScriptError(Exception):
 
 
 class TuningSession:
-    """One run of a script on `ranks` processes of this machine, paused between two steps.
+    """One run of a script on `ranks` processes of this machine, which can pause between two steps.
 
     Raises: ScriptError: it ended or sent nothing for too long; the text ends with its last lines of
     output.
@@ -98,7 +98,7 @@ class TuningSession:
 
     def close(self) -> None:
         for link in self._links:
-            link.close()  # which ends the script
+            link.close()  # this ends the script
         self._listener.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
@@ -147,8 +147,8 @@ class TuningSession:
 
 
 def count_ready(plan: dict[str, Any]) -> int:
-    """The number of batches that may be ready when a window begins, which hide the speed of the
-    data: each worker process prepares some, and hands over some more.
+    """The number of batches that may be ready when a window begins, and so hide the speed of the
+    data: each worker process prepares some, and has sent some more.
     """
     readers, prefetch = max(plan["workers"], 1), plan["prefetch"]
     return int(readers * max(prefetch, plan["threads"]) + prefetch * plan["workers"])

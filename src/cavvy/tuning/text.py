@@ -8,7 +8,7 @@ from cavvy.tuning.tune import PlanTrial
 
 
 def describe(found: Diagnosis, price: float | None) -> str:
-    """A few lines, the most expensive cause first; `price` is dollars an hour of all devices
+    """A few lines, the most expensive cause first; `price` is dollars per hour of all devices
     together.
     """
     facts, ms = found.facts, found.step_s * 1e3
@@ -23,8 +23,8 @@ def describe(found: Diagnosis, price: float | None) -> str:
         lines[0] += f", ${cost:.4g} an epoch, ${thousand:.3g} for 1000 samples"
     if not found.findings:
         lines.append(
-            f"no single cause exceeds 3 % of a step beyond noise, as far as {len(found.seconds)} "
-            "modes can show"
+            "no single cause exceeds 3 % of a step beyond noise, according to "
+            f"{len(found.seconds)} modes"
         )
     for number, each in enumerate(found.findings, 1):
         money = f" = ${found.dollars(each.lost_s, price):.4g} an epoch" if price is not None else ""
@@ -61,7 +61,7 @@ def describe_trial(trial: PlanTrial, facts: dict[str, Any], price: float | None)
 def make_page(
     script: str, trials: list[PlanTrial], facts: dict[str, Any], price: float | None
 ) -> str:
-    """A page of what was tried."""
+    """A page of the tried changes."""
     rows = "\n".join(f"<li>{escape(describe_trial(each, facts, price))}</li>" for each in trials)
     return (
         f"<!doctype html><meta charset=utf-8><title>cavvy tune {escape(script)}</title>\n"

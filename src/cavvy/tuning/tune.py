@@ -51,7 +51,7 @@ class PlanTuner:
         return any(each.kept for each in self.trials)
 
     def run(self) -> Iterator[PlanTrial]:
-        """Try all changes; yields each trial when it ends."""
+        """Try all changes; yields each trial at its end."""
         best = self._start(None)
         try:
             self.facts = best.facts
@@ -71,7 +71,7 @@ class PlanTuner:
     def _try(
         self, best: TuningSession, change: dict[str, Any], exact: bool
     ) -> tuple[PlanTrial, TuningSession]:
-        """The trial, and the session that is the best now; the other one is closed."""
+        """The trial, and the session that is now the best; the other one is closed."""
         plan = {**self.plan, **change}
         if exact:  # the same passes: another order of sums would change the last bits
             plan["micro_batch"] = plan["micro_batch"] or self.facts["micro_batch"]

@@ -1,1 +1,1 @@
-"""What jobs leave behind for their next attempts, in the state folder."""
+"""Files that jobs leave for their next attempts, in the state folder."""

@@ -1,8 +1,8 @@
-"""The jobs' folders that outlive attempts: one to write into for work on this machine, blobs for
+"""The jobs' folders that outlive attempts: a writable folder for work on this machine, blobs for
 work elsewhere.
 
-`ROOT/PROJECT/JOB/` holds `checkpoint`, the folder; `attempt`, the number of the attempt that had it
-last; and `blobs`, the files of checkpoints that were handed over. Methods block on the disk.
+`ROOT/PROJECT/JOB/` holds `checkpoint`, the folder; `attempt`, the number of the attempt that used
+it last; and `blobs`, the files of uploaded checkpoints. Methods block on disk I/O.
 """
 
 import errno
@@ -23,24 +23,24 @@ from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 from cavvy.store.blobs import BlobStore
 
 _CHUNK = 1 << 20
-_LONGEST_PATH, _LONGEST_PART = 2048, 255  # bytes, within what Linux takes below our own folder
-_LARGEST = 1 << 50  # bytes of one file
-NEWEST_NS = 1 << 62  # times of files beyond 2116 are wrong clocks
-_TRIES = 3  # to read a file that changes
+_LONGEST_PATH, _LONGEST_PART = 2048, 255  # bytes, within Linux's limit below the state folder
+_LARGEST = 1 << 50  # maximum bytes of one file
+NEWEST_NS = 1 << 62  # file times after 2116 come from wrong clocks
+_TRIES = 3  # tries to read a changing file
 _decode = msgspec.json.Decoder(dict[str, list[CheckpointFile]]).decode
 NO_ATTEMPT = -1  # the attempt of a folder that was never used
 
 
 class CheckpointFolders:
-    """Everything below `root`. A job's files are its own: nothing is shared between jobs, so
-    each is swept alone.
+    """All jobs' folders below `root`. Jobs share no files, so each job's folder is cleaned
+    separately.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def blobs(self, project: str, job_id: str) -> BlobStore:
-        """The files of the job's handed-over checkpoints, and their manifests."""
+        """The files of the job's uploaded checkpoints, and their manifests."""
         return BlobStore(self._job(project, job_id) / "blobs")
 
     def last_user(self, project: str, job_id: str) -> int:
@@ -52,7 +52,7 @@ class CheckpointFolders:
             return 0 if folder.is_dir() and any(folder.iterdir()) else NO_ATTEMPT
 
     def lend(self, project: str, job_id: str, attempt: int) -> None:
-        """From now on the folder is this attempt's."""
+        """Assign the folder to this attempt."""
         job = self._job(project, job_id)
         try:
             job.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ class CheckpointFolders:
                 ) from error
 
     def take_in(self, project: str, job_id: str) -> list[CheckpointFile]:
-        """Copy what lies in the folder into blobs; [] if it is empty. Raises HashMismatch,
+        """Copy the folder's files into blobs; [] if it is empty. Raises HashMismatch,
         StoreFull, OSError.
         """
         folder = self._job(project, job_id) / "checkpoint"
@@ -91,8 +91,8 @@ class CheckpointFolders:
         return [_take(blobs, folder, path) for path in sorted(_walk(folder))]
 
     def lay_out(self, project: str, job_id: str, files: Iterable[CheckpointFile]) -> None:
-        """Make the folder hold exactly these files. One that was killed half-way is begun anew.
-        Raises StoreFull.
+        """Make the folder contain exactly these files. A copy that was killed half-way is started
+        again. Raises StoreFull.
         """
         job, blobs = self._job(project, job_id), self.blobs(project, job_id)
         fresh, old, folder = job / "checkpoint.new", job / "checkpoint.old", job / "checkpoint"
@@ -114,22 +114,22 @@ class CheckpointFolders:
         return self._root / project / job_id
 
 
-FOREVER = timedelta(days=36500)  # the age does not matter where every wanted name is known
+FOREVER = timedelta(days=36500)  # the age does not matter if every wanted name is known
 
 
 def find_fault(files: Sequence[CheckpointFile]) -> str:
-    """Why these files cannot be laid out within a folder, "" if they can: a node that sends them
-    is not trusted.
+    """Why these files cannot be stored within a folder, "" if they can: the sending node is not
+    trusted.
     """
     for each in files:
         if fault := _fault_of(each):
             return f"{fault}: {each.path[:200]!r}"
     paths = sorted((each.path for each in files), key=lambda path: path.split("/"))
-    for path, following in pairwise(paths):  # what lies in a path follows it
+    for path, following in pairwise(paths):  # entries below a path follow it
         if path == following:
-            return f"the path {path!r} is there twice"
+            return f"the path {path!r} is listed twice"
         if following.startswith(f"{path}/"):
-            return f"the path {following!r} lies in what is a file or a link"
+            return f"the path {following!r} is below a file or a link"
     return ""
 
 
@@ -142,7 +142,7 @@ def _fault_of(file: CheckpointFile) -> str:
     ):
         return "a path that is too long"
     if file.link is not None and not (0 < len(file.link.encode()) < 4096 and "\0" not in file.link):
-        return "a link that leads nowhere"
+        return "a link without a target"
     if not (0 <= file.size <= _LARGEST and abs(file.mtime_ns) <= NEWEST_NS and file.mode >= 0):
         return "a size, mode or time out of range"
     return ""
@@ -198,11 +198,11 @@ def _open(blobs: BlobStore, name: str) -> BinaryIO:
         return blobs.open(name)
     except RowNotFound as error:
         raise HashMismatch(
-            f"a part of a checkpoint, {name}, is gone from the state folder; put it back, or retry"
+            f"a part of a checkpoint, {name}, is missing in the state folder; restore it, or retry"
         ) from error
 
 
 def _told(error: OSError, path: Path) -> Exception:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFull(f"no room for a checkpoint in {path}: free some disk space")
+        return StoreFull(f"no space for a checkpoint in {path}: free some disk space")
     return error

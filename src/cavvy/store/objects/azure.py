@@ -1,4 +1,5 @@
-"""Containers of Azure Blob, by shared access signatures of one blob or, to list, of the container.
+"""Containers of Azure Blob, accessed with shared access signatures of one blob or, for listing, of
+the container.
 
 Source: learn.microsoft.com/rest/api/storageservices/create-service-sas (version 2020-12-06 and
 later).
@@ -18,7 +19,12 @@ from cavvy.store.objects.http import SignedStorage, check, found_of
 from cavvy.store.objects.signing import quote_key
 
 _VERSION = "2021-12-02"
-_PERMISSIONS = {"HEAD": "r", "GET": "r", "PUT": "cw", "DELETE": "d"}  # of one blob, by request
+_PERMISSIONS = {
+    "HEAD": "r",
+    "GET": "r",
+    "PUT": "cw",
+    "DELETE": "d",
+}  # permissions for one blob, by request
 _SKEW = timedelta(minutes=5)
 
 
@@ -65,9 +71,7 @@ class AzureContainer(SignedStorage):
         return [_read_entry(each) for each in root.iter("Blob")], root.findtext("NextMarker") or ""
 
     def begin(self, key: str) -> str:
-        return (
-            "blocks"  # they need no beginning; what is never put together is dropped after a week
-        )
+        return "blocks"  # blocks need no start request; uncommitted ones are dropped after a week
 
     def complete(self, key: str, upload: str, tags: Sequence[str]) -> None:
         blocks = "".join(f"<Latest>{_block(number)}</Latest>" for number in range(1, len(tags) + 1))
@@ -110,7 +114,7 @@ class AzureContainer(SignedStorage):
 
 
 def _block(number: int) -> str:
-    """Ids of blocks are Base64, all of one length."""
+    """Block ids are Base64, all of one length."""
     return base64.b64encode(f"{number:06d}".encode()).decode()
 
 
@@ -127,9 +131,7 @@ def _read_entry(blob: Xml.Element) -> ObjectInfo:
     return ObjectInfo(
         key=blob.findtext("Name") or "",
         size=int(size) if size else None,
-        tag=f'"{tag}"'
-        if tag
-        else "",  # which a listing leaves without the quotes that a request needs
+        tag=f'"{tag}"' if tag else "",  # a listing omits the quotes that a request needs
         md5=_hex(blob.findtext("Properties/Content-MD5") or ""),
         changed_at=parsedate_to_datetime(changed) if changed else None,
     )

@@ -5,7 +5,7 @@
   + ObjectDenied    the credentials are missing, wrong or insufficient; a person must act
   + ObjectTryAgain  a temporary fault; the same call may succeed later
 
-All calls block; the event loop calls them in threads. Keys are the part of the URL behind the
+All calls block; the event loop calls them in threads. Keys are the part of the URL after the
 bucket.
 """
 
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
-PART_BYTES = 16 * 1024 * 1024  # of a part of an upload, at least
-MOST_PARTS = 10_000  # of S3 and Google Cloud Storage; Azure takes 50,000
+PART_BYTES = 16 * 1024 * 1024  # minimum bytes of a part
+MOST_PARTS = 10_000  # limit of S3 and Google Cloud Storage; Azure allows 50,000
 
 
 class ObjectError(Exception):
@@ -36,12 +36,12 @@ class ObjectTryAgain(ObjectError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """One object. `md5` (hex) is of its content, where the store knows it; `tag` changes when
-    the content does.
+    """One object. `md5` (hex) is its content's, if the store knows it; `tag` changes with the
+    content.
     """
 
     key: str
-    size: int | None  # None: a web server that does not say
+    size: int | None  # None: a web server that does not report it
     tag: str = ""
     md5: str = ""
     changed_at: datetime | None = None
@@ -49,8 +49,8 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedRequest:
-    """A request that needs no credentials until it expires: send `headers` with it, and no
-    others that sign.
+    """A request that needs no credentials until it expires: send `headers` with it, and no other
+    signed ones.
     """
 
     method: str
@@ -62,13 +62,13 @@ class ObjectReader(Protocol):
     """A source of objects."""
 
     def head(self, key: str) -> ObjectInfo | None:
-        """None where there is no such object. Raises ObjectDenied, ObjectTryAgain."""
+        """None if the object does not exist. Raises ObjectDenied, ObjectTryAgain."""
 
     def list(
         self, prefix: str, after: str = "", limit: int = 1000
     ) -> tuple[Sequence[ObjectInfo], str]:
-        """A page of the objects whose keys begin with `prefix`, and the `after` of the next page
-        ("": there is none).
+        """A page of the objects whose keys begin with `prefix`, and the next page's `after` ("" on
+        the last page).
         """
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -77,28 +77,28 @@ class ObjectReader(Protocol):
 
 @runtime_checkable
 class ObjectSigner(Protocol):
-    """A source that signs requests with which others may read its objects."""
+    """A source that signs requests, with which others may read its objects."""
 
     def sign_get(self, key: str, expires_s: int) -> SignedRequest: ...
 
 
 @runtime_checkable
 class ObjectBucket(ObjectReader, ObjectSigner, Protocol):
-    """A store that is read and written directly, or by others with requests that it signs.
+    """A store that is accessed directly, or by others with requests that it signs.
 
-    An upload in parts counts only when it is completed; parts are numbered from 1 and, but for the
-    last, PART_BYTES large or larger.
+    An upload in parts counts only when it is completed; parts are numbered from 1 and have at least
+    PART_BYTES, except the last.
     """
 
     def put(self, key: str, data: bytes) -> None: ...
     def delete(self, key: str) -> None:
-        """Succeeds if there is no such object."""
+        """Succeeds if the object does not exist."""
 
     def begin(self, key: str) -> str:
-        """The id of a new upload in parts."""
+        """Start an upload in parts; returns its id."""
 
     def sign_put(self, key: str, expires_s: int, upload: str = "", part: int = 0) -> SignedRequest:
-        """Of a part of an upload, or of the whole object."""
+        """A request to send a part of an upload, or the whole object."""
 
     def complete(self, key: str, upload: str, tags: Sequence[str]) -> None:
         """Complete an upload whose parts have these ETags in order; repeating it succeeds."""
@@ -108,7 +108,7 @@ class ObjectBucket(ObjectReader, ObjectSigner, Protocol):
 
 @runtime_checkable
 class RelayedObjects(ObjectReader, Protocol):
-    """A store that only the server can reach; it relays what others read and write."""
+    """A store that only the server can reach; it relays others' reads and writes."""
 
     def write(self, key: str, offset: int, data: bytes, size: int) -> None:
         """Write a part of a file of `size` bytes; the last one completes the file."""

@@ -24,10 +24,10 @@ from cavvy.store.objects.base import (
 )
 
 TIMEOUT_S = 30.0
-_OWN_S = 300  # for which the server's own requests are signed
+_OWN_S = 300  # validity of the server's own signed requests
 # metadata services that are not link-local: EC2 over IPv6, Azure, Alibaba Cloud, Oracle Cloud
 _METADATA = {"fd00:ec2::254", "168.63.129.16", "100.100.100.200", "192.0.0.192"}
-_MOST = 1 << 26  # bytes of an answer that is kept in memory
+_MOST = 1 << 26  # bytes of an answer kept in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +36,13 @@ class WebAnswer:
 
     status: int
     body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)  # names in small letters
+    headers: Mapping[str, str] = field(default_factory=dict)  # header names in lower case
 
 
 def ask(
     method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
 ) -> WebAnswer:
-    """Raises ObjectTryAgain where no answer came."""
+    """Raises ObjectTryAgain if no answer came."""
     check_host(url)
     request = urllib.request.Request(url, data=body, method=method, headers=dict(headers or {}))
     if body is not None:
@@ -64,7 +64,7 @@ def check_host(url: str) -> None:
     """Raises ObjectDenied for hosts that only this machine may call, such as a cloud's metadata
     service, which gives credentials.
 
-    Users write URLs and endpoints, and nodes get the content.
+    Users choose URLs and endpoints, and nodes receive the content.
     """
     parts = urlsplit(url)
     try:
@@ -94,7 +94,7 @@ def check(answer: WebAnswer, what: str) -> WebAnswer:
 
 
 def reason_of(answer: WebAnswer) -> str:
-    """The status and, of an answer in XML, its code: the message may name what was signed."""
+    """The status and, for an XML answer, its code: the message may contain what was signed."""
     text = answer.body[:4096].decode("utf-8", "replace")
     _, begin, rest = text.partition("<Code>")
     code = rest.partition("</Code>")[0] if begin else answer.headers.get("x-ms-error-code", "")
@@ -102,7 +102,7 @@ def reason_of(answer: WebAnswer) -> str:
 
 
 def found_of(key: str, answer: WebAnswer) -> ObjectInfo:
-    """What the headers of an answer to HEAD say."""
+    """The object's properties from the headers of a HEAD answer."""
     headers = answer.headers
     size = headers.get("content-length", "")
     changed = headers.get("last-modified")
@@ -115,9 +115,9 @@ def found_of(key: str, answer: WebAnswer) -> ObjectInfo:
 
 
 class SignedStorage(ABC):
-    """Objects by signed requests: what a bucket of S3 and a container of Azure have in common.
+    """Objects by signed requests: the shared code of S3 buckets and Azure containers.
 
-    A subclass signs; `headers` go with every request, and `put_headers` with a whole object.
+    Subclasses sign; `headers` go with every request, and `put_headers` with a whole object.
     """
 
     headers: ClassVar[Mapping[str, str]] = {}
@@ -167,7 +167,7 @@ class SignedStorage(ABC):
 
     @abstractmethod
     def _sign(self, method: str, key: str, query: Mapping[str, str], expires_s: int) -> str:
-        """The URL that allows this request for so long."""
+        """A URL that allows this request for a limited time."""
 
     def _say(self, key: str) -> str:
         return f"{self.name}/{key}"
@@ -175,7 +175,7 @@ class SignedStorage(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebPages:
-    """One web server, whose files are read by their paths."""
+    """One web server, whose files are read by path."""
 
     root: str  # https://host
 
@@ -183,7 +183,7 @@ class WebPages:
         answer = ask("HEAD", self._url(key))
         if answer.status in (404, 410):
             return None
-        if answer.status in (405, 501):  # it knows no HEAD
+        if answer.status in (405, 501):  # it does not support HEAD
             return ObjectInfo(key=key, size=None)
         return found_of(key, check(answer, self._url(key)))
 

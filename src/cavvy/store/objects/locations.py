@@ -1,7 +1,7 @@
 """Opens the object store that a URL names.
 
-`keys` are a project's secrets over the server's environment, with the names that each cloud's own
-tools use. They only sign requests here; a node gets one signed request at a time.
+`keys` are a project's secrets, then the server's environment, under the names that each cloud's own
+tools use. They only sign requests on the server; a node gets one signed request at a time.
 """
 
 import configparser
@@ -19,7 +19,7 @@ from cavvy.store.objects.http import WebPages
 from cavvy.store.objects.s3 import XmlBucket
 from cavvy.store.objects.signing import AmazonKey, GoogleKey, NoSigner, RequestSigner
 
-# What may be set as a project's secret; a server's environment serves every project.
+# Keys that may be project secrets; the server's environment serves every project.
 KEYS = (
     *(
         "AWS_ACCESS_KEY_ID",
@@ -38,7 +38,7 @@ KEYS = (
     ),
     *("SFTP_USER", "SFTP_PASSWORD", "SFTP_PRIVATE_KEY", "SFTP_KNOWN_HOSTS"),
 )
-# These name files of the server: a project must not choose which.
+# These name files on the server: a project must not choose them.
 _FILES = ("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CREDENTIALS")
 SCHEMES = ("s3", "gs", "az", "sftp", "http", "https")
 
@@ -115,7 +115,7 @@ def _amazon_key(keys: Mapping[str, str]) -> tuple[str, str, str]:
         )
     except (KeyError, configparser.Error, OSError) as error:
         raise ObjectDenied(
-            "there is no key for S3: set the project's secrets AWS_ACCESS_KEY_ID and "
+            "no key for S3 is configured: set the project's secrets AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, "
             f"or give the server a profile [{profile}] in {path}"
         ) from error
@@ -143,9 +143,9 @@ def _open_google(bucket: str, keys: Mapping[str, str], now: Callable[[], datetim
             raise KeyError("GOOGLE_SERVICE_ACCOUNT")
     except (KeyError, OSError, ValueError, TypeError) as error:
         raise ObjectDenied(
-            "there is no service account's key for Google Cloud Storage: set the project's secret "
-            "GOOGLE_SERVICE_ACCOUNT to its JSON, or name the file by "
-            "GOOGLE_APPLICATION_CREDENTIALS at the server; "
+            "no service account key for Google Cloud Storage is configured: set the project's "
+            "secret GOOGLE_SERVICE_ACCOUNT to its JSON, or set GOOGLE_APPLICATION_CREDENTIALS on "
+            "the server to its file; "
             "a user's own login cannot sign"
         ) from error
     return XmlBucket(bucket, signer, now, endpoint=endpoint)
@@ -161,7 +161,8 @@ def _open_azure(
     endpoint = pairs.get("BlobEndpoint") or keys.get("AZURE_STORAGE_ENDPOINT", "")
     if not account or not re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", key) or len(key) % 4:
         raise ObjectDenied(
-            "there is no key for Azure Blob: set the project's secrets AZURE_STORAGE_ACCOUNT and "
+            "no key for Azure Blob is configured: set the project's secrets AZURE_STORAGE_ACCOUNT "
+            "and "
             "AZURE_STORAGE_KEY, "
             "or AZURE_STORAGE_CONNECTION_STRING"
         )

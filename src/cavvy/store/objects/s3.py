@@ -1,5 +1,5 @@
-"""Buckets of S3 and of Google Cloud Storage, whose XML interface is the same; by signed requests
-alone.
+"""Buckets of S3 and Google Cloud Storage, whose XML interface is the same; only with signed
+requests.
 """
 
 import xml.etree.ElementTree as Xml
@@ -57,7 +57,7 @@ class XmlBucket(SignedStorage):
         answer = check(self._ask("POST", key, {"uploads": ""}, b""), self._say(key))
         upload = _text(Xml.fromstring(answer.body), "UploadId")
         if not upload:
-            raise ObjectTryAgain(f"{self._say(key)}: no upload was begun")
+            raise ObjectTryAgain(f"{self._say(key)}: no upload was started")
         return upload
 
     def complete(self, key: str, upload: str, tags: Sequence[str]) -> None:
@@ -70,10 +70,10 @@ class XmlBucket(SignedStorage):
             "POST", key, {"uploadId": upload}, body, {"Content-Type": "application/xml"}
         )
         if answer.status == 404 and self.head(key) is not None:
-            return  # a repeated request: the first one's answer was lost
+            return  # a repeated request: the first answer was lost
         check(answer, self._say(key))
-        if b"<Error>" in answer.body:  # which S3 may say after it said 200
-            raise ObjectTryAgain(f"{self._say(key)}: the parts could not be put together")
+        if b"<Error>" in answer.body:  # S3 may report an error after status 200
+            raise ObjectTryAgain(f"{self._say(key)}: the parts could not be combined")
 
     def abort(self, key: str, upload: str) -> None:
         self._drop(key, {"uploadId": upload})
@@ -83,13 +83,13 @@ class XmlBucket(SignedStorage):
         return SignedRequest(method="PUT", url=self._sign("PUT", key, query, expires_s))
 
     def find_region(self) -> None:
-        """Learn where the bucket is, of Amazon's: a signature for another region is refused."""
+        """Find the bucket's region on Amazon S3: signatures for another region are refused."""
         if self._fixed or not isinstance(self._signer, AmazonKey):
             return
         answer = ask("HEAD", self._roots[0] + "/")
         region = answer.headers.get("x-amz-bucket-region", "")
         if answer.status == 404:
-            raise ObjectMissing(f"there is no bucket {self.name}")
+            raise ObjectMissing(f"the bucket {self.name} does not exist")
         if region and region != self._signer.region:
             self._signer = replace(self._signer, region=region)
         if region:
@@ -116,9 +116,7 @@ def _read_entry(entry: Xml.Element) -> ObjectInfo:
 
 
 def _md5(tag: str, headers: Mapping[str, str]) -> str:
-    """The ETag of an object that came in one piece and is not encrypted with a key of its own is
-    its MD5.
-    """
+    """The ETag of an object uploaded in one piece, without its own encryption key, is its MD5."""
     plain = tag.strip('"')
     encrypted = headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
     is_md5 = len(plain) == 32 and all(each in "0123456789abcdef" for each in plain)

@@ -1,7 +1,6 @@
-"""Folders of an SFTP server, which only the control plane can reach: a login is not handed to
-nodes.
+"""Folders of an SFTP server, which only the control plane can reach: nodes never receive a login.
 
-asyncssh lives in a loop of its own here, in a thread, because everything in this module blocks.
+asyncssh runs in its own loop here, in a thread, because everything in this module blocks.
 """
 
 import asyncio
@@ -22,9 +21,7 @@ _PATIENCE_S = 60.0
 
 
 class SftpServer:
-    """One server as `[user@]host[:port]`. Keys are full paths; a connection is made for each
-    call.
-    """
+    """One server as `[user@]host[:port]`. Keys are full paths; each call makes a connection."""
 
     def __init__(self, where: str, keys: Mapping[str, str]) -> None:
         user, at, host = where.rpartition("@")
@@ -106,14 +103,14 @@ class SftpServer:
         self._do(send)
 
     def _do(self, work: "Callable[[asyncssh.SFTPClient], Awaitable[T]]") -> T:
-        """Run `work` on a connection, in a thread and loop of its own."""
+        """Run `work` on a connection, in its own thread and loop."""
         result: list[T] = []
         errors: list[BaseException] = []
 
         def run() -> None:
             try:
                 result.append(asyncio.run(self._connected(work)))
-            except Exception as error:  # noqa: BLE001 - carried to the caller's thread as it is
+            except Exception as error:  # noqa: BLE001 - raised unchanged in the caller's thread
                 errors.append(error)
 
         thread = threading.Thread(target=run, name="sftp")

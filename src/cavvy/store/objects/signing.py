@@ -21,19 +21,17 @@ if TYPE_CHECKING:
 
 
 class RequestSigner(Protocol):
-    """Adds to a request in the query what proves who asks."""
+    """Adds the sender's proof of identity to a request's query."""
 
     def sign(
         self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int
     ) -> str:
-        """The whole URL; `url` has no query of its own and its path is quoted already."""
+        """The whole URL; `url` has no query and its path is already quoted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmazonKey:
-    """An access key, as S3 and everything that speaks like it takes; with a session token where
-    it is a passing one.
-    """
+    """An access key for S3 and compatible services; with a session token if it is temporary."""
 
     key_id: str
     secret: str
@@ -91,7 +89,7 @@ class GoogleKey:
         )
 
 
-@lru_cache(16)  # reading a key takes fifty times as long as signing with it
+@lru_cache(16)  # loading a key takes fifty times as long as signing with it
 def _load(private_key: str) -> "RSAPrivateKey":
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -101,13 +99,13 @@ def _load(private_key: str) -> "RSAPrivateKey":
     except ValueError as error:
         raise ObjectDenied("the service account's private key cannot be read") from error
     if not isinstance(key, RSAPrivateKey):
-        raise ObjectDenied("the service account's private key is no RSA key")
+        raise ObjectDenied("the service account's private key is not an RSA key")
     return key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoSigner:
-    """Signs nothing: emulators, and buckets that all the world may read."""
+    """Signs nothing: for emulators, and publicly readable buckets."""
 
     def sign(
         self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int
@@ -116,7 +114,7 @@ class NoSigner:
 
 
 def quote_key(key: str) -> str:
-    """An object's key as it stands in a URL's path."""
+    """An object's key as quoted in a URL's path."""
     return quote(key, safe="/-_.~")
 
 

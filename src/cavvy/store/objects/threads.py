@@ -1,7 +1,8 @@
-"""Where calls to storages run: in threads of their own and for a bounded time.
+"""Runs calls to storages in their own threads with a time limit.
 
-A storage that takes a request and never answers holds up nothing else of the server; those who want
-another storage wait only where all of these threads wait for silent ones, and are told so.
+A storage that accepts a request and never answers blocks no other part of the server; requests to
+other storages wait only if all of these threads wait for silent storages, and then fail with that
+reason.
 """
 
 import asyncio
@@ -21,8 +22,8 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What the call returns. Raises what it raises, and ObjectTryAgain after LIMIT_S; a call that
-    has begun goes on.
+    """Return the call's result. Raises the call's errors, and ObjectTryAgain after LIMIT_S; a
+    started call continues.
     """
     begun = False
 
@@ -37,18 +38,16 @@ async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     except TimeoutError as error:
         if not begun:
             told = (
-                f"the storage was not asked for {LIMIT_S:g} s: {COUNT} requests wait for "
+                f"the request was not sent within {LIMIT_S:g} s: {COUNT} requests are waiting for "
                 "storages that do not answer"
             )
             raise ObjectTryAgain(told) from error
-        raise ObjectTryAgain(
-            f"the storage does not answer: nothing came for {LIMIT_S:g} s"
-        ) from error
+        raise ObjectTryAgain(f"the storage did not answer within {LIMIT_S:g} s") from error
 
 
 async def in_thread_to_its_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """As `in_thread`, for what must be over before the next thing begins: its own requests are
-    bounded each.
+    """Like `in_thread`, for calls that must end before the next step: each of their requests has
+    its own time limit.
     """
     return await asyncio.get_running_loop().run_in_executor(
         _THREADS, partial(call, *args, **kwargs)

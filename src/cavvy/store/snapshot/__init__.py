@@ -1,5 +1,5 @@
-"""The price catalog as one SQLite file: `CatalogSnapshot` answers what `catalog/` asks; the others
-write and replace it.
+"""The price catalog as one SQLite file: `CatalogSnapshot` answers the queries of `catalog/`; the
+other modules write and replace it.
 """
 
 from cavvy.store.snapshot.reader import CatalogSnapshot

@@ -1,7 +1,7 @@
-"""Which snapshot is in use, and how another takes its place.
+"""Selects the snapshot in use, and replaces it.
 
-The shipped one is used unless a valid one that is at least as new lies in the state folder. A new
-one is checked whole and moved into place in one step, so that a crash at any moment leaves the old
+The shipped one is used unless the state folder has a valid one that is at least as new. A new one
+is checked completely and moved into place in one step, so that a crash at any moment leaves the old
 one.
 """
 
@@ -13,11 +13,11 @@ from cavvy.store.snapshot.layout import SCHEMA_VERSION, SnapshotError
 
 SHIPPED = Path(__file__).parents[2] / "catalog" / "snapshot.db"
 _REMEDY = "; delete it or run `cavvy catalog refresh`"
-_COLLAPSED = 0.5  # a refresh that loses more than this share of the rows is a fault, not news
+_COLLAPSED = 0.5  # a refresh that loses more than this share of the rows is treated as an error
 
 
 def refreshed_path() -> Path:
-    """Where `cavvy catalog refresh` puts its snapshot: `catalog.db` in the state folder."""
+    """The path of `cavvy catalog refresh`'s snapshot: `catalog.db` in the state folder."""
     from cavvy.settings import home
 
     return home() / "catalog.db"
@@ -33,14 +33,12 @@ def path_in_use() -> Path:
     try:
         newer = _as_of(refreshed) >= _as_of(SHIPPED)
     except SnapshotError:
-        return SHIPPED  # `cavvy catalog info` says so; an offer list must not fail for it
+        return SHIPPED  # `cavvy catalog info` reports it; an offer list must not fail because of it
     return refreshed if newer else SHIPPED
 
 
 def problem_of_refreshed() -> str | None:
-    """Why the snapshot in the state folder is not in use; None where it is, or where there is
-    none.
-    """
+    """Why the snapshot in the state folder is not in use; None if it is, or if there is none."""
     refreshed = refreshed_path()
     if not refreshed.exists():
         return None
@@ -57,9 +55,7 @@ def problem_of_refreshed() -> str | None:
 def connect(path: Path) -> sqlite3.Connection:
     """Open read-only, without locks: a snapshot never changes in place. Raises SnapshotError."""
     if not path.is_file():
-        raise SnapshotError(
-            f"there is no catalog at {path}; write one with `cavvy catalog refresh`"
-        )
+        raise SnapshotError(f"no catalog exists at {path}; create one with `cavvy catalog refresh`")
     connection = sqlite3.connect(
         f"file:{_quote(path)}?mode=ro&immutable=1", uri=True, isolation_level=None
     )
@@ -83,7 +79,7 @@ def unusable(path: Path, error: sqlite3.DatabaseError) -> SnapshotError:
 
 
 def check(path: Path, against: Path) -> None:
-    """Raise SnapshotError unless `path` is a whole, sound snapshot with about as many rows as
+    """Raise SnapshotError unless `path` is a complete, valid snapshot with about as many rows as
     `against`, or more.
     """
     connection = connect(path)
@@ -97,7 +93,8 @@ def check(path: Path, against: Path) -> None:
         ).fetchone()
         if orphans:
             raise SnapshotError(
-                f"{path} is inconsistent: {orphans} offers name no instance type, place or source"
+                f"{path} is inconsistent: {orphans} offers have no instance type, location or "
+                "source"
             )
         rows = _row_counts(connection)
         stated = tuple(
@@ -111,17 +108,15 @@ def check(path: Path, against: Path) -> None:
     finally:
         connection.close()
     if stated != rows:
-        raise SnapshotError(
-            f"{path} is incomplete: it has {rows[0]} offers, its head says {stated[0]}"
-        )
+        raise SnapshotError(f"{path} is incomplete: it has {rows[0]} offers instead of {stated[0]}")
     _check_not_collapsed(rows, against)
 
 
 def put_in_place(new: Path, target: Path, *, source: str) -> None:
-    """Check a snapshot written beside `target` and move it over it. Raises SnapshotError; the old
-    one then stays.
+    """Check a snapshot written beside `target` and move it over it. Raises SnapshotError; then the
+    old one stays.
 
-    `source` is what people call it: the file or URL that it came from.
+    `source` is its name for people: the original file or URL.
     """
     try:
         check(new, path_in_use())

@@ -1,4 +1,4 @@
-"""What differs between two snapshots, offer by offer."""
+"""Compares two snapshots, offer by offer."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from cavvy.store.snapshot.reader import CatalogSnapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferChange:
-    """One offer that is new, gone, dearer or cheaper. Rates are in micro-US-dollars per hour."""
+    """One offer that is new, removed, dearer or cheaper. Rates are in micro-US-dollars per hour."""
 
     kind: str
     key: str
@@ -23,7 +23,7 @@ class OfferChange:
 def compare(
     old: CatalogSnapshot, new: CatalogSnapshot, provider: str | None = None
 ) -> list[OfferChange]:
-    """Prices that moved, the largest moves first; then what is new and what is gone, by name."""
+    """Changed prices, the largest changes first; then new and removed offers, by name."""
     before, after = dict(old.rates(provider)), dict(new.rates(provider))
     moved = [
         OfferChange(
@@ -44,6 +44,6 @@ def _only(kind: str, here: dict[str, int], there: dict[str, int]) -> Iterator[Of
 
 
 def _size(change: OfferChange) -> float:
-    """How many times the price grew or shrank."""
+    """The factor by which the price grew or shrank."""
     ratio = change.ratio or 1.0
     return ratio if ratio >= 1 else 1 / ratio

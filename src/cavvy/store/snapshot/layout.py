@@ -1,12 +1,12 @@
-"""The tables of a snapshot and its errors. Offers are instance types (`shape`) x places, so that
-the file stays small.
+"""The tables of a snapshot and its errors. Offers are instance types (`shape`) x locations
+(`place`), so that the file stays small.
 
 * SnapshotError     the file is not a catalog that this program can use; the message says what to do
 
-Rows are numbered in the order of their names, so that the cheapest of two equal prices is the same
-one everywhere. `shape` carries counts and its cheapest offer per purchase option, so that most
-questions never touch `offer`. There, the columns of the primary key come first and in its order:
-where they do not, the integrity check of SQLite 3.40 reports values as missing that are there.
+Rows are numbered in the order of their names, so that of two equal prices the same one is always
+first. `shape` stores counts and its cheapest offer per purchase option, so that most queries never
+read `offer`. There, the columns of the primary key come first and in its order: otherwise, the
+integrity check of SQLite 3.40 reports existing values as missing.
 """
 
 from cavvy.domain.offers import Purchase
@@ -25,7 +25,7 @@ PURCHASE_COLUMNS: dict[Purchase, str] = {
     Purchase.SPOT: "spot",
 }
 
-# One integer that sorts offers of one shape by price, then place, then purchase option.
+# One integer that sorts offers of one shape by price, then location, then purchase option.
 PACKED = "(rate << 18) | (place << 2) | purchase"
 
 TABLES = """
@@ -57,8 +57,8 @@ CREATE INDEX offer_by_rate ON offer (rate, place, shape, purchase);
 
 
 class SnapshotError(Exception):
-    """The file is not a catalog that this program can use; the message says what to do, in a part
-    of its own where that depends on whose file it is.
+    """The file is not a catalog that this program can use; the message says what to do, as a
+    separate part if that depends on the file's owner.
     """
 
     def __str__(self) -> str:

@@ -1,6 +1,4 @@
-"""The nearest misses of a match: for each constraint, rows that fail it alone, the nearest
-first.
-"""
+"""The nearest misses of a match: for each constraint, rows that fail only it, the nearest first."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -20,7 +18,7 @@ from cavvy.store.snapshot.query import (
     walk,
 )
 
-_Group = tuple[float, Constraint, RowSelection]  # rows that are equally far off
+_Group = tuple[float, Constraint, RowSelection]  # rows at the same distance
 
 
 def nearest(
@@ -65,8 +63,8 @@ def _take(
 def _groups(
     connection: sqlite3.Connection, need: Resources, filters: NeedFilters
 ) -> Iterator[_Group]:
-    """Everything that fails one constraint alone, in groups of equal distance (PRICE: of at
-    least that).
+    """All rows that fail only one constraint, in groups of equal distance (PRICE: of at least
+    that).
     """
     fitting = filters.fitting()
     if filters.max_rate is not None:
@@ -82,7 +80,7 @@ def _groups(
             yield distance, constraint, replace(fitting, packs=packs)
     for condition in filters.conditions:
         if condition.constraint is Constraint.INSTANCE:
-            continue  # another type is no near miss for one asked for by name
+            continue  # another type is not a near miss if a type was requested by name
         yield from _condition_groups(connection, need, filters, condition)
 
 
@@ -112,7 +110,7 @@ def _condition_groups(
 
 
 def _gap(need: Resources, constraint: Constraint, fact: float, cpus: float = 0) -> float:
-    """How far off the constraint this fact is, as `catalog/fit` has it."""
+    """The distance of this value from the constraint, as in `catalog/fit`."""
     match constraint:
         case Constraint.CPUS:
             return relative_gap(fact, need.cpus_min, need.cpus_max)

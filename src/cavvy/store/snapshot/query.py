@@ -1,5 +1,5 @@
-"""The SQL of a match: what a need filters on, how many rows fail where, and rows in the order of
-their price.
+"""The SQL of a match: the filters of a requirement, the counts of failing rows, and rows ordered by
+price.
 """
 
 import sqlite3
@@ -14,14 +14,14 @@ from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Resources
 from cavvy.store.snapshot.layout import PURCHASE_COLUMNS, PURCHASE_NUMBERS
 
-# Microseconds, measured: to pass over a row by shape, to pass over a row by price, and to build one
-# that is asked for.
+# Microseconds, measured: to skip a row by shape, to skip a row by price, and to build a requested
+# one.
 _BY_SHAPE_US, _BY_RATE_US, _BUILD_US = 0.1, 0.25, 2.5
-_ASKED = 60  # rows that a reader without a limit may take before it stops
+_ASKED = 60  # rows that a reader without a limit may read before it stops
 
 
 class OfferRow(NamedTuple):
-    """One offer as the file has it."""
+    """One offer as stored in the file."""
 
     rate: int
     place: int
@@ -53,35 +53,35 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeCondition:
-    """One test of a shape: an expression that is true where the shape meets it, and its values."""
+    """A condition on shapes: an SQL expression and its values."""
 
     constraint: Constraint
     sql: str
     values: tuple[object, ...] = ()
-    columns: tuple[str, ...] = ()  # the facts it looks at, where nearness depends on them
+    columns: tuple[str, ...] = ()  # the facts that determine the distance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorPacks:
-    """Accelerator packs (name, count, memory) by how they meet a need."""
+    """Accelerator packs (name, count, memory) grouped by how they meet a requirement."""
 
     fitting: tuple[int, ...]
     near: Mapping[
         tuple[Constraint, float], tuple[int, ...]
-    ]  # those that miss one thing, by how far
-    rejected: Mapping[Constraint, Mapping[Purchase, int]]  # rows of the others
+    ]  # rows that fail one constraint, by distance
+    rejected: Mapping[Constraint, Mapping[Purchase, int]]  # other rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSelection:
-    """Rows to read: conditions on shapes, and what rows must be. None is no condition."""
+    """Conditions on shapes and on rows, which select the rows to read. None means no condition."""
 
     conditions: tuple[ShapeCondition, ...] = ()
     packs: tuple[int, ...] | None = None
     purchases: tuple[int, ...] = tuple(PURCHASE_NUMBERS.values())
     places: tuple[int, ...] | None = None
-    share: float = 1.0  # of all rows that lie in those places
-    outside: bool = False  # every place but `places`
+    share: float = 1.0  # share of all rows in those locations
+    outside: bool = False  # every location except `places`
     max_rate: int | None = None
     above_rate: int | None = None
 
@@ -94,7 +94,7 @@ class RowSelection:
         )
 
     def rows_sql(self) -> str:
-        # The + keeps the list of options out of the index look-up: SQLite 3.40 (the "seek-scan" of
+        # The + keeps the purchase options out of the index look-up: SQLite 3.40 (the "seek-scan" of
         # an IN followed by a range, on the columns of one index) otherwise returns rows outside the
         # range of prices.
         tests = (
@@ -113,13 +113,13 @@ class RowSelection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedFilters:
-    """A need in terms of the file."""
+    """A requirement translated to the file's tables."""
 
     allowed: tuple[Purchase, ...]
     packs: AcceleratorPacks | None
     conditions: tuple[ShapeCondition, ...]
     places: tuple[int, ...] | None
-    share: float  # of all rows that lie in those places
+    share: float  # share of all rows in those locations
     max_rate: int | None
 
     def fitting(self) -> RowSelection:
@@ -135,7 +135,7 @@ class NeedFilters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchCounts:
-    """How many rows fit, and how many fail first at what."""
+    """The number of matching rows, and of rows that fail first at each constraint."""
 
     total: int
     matched: int
@@ -153,7 +153,7 @@ def with_a_term() -> RowSelection:
 def make_filters(
     connection: sqlite3.Connection, need: Resources, allowed: tuple[Purchase, ...]
 ) -> NeedFilters:
-    """Translate a need; reads the small tables of packs and places only."""
+    """Translate a requirement; reads only the small tables of packs and locations."""
     places, share = _places(connection, need.regions) if need.regions else (None, 1.0)
     return NeedFilters(
         allowed=allowed,
@@ -166,7 +166,7 @@ def make_filters(
 
 
 def count(connection: sqlite3.Connection, filters: NeedFilters) -> MatchCounts:
-    """Count every row once: as fitting, or at the first constraint that it fails."""
+    """Count every row once: as matching, or at the first constraint that it fails."""
     rejected: dict[Constraint, int] = {}
     total = 0
     for column, rows in _purchase_totals(connection).items():
@@ -195,8 +195,8 @@ def count(connection: sqlite3.Connection, filters: NeedFilters) -> MatchCounts:
 def walk(
     connection: sqlite3.Connection, selection: RowSelection, *, limit: int | None = None
 ) -> Iterator[OfferRow]:
-    """Rows by price, then place, shape and purchase option. Lazy: what is not asked for is not
-    read.
+    """Rows by price, then location, shape and purchase option. Lazy: reads only as many rows as the
+    caller takes.
     """
     shapes, values = selection.shapes_sql()
     if _is_sorting_quicker(connection, selection, limit or _ASKED):
@@ -215,7 +215,7 @@ def walk(
 def replace_condition(
     filters: NeedFilters, old: ShapeCondition, sql: str, values: tuple[object, ...]
 ) -> tuple[ShapeCondition, ...]:
-    """The conditions with one of them put differently."""
+    """The conditions with one of them replaced."""
     return tuple(
         replace(condition, sql=sql, values=values) if condition is old else condition
         for condition in filters.conditions
@@ -226,7 +226,7 @@ def _is_sorting_quicker(
     connection: sqlite3.Connection, selection: RowSelection, asked: int
 ) -> bool:
     """Whether to read and sort the rows of the shapes, or to read all rows by price until enough
-    fit.
+    match.
     """
     shapes, values = selection.shapes_sql()
     columns = " + ".join(
@@ -286,7 +286,7 @@ def _sort_packs(connection: sqlite3.Connection, need: Resources) -> AcceleratorP
 
 
 def _conditions(need: Resources) -> Iterator[ShapeCondition]:
-    """The constraints on shapes, in the order in which they are tried."""
+    """The constraints on shapes, in the order of their checks."""
     if need.instance is not None:
         yield ShapeCondition(
             constraint=Constraint.INSTANCE, sql="shape.instance_type = ?", values=(need.instance,)
@@ -349,7 +349,7 @@ def _range(
 
 
 def _places(connection: sqlite3.Connection, wanted: Sequence[str]) -> tuple[tuple[int, ...], float]:
-    """The places meant, and the share of all rows that lie there."""
+    """The requested locations, and their share of all rows."""
     found: dict[int, int] = {}
     for name in wanted:
         sql = (
@@ -364,7 +364,7 @@ def _places(connection: sqlite3.Connection, wanted: Sequence[str]) -> tuple[tupl
 def _tally(
     connection: sqlite3.Connection, filters: NeedFilters
 ) -> Iterator[tuple[Constraint | None, int]]:
-    """Rows of shapes with fitting packs by the first condition on the shape that fails; None is
+    """Rows of shapes with matching packs, by the first condition on the shape that fails; None for
     those that meet all.
     """
     allowed = " + ".join(PURCHASE_COLUMNS[purchase] for purchase in filters.allowed)
@@ -381,8 +381,8 @@ def _tally(
 
 
 def _tally_rows(connection: sqlite3.Connection, filters: NeedFilters) -> tuple[int, int]:
-    """Of the rows that meet everything else: those elsewhere, and those that are in place and
-    too dear.
+    """Of the rows that meet everything else: those in other locations, and those in a requested
+    location that are too expensive.
     """
     selection = replace(filters.fitting(), places=None, max_rate=None)
     shapes, values = selection.shapes_sql()

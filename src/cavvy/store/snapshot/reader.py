@@ -1,7 +1,7 @@
-"""`Catalog.match` over a snapshot file, without loading it: SQL filters, counts and orders, Python
-builds the answer.
+"""`Catalog.match` over a snapshot file, without loading it: SQL filters, counts and orders; Python
+builds the result.
 
-Means exactly what `catalog/fit.py` means; a property test holds the two together.
+Equivalent to `catalog/fit.py`; a property test verifies that.
 """
 
 import sqlite3
@@ -25,7 +25,7 @@ _PURCHASE_OF = {number: purchase for purchase, number in PURCHASE_NUMBERS.items(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceInfo:
-    """Where some rows are from."""
+    """The source of some rows."""
 
     name: str
     as_of: date
@@ -35,7 +35,7 @@ class SourceInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderInfo:
-    """What the snapshot holds of one provider."""
+    """The content of the snapshot for one provider."""
 
     name: str
     regions: int
@@ -49,7 +49,7 @@ class ProviderInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotInfo:
-    """What a snapshot holds."""
+    """The content of a snapshot."""
 
     path: Path
     schema_version: int
@@ -94,7 +94,7 @@ class CatalogSnapshot:
     def match(
         self, need: Resources, *, limit: int | None = None, misses: int = 5, reserved: bool = False
     ) -> OfferMatches:
-        """What `Catalog.match` promises; `reserved` lets offers with a commitment in as well."""
+        """Implements `Catalog.match`; `reserved` also includes offers with a commitment."""
         try:
             return self._match(need, limit, misses, reserved)
         except sqlite3.DatabaseError as error:
@@ -130,13 +130,11 @@ class CatalogSnapshot:
         )
 
     def all_offers(self) -> Iterator[Offer]:
-        """Every row, by price; for comparing and copying."""
+        """All rows, by price; for comparing and copying."""
         return self._offers(query.walk(self._connection, query.everything()))
 
     def egress(self) -> Mapping[str, Money]:
-        """The price per GB of data that leaves for the internet, by "provider/region" and by
-        "provider".
-        """
+        """The price per GB of data sent to the internet, by "provider/region" and by "provider"."""
         found = self._connection.execute(
             "SELECT provider, region, micros_per_gb FROM egress WHERE target = 'internet'"
         ).fetchall()
@@ -212,7 +210,7 @@ class CatalogSnapshot:
         )
 
     def machines(self, provider: str) -> Mapping[str, Offer]:
-        """One offer of each instance type of a provider, for what the machine is made of."""
+        """One offer of each instance type of a provider, for the machine's properties."""
         rows = (
             row
             for row in query.walk(self._connection, query.everything())
@@ -279,6 +277,6 @@ class CatalogSnapshot:
 
 
 if TYPE_CHECKING:
-    _: type[Catalog] = CatalogSnapshot  # keeps the promise of `catalog/query.py`
+    _: type[Catalog] = CatalogSnapshot  # required by `catalog/query.py`
 
 __all__ = ["CatalogSnapshot", "ProviderInfo", "SnapshotError", "SnapshotInfo", "SourceInfo"]

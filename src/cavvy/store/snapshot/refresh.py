@@ -1,5 +1,5 @@
-"""Brings a new snapshot into the state folder: from a file, a folder or a URL, or from offers
-just fetched.
+"""Installs a new snapshot in the state folder: from a file, a folder or a URL, or from newly
+fetched offers.
 """
 
 import hashlib
@@ -26,9 +26,9 @@ _PIECE = 1 << 20
 
 
 def refresh_from(place: str, *, sha256: str | None = None) -> Path:
-    """Copy a snapshot from a file, a folder that holds one, or a URL, check it and put it in use.
+    """Copy a snapshot from a file, a folder or a URL, check it and put it in use.
 
-    Returns its path. Raises SnapshotError; the catalog in use then stays as it was.
+    Returns its path. Raises SnapshotError; then the catalog in use stays.
     """
     with _new_file() as new:
         if "://" in place:
@@ -43,7 +43,7 @@ def refresh_from(place: str, *, sha256: str | None = None) -> Path:
 def refresh_offers(
     fetched: Mapping[str, Sequence[Offer]], terms: Mapping[str, int], *, today: date
 ) -> Path:
-    """Put a snapshot in use in which the fetched offers replace all those of their providers."""
+    """Put a snapshot in use in which the fetched offers replace all old ones of their providers."""
     with _new_file() as new:
         with CatalogSnapshot.open() as old:
             write_snapshot(
@@ -79,7 +79,7 @@ def _egress(old: CatalogSnapshot) -> Iterator[EgressPrice]:
 
 @contextmanager
 def _new_file() -> Iterator[Path]:
-    """A path beside the catalog for a new one; what a killed refresh left there is swept away."""
+    """A path beside the catalog for a new one; leftovers of killed refreshes are removed."""
     folder = choose.refreshed_path().parent
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -110,18 +110,19 @@ def _copy(place: Path, new: Path) -> None:
     if place.is_dir():
         found = [place / name for name in ("catalog.db", "snapshot.db") if (place / name).is_file()]
         if not found:
-            raise SnapshotError(f"{place} holds neither catalog.db nor snapshot.db")
+            raise SnapshotError(f"{place} contains neither catalog.db nor snapshot.db")
         place = found[0]
     if not place.is_file():
         raise SnapshotError(
-            f"there is no file {place}; name a snapshot file, a folder that holds one, or a URL"
+            f"the file {place} does not exist; use a snapshot file, a folder that contains one, "
+            "or a URL"
         )
     shutil.copyfile(place, new)
 
 
 def _download(url: str, new: Path) -> None:
     if url.split("://", 1)[0] not in ("http", "https"):
-        raise SnapshotError(f"{url} is no http or https URL")
+        raise SnapshotError(f"{url} is not an http or https URL")
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply, new.open("wb") as file:
             promised = reply.headers.get("Content-Length")
@@ -141,7 +142,7 @@ def _pour(read: Callable[[int], bytes], write: Callable[[bytes], int]) -> int:
         got += write(piece)
         if got > _MOST_BYTES:
             raise SnapshotError(
-                f"the file is larger than {_MOST_BYTES >> 20} MiB; that is no catalog"
+                f"the file is larger than {_MOST_BYTES >> 20} MiB; it is not a catalog"
             )
     return got
 

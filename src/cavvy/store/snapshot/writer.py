@@ -1,6 +1,6 @@
-"""Writes a snapshot from plain offers; the build script and `cavvy catalog refresh` use it.
+"""Writes a snapshot from plain offers; used by the build script and `cavvy catalog refresh`.
 
-The same offers give the same file, byte for byte, with the same SQLite.
+Equal offers give an identical file, with the same SQLite version.
 """
 
 import sqlite3
@@ -27,7 +27,7 @@ from cavvy.store.snapshot.layout import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressPrice:
-    """What data costs that leaves a region ("" is every region of the provider) for `target`."""
+    """The price of data sent from a region ("" is every region of the provider) to `target`."""
 
     provider: str
     region: str = ""
@@ -49,10 +49,10 @@ def write_snapshot(
     as_of: date,
     terms: Mapping[str, int] | None = None,
 ) -> int:
-    """Write a new file at `path` (which must not exist) and return how many offers it holds.
+    """Write a new file at `path` (which must not exist) and return its number of offers.
 
-    Of several offers with one key the first is kept. `terms` gives the months of commitment of
-    reserved offers by key.
+    If several offers have one key, the first is kept. `terms` maps keys of reserved offers to their
+    months of commitment.
     """
     unique: dict[str, Offer] = {}
     for offer in offers:
@@ -82,10 +82,12 @@ def write_snapshot(
 def _check(offer: Offer) -> None:
     if not offer.source or offer.as_of is None:
         raise SnapshotError(
-            f"{offer.key} has no source or no date; every row of a snapshot says where it is from"
+            f"{offer.key} has no source or no date; every row of a snapshot needs both"
         )
     if offer.rate.micros_per_hour <= 0:
-        raise SnapshotError(f"{offer.key} costs nothing; a snapshot holds prices only")
+        raise SnapshotError(
+            f"{offer.key} costs nothing; a snapshot contains only offers with a price"
+        )
 
 
 def _fill(
@@ -200,7 +202,7 @@ def _shape_row(shape: _Shape, packs: Mapping[tuple[str, int, int], int]) -> tupl
 
 
 def _count(connection: sqlite3.Connection) -> None:
-    """Fill the counts and the cheapest offers that most questions are answered from."""
+    """Fill the counts and the cheapest offers, which answer most queries."""
     for purchase, column in PURCHASE_COLUMNS.items():
         number = PURCHASE_NUMBERS[purchase]
         found = connection.execute(

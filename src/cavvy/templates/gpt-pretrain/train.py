@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from cavvy import train
 
-LETTERS = 128  # ASCII; anything else is left out
+LETTERS = 128  # ASCII; other characters are left out
 LENGTH = 96  # letters of a sample
 
 
@@ -79,7 +79,7 @@ def main() -> None:
     manual = "\n".join(topics.values()).encode("ascii", "ignore")[: options.letters]
     text = torch.tensor(list(manual))
     samples = text[: len(text) // (LENGTH + 1) * (LENGTH + 1)].view(-1, LENGTH + 1)
-    held = max(len(samples) // 20, 1)  # the end of the text is never trained on
+    held = max(len(samples) // 20, 1)  # the model never trains on the end of the text
 
     run = train.Run()
     model = run.model(lambda: GPT(options.width, options.layers))
@@ -105,7 +105,7 @@ def main() -> None:
         value = surprise(samples[-held:].to(device)).item()
     story = write(
         model, "The ", 120, device
-    )  # on all ranks: where a model is sharded, they work together
+    )  # on all ranks, because the ranks of a sharded model work together
     if run.world.is_first:
         print(
             f"loss {value:.4f} on text that it never saw, after {run.steps} steps (guessing: "

@@ -74,11 +74,11 @@ class GradCamNet(nn.Module):
 def heat_map(
     model: nn.Module, layer: nn.Module, image: torch.Tensor, method: str, label: int | None = None
 ):
-    """What in `image` (3, H, W) speaks for `label` (by default the network's answer), as (H, W) of
-    0..1.
+    """The parts of `image` (3, H, W) that speak for `label` (default: the network's answer), as (H,
+    W) of 0..1.
 
-    All methods weigh the channels of what `layer` gives; they differ in how much each channel (or
-    pixel) counts.
+    All methods weigh the channels of the output of `layer`; they differ in the weight of each
+    channel (or pixel).
     """
     model.eval()
     kept: list[torch.Tensor] = []
@@ -90,22 +90,22 @@ def heat_map(
     label = int(scores.argmax()) if label is None else label
     (slope,) = torch.autograd.grad(scores[label], kept[0])
     seen, slope, score = kept[0].detach()[0], slope[0], scores[label].detach()  # channels, h, w
-    if method == "grad-cam":  # the mean slope of each channel
+    if method == "grad-cam":  # mean gradient of each channel
         heat = (slope.mean((1, 2), keepdim=True) * seen).sum(0)
-    elif method == "grad-cam++":  # slopes weighted so that each of several spots counts in full
+    elif method == "grad-cam++":  # gradients weighted so that each of several spots counts fully
         squares = slope**2
         share = squares / (2 * squares + (seen * slope**3).sum((1, 2), keepdim=True) + 1e-7)
         heat = ((share * slope.relu()).sum((1, 2), keepdim=True) * seen).sum(0)
-    elif method == "xgrad-cam":  # the mean slope where the channel is bright
+    elif method == "xgrad-cam":  # the mean gradient where the channel is bright
         total = seen.sum((1, 2), keepdim=True)
         heat = ((slope * seen).sum((1, 2), keepdim=True) / (total + 1e-7) * seen).sum(0)
-    elif method == "hires-cam":  # each pixel by its own slope
+    elif method == "hires-cam":  # each pixel by its own gradient
         heat = (slope * seen).sum(0)
-    elif method == "layer-cam":  # the same, by slopes that speak for it alone
+    elif method == "layer-cam":  # each pixel by the gradients that support it
         heat = (slope.relu() * seen).sum(0)
-    elif method == "eigen-cam":  # what most of the channels agree on, without any label
+    elif method == "eigen-cam":  # the pattern that most channels share, without any label
         heat = _agreed(seen)
-    elif method == "eigen-grad-cam":  # what most of them agree on that speaks for the label
+    elif method == "eigen-grad-cam":  # the shared pattern that supports the label
         heat = _agreed(slope * seen)
     elif method == "score-cam":
         masks = F.interpolate(seen[:, None], image.shape[1:], mode="bilinear", align_corners=False)
@@ -139,7 +139,7 @@ def _agreed(seen: torch.Tensor) -> torch.Tensor:
 def _without_each(
     model: nn.Module, layer: nn.Module, image: torch.Tensor, channels: int
 ) -> torch.Tensor:
-    """The scores (channels, classes) when one channel of what `layer` gives is put out."""
+    """The scores (channels, classes) with one channel of the output of `layer` set to zero."""
     keep = 1 - torch.eye(channels, device=image.device)[:, :, None, None]
     handle = layer.register_forward_hook(lambda _module, _inputs, output: output * keep)
     try:

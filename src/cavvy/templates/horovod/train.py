@@ -68,7 +68,7 @@ def main() -> None:
         state = torch.load(kept, weights_only=True)
         model.load_state_dict(state["model"])
         first = state["epochs"]
-        print(f"going on after {first} passes")
+        print(f"continuing after {first} passes")
     with torch.no_grad():
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     first = int(

@@ -2,10 +2,9 @@
 
     python sweep.py --trials 8
 
-Each trial is a job of its own (`cavvy run task.yaml --param ...`), so they run wherever there is
-room, and wait where there is none. After 2, 4, 8, ... passes a trial that is worse than the median
-of all that came as far is stopped. Start it again with the same --name, and it goes on with the
-trials that are there.
+Each trial is a job of its own (`cavvy run task.yaml --param ...`), so they run as soon as capacity
+is free. After 2, 4, 8, ... passes, a trial that is worse than the median of all trials at that pass
+is stopped. Start it again with the same --name to continue with the existing trials.
 """
 
 import argparse
@@ -92,7 +91,7 @@ def main() -> None:
 
     ends = {name: result[max(result)] for name, result in results.items() if result}
     if not ends:
-        raise SystemExit("no trial said how good it is; `cavvy logs NAME` shows why")
+        raise SystemExit("no trial reported its accuracy; `cavvy logs NAME` shows why")
     best = max(ends, key=ends.__getitem__)
     print(f"best: {best}, accuracy {ends[best]:.4f}, {trials[best]}")
     spent = sum(len(result) for result in results.values())

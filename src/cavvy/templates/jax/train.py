@@ -72,7 +72,7 @@ def main() -> None:
     kept = FOLDER / "state.pickle"
     if kept.exists():
         first, layers, speeds = pickle.loads(kept.read_bytes())
-        print(f"going on after step {first}")
+        print(f"continuing after step {first}")
     else:
         layers = make(jax.random.key(0))
         first, speeds = 0, jax.tree.map(jnp.zeros_like, layers)

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from cavvy import train
 
-LETTERS = 128  # ASCII; anything else is left out
+LETTERS = 128  # ASCII; other characters are left out
 LENGTH = 64  # letters of a sample
 
 
 class Writer(nn.Module):
-    """For each letter, the probability of every next letter."""
+    """For each letter, the probabilities of the next letter."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def main() -> None:
     manual = "\n".join(topics.values()).encode("ascii", "ignore")[: options.letters]
     text = torch.tensor(list(manual))
     samples = text[: len(text) // LENGTH * LENGTH].view(-1, LENGTH)
-    held = len(samples) // 20  # the end of the text is never trained on
+    held = len(samples) // 20  # the model never trains on the end of the text
 
     run = train.Run()
     model = run.model(lambda: Writer(options.width))

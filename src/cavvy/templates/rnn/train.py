@@ -21,9 +21,7 @@ class Reader(nn.Module):
         self.enter = nn.Linear(8, width)
         self.again = nn.Linear(width, width, bias=False)
         self.out = nn.Linear(width, 10)
-        nn.init.orthogonal_(
-            self.again.weight
-        )  # so that early rows are neither lost nor louder than late ones
+        nn.init.orthogonal_(self.again.weight)  # so that early rows count as much as late ones
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         state = rows.new_zeros(len(rows), self.again.in_features)

@@ -116,7 +116,7 @@ def tune(epochs: int, lr: float, weights: str) -> None:
 
     run = train.Run(FOLDER / f"{weights}-head", plan=PLAIN)
     model = run.model(lambda: Network(experienced(weights), frozen=True))
-    fit(run, model, few, epochs, lr, list(model.head.parameters()))  # only the new head learns
+    fit(run, model, few, epochs, lr, list(model.head.parameters()))  # only the new head is trained
     said.append(("the head alone", accuracy(model, *test)))
     head = {name: value.detach().cpu().clone() for name, value in model.head.state_dict().items()}
 
@@ -149,7 +149,10 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--lr", type=float, default=0.003)
     parser.add_argument(
-        "--weights", choices=["digits", "imagenet"], default="digits", help="what tune begins with"
+        "--weights",
+        choices=["digits", "imagenet"],
+        default="digits",
+        help="the starting point of tune",
     )
     options = parser.parse_args()
     if options.stage == "base":

@@ -48,7 +48,7 @@ def main() -> None:
     done = 0
     if before.exists():
         done = xgboost.Booster(model_file=before).num_boosted_rounds()
-        print(f"going on after {done} trees")
+        print(f"continuing after {done} trees")
     model = xgboost.train(
         {
             "objective": "binary:logistic",

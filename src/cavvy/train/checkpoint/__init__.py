@@ -1,3 +1,1 @@
-"""Checkpoints: written in the background, complete or not at all, at an interval that follows from
-their cost.
-"""
+"""Checkpoints, written atomically in the background, at an interval derived from their cost."""

@@ -8,8 +8,8 @@ import socket
 
 
 def tell_cost(seconds: float) -> None:
-    """Report how long a save kept the computation waiting; the control plane chooses the interval
-    by it.
+    """Report how long a save paused the computation; the control plane derives the interval from
+    it.
     """
     path = os.environ.get("CAVVY_NOTICE")
     if not path:

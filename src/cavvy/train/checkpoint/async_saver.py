@@ -1,4 +1,4 @@
-"""When a run saves, what, and when it exits: one step for all ranks."""
+"""Decides when a run saves, what, and when it exits: at the same step on all ranks."""
 
 import logging
 from collections.abc import Callable
@@ -27,9 +27,9 @@ from cavvy.train.world import RankWorld
 log = logging.getLogger("cavvy.train")
 FLAT = StateDictOptions(
     flatten_optimizer_state_dict=True
-)  # by parameter name: stages of a pipeline do not collide
+)  # by parameter name, so that pipeline stages do not collide
 Facts = Callable[[], dict[str, Any]]  # collecting them is part of the cost of a save
-LEAVE, SAVE = 2, 1  # requests of a rank; the highest counts
+LEAVE, SAVE = 2, 1  # requests of a rank; the highest one wins
 LOOK_S = 1.0  # between two checks of Cavvy's interval
 
 
@@ -44,11 +44,11 @@ class AsyncSaver:
         self.store = CheckpointStore(self._place.local, world, self._place.send)
         self._began = monotonic()
         self._looked = 0.0
-        self._stall: float | None = None  # of the save in flight, so far
+        self._stall: float | None = None  # duration of the save in flight, so far
         self.fits: dict[str, int] = {}  # micro-batches by key, after a larger one ran out of memory
 
     def wish(self) -> int:
-        """What this rank requests after the current step."""
+        """This rank's request after the current step."""
         if self.notices.pending():
             return LEAVE
         if self.notices.is_news():
@@ -90,8 +90,8 @@ class AsyncSaver:
     def save(
         self, step: int, model: Any, optimizers: list[Any], facts: Facts, *, wait: bool
     ) -> bool:
-        """Start a save, or with `wait` complete one; whether the awaited save is durable. On all
-        ranks.
+        """Start a save, or with `wait` complete one; returns whether the awaited save is durable.
+        Call it on all ranks.
         """
         begun = perf_counter()
         self._measured()
@@ -112,8 +112,8 @@ class AsyncSaver:
         left, needed = self.notices.left_s(), self.store.seconds * (2 if self.store.is_busy else 1)
         if left is not None and left < needed:
             text = (
-                "%.1f s are left and a save takes %.1f s: if that of step %d does not complete, "
-                "step %s is the newest checkpoint"
+                "%.1f s are left and a save takes %.1f s: if the save of step %d does not "
+                "complete, step %s stays the newest checkpoint"
             )
             log.warning(
                 text, left, needed, step, safe.step if (safe := self.store.latest()) else "0"
@@ -122,10 +122,10 @@ class AsyncSaver:
     def part_ways(
         self, error: Exception, step: int, made: StepGradients, optimizers: list[Any], facts: Facts
     ) -> None:
-        """If a rank of a split model has run out of memory: keep this rank's part of the step, and
+        """If a rank of a split model has run out of memory, save this rank's part of the step, and
         exit.
 
-        Raises: SystemExit: to be run again. Returns if something else happened.
+        Raises: SystemExit: to be run again. Returns if the cause was something else.
         """
         fits = error.fits if isinstance(error, OutOfMemory) else {}
         begun = (
@@ -141,7 +141,7 @@ class AsyncSaver:
             self.store.folder, step, self._world, state, facts(), fits and self.fits | fits
         )
         log.warning(
-            "%s: kept this rank's part of step %d, to resume with a smaller micro-batch",
+            "%s: saved this rank's part of step %d, to resume with a smaller micro-batch",
             error,
             step,
         )
@@ -177,9 +177,7 @@ class AsyncSaver:
 
 
 def gather(model: Any, optimizers: list[Any]) -> dict[str, Any]:
-    """The live tensors, but copies of buffers: a forward pass may change buffers while they are
-    staged.
-    """
+    """The live tensors, but copies of buffers: a forward pass may change buffers during staging."""
     weights: dict[str, Any] = get_model_state_dict(model)
     buffers = {name for name, _ in model.named_buffers()}
     weights |= {name: value.clone() for name, value in weights.items() if name in buffers}

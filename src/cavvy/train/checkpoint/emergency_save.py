@@ -1,5 +1,5 @@
-"""What each rank of a split model saves alone when one of them ran out of memory and the others
-would wait forever.
+"""Saves each rank's part of a split model when one rank ran out of memory and the others would wait
+forever.
 
 The ranks cannot communicate in that state, so each writes its own part of the common step. The save
 counts only if all parts exist, and only for the same number of ranks with the same plan. The rank

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-AGAIN = 75  # EX_TEMPFAIL: "saved, run me again" for the agent
+AGAIN = 75  # EX_TEMPFAIL: exit code "saved, run me again" for the agent
 SIGNALS = ("SIGTERM", "SIGUSR1")
 
 

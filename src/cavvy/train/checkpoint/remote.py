@@ -18,8 +18,7 @@ from cavvy.train.world import RankWorld
 class CheckpointLocation:
     """A path, or an fsspec URL with a local folder in front of it.
 
-    Each rank sends its own files; the first rank sends the rest, and the completion mark after all
-    others.
+    Each rank sends its own files; the first rank sends the rest and, last, the completion mark.
     """
 
     def __init__(self, where: str, world: RankWorld) -> None:
@@ -56,7 +55,7 @@ class CheckpointLocation:
         self._world.agree([0])
 
     def send(self, done: StoredCheckpoint) -> None:
-        """Called when the checkpoint is durable locally; in the thread that saves, with its process
+        """Called when the checkpoint is durable locally, in the saving thread with its process
         group.
         """
         if self._remote is None:

@@ -1,5 +1,4 @@
-"""A folder of checkpoints, of which the newest complete one is always readable, on any number of
-ranks.
+"""A folder of checkpoints whose newest complete one is always readable, on any number of ranks.
 
 Each is a folder `step-N` with the files of torch's distributed checkpoint, and is complete when
 `complete.json` is in it: that file is written last, by a rename, after all ranks' files are on
@@ -36,7 +35,7 @@ KEPT = 2  # complete checkpoints to keep; the newest may turn out to be on a bro
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A complete checkpoint; `facts` is all that is not a tensor."""
+    """A complete checkpoint; `facts` holds everything except tensors."""
 
     path: Path
     step: int
@@ -61,7 +60,7 @@ class CheckpointStore:
         self._staging: Future[Any] | None = None
         self._thread: Thread | None = None
         self._fault: BaseException | None = None
-        self.seconds = 0.0  # until the last save was durable
+        self.seconds = 0.0  # time until the last save was durable
         self.safe_step: int | None = (
             None  # the newest that this process has saved; known to the first rank
         )
@@ -76,7 +75,8 @@ class CheckpointStore:
         return find_latest(self.folder)
 
     def clean(self) -> None:
-        """Remove what an earlier process left incomplete. For one rank, before any rank writes."""
+        """Remove incomplete saves of an earlier process. Call it on one rank, before any rank
+        writes."""
         for path in self.folder.iterdir():
             if NAME.fullmatch(path.name) and _read_mark(path) is None:
                 shutil.rmtree(path, ignore_errors=True)
@@ -88,8 +88,8 @@ class CheckpointStore:
         load(state, checkpoint_id=found.path, process_group=group, no_dist=group is None)
 
     def save(self, step: int, state: dict[str, Any], facts: dict[str, Any]) -> None:
-        """Start a save; waits for the previous one, if it still runs. On all ranks at the same
-        step.
+        """Start a save; waits for the previous one, if it still runs. Call it on all ranks at the
+        same step.
         """
         self.wait()
         begun = perf_counter()
@@ -114,7 +114,8 @@ class CheckpointStore:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until the state has been copied, or failed to be; after that it may change."""
+        """Wait until the copy of the state has been made or has failed; after that the state may
+        change."""
         staging, self._staging = self._staging, None
         if staging is not None:
             staging.exception()  # the thread of the save gets the same error and reports it
@@ -212,7 +213,7 @@ def _read_mark(path: Path) -> dict[str, Any] | None:
 
 
 def _expect_to_be_alone() -> None:
-    """One process without a group is correct here; torch warns about it."""
+    """One process without a group is valid here, but torch warns about it."""
     warnings.filterwarnings(
         "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
     )

@@ -1,4 +1,5 @@
-"""The seam to formats: anything with a length that gives a sample for an index can be trained on.
+"""The interface to data formats: any object with a length that returns a sample for an index can be
+trained on.
 
 A reader of a format is a function from a path or URL to a `Source`, registered under the name
 before the colon ("mds:/data/shards") or the extension of the file. The order, the split over ranks

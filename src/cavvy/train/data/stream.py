@@ -1,10 +1,10 @@
 """Global batches of a fixed size, in one order for all ranks: the state of the data is one number.
 
 Positions count samples over all epochs: position p is sample `shuffled(p mod N)` of epoch `p div
-N`. A global batch is `global_batch` positions in a row, of which each rank takes its share. So any
-number of ranks can go on from any position, with the samples and the random augmentations that any
-other number would have seen (the idea of Grain's ElasticIterator; unlike there, the batch need not
-be divisible by the ranks, and a sample has its position, which augmentations are seeded by). Grain
+N`. A global batch is `global_batch` consecutive positions, of which each rank takes its share. So
+any number of ranks can continue from any position, with the same samples and random augmentations
+as any other number (the idea of Grain's ElasticIterator; unlike there, the batch need not be
+divisible by the ranks, and a sample's position seeds its augmentations). Grain
 shuffles, prefetches, and runs the worker processes.
 """
 
@@ -30,14 +30,14 @@ LISTED = 2**22  # up to this many samples an epoch's order is a list; beyond, ea
 class Batch:
     """One rank's share of a global batch."""
 
-    values: Any  # tensors whose first dimension counts samples, in the shape that samples have
+    values: Any  # tensors in the samples' structure, whose first dimension counts samples
     size: int  # samples on this rank
     total: int  # samples on all ranks
-    largest: int  # samples on the rank with most
+    largest: int  # samples on the rank with the most
 
     def pieces(self, count: int) -> list[tuple[Any, int]]:
-        """Its values in `count` parts, each with its number of samples; an empty part has one
-        sample to compute with.
+        """The batch in `count` parts, each with its number of samples; an empty part has one sample
+        to compute with.
         """
         if count == 1:
             return [(self.values, self.size)]
@@ -79,9 +79,7 @@ class Data:
         shuffle: bool = True,
     ) -> None:
         if len(source) == 0 or global_batch < 1:
-            raise ValueError(
-                f"{len(source)} samples in batches of {global_batch}: nothing to train on"
-            )
+            raise ValueError(f"{len(source)} samples are less than one batch of {global_batch}")
         self.source, self.global_batch, self.seed, self.shuffle = (
             source,
             global_batch,
@@ -183,7 +181,7 @@ class Data:
             batches.close()
 
     def _order(self, epoch: int) -> Any:
-        listed, order = self._listed  # read once: another thread may be in another epoch
+        listed, order = self._listed  # read once, because another thread may be in another epoch
         if listed != epoch:
             order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(
                 len(self.source)
@@ -221,9 +219,7 @@ def move(values: Any, device: Any, *, pin: bool, channels_last: bool) -> Any:
 
 
 def _pack(values: Any) -> Any:
-    """A batch as a worker sends it, in arrays: a tensor of the worker would need it until it is
-    read.
-    """
+    """A batch as a worker sends it, in arrays: a tensor would need its worker until it is read."""
 
     def one(value: Any) -> Any:
         return (

@@ -1,9 +1,9 @@
 """Data parallel: gradients are summed over replicas, in buckets, while the backward pass still
 runs.
 
-As DistributedDataParallel does, with two differences that the run needs. The model stays the user's
-own module, and a rank whose backward pass ran out of memory can complete it with the buckets as
-they are, so that the others do not wait; all ranks then discard the gradients of the step.
+It works like DistributedDataParallel, with two differences that a run needs. The model stays the
+user's own module, and a rank whose backward pass ran out of memory can complete it with the buckets
+as they are, so that the others do not wait; all ranks then discard the gradients of the step.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel; measured there
+BUCKET_BYTES = 25 * 2**20  # bytes, as in DistributedDataParallel, where it was measured
 
 
 class GradientBucket:
@@ -46,7 +46,7 @@ class GradientReducer:
             parameter.register_post_accumulate_grad_hook(self._ready)
 
     def arm(self) -> None:
-        """The next backward pass is the step's last: send each bucket as soon as it is full."""
+        """Announce the step's last backward pass: send each bucket as soon as it is full."""
         self._armed, self._next = True, 0
         for bucket in self._buckets:
             bucket.waiting = len(bucket.parameters)

@@ -67,13 +67,13 @@ def _aim(name: str, folder: str) -> Any:
     repo = import_module("aim.sdk.repo_utils").get_repo(folder or None)
     rows = (
         repo.structured_db.search_runs(name) if repo.structured_db is not None else ()
-    )  # not a server's
+    )  # not for a server
     before = next(
         (row.hash for row in rows if row.name == name and row.experiment == project), None
     )
     run = aim.Run(
         before, repo=repo, experiment=project, force_resume=before is not None
-    )  # it may have died on another machine
+    )  # the run may have died on another machine
     run.name = name
 
     def log(values: dict[str, float], step: int) -> None:
@@ -100,11 +100,11 @@ MAKERS: dict[str, Callable[[str, str], Tracker]] = {
 
 
 def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
-    """A tracker by name; a run with the same `name` goes on (not on an Aim server). Without one it
-    is this job's run, or a new one where there is no job.
+    """A tracker by name; a run with the same `name` continues (not on an Aim server). Without a
+    name it is this job's run, or a new one outside a job.
 
     Raises:
-        ValueError: there is none of that name, or its package is not installed.
+        ValueError: the name is unknown, or its package is not installed.
     """
     if kind not in MAKERS:
         raise ValueError(f"tracker {kind!r} is none of {', '.join(MAKERS)}")

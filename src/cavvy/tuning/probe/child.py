@@ -1,4 +1,4 @@
-"""Measures windows of steps in a rank of the user's script, by command, one after the other."""
+"""Measures windows of steps in a rank of the user's script, one per command."""
 
 import json
 import os
@@ -51,15 +51,16 @@ class ProbeChannel:
 
 
 class ScriptProbe:
-    """One rank. At the end of each window it tells what it measured and waits for the next command.
+    """One rank. At the end of each window it reports its measurements and waits for the next
+    command.
 
     A command: `mode` (see `WindowModes`), `skip` and `steps` to make, `trace` (a file for it, or
-    "-" for none to be kept), `watch` (which lines are at work, by what traces have told of them),
-    `look` (how many samples to read and time alone), `epoch` (go to the next pass of the script's
-    own loop over epochs, see `_came_back`), or `end`. What is told of a window: `rank`, `seconds`
-    of a step, and of each one (`steps`, `parts`); of all steps since the window before the seconds
-    of saves, of transfers and of what lies between the parts (`every`); with `trace` how long no
-    operation ran in a step, and with it or `watch` what `StackSampler.read` says.
+    "-" for none to be kept), `watch` (which lines are running, identified by earlier traces),
+    `look` (how many samples to read and time separately), `epoch` (go to the next pass of the
+    script's own loop over epochs, see `_came_back`), or `end`. A report contains: `rank`, `seconds`
+    of a step, and of each one (`steps`, `parts`); for all steps since the previous window, the
+    seconds of saves, of transfers and between the parts (`every`); with `trace`, how long no
+    operation ran in a step, and with it or `watch`, the result of `StackSampler.read`.
     """
 
     def __init__(self, channel: ProbeChannel) -> None:
@@ -75,11 +76,11 @@ class ScriptProbe:
         self._sampler: StackSampler | None = None
         self._lines = BusyLines()
         self._loop: UserLoop | None = None  # the script's own code around `run.batches`
-        self._pass: tuple[Any, float] = (None, 0.0)  # the data, and the number of epochs
+        self._pass: tuple[Any, float] = (None, 0.0)  # of which the data, and the number of epochs
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """While a script runs: its runs are observed, save to none of the user's folders, and do
+        """While a script runs, its runs are observed, save to none of the user's folders, and do
         not end by themselves.
         """
         begin, resume, old_batches = Run.__init__, Run.resume, Run.batches
@@ -105,7 +106,8 @@ class ScriptProbe:
                 runs.observers.remove(watch)
 
     def _make_pass(self, batches: Any, run: Any, this: tuple[Any, float]) -> Iterator[Any]:
-        """Endless batches or, by command, those of one pass: the script's own loop goes on then."""
+        """Endless batches or, by command, those of one pass, after which the script's own loop
+        continues."""
         before, self._pass = self._pass, this
         if self._command.get("epoch"):
             self._came_back(

@@ -82,8 +82,8 @@ def _timed(into: list[float], work: Any) -> Any:
 
 class StackSample(NamedTuple):
     at: int  # nanoseconds since 1970
-    # since the last sample: a thread that keeps the interpreter this long is seen once, when it is
-    # done
+    # nanoseconds since the last sample: a thread that holds the interpreter this long is seen only
+    # once, at the end
     took: int
     inside: bool  # the part of the step
     line: str  # the user's line, or none
@@ -91,12 +91,11 @@ class StackSample(NamedTuple):
 
 
 class StackSampler:
-    """Looks every millisecond what the main thread is at: which part of the step, and which line of
-    the user's own.
+    """Samples every millisecond what the main thread executes: the part of the step, and the line
+    of the user's code.
 
-    A look is stamped before anything else is done: the thread gets its turn when an operation
-    begins, and a short one would be over by the time that the line is found. `loop` is the code
-    that makes the steps.
+    A sample gets its time stamp first: the thread gets its turn when an operation begins, and a
+    short one would be over by the time the line is found. `loop` is the code that makes the steps.
     """
 
     def __init__(self, clock: Any, loop: "frozenset[Any]" = frozenset()) -> None:
@@ -136,8 +135,8 @@ class StackSampler:
 
 
 class BusyLines:
-    """Which of the user's lines work in Python, from windows in which a trace showed when
-    operations ran.
+    """Which of the user's lines run Python, from windows in which a trace showed when operations
+    ran.
     """
 
     def __init__(self) -> None:
@@ -146,8 +145,8 @@ class BusyLines:
         ] = {}  # nanoseconds seen without an operation, and in total
 
     def learn(self, seen: list[StackSample], busy: "list[tuple[int, int]]", steps: int) -> None:
-        """`busy`: when operations ran, in order and apart, in nanoseconds since 1970. Those of a
-        line that makes many tiny ones in each of the `steps` are Python too.
+        """`busy`: when operations ran, in order and apart, in nanoseconds since 1970. Operations of
+        a line that makes many tiny ones in each of the `steps` count as Python too.
         """
         begins = [begin for begin, _ in busy]
         ran, before = [], ""
@@ -174,10 +173,10 @@ class BusyLines:
 
 
 def sum_up(seen: list[StackSample], lasted: int, lines: BusyLines) -> dict[str, Any]:
-    """`own`: the share of all time in which lines of the user's own worked in Python inside of the
-    step's parts; `between`: nanoseconds between the parts of such `python`, of `saving`, of other
-    `work`, and of the `loop` itself; `lines`: of each but the last those that were seen most, with
-    their shares of all time.
+    """`own`: the share of all time in which the user's lines ran Python within the step's parts;
+    `between`: nanoseconds between the parts spent on such `python`, on `saving`, on other `work`,
+    and on the `loop` itself; `lines`: for each except the last, the most frequent lines with their
+    shares of all time.
     """
     own, between = 0, dict.fromkeys(("python", "saving", "work", "loop"), 0)
     found: dict[str, Counter[str]] = {kind: Counter() for kind in between if kind != "loop"}
@@ -199,11 +198,11 @@ def sum_up(seen: list[StackSample], lasted: int, lines: BusyLines) -> dict[str, 
 
 
 def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_same: bool) -> str:
-    """Nothing, a "tiny" operation or a "long" one, where one ran then, or was just being called
+    """Nothing, a "tiny" operation or a "long" one, if one was running, or was just being called
     after another.
 
-    A look may itself hold a tiny one up. Where the line `is_same` as at the look before, those in
-    between are its own too, and most of them tell.
+    A sample may itself delay a tiny one. If the line `is_same` as in the previous sample, the
+    samples in between belong to it too, and most of them decide.
     """
     if place < 0:
         return ""
@@ -216,8 +215,8 @@ def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_s
 
 
 def find_own_line(frame: Any) -> str:
-    """The user's line that is at work or has called what is; empty where it called PyTorch or the
-    training loop, or was called to sum gradients.
+    """The user's line that is running or has called the running code; empty if it called PyTorch or
+    the training loop, or was called to sum gradients.
     """
     found = ""
     while frame is not None:
@@ -279,9 +278,7 @@ class UserLoop(NamedTuple):
     end: int
 
     def guard(self, done: type[BaseException]) -> None:
-        """From now on raise `done` when the frame leaves the loop: the code after it must
-        not run.
-        """
+        """Raise `done` when the frame leaves the loop, so that the code after it does not run."""
 
         def look(frame: Any, event: str, _: Any) -> Any:
             if event == "return" or frame.f_lasti > self.end:
@@ -293,8 +290,8 @@ class UserLoop(NamedTuple):
 
 
 def find_loop(frame: Any) -> UserLoop | None:
-    """The innermost loop of the user's code around the running code: a jump from behind it to
-    before it.
+    """The innermost loop of the user's code around the running code: a jump from after it to before
+    it.
     """
     while frame is not None:
         if _is_own(frame.f_code.co_filename):

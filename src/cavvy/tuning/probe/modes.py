@@ -40,10 +40,10 @@ COLLECTIVES = (
 
 
 class WindowModes:
-    """The mode at hand. `cached`: the last batch again, without reading. `resident`: it also lies
-    on the device already. The others build upon that: `alone`: no gradients are sent; `double`: a
-    batch twice as large; `larger`: a micro-batch `GROWTH` times as large; `bf16`: lower precision.
-    `saving`: real data, and a checkpoint.
+    """The current mode. `cached`: repeats the last batch, without reading. `resident`: the batch is
+    also on the device already. The others extend that: `alone`: no gradients are sent;
+    `double`: a batch twice as large; `larger`: a micro-batch `GROWTH` times as large; `bf16`: lower
+    precision. `saving`: real data, and a checkpoint.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class WindowModes:
         self._moved: Any = None
         self._saves = 0
         self._size = 0  # the micro-batch before a mode that may need more memory
-        self._ours: list[Any] = []  # collectives that are timed
+        self._ours: list[Any] = []  # collectives being timed
 
     def choose(self, name: str, skip: int = 0, reading: "dict[str, int] | None" = None) -> None:
         if name not in NAMES:
@@ -84,7 +84,7 @@ class WindowModes:
             yield
 
     def _list_patches(self) -> list[tuple[Any, str, Any]]:
-        """What follows the mode at hand: where it is, its name, and what replaces it."""
+        """The effects of the current mode: the module, the attribute, and its replacement."""
         modes, read, move, forward = self, Data.read, stream.move, StepGradients._forward
 
         def read_as_told(data: Any, share: Any, until: int, **options: int) -> Generator[Any]:
@@ -151,8 +151,8 @@ class WindowModes:
     def _read(
         self, read: Any, data: Any, share: Any, until: int, options: dict[str, int]
     ) -> Generator[Any]:
-        """Batches as usual, or the last one again; a change of the readers restarts from the run's
-        position.
+        """Yields batches as usual, or the last one again; a change of the readers restarts from the
+        run's position.
         """
         self.data, kept, batches, opened = data, None, None, self._reading
         try:
