@@ -1,1 +1,1 @@
-"""One file or package per place that GPUs come from, behind the seam in `base`."""
+"""The providers of GPUs, one file or package each, behind the interface in `base`."""

@@ -26,7 +26,7 @@ class Ability(Generic[_P]):
 
     name: str
     methods: tuple[str, ...]
-    purpose: str  # for writers of providers; the reference page shows it
+    purpose: str  # description for authors of providers, for the reference page
 
 
 class SharesHosts(Protocol):
@@ -39,7 +39,7 @@ class HoldsVolumes(Protocol):
     """A provider whose named volumes exist in one location; their tasks are placed there."""
 
     async def volumes(self) -> Sequence[VolumeLocation]:
-        """Those that exist. Raises TryAgain, Refused."""
+        """The existing volumes among the named ones. Raises TryAgain, Refused."""
 
 
 class HasParts(Protocol):
@@ -48,12 +48,13 @@ class HasParts(Protocol):
     def silent(self) -> Sequence[str]:
         """The parts that did not answer the last `offers`, each with the reason.
 
-        A job that fits nowhere else waits for them. If no part answers, `offers` raises.
+        A job that fits nowhere else waits for these parts. If no part answers, `offers` raises.
         """
 
 
 class SignalsChanges(Protocol):
-    """A provider that signals a changed gang; a lost signal costs a poll, never correctness."""
+    """A provider that signals changes of a gang; a lost signal costs one poll, never
+    correctness."""
 
     async def changed(self) -> str:
         """Wait for the next change and return the gang's name."""
@@ -63,7 +64,7 @@ class RunsAgentsHere(Protocol):
     """A provider whose agents run in this process and call the control plane directly."""
 
     def connect(self, control_plane: AgentCalls | None) -> None:
-        """Agents call `control_plane` from now on; None: it is gone, and they work on alone."""
+        """Agents call `control_plane` from now on; None: it is gone, and they continue alone."""
 
 
 class ChecksTasks(Protocol):
@@ -86,15 +87,15 @@ class StatesPolicy(Protocol):
     """A provider that knows which rights it needs; `cavvy check NAME --policy` prints them."""
 
     def policy(self) -> str:
-        """The least rights of its account, in the infrastructure's own language, offline."""
+        """The minimum rights of its account, in the infrastructure's own language, offline."""
 
 
 class ExportsTasks(Protocol):
-    """A provider that can print what it would submit: `cavvy export NAME TASK.YAML`."""
+    """A provider that can print the job that it would submit: `cavvy export NAME TASK.YAML`."""
 
     def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
         """The task in the infrastructure's own language, without Cavvy's agent, made offline.
-        `offer` None: wherever it fits.
+        `offer` None: any suitable resources.
         """
 
 
@@ -102,17 +103,17 @@ class RelaysAgents(Protocol):
     """A provider whose nodes cannot reach the control plane: it relays their agents' requests.
 
     The provider makes the tunnels, mailboxes or streams that its nodes need, passes each request
-    to `ProviderContext.server_address` unchanged, and names the near end in its agents'
-    configurations.
+    to `ProviderContext.server_address` unchanged, and writes the near end's address into its
+    agents' configurations.
     """
 
     async def relay(self) -> None:
-        """Relay for every gang of this installation until cancelled; reconnect lost lines."""
+        """Relay for every gang of this installation until cancelled; reconnect lost connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinInvitation:
-    """Two commands, of which one makes a machine a node. They hold a token for one use."""
+    """Two commands, either of which joins a machine. They contain a single-use token."""
 
     shell: str
     python: str  # for machines without curl
@@ -125,36 +126,36 @@ class JoinedMachine:
 
     name: str
     state: str  # for people: up, silent, leaving, left
-    has: str  # for people: what it has
+    has: str  # for people: its resources
     joined_at: datetime
     heard_at: datetime | None = None
 
 
 class ServesNodes(Protocol):
-    """A provider whose machines call the server. The API passes their calls on unread."""
+    """A provider whose machines call the server. The API forwards their calls unread."""
 
     async def invite(
         self, *, name: str | None, group: str | None, valid: timedelta
     ) -> JoinInvitation:
-        """`group`: machines of one network, which can carry a gang together. Raises Refused."""
+        """`group`: machines of one network, which can run a gang together. Raises Refused."""
 
     async def machines(self) -> Sequence[JoinedMachine]:
-        """The machines that joined and were not dismissed."""
+        """The machines that have joined and were not dismissed."""
 
     async def dismiss(self, name: str) -> None:
         """End its work and revoke its token. Raises NotFound, TryAgain."""
 
     async def script(self) -> bytes:
-        """The script that the pasted command fetches and runs; it holds no secret."""
+        """The script that the join command fetches and runs; it contains no secret."""
 
     async def answer(self, call: str, token: str, body: bytes) -> bytes:
-        """Answer a machine; may take as long as a long poll. Raises Refused (go for good),
-        NotFound, TryAgain.
+        """Answer a machine's call; may take as long as a long poll. Raises Refused (leave for
+        good), NotFound, TryAgain.
         """
 
 
 class Closeable(Protocol):
-    """A provider that holds files or connections; its gangs run on without it."""
+    """A provider that holds files or connections; its gangs continue without it."""
 
     async def close(self) -> None:
         """Close them. Called last, in the event loop that used the provider."""
@@ -176,8 +177,9 @@ HOLDS_VOLUMES: Ability[HoldsVolumes] = Ability(
 HAS_PARTS: Ability[HasParts] = Ability(
     name="has parts",
     methods=("silent",),
-    purpose="Names the clusters, regions or hosts that did not answer, with the reason. Jobs that "
-    "fit nowhere else wait for them. `FanOut` of `providers/batch/fan_out.py` queries parts so "
+    purpose="Reports the clusters, regions or hosts that did not answer, with the reason. Jobs "
+    "that fit nowhere else wait for these. `FanOut` of `providers/batch/fan_out.py` queries "
+    "parts so "
     "that a dead one does not block the others.",
 )
 SIGNALS_CHANGES: Ability[SignalsChanges] = Ability(
@@ -203,7 +205,7 @@ WHO_AM_I: Ability[WhoAmI] = Ability(
 STATES_POLICY: Ability[StatesPolicy] = Ability(
     name="policy",
     methods=("policy",),
-    purpose="`cavvy check NAME --policy`: the least rights that the provider needs.",
+    purpose="`cavvy check NAME --policy`: the minimum rights that the provider needs.",
 )
 EXPORTS_TASKS: Ability[ExportsTasks] = Ability(
     name="exports tasks",
@@ -242,5 +244,5 @@ ABILITIES: Sequence[Ability[Any]] = (
 
 
 def ability(provider: "Provider", wanted: Ability[_P]) -> _P | None:
-    """The provider as one that has the ability, or None if its manifest does not declare it."""
+    """The provider, typed by the ability, or None if its manifest does not declare it."""
     return cast(_P, provider) if wanted in provider.manifest.abilities else None

@@ -1,9 +1,9 @@
-"""The launch ledger: what was asked for and what became of it, in the state that servers share.
+"""The launch ledger: requested launches and their outcomes, in the state that servers share.
 
-A provider writes a record before it buys anything, so that a launch whose reply was lost, or whose
-server died, is known. It calls `refresh` before it looks at its gangs: another server may have
-launched one. A write on top of another server's raises TryAgain; the record is then as that server
-wrote it.
+A provider writes a record before any purchase, so that a launch whose reply was lost, or whose
+server died, is known. It calls `refresh` before it looks at its gangs, because another server may
+have launched one. A write that conflicts with another server's raises TryAgain; the record then has
+that server's content.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ _N = TypeVar("_N", bound=NamedRecord)
 
 
 class ChangedElsewhere(TryAgain):
-    """Another server wrote the record first; it has been read again."""
+    """Another server wrote the record first; it was read again."""
 
 
 class LaunchLedger(Generic[_N]):
-    """Records by name. `records` is what this process knows; reading it costs nothing.
+    """Records by name. `records` is this process's copy; reading it costs nothing.
 
-    A new record is stored when `put` returns. A later change, or a removal, is also accepted while
-    the database is full or away: this process acts on it and writes it with the next refresh.
+    A new record is stored when `put` returns. A later change or removal is also accepted while the
+    database is full or unavailable: this process acts on it and writes it with the next refresh.
     """
 
     def __init__(self, state: ProviderState, kind: type[_N], collection: str = "gangs") -> None:
@@ -45,14 +45,14 @@ class LaunchLedger(Generic[_N]):
         self._writing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def lock(self, name: str) -> asyncio.Lock:
-        """For work in this process on what the record describes."""
+        """A lock for work in this process on the record's gang."""
         return self._locks.setdefault(name, asyncio.Lock())
 
     def get(self, name: str) -> _N | None:
         return self.records.get(name)
 
     async def refresh(self, name: str | None = None) -> None:
-        """Read all records, or the one named, as other servers left them. Raises TryAgain."""
+        """Read all records, or the named one, as other servers left them. Raises TryAgain."""
         for each in list(self._unwritten):
             await self._write(each)
         before = dict(self._stored)
@@ -74,13 +74,13 @@ class LaunchLedger(Generic[_N]):
         except ChangedElsewhere:
             raise
         except TryAgain:
-            if before is None:  # it says what is bought next
+            if before is None:  # a new record decides the next purchase
                 self.records.pop(name, None)
                 self._unwritten.discard(name)
                 raise
 
     async def drop(self, name: str) -> None:
-        """Forget a record. Raises ChangedElsewhere."""
+        """Delete a record. Raises ChangedElsewhere."""
         if self.records.pop(name, None) is None:
             return
         self._unwritten.add(name)
@@ -89,13 +89,13 @@ class LaunchLedger(Generic[_N]):
         except ChangedElsewhere:
             raise
         except TryAgain:
-            pass  # `refresh` writes it
+            pass  # `refresh` writes it later
 
     async def _write(self, name: str) -> None:
         async with self._writing.setdefault(name, asyncio.Lock()):
             record, stored = self.records.get(name), self._stored.get(name)
             if name not in self._unwritten:
-                return  # with an earlier write of this process
+                return  # conflicts with an earlier write of this process
             document = ProviderDocument(
                 collection=self._collection,
                 name=name,

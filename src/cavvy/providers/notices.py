@@ -1,5 +1,5 @@
-"""How a node can learn that its place takes it back: data that a provider declares, and its
-agents act on.
+"""How a node can learn that its provider will reclaim it: data that a provider declares and its
+agents use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,8 @@ from datetime import timedelta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeTokenSource:
-    """What has to be fetched first, and is then sent as the header `header`; fetched again when
-    `life` is half over.
+    """A value to fetch first and send as the header `header`; fetched again after half of its
+    `life`.
     """
 
     url: str
@@ -22,8 +22,8 @@ class NoticeTokenSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeHold:
-    """A request that is answered when the answer changes: `query` is appended, `{tag}` in it is
-    the last ETag.
+    """A request that the server answers when the answer changes: `query` is appended, with `{tag}`
+    replaced by the last ETag.
     """
 
     query: str
@@ -33,8 +33,8 @@ class NoticeHold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeNode:
-    """Lists name many nodes: `url` answers this one's name, and the event's list `field_name`
-    must hold it.
+    """For lists of events about many nodes: `url` returns this node's name, which the event's list
+    `field_name` must contain.
     """
 
     url: str
@@ -43,10 +43,10 @@ class NoticeNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeReply:
-    """Sent when the work has ended and its checkpoint is durable, so that the place need not wait
-    for its own limit.
+    """Sent when the work has ended and its checkpoint is durable, so that the provider need not
+    wait for its own limit.
 
-    `{id}` in `body` is the event's field `id_field`.
+    `{id}` in `body` stands for the event's field `id_field`.
     """
 
     url: str
@@ -56,16 +56,16 @@ class NoticeReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeSource:
-    """One address on the node, asked over plain HTTP. 404, 410, 204 and an empty answer mean that
-    there is nothing.
+    """One address on the node, polled over plain HTTP. 404, 410, 204 and an empty answer mean that
+    there is no notice.
 
-    The answer is a text, an object, or with `list_field` an object with a list of events. An event
-    counts if every field named in `match` has one of its values ("" is the whole of a text). Times
-    are ISO 8601 or as in HTTP headers.
+    The answer is a text, an object, or, with `list_field`, an object with a list of events. An
+    event counts if every field in `match` has one of its values ("" stands for a whole text
+    answer). Times are ISO 8601 or as in HTTP headers.
     """
 
     source: str  # for people, such as "AWS"
-    url: str  # http://host[:port]/path, an address rather than a name where there is one
+    url: str  # http://host[:port]/path, preferably with an IP address
     headers: Mapping[str, str] = field(default_factory=dict)
     token: NoticeTokenSource | None = None
     every: timedelta = timedelta(seconds=5)
@@ -73,19 +73,17 @@ class NoticeSource:
     list_field: str | None = None
     match: Mapping[str, Sequence[str]] = field(default_factory=dict)
     node: NoticeNode | None = None
-    time_field: str | None = (
-        None  # when the node goes; without, or empty: `within` from when it was seen first
-    )
+    time_field: str | None = None  # time of the reclaim; if empty: `within` after the first sight
     within: timedelta = timedelta(seconds=30)
     advice: bool = (
-        False  # the node is at risk: the task is told, so that it can save; the work goes on
+        False  # the node is at risk: the task is notified, so that it can save; the work continues
     )
     reply: NoticeReply | None = None
 
 
 def make_notice_fields(sources: Sequence[NoticeSource]) -> list[dict[str, object]]:
-    """The value of `notices` in an agent's configuration; docs/concepts/agent-protocol.md is its
-    page.
+    """The value of `notices` in an agent's configuration, documented in
+    docs/concepts/agent-protocol.md.
     """
     return [_without_none(_fields(each)) for each in sources]
 

@@ -1,4 +1,4 @@
-"""Why a provider can never run a task: one rule, which plan and the queue ask."""
+"""Why a provider can never run a task: one rule, used by plan and the queue."""
 
 from cavvy.domain.tasks import Objection, Task
 from cavvy.providers.abilities import CHECKS_TASKS, ability
@@ -7,9 +7,7 @@ from cavvy.spec.support import refusals
 
 
 def list_objections(task: Task, provider: Provider) -> list[Objection]:
-    """Each objection once: features that the manifest lacks, then what the provider finds
-    itself.
-    """
+    """Each objection once: features that the manifest lacks, then the provider's own findings."""
     unsupported = {
         str(feature): reason for feature, reason in provider.manifest.unsupported.items()
     }

@@ -1,11 +1,11 @@
-"""Finds the installed providers and makes those that the settings enable; no other module names a
+"""Finds the installed providers and creates those that the settings enable; no other module names a
 provider.
 
 A provider is a module or package of `cavvy.providers`, or of an entry point `cavvy.providers`, that
 defines `MANIFEST: Manifest` and `make(context: ProviderContext) -> Provider`. A table
-`[providers.<name>]` enables it. A package that holds a file `on-by-default` needs no table; only
-providers of this distribution can say so, so that installing a package never spends money. `enabled
-= false` in its table turns either kind off.
+`[providers.<name>]` enables it. A package that contains a file `on-by-default` needs no table; only
+this distribution's providers may have it, so that installing a package never spends money. `enabled
+= false` in its table disables either kind.
 
 `python -m cavvy.providers.registry` prints the reference page of all settings.
 """
@@ -37,8 +37,8 @@ ENABLED = ProviderSetting(
     name="enabled",
     kind=SettingKind.FLAG,
     default=True,
-    consequence="`false` turns the provider off: none of its offers are used, and gangs there are "
-    "not looked after.",
+    consequence="`false` disables the provider: its offers are not used, and its gangs are not "
+    "managed.",
 )
 _GROUP = "cavvy.providers"
 _MARK = "on-by-default"
@@ -61,14 +61,14 @@ _NOT_PROVIDERS = frozenset(
 
 
 class BadSettings(ProviderError):
-    """A settings table names no provider, an unknown key or a wrong value; the message says
-    which and what fits.
+    """A settings table has no provider, an unknown key or a wrong value; the message names it and
+    suggests a valid one.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownProvider:
-    """Where a provider's module is. Nothing of it is imported yet."""
+    """The location of a provider's module. It is not imported yet."""
 
     name: str
     module: str
@@ -76,7 +76,7 @@ class KnownProvider:
 
 
 def list_known() -> Mapping[str, KnownProvider]:
-    """Every provider that is installed, by name; reads entry points, which takes a while."""
+    """Every installed provider, by name; reads entry points, which takes a while."""
     found = _own()
     for name, module in _foreign():
         found.setdefault(name, KnownProvider(name=name, module=module))
@@ -84,13 +84,13 @@ def list_known() -> Mapping[str, KnownProvider]:
 
 
 def manifests() -> Sequence[Manifest]:
-    """What every installed provider says about itself, by name. Imports them all."""
+    """Every installed provider's manifest, by name. Imports them all."""
     return [manifest_of(known) for _, known in sorted(list_known().items())]
 
 
 def enabled(tables: Tables) -> Sequence[KnownProvider]:
-    """The providers that the settings turn on. Imports none. Raises BadSettings for a table that
-    names none.
+    """The providers that the settings enable. Imports none. Raises BadSettings for a table without
+    a provider.
     """
     found = _own()
     if any(name not in found for name in tables):
@@ -107,9 +107,9 @@ def load(
     context: ProviderContext,
     state: Callable[[str], ProviderState] | None = None,
 ) -> dict[str, Provider]:
-    """Make the enabled providers; only these are imported. `context` and `state`: as in `make`.
+    """Create the enabled providers; only these are imported. `context` and `state`: as in `make`.
 
-    Raises BadSettings, and Refused where a provider cannot be made as it is configured.
+    Raises BadSettings, and Refused if a provider cannot be created with its configuration.
     """
     return {
         known.name: make(known, tables.get(known.name, {}), context, state)
@@ -123,10 +123,10 @@ def make(
     context: ProviderContext,
     state: Callable[[str], ProviderState] | None = None,
 ) -> Provider:
-    """Make one provider with its settings table. Raises BadSettings and what the provider raises.
+    """Create one provider with its settings table. Raises BadSettings and what the provider raises.
 
-    `context.home` is the folder of all providers; each gets its own in it. `state` gives each its
-    documents; without it they end with the provider.
+    `context.home` is the folder of all providers; each gets a subfolder. `state` provides each
+    one's documents; without it, they end with the provider.
     """
     settings = check_settings(manifest_of(known), table)
     folder = context.home / known.name
@@ -140,7 +140,7 @@ def make(
 
 
 def manifest_of(known: KnownProvider) -> Manifest:
-    """Import one provider and read its manifest. Raises BadSettings where the module is not a
+    """Import one provider and read its manifest. Raises BadSettings if the module is not a
     provider.
     """
     manifest = getattr(_module(known), "MANIFEST", None)
@@ -165,21 +165,21 @@ def check_settings(manifest: Manifest, table: Mapping[str, Scalar]) -> dict[str,
 
 
 def settings_page() -> str:
-    """The reference page of all providers' settings and gaps, as Markdown."""
+    """The reference page of all providers' settings and unsupported features, as Markdown."""
     on = sorted(known.name for known in _own().values() if known.by_default)
     lines = [
         "# Providers",
         "",
-        "Made by `python -m cavvy.providers.registry`; a test fails when it is stale.",
-        "A table `[providers.<name>]` in the settings file turns a provider on. On without one: "
-        f"{', '.join(on)}.",
+        "Generated by `python -m cavvy.providers.registry`; a test fails if it is stale.",
+        "A table `[providers.<name>]` in the settings file enables a provider. Enabled by "
+        f"default: {', '.join(on)}.",
         "",
         "## Abilities",
         "",
-        "What a provider can do beyond offers, launches, looks and removals "
+        "Abilities of a provider beyond offers, launches, looks and removals "
         "([write a provider](../guides/write-a-provider.md)).",
         "",
-        "| ability | methods | what it is for | providers |",
+        "| ability | methods | purpose | providers |",
         "|---|---|---|---|",
     ]
     known = manifests()
@@ -192,7 +192,7 @@ def settings_page() -> str:
         lines += ["| setting | value | default | what it does |", "|---|---|---|---|"]
         lines += [_row(setting) for setting in (*manifest.settings, ENABLED)]
         if manifest.unsupported:
-            lines += ["", "| not here | why |", "|---|---|"]
+            lines += ["", "| unsupported | reason |", "|---|---|"]
             lines += [
                 f"| {feature} | {reason} |" for feature, reason in manifest.unsupported.items()
             ]
@@ -217,7 +217,7 @@ def _check(provider: str, setting: ProviderSetting, value: Scalar) -> Scalar:
         case SettingKind.TEXT:
             value = (
                 str(value) if number else value
-            )  # `account = 1234`; one rate where several may stand
+            )  # `account = 1234`, or one rate instead of several
             good = isinstance(value, str)
         case SettingKind.FLAG:
             good = isinstance(value, bool)
@@ -256,7 +256,7 @@ def _own() -> dict[str, KnownProvider]:
 def _foreign() -> Sequence[tuple[str, str]]:
     from importlib.metadata import (
         entry_points,
-    )  # slow to import, and needed for third parties' providers only
+    )  # slow to import, and needed only for third parties' providers
 
     return [(point.name, point.value) for point in entry_points(group=_GROUP)]
 

@@ -1,4 +1,4 @@
-"""Settings that several providers have; imports nothing that connects."""
+"""Settings that several providers share; imports nothing that connects."""
 
 from cavvy.providers.base import ProviderSetting, SettingKind
 
@@ -6,7 +6,7 @@ _CONSENT = "Above 0 a job needs consent as on any paid offer."
 
 
 def text(name: str, consequence: str, default: str | None = None) -> ProviderSetting:
-    """A setting that is a text; None: unset."""
+    """A text setting; None: unset."""
     return ProviderSetting(
         name=name, kind=SettingKind.TEXT, default=default, consequence=consequence
     )
@@ -19,42 +19,43 @@ def login_node() -> tuple[ProviderSetting, ...]:
     return (
         text(
             "host",
-            "The login node, as `ssh` knows it; the connection is made without a password. Unset: "
-            "this machine is one.",
+            "The login node's name for `ssh`, which must work without a password. Unset: this "
+            "machine is the login node.",
         ),
         text("ssh_options", "Options of `ssh`, such as `-J gate -i ~/.ssh/cluster`."),
         text(
             "folder",
-            "A folder that the login node and all nodes see under the same path; only its user may "
-            "look into it.",
+            "A folder that the login node and all nodes see under the same path; only its user "
+            "may access it.",
             "~/.cavvy-cluster",
         ),
     )
 
 
 def gpu_rates() -> ProviderSetting:
-    """What a cluster's accelerators cost, each kind its own (`batch.shapes.RateOf` reads it)."""
+    """The prices of a cluster's accelerators, by kind (`batch.shapes.RateOf` reads it)."""
     meaning = (
-        "USD per hour of one accelerator: `2.5`, or by name, the rest last: `H100=2.5 A100=1.2 1`."
+        "USD per hour of one accelerator: `2.5`, or by name, with the default last: `H100=2.5 "
+        "A100=1.2 1`."
     )
     return text("price_usd_gpu_hr", f"{meaning} {_CONSENT}", "0")
 
 
 def gpu_price() -> ProviderSetting:
-    """What a cluster's accelerators cost, all the same."""
+    """The price of a cluster's accelerators, the same for all."""
     return _price(
         "price_usd_gpu_hr", f"Jobs are charged this for each accelerator that they hold. {_CONSENT}"
     )
 
 
 def node_price() -> ProviderSetting:
-    """What a cluster's node costs without accelerators."""
+    """The price of a cluster's node without accelerators."""
     held = "a node of which they hold no accelerators, or the share of it that they hold"
     return _price("price_usd_node_hr", f"Jobs are charged this for {held}. {_CONSENT}")
 
 
 def price_setting(more: str = "") -> ProviderSetting:
-    """What a machine of one's own costs; `more`: what else the provider knows of prices."""
+    """The price of a user's own machine; `more`: the provider's other price settings."""
     consequence = (
         "Jobs are charged this for each accelerator that they hold, or once a node if "
         "they hold none. "

@@ -1,6 +1,6 @@
-"""What a provider keeps beyond its process: documents that all servers of an installation share.
+"""A provider's persistent documents, shared by all servers of an installation.
 
-`ProviderContext.state` holds a provider's own; `providers.ledger` keeps launches in it. On a
+`ProviderContext.state` holds a provider's documents; `providers.ledger` keeps launches in it. On a
 server the documents are rows of the database (`api.provider_state`).
 """
 
@@ -11,21 +11,21 @@ from cavvy.domain.provider_state import ProviderDocument
 
 
 class ProviderState(Protocol):
-    """Documents by collection and name. Both methods raise TryAgain where the database is full or
-    does not answer.
+    """Documents by collection and name. Both methods raise TryAgain if the database is full or does
+    not answer.
     """
 
     async def read(self, collection: str, name: str | None = None) -> Sequence[ProviderDocument]:
-        """The documents of a collection, or the one named."""
+        """The documents of a collection, or the named one."""
 
     async def swap(self, document: ProviderDocument, *, delete: bool = False) -> bool:
-        """Write or delete a document that is stored at `document.version` - 1 (0: not at all).
-        False: another server was first, and nothing was changed.
+        """Write or delete a document stored at `document.version` - 1 (0: not stored).
+        False: another server wrote first, and nothing was changed.
         """
 
 
 class MemoryProviderState:
-    """Documents that end with the process: for commands that only ask, and for tests."""
+    """Documents that end with the process: for read-only commands, and for tests."""
 
     def __init__(self) -> None:
         self._documents: dict[tuple[str, str], ProviderDocument] = {}

@@ -1,8 +1,8 @@
 """The contract suite of the provider seam: subclass `ProviderContract`, give it a
 `ProviderUnderTest`, and pytest does the rest.
 
-It ships with Cavvy, so that providers of third parties can run it; see
-docs/guides/write-a-provider.md. Nothing but tests imports this module, since it needs pytest.
+It ships with Cavvy, so that third parties can run it on their providers; see
+docs/guides/write-a-provider.md. Only tests import this module, since it needs pytest.
 """
 
 from cavvy.providers.contract.ends import EndTests
@@ -15,6 +15,6 @@ __all__ = ["ContractHarness", "Play", "ProviderContract", "ProviderUnderTest"]
 
 
 class ProviderContract(OfferTests, LaunchTests, LookTests, EndTests):
-    """What every provider must keep. Override `place`; `run_scenario` and `lose_reply` where the
-    defaults do not fit.
+    """Rules that every provider must keep. Override `place`, and `run_scenario` and `lose_reply` if
+    the defaults do not fit.
     """

@@ -1,6 +1,4 @@
-"""One scenario's harness: the place under test, its provider, and the gangs that the scenario
-makes.
-"""
+"""One scenario's harness: the infrastructure under test, its provider, and the scenario's gangs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -30,30 +28,30 @@ OURS, FOREIGN = "contract-installation-ours", "contract-installation-foreign"
 
 
 class ProviderUnderTest(Protocol):
-    """One place under test, for one scenario. The suite talks to it through providers and these
-    hooks.
+    """The infrastructure under test, for one scenario. The suite accesses it through providers and
+    these hooks.
     """
 
     def provider(self, installation: str) -> Provider:
-        """A provider over the same place, as a server of that installation would make after a
-        start.
+        """A provider over the same infrastructure, as a restarted server of that installation would
+        create it.
         """
 
     async def settle(self) -> None:
-        """Let pass what time it takes until boots and removals that were asked for are over."""
+        """Let time pass until the requested boots and removals are over."""
 
     async def end(self, gang: str) -> None:
-        """Let the gang's work end by itself and its nodes go, as after a job that is done."""
+        """Let the gang's work end by itself and its nodes go, as after a finished job."""
 
     async def wait(self, length: timedelta) -> None:
-        """Let time pass; on a real clock for as long as a test may take."""
+        """Let time pass; on a real clock at most as long as a test may take."""
 
 
 Play = Callable[[Callable[["ContractHarness"], Awaitable[None]]], None]
 
 
 def in_scenario(check: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """A test of a coroutine that takes a `harness`; pytest passes its other arguments."""
+    """Makes a test of a coroutine that takes a `harness`; pytest passes the other arguments."""
 
     def test(self: object, play: Play, **given: object) -> None:
         play(lambda harness: check(self, harness, **given))
@@ -71,26 +69,26 @@ def in_scenario(check: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 class ScenarioSuite:
-    """What all parts of the suite share: how one scenario is run. Override as `ProviderContract`
-    says.
+    """The shared base of the suite's parts: runs one scenario. Override as described in
+    `ProviderContract`.
     """
 
     @pytest.fixture
     def place(self) -> ProviderUnderTest:
         pytest.fail(
-            "a provider's contract test overrides the fixture `place`, which says how its place is "
-            "made"
+            "a provider's contract test overrides the fixture `place`, which returns its "
+            "infrastructure"
         )
 
     def run_scenario(self, scenario: Coroutine[Any, Any, None]) -> None:
-        """Run one test's coroutine; a place on virtual time brings its own loop."""
+        """Run one test's coroutine; infrastructure on virtual time brings its own loop."""
         asyncio.run(scenario)
 
     async def lose_reply(
         self, place: ProviderUnderTest, provider: Provider, gang: GangSpec
     ) -> None:
-        """Launch so that it happens and its caller never hears of it. The default forgets the
-        answer.
+        """Launch so that the gang starts but the caller receives no reply. By default, discards the
+        reply.
         """
         await provider.launch(gang)
 
@@ -99,7 +97,7 @@ class ScenarioSuite:
         return self.make_play(place)
 
     def make_play(self, place: ProviderUnderTest) -> Play:
-        """Runs a scenario on a stage; the gangs that it leaves are removed."""
+        """Runs a scenario in its harness and removes its remaining gangs."""
 
         async def run(scenario: Callable[["ContractHarness"], Awaitable[None]]) -> None:
             harness = ContractHarness(place, self.lose_reply)
@@ -112,7 +110,7 @@ class ScenarioSuite:
 
 
 class ContractHarness:
-    """One scenario's place and provider, and the gangs that it made."""
+    """One scenario's infrastructure and provider, and the gangs that it started."""
 
     def __init__(
         self,
@@ -131,28 +129,28 @@ class ContractHarness:
         return provider
 
     def restart(self) -> None:
-        """Go on with a new provider that remembers nothing but what the place does."""
+        """Continue with a new provider without memory of its own."""
         self.ours = self.make(OURS)
 
     def name(self, word: str) -> str:
-        """A gang's name as the control plane makes them: at most 63 of [a-z0-9-]."""
+        """A gang's name as the control plane creates them: at most 63 of [a-z0-9-]."""
         return f"rm-0123abcd-{word}"[:63]
 
     def needs(self, feature: Feature) -> None:
-        """Skip the test where the place lacks this, with the reason that its manifest gives."""
+        """Skip the test if the provider lacks this feature, with its manifest's reason."""
         reason = self.ours.manifest.unsupported.get(feature)
         if reason is not None:
-            pytest.skip(f"{feature} is lacking here: {reason}")
+            pytest.skip(f"the provider lacks {feature}: {reason}")
 
     def require(self, wanted: Ability[P]) -> P:
-        """The provider by this ability; the test is skipped if the provider does not have it."""
+        """The provider, typed by this ability; skips the test if the provider does not have it."""
         found = ability(self.ours, wanted)
         if found is None:
             pytest.skip(f"this provider does not have the ability {wanted.name!r}")
         return found
 
     async def offer(self, purchase: Purchase | None = None) -> Offer:
-        """The cheapest offer that can be had now, of the fewest accelerators."""
+        """The cheapest offer available now, with the fewest accelerators."""
         offers = [
             o
             for o in await self.ours.offers()
@@ -168,7 +166,7 @@ class ContractHarness:
         installation: str = OURS,
         purchase: Purchase | None = None,
     ) -> GangSpec:
-        """A gang on the cheapest offer; holds are made where the offer is on a shared host."""
+        """A gang on the cheapest offer, with allocations if the offer is on a shared host."""
         offer, name = await self.offer(purchase), self.name(word)
         self._names.append((installation, name))
         return GangSpec(
@@ -186,18 +184,18 @@ class ContractHarness:
         )
 
     async def running(self, word: str, **options: Any) -> GangSpec:
-        """A gang as `spec` makes it, launched, with time to start."""
+        """Launch a gang as `spec` creates it, and give it time to start."""
         gang = await self.spec(word, **options)
         await self.start(gang)
         return gang
 
     async def start(self, gang: GangSpec) -> None:
-        """Launch, with time to start."""
+        """Launch, and give it time to start."""
         await self.ours.launch(gang)
         await self.place.settle()
 
     async def launches(self, gang: GangSpec) -> bool:
-        """Launch; False if it is refused, after which nothing of the gang may exist."""
+        """Launch; returns False if it is refused, after which nothing of the gang may exist."""
         try:
             await self.ours.launch(gang)
         except (NoCapacity, Refused):
@@ -207,7 +205,7 @@ class ContractHarness:
         return True
 
     async def launch_again(self, gang: GangSpec, again: GangSpec | None = None) -> None:
-        """Launch a gang that runs once more, or another with its name: its nodes stay the same."""
+        """Launch a running gang again, or another with its name: its nodes must stay the same."""
         first = await self.engine_ids(gang.name)
         await self.ours.launch(again or gang)
         assert await self.engine_ids(gang.name) == first
@@ -216,7 +214,7 @@ class ContractHarness:
         assert (await self.one(gang.name)).state is state
 
     async def expect_two(self, words: Sequence[str]) -> None:
-        """The end of the first gang of two leaves the other alone."""
+        """Ending the first of two gangs leaves the other unchanged."""
         first, second = [await self.spec(word) for word in words]
         await self.ours.launch(first)
         await self.start(second)
@@ -225,7 +223,7 @@ class ContractHarness:
         await self.expect(GangState.RUNNING, second)
 
     async def remove(self, name: str) -> None:
-        """Remove a gang and let its nodes go."""
+        """Remove a gang and wait until its nodes are gone."""
         await self.ours.remove(name)
         await self.place.settle()
 
@@ -249,13 +247,13 @@ class ContractHarness:
         ]
 
     async def one(self, name: str) -> GangSeen:
-        """The one gang of that name; more than one is a second gang."""
+        """The only gang with that name; fails if there is a second one."""
         (seen,) = await self.ours.gangs(name)
         assert seen.name == name
         return seen
 
     async def engine_ids(self, name: str) -> Sequence[str]:
-        """What identifies the gang's nodes, once they are up; all different."""
+        """The ids of the gang's nodes once they are up; all different."""
         await self.place.settle()
         seen = await self.one(name)
         ids = [seen.engine_id, *(node.engine_id for node in seen.nodes)]
@@ -267,11 +265,11 @@ class ContractHarness:
         await self._lose_reply(self.place, self.ours, gang)
 
     async def a_moment(self, seconds: float = 0) -> None:
-        """Let a call get on its way."""
+        """Let a call be sent."""
         await asyncio.sleep(seconds)  # noqa: TID251 - of the test, not of a provider
 
     async def ended(self, name: str) -> None:
-        """Wait until a signal says that the gang has ended."""
+        """Wait for a signal that the gang has ended."""
         signals = self.require(SIGNALS_CHANGES)
         async with asyncio.timeout(60):
             while (
@@ -281,7 +279,7 @@ class ContractHarness:
                 pass
 
     async def clear(self) -> None:
-        """Remove every gang of the scenario, by its own installation."""
+        """Remove every gang of the scenario, with its own installation."""
         providers = dict(self._made)
         for installation, name in self._names:
             provider = providers.get(installation)

@@ -1,4 +1,4 @@
-"""Launches: all or none, once, whatever is lost and whoever else launches."""
+"""Launches are all or none, and happen once, even with lost replies and concurrent launches."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from cavvy.providers.contract.harness import FOREIGN, ContractHarness, ScenarioS
 
 
 class LaunchTests(ScenarioSuite):
-    """What is asked for once is there once."""
+    """A gang requested once exists once."""
 
     @in_scenario
     async def test_launched_is_found(self, harness: ContractHarness) -> None:
@@ -98,7 +98,7 @@ class LaunchTests(ScenarioSuite):
         with suppress(TryAgain):
             await harness.lose_reply(gang)
         harness.restart()
-        with suppress(TryAgain):  # it may be under way still
+        with suppress(TryAgain):  # the launch may still be in progress
             await harness.ours.launch(gang)
         await harness.launch_again(gang)
 
@@ -115,7 +115,7 @@ class LaunchTests(ScenarioSuite):
         await harness.place.settle()
         with suppress(TryAgain):
             await harness.ours.launch(gang)
-        await harness.place.wait(timedelta(minutes=10))  # by then nothing is on the wire any more
+        await harness.place.wait(timedelta(minutes=10))  # by then no request is in transit
         await harness.ours.launch(gang)
         await harness.launch_again(gang)
 
@@ -123,7 +123,7 @@ class LaunchTests(ScenarioSuite):
     async def test_two_servers_that_launch_the_same_make_one_gang(
         self, harness: ContractHarness
     ) -> None:
-        """As when a server is replaced while its last call is on the wire."""
+        """As when a server is replaced during its last call."""
 
         gang = await harness.spec("servers")
         former = harness.ours
@@ -162,7 +162,9 @@ class LaunchTests(ScenarioSuite):
             gang.offer, instance_type="no-such-type", accelerator="H100", accelerator_count=999
         )
         if await harness.launches(replace(gang, offer=unknown, allocations=())):
-            await harness.expect(GangState.QUEUED, gang)  # by a place that takes any wish, for ever
+            await harness.expect(
+                GangState.QUEUED, gang
+            )  # for infrastructure that queues any request forever
 
     @in_scenario
     async def test_a_refused_name_can_be_launched_elsewhere(self, harness: ContractHarness) -> None:
@@ -259,7 +261,7 @@ class LaunchTests(ScenarioSuite):
             seen for seen in await harness.ours.gangs(gang.name) if seen.state is GangState.QUEUED
         ]
         if waiting and ability(harness.ours, SHARES_HOSTS) is None:
-            assert waiting[0].reason  # the place has not so many free now
+            assert waiting[0].reason  # the provider has fewer nodes free now
             return
         await harness.place.settle()
         seen = await harness.one(gang.name)
@@ -270,7 +272,7 @@ class LaunchTests(ScenarioSuite):
     async def test_spot_can_be_launched_where_it_is_sold(self, harness: ContractHarness) -> None:
         harness.needs(Feature.SPOT)
         if not any(offer.purchase is Purchase.SPOT for offer in await harness.ours.offers()):
-            pytest.skip("nothing is sold as spot here, as this place is set up")
+            pytest.skip("this configuration has no spot offers")
         gang = await harness.running("spot", purchase=Purchase.SPOT)
         await harness.expect(GangState.RUNNING, gang)
 

@@ -1,4 +1,4 @@
-"""Looks at what runs: complete, repeatable, and the same for whoever looks."""
+"""Lists of gangs: complete, repeatable, and the same for every caller."""
 
 import asyncio
 from datetime import timedelta
@@ -8,7 +8,7 @@ from cavvy.providers.contract.harness import ContractHarness, ScenarioSuite, in_
 
 
 class LookTests(ScenarioSuite):
-    """What `gangs` says."""
+    """Rules for the result of `gangs`."""
 
     @in_scenario
     async def test_an_empty_place_has_no_gangs(self, harness: ContractHarness) -> None:
@@ -71,7 +71,7 @@ class LookTests(ScenarioSuite):
 
     @in_scenario
     async def test_a_clock_that_moves_changes_nothing(self, harness: ContractHarness) -> None:
-        """A server that slept for ten minutes, or whose clock was set."""
+        """As a server that slept for ten minutes, or whose clock was changed."""
 
         gang = await harness.running("clock")
         before = await harness.one(gang.name)

@@ -1,4 +1,4 @@
-"""What a place says of itself: its manifest, its offers, its hosts, what it cannot honour."""
+"""A provider's descriptions: its manifest, its offers, its hosts, and the tasks that it refuses."""
 
 import re
 from dataclasses import replace
@@ -34,7 +34,7 @@ _VOLUME = Volume(kind=VolumeKind.NAMED, source="/tmp", path="/mnt/cavvy-contract
 
 
 class OfferTests(ScenarioSuite):
-    """Looks that start nothing."""
+    """Read-only calls, which start nothing."""
 
     @in_scenario
     async def test_manifest(self, harness: ContractHarness) -> None:

@@ -1,6 +1,4 @@
-"""A cloud in memory, for tests, demonstrations and the simulator; it is on only where a settings
-table says so.
-"""
+"""A cloud in memory, for tests, demos and the simulator; only a settings table enables it."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +22,7 @@ MANIFEST = Manifest(
     docs="Lives in the server's memory, costs nothing real, and follows a script of prices, "
     "capacity and faults.",
     unsupported={
-        Feature.IMAGE: "nothing is really run",
+        Feature.IMAGE: "nothing really runs",
         Feature.BUILD: "nothing is really built",
         Feature.LOGIN: "there is no registry",
         Feature.VOLUMES: "nothing is really stored",
@@ -37,8 +35,7 @@ MANIFEST = Manifest(
         ProviderSetting(
             name="script",
             kind=SettingKind.TEXT,
-            consequence="The TOML file that says what is offered and what goes wrong; unset: three "
-            "offers, no faults.",
+            consequence="The TOML file with its offers and faults; unset: three offers, no faults.",
         ),
     ),
     visibility_delay=timedelta(minutes=2),
@@ -46,7 +43,7 @@ MANIFEST = Manifest(
 
 
 def make(context: ProviderContext) -> Provider:
-    """The cloud of the script that the settings name."""
+    """The cloud that follows the script in the settings."""
     path = context.settings.get("script")
     script = read_script(Path(str(path)).expanduser()) if path is not None else DEFAULT
     return FakeAccount(FakeCloud(MANIFEST, script, context.now), context.installation)

@@ -1,4 +1,4 @@
-"""One installation's view of the made-up cloud, whose account others may share."""
+"""One installation's view of the fake cloud, whose account others may share."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ class FakeAccount:
 
     async def launch(self, gang: GangSpec) -> None:
         if gang.installation != self._installation:
-            raise Refused(f"{gang.name} is of another installation")
+            raise Refused(f"{gang.name} belongs to another installation")
         await self._cloud.launch(gang)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
@@ -47,7 +47,7 @@ class FakeAccount:
         await self._cloud.close()
 
     def _ours(self, name: str) -> bool:
-        """By the tag that every machine carries."""
+        """Finds machines by the tag that each carries."""
         return any(
             gang.spec.installation == self._installation
             for gang in self._cloud.gang_list

@@ -1,11 +1,11 @@
-"""Agents that only pretend to work: they claim, report, hear orders and hold their lease as real
-ones do.
+"""Agents that only pretend to work: they claim, report, receive orders and hold their lease like
+real ones.
 
-What the work does is read from the task's environment: FAKE_RUN_S (how long it takes, 60),
-FAKE_EXIT_CODE (0), FAKE_EXIT_AFTER_S (when it fails; as long as it takes), FAKE_EXIT_RANK (only
-this rank fails), FAKE_SETUP_S (0), FAKE_STUBBORN (1: it ends only when it is killed) and
-FAKE_SIGNAL_CODE (143: how it ends when it is told to). FAKE_COMPLETE (1) has it report, when it is
-told to end, that it is complete. Work with a checkpoint goes on where the last one was written.
+The task's environment controls the work: FAKE_RUN_S (its duration, 60), FAKE_EXIT_CODE (0),
+FAKE_EXIT_AFTER_S (when it fails; default: its duration), FAKE_EXIT_RANK (only this rank fails),
+FAKE_SETUP_S (0), FAKE_STUBBORN (1: it ends only when killed) and FAKE_SIGNAL_CODE (143: its exit
+code after SIGTERM). With FAKE_COMPLETE (1), it reports completion when it is asked to end.
+Work with a checkpoint resumes from the last one.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from cavvy.providers.fake.machines import FakeGang, FakeMachine
 T = TypeVar("T")
 Call = Callable[[AgentCalls], Coroutine[Any, Any, T]]
 _LONG_POLL = timedelta(minutes=5)
-_RETRY_S = 5.0  # between two tries to reach a control plane that does not answer
-_REACTION_S = 1.0  # from a signal to the end of work that is not stubborn
-_CHECKPOINT_S = 600.0  # between checkpoints of a task that does not say
+_RETRY_S = 5.0  # between two tries to reach a silent control plane
+_REACTION_S = 1.0  # from a signal to the end of cooperative work
+_CHECKPOINT_S = 600.0  # between checkpoints, if the task sets no interval
 
 
 class LeaseExpired(Exception):
@@ -39,16 +39,17 @@ class LeaseExpired(Exception):
 
 
 class _Leave(Exception):
-    """The claim is another agent's, or the attempt is over."""
+    """Another agent has the claim, or the attempt is over."""
 
 
 async def pause(seconds: float) -> None:
-    """Time passes in the made-up world."""
-    await asyncio.sleep(max(0.0, seconds))  # noqa: TID251 - nobody waits for it: it is the world that moves
+    """Lets time pass in the fake world."""
+    await asyncio.sleep(max(0.0, seconds))  # noqa: TID251 - advances the simulated world, no caller waits
 
 
 class AgentConnection:
-    """The way to the control plane. It is cut when that goes, and what was on it gets no answer."""
+    """The connection to the control plane. It breaks when the control plane goes, and open requests
+    get no answer."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
@@ -61,7 +62,7 @@ class AgentConnection:
             call.cancel()
 
     async def ask(self, call: Call[T]) -> T | None:
-        """The answer; None if the line is cut, was cut meanwhile, or the other side failed."""
+        """The answer; None if the connection is or was broken, or the other side failed."""
         if self._control_plane is None:
             return None
         task = asyncio.get_running_loop().create_task(call(self._control_plane))
@@ -77,8 +78,8 @@ class AgentConnection:
 
 
 class FakeStorage:
-    """What outlives nodes: how many seconds of each job's work its checkpoint holds, by job and
-    rank.
+    """The checkpoints, which outlive nodes: the seconds of each job's work that they hold, by job
+    and rank.
     """
 
     def __init__(self) -> None:
@@ -86,7 +87,7 @@ class FakeStorage:
         self.work: list[tuple[str, int, datetime, datetime | None]] = []  # gang, rank, from, until
         self.begun: list[
             tuple[str, int, float, float]
-        ] = []  # job, rank, seconds saved then, seconds gone on from
+        ] = []  # job, rank, seconds saved then, seconds resumed from
 
     def done(self, job_id: str, rank: int) -> float:
         return self._done.get((job_id, rank), 0.0)
@@ -154,8 +155,8 @@ class _Agent:
         self._gang = gang
         self._rank = machine.rank
         self._nonce = self._first_nonce = nonce
-        self._generation = 0  # of work on this node
-        self._until: datetime | None = None  # how long it waits for more work
+        self._generation = 0  # seconds of work on this node
+        self._until: datetime | None = None  # how long the agent waits for more work
         self._outcome: AttemptOutcome | None = None
         self._now = now
         self._born = machine.started_at
@@ -191,7 +192,7 @@ class _Agent:
                 await self._outbox.empty.wait()
                 sender.cancel()
         except* _Leave:
-            pass  # the work's tasks are ended; the node stays until it is removed
+            pass  # ends the work's tasks; the node stays until it is removed
         except* LeaseExpired:
             over = True
         if over:
@@ -241,9 +242,7 @@ class _Agent:
     async def _play(
         self, play: "_Play", began: datetime, listener: asyncio.Task[Order]
     ) -> tuple[AttemptOutcome, int, str]:
-        """Let time pass until the work ends by itself, is told to end, or its node is about to
-        go.
-        """
+        """Let time pass until the work ends, is asked to end, or its node is about to go."""
         notice_at, advice_at = (
             self._notice_at(),
             self._after_birth(self._gang.fault_script.advised_after_s),
@@ -278,7 +277,7 @@ class _Agent:
         code = await self._end(play, order.seconds)
         if order.kind == "notice":
             self._checkpoint(play, ran)
-            return AttemptOutcome.PREEMPTED, code, "ended on a notice"
+            return AttemptOutcome.PREEMPTED, code, "ended after a notice"
         return AttemptOutcome.STOPPED, code, f"stopped: {order.reason}"
 
     async def _noticed(self, play: "_Play", ran: float) -> tuple[AttemptOutcome, int, str]:
@@ -288,11 +287,11 @@ class _Agent:
         return (
             AttemptOutcome.PREEMPTED,
             await self._end(play, seconds),
-            "ended on the place's notice",
+            "ended after the provider's notice",
         )
 
     async def _end(self, play: "_Play", seconds: float) -> int:
-        """The exit code of work that is told to end within so many seconds."""
+        """The exit code of work that is asked to end within this many seconds."""
         await pause(seconds if play.stubborn else min(_REACTION_S, seconds))
         if play.complete:
             self._outbox.put(self._now(), MessageKind.PROGRESS, values={"complete": 1})
@@ -372,7 +371,7 @@ async def _order(control_plane: AgentCalls, gang: str, rank: int) -> tuple[Order
 
 
 class _Play:
-    """What the work of one rank does."""
+    """Simulates the work of one rank."""
 
     def __init__(self, work: Assignment, rank: int, storage: FakeStorage) -> None:
         env = work.env

@@ -1,4 +1,4 @@
-"""A cloud in memory that keeps the contract of every place and can misbehave as real ones do."""
+"""A cloud in memory that obeys the provider contract and can fail like real ones."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -30,13 +30,13 @@ from cavvy.providers.fake.script import (
     TimeSpan,
 )
 
-_REMEMBERED = timedelta(hours=24)  # how long an ended gang is shown; the contract asks for an hour
+_REMEMBERED = timedelta(hours=24)  # how long an ended gang is listed; the contract requires an hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLife:
-    """One node's life as the cloud itself wrote it down, with the prices that held; bills are
-    checked against it.
+    """One node's life as recorded by the cloud itself, with the prices in force; bills are checked
+    against it.
     """
 
     gang: str
@@ -49,7 +49,7 @@ class NodeLife:
 
 
 class FakeCloud:
-    """The cloud as a provider; it also shares hosts. Call inside a running event loop."""
+    """The cloud as a provider; it also shares hosts. Call it inside a running event loop."""
 
     def __init__(
         self, manifest: Manifest, script: CloudScript, now: Callable[[], datetime]
@@ -82,7 +82,7 @@ class FakeCloud:
             self._weather()
             return
         fault_script = self._fault_script(gang)
-        # What is on the wire happens, whether or not the caller lives to hear of it.
+        # A sent request takes effect, even if its caller is gone.
         call = self._spawn_call(self._launch(gang, fault_script))
         await asyncio.shield(call)
 
@@ -120,8 +120,8 @@ class FakeCloud:
         self._line.connect(control_plane)
 
     async def close(self) -> None:
-        """End everything that lives in this process; raise what went wrong in it, which is a
-        fault of this file.
+        """Stop everything that runs in this process; raises its errors, which are bugs in this
+        module.
         """
         for task in self._tasks:
             task.cancel()
@@ -129,10 +129,10 @@ class FakeCloud:
         if self._faults:
             raise self._faults[0]
 
-    # Its own books
+    # The cloud's own records
 
     def lives(self) -> list[NodeLife]:
-        """Every node that was ever started."""
+        """Every node ever started."""
         return [
             NodeLife(
                 gang=gang.spec.name,
@@ -260,7 +260,7 @@ class FakeCloud:
     async def _preempt(self, gang: FakeGang, after_s: float) -> None:
         await pause(after_s)
         if gang.alive and not gang.removing:
-            gang.preempted, gang.reason = True, "the spot capacity was taken back"
+            gang.preempted, gang.reason = True, "the provider reclaimed the spot capacity"
             self._end(gang)
 
     async def _lose(self, gang: FakeGang, machine: FakeMachine, after_s: float) -> None:
@@ -318,4 +318,4 @@ class FakeCloud:
     def _answered(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # heard here too, should the caller be gone
+            task.exception()  # also retrieved here, in case the caller is gone

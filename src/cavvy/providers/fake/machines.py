@@ -1,6 +1,4 @@
-"""The machines of the made-up cloud: a list, since a cloud that sells a name twice must be seen
-to do so.
-"""
+"""The machines of the fake cloud: a list, so that a name sold twice is visible."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,7 +12,7 @@ from cavvy.providers.fake.script import FaultScript
 
 @dataclass(slots=True)
 class FakeMachine:
-    """One node and its life, which is what is billed."""
+    """One node and its lifetime, which is billed."""
 
     engine_id: str
     rank: int
@@ -30,7 +28,7 @@ class FakeMachine:
 
 @dataclass(slots=True)
 class FakeGang:
-    """What one launch bought."""
+    """The result of one launch."""
 
     spec: GangSpec
     fault_script: FaultScript
@@ -41,11 +39,11 @@ class FakeGang:
     reason: str = ""
     preempted: bool = False
     removing: bool = False
-    cancelled_at: datetime | None = None  # removed while it was still in the place's queue
+    cancelled_at: datetime | None = None  # removed while still in the provider's queue
 
     @property
     def ended_at(self) -> datetime | None:
-        """When its last node ended; None while one lives or is still to come."""
+        """When its last node ended; None while one lives or is still to start."""
         if self.cancelled_at is not None:
             return self.cancelled_at
         ends = [machine.ended_at for machine in self.machines]

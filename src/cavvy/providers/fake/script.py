@@ -1,7 +1,7 @@
-"""What happens in the made-up cloud and when, as data; read from a TOML file for demonstrations.
+"""The events in the fake cloud and their times, as data; read from a TOML file for demonstrations.
 
-All times are seconds: of `prices`, `storms` and `blackouts` since the cloud began, of `launches`
-since that launch.
+All times are in seconds: for `prices`, `storms` and `blackouts` since the cloud's start, for
+`launches` since that launch.
 """
 
 import tomllib
@@ -19,52 +19,50 @@ from cavvy.providers.base import Refused
 
 
 class CallOutcome(StrEnum):
-    """What the caller of a launch or a removal hears."""
+    """The reply to the caller of a launch or a removal."""
 
     OK = "ok"
     NO_CAPACITY = "no-capacity"  # nothing was started
     REFUSED = "refused"  # nothing was started
     TRY_AGAIN = "try-again"  # nothing was done
-    LOST = "lost"  # it was done, and the caller hears "try again"
+    LOST = "lost"  # it was done, but the caller is asked to try again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultScript:
-    """What one launch meets. None: it never happens."""
+    """The faults of one launch. None: the fault never happens."""
 
     reply: CallOutcome = CallOutcome.OK
-    latency_s: float = 0.5  # of the call; half of it passes before anything is done
-    hidden_s: float = 0.0  # gangs() does not show it yet; at most the manifest's `settle`
-    queue_s: float = 0.0  # in the place's own queue, before anything is billed
-    boot_s: float = 30.0  # from a node's start to its agent's
+    latency_s: float = 0.5  # duration of the call; the change happens at half time
+    hidden_s: float = 0.0  # gangs() does not list it yet; at most the manifest's `settle`
+    queue_s: float = 0.0  # in the provider's own queue, before billing starts
+    boot_s: float = 30.0  # from a node's start to its agent's start
     boots: bool = True
     told_late_s: float = 0.0  # gangs() tells that a node has started so long after it has
     preempted_after_s: float | None = None  # from the nodes' start
-    notice_s: float = 0.0  # the agents know it so long before
+    notice_s: float = 0.0  # notice to the agents before that time
     advised_after_s: float | None = (
-        None  # from the nodes' start: the agents hear that they are at risk
+        None  # from the nodes' start: the agents learn that they are at risk
     )
-    lost_rank: int | None = None  # this node dies alone
+    lost_rank: int | None = None  # only this node dies
     lost_after_s: float = 60.0
-    mute_after_s: float | None = None  # agents hear and say nothing any more; the work goes on
-    dead_after_s: float | None = None  # agents die with their work; the nodes stay
+    mute_after_s: float | None = None  # agents lose their connection; the work continues
+    dead_after_s: float | None = None  # agents and their work die; the nodes stay
     twins: bool = False  # two agents start on each node
     garbled: bool = False  # messages arrive twice and out of order
     spot_only: bool = (
-        False  # met by a launch on spot only; one on demand meets the next of the list
+        False  # applies to launches on spot only; one on demand uses the next of the list
     )
-    storage_fails: bool = (
-        False  # nothing that its agents save is kept, and they report nothing of it
-    )
+    storage_fails: bool = False  # its agents' checkpoints are lost, and they report none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovalScript:
-    """What one call to remove a gang meets."""
+    """The faults of one call to remove a gang."""
 
     reply: CallOutcome = CallOutcome.OK
     latency_s: float = 0.2
-    takes_s: float = 5.0  # until the nodes are gone, and billed no more
+    takes_s: float = 5.0  # until the nodes are gone and no longer billed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +76,7 @@ class PriceChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpan:
-    """A stretch of time, from `at_s` on for `for_s`."""
+    """A time range, from `at_s` on for `for_s`."""
 
     at_s: float
     for_s: float
@@ -86,17 +84,17 @@ class TimeSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudScript:
-    """The whole play. Launches and removals beyond the listed ones meet no fault."""
+    """The whole script. Launches and removals beyond the listed ones have no faults."""
 
     offers: tuple[Offer, ...] = ()
     hosts: tuple[Host, ...] = ()  # of the offers that are shared
     launches: tuple[FaultScript, ...] = ()
     removals: tuple[RemovalScript, ...] = ()
     prices: tuple[PriceChange, ...] = ()
-    storms: tuple[TimeSpan, ...] = ()  # every call is answered "try again"
+    storms: tuple[TimeSpan, ...] = ()  # every call gets "try again"
     blackouts: tuple[
         TimeSpan, ...
-    ] = ()  # gangs() shows nothing of what runs; shorter than the manifest's `settle`
+    ] = ()  # gangs() lists no running gang; shorter than the manifest's `settle`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +182,8 @@ DEFAULT = CloudScript(
 
 
 def read_script(path: Path) -> CloudScript:
-    """Read a script. Raises Refused for a file that is missing or wrong; the message says where."""
+    """Read a script. Raises Refused for a missing or invalid file; the message gives the
+    position."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         found = msgspec.convert(table, _File, strict=False)

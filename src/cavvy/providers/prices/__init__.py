@@ -1,9 +1,9 @@
-"""Price lists that `cavvy catalog refresh` reads, public or by the user's credentials.
+"""Price lists that `cavvy catalog refresh` reads, either public or with the user's credentials.
 
 A source is a module that defines `SOURCE: PriceSource`: a provider names its own in
-`Manifest.prices`; the modules of this package are sources of clouds that are no providers yet.
+`Manifest.prices`; the modules of this package are sources for clouds that are not providers yet.
 
-* PriceError       the prices cannot be read now; the message says why and what to do
+* PriceError       the prices cannot be read now; the message gives the reason and the remedy
   + NeedsLogin     the available credentials do not suffice; a refresh of all providers skips it
 """
 
@@ -18,16 +18,16 @@ from cavvy.domain.offers import Offer
 
 
 class PriceError(Exception):
-    """The prices cannot be read now; the message says why and what to do."""
+    """The prices cannot be read now; the message gives the reason and the remedy."""
 
 
 class NeedsLogin(PriceError):
-    """The available credentials do not suffice; a refresh of all providers skips this one."""
+    """The available credentials are insufficient; a refresh of all providers skips this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceQuery:
-    """What a source gets. Price lists name instance types; `machines` says what they have."""
+    """The inputs of a source. Price lists name instance types; `machines` describes these."""
 
     machines: Mapping[str, Offer]  # by instance type: vCPUs, memory, accelerators
     today: date
@@ -53,11 +53,11 @@ class PriceSource(Protocol):
     def provider(self) -> str: ...
     @property
     def title(self) -> str:
-        """For people: whose list, and how it is read."""
+        """For people: the owner of the list, and how it is read."""
 
     def fetch(self, query: PriceQuery) -> ProviderPrices:
-        """Read the whole list. Raises PriceError; a list that breaks off is an error, never a
-        short answer.
+        """Read the whole list. Raises PriceError; an incomplete list is an error, never a short
+        result.
         """
 
 
@@ -73,7 +73,7 @@ def list_sources() -> Mapping[str, PriceSource]:
 
 
 def list_unavailable() -> Mapping[str, str]:
-    """Providers whose prices `refresh` cannot read, and why."""
+    """Providers whose prices `refresh` cannot read, with the reasons."""
     from cavvy.providers.prices.unavailable import REASONS
 
     return REASONS

@@ -21,9 +21,9 @@ _FILTER = "serviceName eq 'Virtual Machines'"
 _TERM_MONTHS = {"1 Year": 12, "3 Years": 36, "5 Years": 60}
 _HOURS_PER_MONTH = 730  # Azure's own: a year is 8,760 hours
 _MOST_PAGES = (
-    5000  # the list has some hundreds; a server that never ends it must not hold us for ever
+    5000  # pages; the list has some hundreds, and an endless list must not block the refresh
 )
-_MOST_BYTES = 32 << 20  # of one page
+_MOST_BYTES = 32 << 20  # maximum bytes of one page
 _PASSING = (408, 429, 500, 502, 503, 504)
 
 Item = Mapping[str, object]
@@ -31,9 +31,7 @@ Item = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AzurePrices:
-    """Reads the list page by page. A page that fails in a passing way is asked for again, a few
-    times.
-    """
+    """Reads the list page by page. A page with a temporary error is requested a few times."""
 
     provider: str = "azure"
     title: str = "Azure Retail Prices API"
@@ -51,7 +49,7 @@ class AzurePrices:
                 if _is_sold_by_the_hour(item) and item.get("armSkuName") not in query.machines:
                     unknown.add(str(item.get("armSkuName")))
                 continue
-            # The list names a few prices twice, as meters replace each other; the lower is the one
+            # The list contains a few prices twice, as meters replace each other; the lower one is
             # in force.
             known = offers.get(offer.key)
             if known is None or offer.rate < known.rate:
@@ -152,9 +150,7 @@ def _is_sold_by_the_hour(item: Item) -> bool:
 
 
 def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> tuple[Offer | None, int]:
-    """The offer that an item is the price of, and its months of commitment; None where it is
-    none of ours.
-    """
+    """The offer priced by an item, and its months of commitment; None for items of other kinds."""
     region = item.get("armRegionName")
     machine = machines.get(str(item.get("armSkuName")))
     price = item.get("retailPrice")
@@ -171,7 +167,7 @@ def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> tuple[
     if item.get("type") == "Reservation":
         months = _TERM_MONTHS.get(str(item.get("reservationTerm")), 0)
         purchase = Purchase.RESERVED
-        # A reservation's price is of its whole term.
+        # A reservation's price covers its whole term.
         rate = (
             HourlyRate(round(rate.micros_per_hour / (months * _HOURS_PER_MONTH)))
             if months
@@ -192,8 +188,8 @@ def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> tuple[
 
 
 def _without_placeholders(offers: Mapping[str, Offer]) -> tuple[Offer, ...]:
-    """Leave out spot prices that are no lower than on-demand: the list's way of saying that
-    there is none.
+    """Leave out spot prices that are no lower than on-demand: in this list they mean that there is
+    no spot.
     """
     usual = {
         (offer.region, offer.instance_type): offer.rate

@@ -1,6 +1,4 @@
-"""Why the price lists of other providers are not read yet; shown by `cavvy catalog refresh` and
-`info`.
-"""
+"""Why other providers' price lists are not read yet; for `cavvy catalog refresh` and `info`."""
 
 from collections.abc import Mapping
 
