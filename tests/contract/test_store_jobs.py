@@ -360,22 +360,25 @@ async def test_charges_sum_up(store: Store) -> None:
     attempt = await begin(store, job)
     first, minimum = make_charge(attempt, 100), make_charge(attempt, 7, kind="minimum", since=60)
     await store.commit(AtomicWrite(charges=[first, minimum]))
-    grown = make_charge(attempt, 250, until=150)
-    await store.commit(
-        AtomicWrite(
-            charges=[grown, make_charge(attempt, 1, since=3600), make_charge(attempt, 3, rank=1)]
-        )
-    )
-    assert await store.charges("j1") == [
-        grown,
-        minimum,
-        make_charge(attempt, 1, since=3600),
-        make_charge(attempt, 3, rank=1),
-    ]
+    grown, later = make_charge(attempt, 250, until=150), make_charge(attempt, 1, since=3600)
+    other = make_charge(attempt, 3, rank=1)
+    await store.commit(AtomicWrite(charges=[other, grown, minimum, later]))
+    assert await store.charges("j1") == [grown, minimum, later, other]
     assert (await store.list_jobs("p")).jobs[0].spent == Money(261)
     assert await store.spent("p") == Money(261)
     assert await store.spent("p", since=after(60)) == Money(8)
     assert await store.spent("q") == Money(0)
+
+
+async def test_a_write_replaces_all_charges_of_its_ranks(store: Store) -> None:
+    job = await submit(store, "j1")
+    attempt = await begin(store, job)
+    old = [make_charge(attempt, 9, since=i, rank=rank) for i in range(3) for rank in range(2)]
+    await store.commit(AtomicWrite(charges=old))
+    revised = make_charge(attempt, 5, since=1, kind="kept")
+    await store.commit(AtomicWrite(charges=[revised]))
+    assert [each for each in await store.charges("j1") if each.rank == 0] == [revised]
+    assert (await store.list_jobs("p")).jobs[0].spent == Money(5 + 27)
 
 
 async def test_concurrent_charges_keep_the_sum(store: Store) -> None:

@@ -54,9 +54,18 @@ def gone(
 def test_an_instance_has_ended_when_ec2_says_that_it_has(
     text: str, ended: datetime, state: str
 ) -> None:
-    """Its bill ends then, however late somebody looks."""
+    """Its bill ends then, however late the look is; without a time the end is unseen."""
     found = read_instance(gone(text, state=state), None, NOW)
     assert (found.started_at, found.ended_at, found.rank) == (BEGAN, ended, 1)
+    assert found.unseen == ("(" not in text)
+
+
+def test_a_time_that_ec2_reports_later_replaces_an_unseen_end() -> None:
+    missed = read_instance(gone(""), None, NOW)
+    found = read_instance(gone("User initiated (2030-01-01 10:30:00 GMT)"), missed, NOW + HOUR)
+    assert (found.ended_at, found.unseen) == (NOW - 1.5 * HOUR, False)
+    again = read_instance(gone(""), missed, NOW + HOUR)
+    assert (again.ended_at, again.unseen) == (NOW, True)
 
 
 @pytest.mark.parametrize("state", ["pending", "running"])

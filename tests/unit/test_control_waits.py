@@ -9,7 +9,7 @@ import pytest
 
 from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide.bills import accrue
-from cavvy.control.decide.looks import GangLook, first_look, look_interval, note_wait
+from cavvy.control.decide.looks import GangLook, after_look, first_look, look_interval, note_wait
 from cavvy.control.decide.rows import JobRows
 from cavvy.control.decide.transitions import advance_attempt, failed_place, is_told_by_job
 from cavvy.control.unit_of_work import UnitOfWork
@@ -237,23 +237,29 @@ def test_a_server_that_has_just_begun_is_not_sure_what_an_earlier_one_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("state", "ended", "seconds"),
+    ("state", "ended", "seconds", "more"),
     [
-        (GangState.ENDED, NOW - 30 * SECOND, 70),
-        (GangState.ENDED, None, 100),  # it has ended at an unknown time: not later than now
-        (GangState.RUNNING, None, 80),  # it was last seen then, and is not there any more
+        (GangState.ENDED, NOW - 30 * SECOND, 70, 0),
+        (GangState.ENDED, None, 75, 25),  # it was seen alive 25 s ago; its end was not recorded
+        (GangState.RUNNING, None, 80, 20),  # it was last seen then, and is not there any more
     ],
 )
-def test_a_gang_is_paid_until_its_place_says_that_it_ended(
-    state: GangState, ended: datetime | None, seconds: int
+def test_a_gang_is_paid_until_its_end_or_its_last_sighting(
+    state: GangState, ended: datetime | None, seconds: int, more: int
 ) -> None:
     attempt = make_attempt(phase=AttemptPhase.ENDING, finished_at=NOW - 90 * SECOND)
-    node = NodeSeen(rank=0, engine_id="0", started_at=NOW - 100 * SECOND, ended_at=ended)
-    told = GangSeen(name="g1", state=state, nodes=[node])
-    look = GangLook(told=told, told_at=NOW - 20 * SECOND)
+    node = NodeSeen(rank=0, engine_id="0", started_at=NOW - 100 * SECOND)
+    alive = GangSeen(name="g1", state=GangState.RUNNING, nodes=[node])
+    told = GangSeen(name="g1", state=state, nodes=[replace(node, ended_at=ended)])
+    look = after_look(GangLook(), alive, NOW - 25 * SECOND)
+    look = after_look(look, told, NOW - 20 * SECOND)
     over = gangs.AdvanceAttempt(phase=AttemptPhase.ENDED, reason="it is gone")
     rows = UnitOfWork(JOB, [attempt], []).rows
     changes = advance_attempt(rows, attempt, over, look, NOW)
     assert [charge.amount.micros for charge in changes.charges] == [1000 * seconds]
-    assert changes.attempts[0].ended_at == NOW + (seconds - 100) * SECOND
+    [closed] = changes.attempts
+    assert closed.ended_at == NOW + (seconds - 100) * SECOND
+    unseen = closed.unseen_end
+    assert (unseen.more.micros if unseen else 0) == 1000 * more
+    assert unseen is None or unseen.latest == NOW
     assert changes.release == ("g1",)

@@ -233,12 +233,32 @@ def test_a_kept_gang_is_billed_until_now_and_gives_its_end() -> None:
     assert [event.text for event in over.events] == ["next"]
 
 
-def test_a_gang_that_never_ran_costs_nothing_and_says_nothing() -> None:
+def test_a_gang_that_was_never_requested_costs_nothing_and_says_nothing() -> None:
     attempt = replace(ATTEMPT, phase=AttemptPhase.ENDING, finished_at=NOW - SECOND)
+    attempt = replace(attempt, launched_at=None)
     action = gangs.AdvanceAttempt(phase=AttemptPhase.ENDED, reason="gone")
     changes = advance_attempt(rows(attempt), attempt, action, GangLook(), NOW)
     assert (changes.events, changes.charges, changes.release) == ((), (), ("g1",))
     assert changes.attempts[0].ended_at == NOW - SECOND
+
+
+@pytest.mark.parametrize("look", [GangLook(), GangLook(doubt=True), GangLook(denied=True)])
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_gang_that_its_provider_never_showed_may_have_cost_something(
+    accepted: bool, look: GangLook
+) -> None:
+    began = NOW - 60 * SECOND
+    attempt = replace(ATTEMPT, phase=AttemptPhase.ENDING, finished_at=NOW, created_at=began)
+    attempt = replace(attempt, launched_at=began if accepted else None)
+    action = gangs.AdvanceAttempt(phase=AttemptPhase.ENDED, reason="gone")
+    changes = advance_attempt(rows(attempt), attempt, action, look, NOW)
+    unseen = changes.attempts[0].unseen_end
+    assert changes.charges == ()
+    assert (unseen is not None) == ((accepted or look.doubt) and not look.denied)
+    if unseen is not None:
+        price = attempt.offer.rate.times(attempt.nodes)
+        assert (unseen.latest, unseen.more) == (NOW, price.over(60 * SECOND))
+        assert [event.kind for event in changes.events] == ["unsure"]
 
 
 def test_orders_are_numbered_and_looks_are_counted() -> None:

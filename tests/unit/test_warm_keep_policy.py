@@ -325,7 +325,9 @@ def test_of_several_stretches_the_last_is_made_longer() -> None:
     assert sorted(lines(closed)) == [
         ("kept", 0, 10, 12, 4),
         ("kept", 1, 10, 12, 4),
+        ("node", 0, 0, 5, 5),
         ("node", 0, 5, 10, 10),
+        ("node", 1, 0, 5, 5),
         ("node", 1, 5, 10, 10),
     ]
 

@@ -257,12 +257,14 @@ class CostView(Answer, frozen=True, kw_only=True):
     """A job's cost and its time by phase. The seconds add up to its whole life so far.
 
     `lost_s` is running time whose work was repeated: from the newest checkpoint until the nodes
-    were lost.
+    were lost. `unsure_micros` may come on top of `total_micros`: attempts whose end no provider
+    reported are charged until they were last seen.
     """
 
     job: str
     charges: list[ChargeView]
     total_micros: int
+    unsure_micros: int = 0
     queued_s: float
     starting_s: float
     running_s: float

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Protocol, cast
 
 from cavvy.domain.allocations import Allocation
-from cavvy.domain.events import Charge
+from cavvy.domain.events import Charge, replace_charges
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node
 from cavvy.store.base import AtomicWrite, StaleVersion, Store, StoreError, StoreFull, SummaryPage
 
@@ -181,9 +181,11 @@ class Deferred:
         return [self._nodes.get((attempt_id, each.rank), each) for each in found]
 
     async def charges(self, job_id: str) -> Sequence[Charge]:
-        found = list(await self._store.charges(job_id))
-        kept = [each for changes in self._kept for each in changes.charges if each.job_id == job_id]
-        return list({_key(each): each for each in found + kept}.values())
+        found = await self._store.charges(job_id)
+        for changes in self._kept:
+            mine = [each for each in changes.charges if each.job_id == job_id]
+            found = replace_charges(found, mine)
+        return found
 
     async def allocations(self, host: str | None = None) -> Sequence[Allocation]:
         released = {gang for changes in self._kept for gang in changes.release}
@@ -199,7 +201,3 @@ def _takes_on(changes: AtomicWrite) -> bool:
     """Whether something new is requested, started or held: that needs its row first."""
     rows: list[Job | Attempt] = [*changes.jobs, *changes.attempts]
     return bool(changes.allocations) or any(each.version == 0 for each in rows)
-
-
-def _key(charge: Charge) -> tuple[object, ...]:
-    return charge.attempt_id, charge.rank, charge.kind, charge.since

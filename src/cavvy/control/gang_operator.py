@@ -1,6 +1,6 @@
 """Executes decisions about gangs at their providers: looks, launches and removals."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -26,6 +26,7 @@ from cavvy.control.decide.looks import (
 from cavvy.control.decide.rows import JobRows, RowChanges
 from cavvy.control.decide.transitions import advance_attempt
 from cavvy.control.provider_pool import ProviderPool
+from cavvy.domain.events import Charge
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, FailureKind, Node
 from cavvy.domain.tasks import VolumeKind
 from cavvy.providers.base import AgentEndpoint, GangSpec, NoCapacity, Refused, TryAgain
@@ -147,7 +148,12 @@ class GangOperator:
         self._looks[attempt.gang] = look = after_move(self._look(attempt), action.phase)
         if action.phase is AttemptPhase.KEPT and look.told is None:
             await self.observe(attempt)
-        return advance_attempt(rows, attempt, action, self._look(attempt), now)
+        stored: Sequence[Charge] = ()
+        if action.phase is AttemptPhase.ENDED:
+            stored = await self._store.charges(attempt.job_id)
+            heard = [self._heard(attempt, node) for node in rows.nodes_of(attempt)]
+            rows = replace(rows, nodes={**rows.nodes, attempt.id: heard})
+        return advance_attempt(rows, attempt, action, self._look(attempt), now, stored)
 
     def _deny(
         self,

@@ -1,5 +1,6 @@
 """An event that the user must know, with its reason, and the money spent."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -32,7 +33,7 @@ class ChargeKind(StrEnum):
 class Charge:
     """Money spent on the half-open stretch [since, until) of one node's life at one rate.
 
-    Unique by (attempt, rank, kind, since); a growing stretch replaces its own row.
+    Unique by (attempt, rank, kind, since). A write replaces all charges of a rank.
     """
 
     project: str
@@ -44,3 +45,9 @@ class Charge:
     until: datetime
     rate: HourlyRate
     amount: Money
+
+
+def replace_charges(earlier: Iterable[Charge], later: Sequence[Charge]) -> list[Charge]:
+    """Both, with the earlier charges of each rank that has later ones left out."""
+    billed = {(charge.attempt_id, charge.rank) for charge in later}
+    return [each for each in earlier if (each.attempt_id, each.rank) not in billed] + list(later)

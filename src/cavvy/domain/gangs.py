@@ -19,14 +19,17 @@ class GangState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeen:
-    """One node as the provider itself sees it. Its life is billed from `started_at` to
-    `ended_at`.
+    """One node as the provider itself sees it. It is billed from `started_at` to `ended_at`.
+
+    `unseen`: the provider did not record the end; the node was gone by `ended_at`, and its bill is
+    a range that begins with the last sighting.
     """
 
     rank: int
     engine_id: str
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    unseen: bool = False
     address: str | None = None
 
 

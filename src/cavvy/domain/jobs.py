@@ -254,6 +254,18 @@ class AttemptWait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnseenEnd:
+    """The end of a gang that its provider did not report: its bill is a range.
+
+    The charges end at the last sighting. `more` is what the gang cost beyond them if it ended only
+    at `latest`, when it was gone for certain.
+    """
+
+    latest: datetime
+    more: Money
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One attempt of a job: one gang on one offer."""
 
@@ -279,6 +291,7 @@ class Attempt:
     running_at: datetime | None = None
     finished_at: datetime | None = None  # the work's end
     ended_at: datetime | None = None  # the gang's end
+    unseen_end: UnseenEnd | None = None  # if no provider reported the gang's end
     adopted_at: datetime | None = (
         None  # when it took over a warm gang; earlier time belongs to another attempt
     )

@@ -71,7 +71,8 @@ class AtomicWrite:
     the parent (job, attempt, host) of a row does not exist. The order is `release`, jobs, attempts,
     nodes, charges, events, observations, allocations. Allocations are checked in the same
     transaction against their host and its other allocations. `release` names gangs whose
-    allocations are removed.
+    allocations are removed. `charges` are the whole bill so far of each node in them, and replace
+    the node's earlier charges.
     """
 
     jobs: Sequence[Job] = ()

@@ -1,5 +1,6 @@
 """The writes of the SQL store, between BEGIN and COMMIT. Its writer threads call them."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -50,7 +51,8 @@ _NEXT_NUMBER = (
     "INSERT INTO names (project, name, last) VALUES (?, ?, 2)"
     " ON CONFLICT (project, name) DO UPDATE SET last = names.last + 1 RETURNING last"
 )
-_CHARGED = "SELECT amount FROM charges WHERE attempt_id = ? AND rank = ? AND kind = ? AND since = ?"
+_CHARGED = "SELECT kind, since, amount FROM charges WHERE attempt_id = ? AND rank = ?"
+_DELETE_CHARGE = "DELETE FROM charges WHERE attempt_id = ? AND rank = ? AND kind = ? AND since = ?"
 _INSERT_DEVICE = insert_into("held_devices", ("host", "device", "gang", "rank"), _OR_NOTHING)
 
 
@@ -202,20 +204,25 @@ def _write_document(
 
 
 def _write_charges(session: DatabaseSession, charges: Iterable[Charge]) -> None:
-    charges = sorted(
-        charges, key=lambda charge: charge.job_id
-    )  # all writers lock in the same order
-    locked = None
+    by_rank: defaultdict[tuple[str, str, int], list[Charge]] = defaultdict(list)
     for charge in charges:
-        if charge.job_id != locked and not session.driver.is_sqlite:
-            session.run("SELECT 1 FROM jobs WHERE id = ? FOR NO KEY UPDATE", (charge.job_id,))
-            locked = charge.job_id
-        key = (charge.attempt_id, charge.rank, str(charge.kind), to_micros(charge.since))
-        old = session.run(_CHARGED, key).fetchone()
-        session.run(CHARGES.upsert, CHARGES.values(charge))
-        more = charge.amount.micros - (old[0] if old else 0)
+        by_rank[charge.job_id, charge.attempt_id, charge.rank].append(charge)
+    locked = None
+    for (job_id, *rank), rows in sorted(by_rank.items()):  # all writers lock in the same order
+        if job_id != locked and not session.driver.is_sqlite:
+            session.run("SELECT 1 FROM jobs WHERE id = ? FOR NO KEY UPDATE", (job_id,))
+            locked = job_id
+        stored = session.run(_CHARGED, rank).fetchall()
+        old = {(kind, since): amount for kind, since, amount in stored}
+        more = -sum(old.values())
+        for charge in rows:
+            session.run(CHARGES.upsert, CHARGES.values(charge))
+            old.pop((str(charge.kind), to_micros(charge.since)), None)
+            more += charge.amount.micros
+        for key in old:
+            session.run(_DELETE_CHARGE, (*rank, *key))
         if more:
-            session.run("UPDATE jobs SET spent = spent + ? WHERE id = ?", (more, charge.job_id))
+            session.run("UPDATE jobs SET spent = spent + ? WHERE id = ?", (more, job_id))
 
 
 def _write_events(session: DatabaseSession, events: Sequence[Event]) -> None:

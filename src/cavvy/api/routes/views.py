@@ -139,6 +139,7 @@ def cost_view(
         job=job.name,
         charges=[charge_view(charge) for charge in charges],
         total_micros=total(charges).micros,
+        unsure_micros=sum(each.unseen_end.more.micros for each in attempts if each.unseen_end),
         queued_s=seconds[TimeUse.QUEUED],
         starting_s=seconds[TimeUse.STARTING],
         running_s=seconds[TimeUse.RUNNING],

@@ -68,7 +68,11 @@ def bill_text(job: "JobDetail", cost: "CostView") -> str:
     attempts = f"{len(job.attempts)} attempt{'s' if len(job.attempts) != 1 else ''}"
     times = f", {formatting.show_seconds(nodes)} of nodes at {at}" if cost.charges else ""
     far = "" if all(attempt.phase == "ended" for attempt in job.attempts) else " so far"
-    return f"{formatting.show_money(cost.total_micros)}{far} ({attempts}{times})"
+    bill = f"{formatting.show_money(cost.total_micros)}{far} ({attempts}{times})"
+    if not cost.unsure_micros:
+        return bill
+    more = formatting.show_money(cost.unsure_micros)
+    return f"{bill}; up to {more} more, since an end was not reported: see `cavvy events`"
 
 
 def price_counterfactuals(job: "JobDetail", cost: "CostView") -> "list[CounterfactualCost]":

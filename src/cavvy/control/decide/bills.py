@@ -1,7 +1,7 @@
 """The costs of gangs: until now, until their end, and until another job takes one over."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.job import cap_of
@@ -9,8 +9,8 @@ from cavvy.control.decide.looks import GangLook
 from cavvy.control.decide.rows import JobRows
 from cavvy.costs.metering import bill, total
 from cavvy.domain.events import Charge, ChargeKind
-from cavvy.domain.gangs import GangSeen, GangState
-from cavvy.domain.jobs import Attempt, AttemptPhase, Job
+from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnseenEnd
 from cavvy.domain.units import HourlyRate, Money
 
 ACCRUE = timedelta(seconds=45)  # charges of living nodes are at most a minute behind
@@ -32,7 +32,8 @@ def spending(
                 price = attempt.offer.rate.times(attempt.nodes)  # not observed yet
                 charged = max(charged, price.over(now - attempt.launched_at))
                 rate += price.micros_per_hour
-            spent += charged
+            unseen = attempt.unseen_end  # a budget counts what may have been spent
+            spent += charged if unseen is None else charged + unseen.more
             continue
         told = look.told
         spent += total(bill_gang(attempt, told, now, final=True))
@@ -58,24 +59,127 @@ def accrue(attempt: Attempt, look: GangLook) -> tuple[tuple[Charge, ...], GangLo
     due = look.accrued_at is None or look.told_at - look.accrued_at >= ACCRUE
     if not due or not (paid or attempt.phase is AttemptPhase.KEPT):
         return (), look
-    charges = bill_gang(attempt, look.told, look.told_at, final=False)
+    charges = bill_gang(attempt, _until_seen(look.told, look), look.told_at, final=False)
     if len({charge.rank for charge in charges}) == attempt.nodes:  # otherwise its provider was late
         look = replace(look, accrued_at=look.told_at)
     return tuple(charges), look
 
 
+def _until_seen(told: GangSeen, look: GangLook) -> GangSeen:
+    """The gang with each node whose end was not recorded ended when it was last seen."""
+    return replace(
+        told,
+        nodes=[
+            replace(node, ended_at=look.alive_at.get(node.rank, node.started_at))
+            if node.unseen or (told.state is GangState.ENDED and node.ended_at is None)
+            else node
+            for node in told.nodes
+        ],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedBill:
+    """The final charges of a gang, until when they go, and what may be missing from them."""
+
+    charges: tuple[Charge, ...]
+    ended_at: datetime
+    unseen_end: UnseenEnd | None
+
+
 def close_bill(
-    attempt: Attempt, look: GangLook, now: datetime
-) -> tuple[tuple[Charge, ...], datetime]:
-    """Each node's lifetime, and when the last one ended."""
-    ends = [attempt.finished_at or attempt.since]
-    if look.told is None:
-        return (), ends[0]
-    told, told_at = look.told, look.told_at or now
-    if told.state is GangState.ENDED and any(node.ended_at is None for node in told.nodes):
-        told_at = now
-    ends += [node.ended_at or told_at for node in told.nodes if node.started_at]
-    return tuple(bill_gang(attempt, told, told_at, final=True)), max(ends)
+    attempt: Attempt,
+    look: GangLook,
+    nodes: Sequence[Node],
+    stored: Iterable[Charge],
+    now: datetime,
+) -> ClosedBill:
+    """Each node's whole life, until its reported end or its last sighting; `stored` are the charges
+    of the job so far, and `nodes` say when each agent was heard. Stored charges of a node that has
+    none any more become empty.
+    """
+    billed = [charge for charge in stored if charge.attempt_id == attempt.id]
+    billed = [charge for charge in billed if charge.kind is not ChargeKind.MINIMUM]
+    least, most = _bound_gang(attempt, look, nodes, billed, now)
+    charges = bill_gang(attempt, least, now, final=True)
+    ranks = {charge.rank for charge in charges}
+    charges += [_until(each, each.since) for each in billed if each.rank not in ranks]
+    more = total(bill_gang(attempt, most, now, final=True)).micros - total(charges).micros
+    latest = max([node.ended_at or now for node in most.nodes], default=now)
+    ends = [attempt.finished_at or attempt.since, *(node.ended_at or now for node in least.nodes)]
+    return ClosedBill(
+        charges=tuple(charges),
+        ended_at=max(ends),
+        unseen_end=UnseenEnd(latest=latest, more=Money(more)) if more > 0 else None,
+    )
+
+
+def _bound_gang(
+    attempt: Attempt,
+    look: GangLook,
+    nodes: Sequence[Node],
+    billed: Sequence[Charge],
+    now: datetime,
+) -> tuple[GangSeen, GangSeen]:
+    """The gang with the shortest and with the longest lives that its nodes may have had."""
+    told = look.told or GangSeen(name=attempt.gang, state=GangState.ENDED)
+    rates = told.rates or [(charge.since, charge.rate) for charge in billed]
+    lives = [
+        _bound_life(attempt, rank, look, _sightings(rank, look, nodes, billed), now)
+        for rank in range(attempt.nodes)
+    ]
+    least = replace(told, rates=rates, nodes=[life.least for life in lives if life.least])
+    return least, replace(least, nodes=[life.most for life in lives if life.most])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Life:
+    """The shortest and the longest life that a node may have had; None: it may not have lived."""
+
+    least: NodeSeen | None
+    most: NodeSeen | None
+
+
+def _sightings(
+    rank: int, look: GangLook, nodes: Sequence[Node], charges: Sequence[Charge]
+) -> list[datetime]:
+    """When the node was certainly alive: to its provider, to its agent, and to the bill."""
+    agents = [at for node in nodes if node.rank == rank for at in (node.claimed_at, node.heard_at)]
+    billed = [
+        at for charge in charges if charge.rank == rank for at in (charge.since, charge.until)
+    ]
+    return sorted(at for at in [look.alive_at.get(rank), *agents, *billed] if at is not None)
+
+
+def _bound_life(
+    attempt: Attempt, rank: int, look: GangLook, sightings: Sequence[datetime], now: datetime
+) -> _Life:
+    reported = [] if look.told is None else look.told.nodes
+    node = next((each for each in reported if each.rank == rank), None)
+    if node is None or node.started_at is None:
+        return _bound_unreported(attempt, rank, look, sightings, now)
+    if node.ended_at is not None and not node.unseen:
+        return _Life(least=node, most=node)
+    latest = max(node.started_at, node.ended_at or now)
+    alive = min(latest, max([node.started_at, *sightings]))
+    return _Life(least=replace(node, ended_at=alive), most=replace(node, ended_at=latest))
+
+
+def _bound_unreported(
+    attempt: Attempt, rank: int, look: GangLook, sightings: Sequence[datetime], now: datetime
+) -> _Life:
+    """The life of a node whose start its provider did not report."""
+    began = attempt.adopted_at or attempt.created_at
+    if sightings:
+        node = NodeSeen(rank=rank, engine_id="", started_at=sightings[0], ended_at=sightings[-1])
+        return _Life(least=node, most=replace(node, started_at=began, ended_at=now))
+    requested = attempt.launched_at is not None or look.doubt or look.unsure
+    never_started = look.told is not None and look.told.state is GangState.ENDED
+    if look.denied or not requested or never_started:
+        return _Life(least=None, most=None)
+    began = look.told_at or began  # at the last look it had not started
+    node = NodeSeen(rank=rank, engine_id="", started_at=began, ended_at=now)
+    return _Life(least=None, most=node)
 
 
 def bill_gang(attempt: Attempt, told: GangSeen, until: datetime, *, final: bool) -> list[Charge]:
@@ -116,19 +220,18 @@ def bill_gang(attempt: Attempt, told: GangSeen, until: datetime, *, final: bool)
 
 
 def closing_charges(kept: Attempt, charges: Iterable[Charge], now: datetime) -> list[Charge] | None:
-    """The last stretch of each rank of a kept gang, until its handover now; None if a rank has none
-    yet.
-    """
+    """The charges of a kept gang until it is handed on now; None where a rank has none yet."""
+    mine = [charge for charge in charges if charge.attempt_id == kept.id]
     last: dict[int, Charge] = {}
-    for charge in charges:
-        if charge.attempt_id == kept.id and charge.kind is not ChargeKind.MINIMUM:
+    for charge in mine:
+        if charge.kind is not ChargeKind.MINIMUM:
             before = last.get(charge.rank)
             if before is None or charge.since >= before.since:
                 last[charge.rank] = charge
     if len(last) < kept.nodes:
         return None
     since = kept.kept_since or now
-    closed: list[Charge] = []
+    closed = [charge for charge in mine if charge is not last[charge.rank]]
     for charge in last.values():
         if charge.kind is ChargeKind.NODE:
             closed.append(_until(charge, since))

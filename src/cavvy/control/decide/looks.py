@@ -1,6 +1,7 @@
 """When to look at a gang again, and the user's events about a look."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.attempt import POLL, STEADY_POLL, GangAbsence, Seen
@@ -26,6 +27,7 @@ class GangLook:
     fresh: bool = False  # the last look is newer than the last request
     told: GangSeen | None = None  # the last look that found the gang
     told_at: datetime | None = None
+    alive_at: Mapping[int, datetime] = field(default_factory=dict)  # by rank: last seen alive
     removed_at: datetime | None = None  # when the gang's removal was last requested
     accrued_at: datetime | None = None  # charges are complete until then
 
@@ -39,7 +41,12 @@ def first_look(attempt: Attempt, started_at: datetime) -> GangLook:
 def after_look(look: GangLook, seen: Seen, at: datetime) -> GangLook:
     """The knowledge after a look that was started `at`."""
     look = replace(look, seen=seen, looked_at=at, fresh=True)
-    return replace(look, told=seen, told_at=at) if isinstance(seen, GangSeen) else look
+    if not isinstance(seen, GangSeen):
+        return look
+    alive = {node.rank: at for node in seen.nodes if node.started_at and not node.ended_at}
+    if seen.state is GangState.ENDED:
+        alive = {}
+    return replace(look, told=seen, told_at=at, alive_at={**look.alive_at, **alive})
 
 
 def after_move(look: GangLook, phase: AttemptPhase) -> GangLook:

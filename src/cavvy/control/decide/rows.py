@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from cavvy.domain.allocations import Allocation
-from cavvy.domain.events import Charge, Event
+from cavvy.domain.events import Charge, Event, replace_charges
 from cavvy.domain.jobs import COMING, Attempt, AttemptPhase, Job, Node
 from cavvy.domain.markets import Observation
 from cavvy.domain.tasks import Delivery
@@ -55,13 +55,13 @@ class RowChanges:
     stale_market: bool = False  # recently reported offers may be gone
 
     def then(self, later: "RowChanges") -> "RowChanges":
-        """Combine both into one write."""
+        """Combine both into one write. Later charges of a rank replace its earlier ones."""
         return RowChanges(
             job=later.job or self.job,
             attempts=self.attempts + later.attempts,
             nodes=self.nodes + later.nodes,
             events=self.events + later.events,
-            charges=self.charges + later.charges,
+            charges=tuple(replace_charges(self.charges, later.charges)),
             observations=self.observations + later.observations,
             allocations=self.allocations + later.allocations,
             release=self.release + later.release,

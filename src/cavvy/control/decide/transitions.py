@@ -7,14 +7,14 @@ from typing import assert_never
 
 from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide import job as jobs
-from cavvy.control.decide.bills import bill_gang, close_bill
+from cavvy.control.decide.bills import ClosedBill, bill_gang, close_bill
 from cavvy.control.decide.failures import failure_of
 from cavvy.control.decide.looks import GangLook
 from cavvy.control.decide.market import observations_of
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
 from cavvy.costs.metering import total
 from cavvy.domain.allocations import Allocation
-from cavvy.domain.events import Event
+from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import (
     JOB_ENDS,
     Attempt,
@@ -149,9 +149,12 @@ def advance_attempt(
     action: gangs.AdvanceAttempt,
     look: GangLook,
     now: datetime,
+    stored: Sequence[Charge] = (),
 ) -> RowChanges:
-    """The attempt in its next phase, with the observation of its market."""
-    changes = _move(rows, attempt, action, look, now)
+    """The attempt in its next phase, with the observation of its market. `stored` are the job's
+    charges, read when the gang is gone.
+    """
+    changes = _move(rows, attempt, action, look, now, stored)
     nodes = rows.nodes_of(attempt)
     seen = observations_of(attempt, changes.attempts[0], nodes, now)
     return replace(changes, observations=tuple(seen))
@@ -163,6 +166,7 @@ def _move(
     action: gangs.AdvanceAttempt,
     look: GangLook,
     now: datetime,
+    stored: Sequence[Charge],
 ) -> RowChanges:
     nodes = rows.nodes_of(attempt)
     fresh = replace(
@@ -182,7 +186,7 @@ def _move(
         case AttemptPhase.ENDING | AttemptPhase.KEPT:
             return _end_work(rows, _settled(found, nodes, action, now), action, look, now)
         case AttemptPhase.ENDED:
-            return _close(rows, attempt, fresh, look, now)
+            return _close(rows, fresh, close_bill(attempt, look, nodes, stored, now), now)
         case AttemptPhase.LAUNCHING:
             raise AssertionError("an attempt never returns to its launch")
 
@@ -235,20 +239,24 @@ def is_told_by_job(job: Job, outcome: AttemptOutcome | None) -> bool:
     )
 
 
-def _close(
-    rows: JobRows, attempt: Attempt, fresh: Attempt, look: GangLook, now: datetime
-) -> RowChanges:
+def _close(rows: JobRows, ended: Attempt, bill: ClosedBill, now: datetime) -> RowChanges:
     """Charge each node's whole life and release the gang's allocations."""
-    charges, ended_at = close_bill(attempt, look, now)
-    cost = total(charges)
-    life = sum((each.until - each.since for each in charges), timedelta(0))
+    cost = total(bill.charges)
+    life = sum((each.until - each.since for each in bill.charges), timedelta(0))
     text = f"the gang is gone; it cost {format_usd(cost)} for {format_duration(life)} of nodes"
-    event = make_event(rows.job, now, "billed", text, attempt.number)
+    events = [make_event(rows.job, now, "billed", text, ended.number)] if cost.micros else []
+    if (unseen := bill.unseen_end) is not None:
+        text = (
+            f"{ended.offer.provider} did not report when the gang ended: it cost between "
+            f"{format_usd(cost)} (until it was last seen) and {format_usd(cost + unseen.more)} "
+            f"(until {unseen.latest:%Y-%m-%d %H:%M:%S} UTC)"
+        )
+        events.append(make_event(rows.job, now, "unsure", text, ended.number))
     return RowChanges(
-        attempts=(replace(fresh, ended_at=ended_at),),
-        events=(event,) if cost.micros else (),
-        charges=charges,
-        release=(attempt.gang,),
+        attempts=(replace(ended, ended_at=bill.ended_at, unseen_end=unseen),),
+        events=tuple(events),
+        charges=bill.charges,
+        release=(ended.gang,),
     )
 
 

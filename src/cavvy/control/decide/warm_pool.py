@@ -8,7 +8,7 @@ from cavvy.control.decide.job import cap_of, ends_job
 from cavvy.control.decide.placement import make_attempt, start_job
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.costs.metering import total
-from cavvy.domain.events import Charge
+from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Job, Node, NodePhase
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
@@ -127,7 +127,7 @@ def list_kept(kept: Iterable[Attempt], project: str) -> list[Attempt]:
 def hand_over(
     old: Attempt, former: Job, charges: Sequence[Charge], job: Job, now: datetime
 ) -> RowChanges:
-    """The gang as a new attempt of the job; `charges` are the former job's last ones."""
+    """The gang as a new attempt of the job; `charges` are the former attempt's."""
     reason = f"took over the gang of {former.name}"
     fresh, nodes = make_attempt(job, old.offer, lambda _: old.gang, now, reason)
     adopted = replace(fresh, phase=AttemptPhase.BOOTING, launched_at=now, adopted_at=now)
@@ -141,7 +141,7 @@ def hand_over(
     )
     reason = f"starts on {old.offer.key}, on the gang kept by job {former.name}"
     started = start_job(job, adopted, reason, now)
-    cost = format_usd(total(charges))
+    cost = format_usd(total(each for each in charges if each.kind is ChargeKind.KEPT))
     text = f"job {job.name} took over the gang; its last waiting time cost {cost}"
     return RowChanges(
         job=started,

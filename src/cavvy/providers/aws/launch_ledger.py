@@ -15,6 +15,7 @@ class AwsInstance:
     rank: int
     started_at: datetime
     ended_at: datetime | None = None
+    unseen: bool = False  # EC2 did not report the end; it was gone by `ended_at`
     address: str | None = None
     reason: str = ""
     preempted: bool = False

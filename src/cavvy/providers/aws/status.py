@@ -112,9 +112,8 @@ class AwsStatus:
                 and now - each.started_at >= self._visibility_delay
             ):
                 ended = max(since, each.started_at)  # told by EC2's clock, and `since` by ours
-                known[each.id] = replace(
-                    each, ended_at=ended, reason=each.reason or "EC2 shows the instance no more"
-                )
+                reason = each.reason or "EC2 no longer lists the instance"
+                known[each.id] = replace(each, ended_at=ended, unseen=True, reason=reason)
         return tuple(sorted(known.values(), key=lambda each: (each.rank, each.id)))
 
     async def _rate(self, record: AwsGangRecord) -> AwsGangRecord:
@@ -162,6 +161,7 @@ def make_seen(record: AwsGangRecord, states: Mapping[str, str]) -> GangSeen:
                 engine_id=each.id,
                 started_at=each.started_at,
                 ended_at=each.ended_at,
+                unseen=each.unseen,
                 address=each.address,
             )
             for each in record.instances
@@ -171,19 +171,21 @@ def make_seen(record: AwsGangRecord, states: Mapping[str, str]) -> GangSeen:
 
 
 def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInstance:
-    """One instance of DescribeInstances. A time that was told once is kept; EC2 forgets reasons."""
+    """One instance of DescribeInstances. A reported time is kept, since EC2 forgets reasons."""
     reason = told.get("StateReason") or {}
     code, state = str(reason.get("Code", "")), str(told["State"]["Name"])
     started = was.started_at if was else told["LaunchTime"]
-    ended = was.ended_at if was else None
-    if state in _ENDED and ended is None:
-        ended = max(started, _ended_at(str(told.get("StateTransitionReason", "")), now))
+    ended, unseen = (was.ended_at, was.unseen) if was else (None, False)
+    if state in _ENDED and (ended is None or unseen):
+        reported = _read_end(str(told.get("StateTransitionReason", "")), now)
+        ended, unseen = max(started, reported or ended or now), reported is None
     taken = code.startswith("Server.SpotInstance") or code.startswith("Server.CapacityBlock")
     return AwsInstance(
         id=str(told["InstanceId"]),
         rank=int(told.get("AmiLaunchIndex", 0)),
         started_at=started,
         ended_at=ended,
+        unseen=unseen,
         address=told.get("PublicIpAddress")
         or told.get("PrivateIpAddress")
         or (was.address if was else None),
@@ -192,13 +194,12 @@ def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInst
     )
 
 
-def _ended_at(text: str, now: datetime) -> datetime:
+def _read_end(text: str, now: datetime) -> datetime | None:
+    """The time in a reason such as `User initiated (2030-01-01 10:30:00 GMT)`."""
     found = _WHEN.search(text)
-    return (
-        min(now, datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC))
-        if found
-        else now
-    )
+    if found is None:
+        return None
+    return min(now, datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC))
 
 
 def _recall(name: str, shown: Sequence[Json], now: datetime) -> AwsGangRecord:

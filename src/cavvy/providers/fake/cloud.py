@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from random import Random
 from typing import Any
 
 from cavvy.domain.allocations import Host
@@ -16,6 +17,7 @@ from cavvy.providers.base import (
     GangSpec,
     Manifest,
     NoCapacity,
+    NodeSeen,
     QuotaTooSmall,
     Refused,
     TryAgain,
@@ -29,8 +31,6 @@ from cavvy.providers.fake.script import (
     RemovalScript,
     TimeSpan,
 )
-
-_REMEMBERED = timedelta(hours=24)  # how long an ended gang is listed; the contract requires an hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,8 @@ class FakeCloud:
         self._faults: list[BaseException] = []
         self._changes: asyncio.Queue[str] = asyncio.Queue()
         self._engine_ids = 0
+        self._dice = Random(0)
+        self._ends_seen: dict[str, datetime] = {}  # by engine id: the first look after the end
 
     # The seam
 
@@ -175,11 +177,25 @@ class FakeCloud:
         return [gang for gang in self.gang_list if gang.spec.name == name]
 
     def _seen(self, gang: FakeGang, now: datetime) -> GangSeen:
-        return gang.seen(now, self._known_rates(gang, now))
+        told = gang.seen(now, self._known_rates(gang, now))
+        return replace(told, nodes=tuple(self._report(node, now) for node in told.nodes))
+
+    def _report(self, node: NodeSeen, now: datetime) -> NodeSeen:
+        """The node as the cloud's records have it, which may differ from what it bills."""
+        records = self.script.records
+        if node.ended_at is not None and records.ends_unseen:
+            first_seen = self._ends_seen.setdefault(node.engine_id, now)
+            node = replace(node, ended_at=first_seen, unseen=True)
+        if node.started_at is None:
+            return node
+        late = 0.0 if node.ended_at is not None else records.start_late_s
+        late += records.jitter_s * self._dice.random()
+        started = min(now, node.started_at + timedelta(seconds=late))
+        return replace(node, started_at=min(started, node.ended_at or started))
 
     def _shown(self, gang: FakeGang, now: datetime) -> bool:
         if gang.ended_at is not None:
-            return now - gang.ended_at < _REMEMBERED
+            return now - gang.ended_at < timedelta(seconds=self.script.records.remembers_s)
         return now >= gang.bought_at + timedelta(
             seconds=gang.fault_script.hidden_s
         ) and not self._in(self.script.blackouts)

@@ -83,6 +83,16 @@ class TimeSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordScript:
+    """How well the cloud's answers reflect what it bills."""
+
+    remembers_s: float = 86_400.0  # how long an ended gang is shown
+    start_late_s: float = 0.0  # a start is reported so much too late until the node has ended
+    jitter_s: float = 0.0  # each look moves each start by up to this much
+    ends_unseen: bool = False  # an end is reported as of the first look after it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloudScript:
     """The whole script. Launches and removals beyond the listed ones have no faults."""
 
@@ -95,6 +105,7 @@ class CloudScript:
     blackouts: tuple[
         TimeSpan, ...
     ] = ()  # gangs() lists no running gang; shorter than the manifest's `settle`
+    records: RecordScript = RecordScript()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,144 @@
+"""Bills of clouds whose records differ from what they bill: they revise, jitter, forget, and miss
+ends; the server dies, and is away for long. The truth is what the fake cloud billed.
+"""
+
+from datetime import timedelta
+from random import Random
+
+import pytest
+from tests.sim.scenario_checks import check_nothing_left, stretches, tell
+
+from cavvy.domain.jobs import AttemptPhase
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Limits, Retry, Task
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.fake.script import (
+    CallOutcome,
+    CloudScript,
+    FaultScript,
+    PriceChange,
+    RecordScript,
+    RemovalScript,
+    TimeSpan,
+)
+from cavvy.sim.harness import play
+from cavvy.sim.scenario import (
+    CrashMoment,
+    ScenarioResult,
+    ServerCrash,
+    SimScenario,
+    SimSubmission,
+)
+
+STORIES = 34  # of each kind: 204 in all
+KINDS = {
+    "honest": RecordScript(),
+    "revises": RecordScript(start_late_s=40.0),
+    "jitters": RecordScript(jitter_s=1e-4),
+    "forgets": RecordScript(remembers_s=0.0),
+    "misses ends": RecordScript(ends_unseen=True),
+    "all at once": RecordScript(remembers_s=20.0, start_late_s=25.0, jitter_s=1e-4),
+}
+
+
+def make_story(number: int, records: RecordScript) -> SimScenario:
+    dice = Random(number)
+    offer = Offer(
+        provider="fake",
+        region="somewhere",
+        instance_type="paid",
+        vcpus=8,
+        memory_mib=32768,
+        rate=HourlyRate(dice.randrange(500_000, 4_000_000)),
+        minimum_charge=timedelta(seconds=dice.choice((0, 0, 60, 600))),
+        source="made up",
+    )
+    prices = tuple(
+        PriceChange(
+            offer=offer.key,
+            at_s=dice.uniform(0, 2000),
+            rate=HourlyRate(dice.randrange(500_000, 4_000_000)),
+        )
+        for _ in range(dice.randrange(3))
+        if records.remembers_s > 3600  # a price that a forgetful cloud never reported is unknown
+    )
+    launches = tuple(
+        FaultScript(
+            reply=dice.choice((CallOutcome.OK, CallOutcome.OK, CallOutcome.LOST)),
+            boot_s=dice.uniform(1, 60),
+            preempted_after_s=dice.choice((None, dice.uniform(1, 900))),
+            lost_rank=dice.choice((None, None, 0)),
+            lost_after_s=dice.uniform(1, 900),
+        )
+        for _ in range(3)
+    )
+    crashes = tuple(
+        ServerCrash(
+            call=call,
+            when=dice.choice(tuple(CrashMoment)),
+            down_s=dice.choice((0.0, 30.0, 1000.0, 20_000.0)),
+        )
+        for call in sorted(dice.sample(range(1, 80), dice.randrange(4)))
+    )
+    task = Task(
+        name="t",
+        run="true",
+        nodes=dice.choice((1, 1, 2, 3)),
+        env={"FAKE_RUN_S": str(dice.randrange(20, 900))},
+        retry=Retry(node=9),
+        limits=Limits(unattended=timedelta(minutes=20)),
+    )
+    script = CloudScript(
+        offers=(offer,),
+        launches=launches,
+        removals=(RemovalScript(takes_s=dice.uniform(0, 90)),),
+        prices=prices,
+        storms=tuple(
+            TimeSpan(at_s=dice.uniform(0, 2000), for_s=60.0) for _ in range(dice.randrange(2))
+        ),
+        records=records,
+    )
+    return SimScenario(
+        submissions=(SimSubmission(task=task, consented=True),), script=script, crashes=crashes
+    )
+
+
+def find_wrong(ending: ScenarioResult, slack_s: float) -> list[str]:
+    """The attempts whose bill, or its range, does not contain what the cloud billed."""
+    wrong = []
+    [trace] = ending.traces
+    for attempt in trace.attempts:
+        assert attempt.phase is AttemptPhase.ENDED
+        lives = [life for life in ending.cloud.lives() if life.gang == attempt.gang]
+        truth = sum(rate.over(b - a).micros for life in lives for a, b, rate, _ in stretches(life))
+        mine = [charge for charge in trace.charges if charge.attempt_id == attempt.id]
+        billed = sum(charge.amount.micros for charge in mine)
+        more = attempt.unseen_end.more.micros if attempt.unseen_end else 0
+        slack = (
+            1
+            + len(lives)
+            + sum(
+                max(rate for _, rate in life.rates).over(timedelta(seconds=slack_s)).micros
+                for life in lives
+            )
+        )
+        if not billed - slack <= truth <= billed + more + slack:
+            wrong.append(f"{attempt.id}: billed {billed} to {billed + more}, cost {truth}")
+        if attempt.unseen_end and KINDS["honest"] == ending.cloud.script.records:
+            wrong.append(f"{attempt.id}: unsure, though the cloud reported the end")
+    return wrong
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bill_is_what_the_cloud_billed_or_a_range_around_it(kind: str) -> None:
+    records, wrong = KINDS[kind], []
+    for number in range(STORIES):
+        ending = play(make_story(number, records))
+        assert ending.finished, number
+        check_nothing_left(ending)
+        slack = records.jitter_s
+        wrong += [
+            f"story {number}: {each}\n{tell(ending.traces[0])}"
+            for each in find_wrong(ending, slack)
+        ]
+    assert not wrong, f"{len(wrong)} wrong\n" + "\n".join(wrong[:3])
