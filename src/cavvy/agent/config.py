@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 
+from .disk import read_text
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -246,7 +248,9 @@ class AgentConfig(ConfigRecord, RankPaths):
                 f"configuration: `protocol` is {self.protocol}; this agent speaks {PROTOCOL} at "
                 "most"
             )
-        self.token = read_token(self.home) or self.token
+        self.token = (
+            read_text(self.home + "/token") or self.token
+        )  # the one that came with the claim
         self.pin, self.vendor = self.pin.lower(), self.vendor.lower()
         self.cache = self.cache or self.home + "/cache"
 
@@ -354,17 +358,6 @@ class WorkConfig(ConfigRecord):
         self.mirrored = {  # outputs that are also sent while the work runs, with their intervals
             at: each.every_s for at, each in enumerate(self.outputs) if each.every_s is not None
         }
-
-
-def read_token(home: str) -> str:
-    """The token that came with the claim; "" before the claim, or if the configuration's own token
-    stays valid.
-    """
-    try:
-        with open(home + "/token", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def read_config(path: str) -> AgentConfig:

@@ -12,9 +12,9 @@ import sys
 import time
 
 from .config import PROTOCOL, BadConfig, ConfigFields
+from .disk import write_whole
 from .log import CHUNK
 from .wire import BackOff, ServerAddress, make_connection
-from .work.environment import write_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 
+from .disk import open_private
+
 CHUNK = 256 * 1024  # maximum bytes of one request
 HELD = 4 * 1024 * 1024  # bytes kept in memory while the disk is full
 
@@ -93,9 +95,7 @@ class LogSpool:
     def _begin(self) -> None:
         self._end()
         os.makedirs(self._folder, exist_ok=True)
-        self._file = os.open(
-            self._path(self.size), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
+        self._file = open_private(self._path(self.size), os.O_APPEND)
         self._segments.append([self.size, 0])
 
     def _end(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 
+from .disk import open_private
 from .loop import EventLoop, LoopTimer
 from .wire import AgentConnection, BackOff, ServerAddress, parse_reply
 
@@ -34,7 +35,7 @@ class AgentMailbox:
         number = f"{os.getpid()}-{time.monotonic_ns():x}-{AgentMailbox._count}"
         os.makedirs(self._path, mode=0o700, exist_ok=True)
         fresh = f"{os.path.dirname(self._path)}/.{os.path.basename(self._path)}-{number}"
-        file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        file = open_private(fresh, os.O_EXCL)
         try:
             rest = memoryview(request)
             while rest:

@@ -11,9 +11,9 @@ import time
 
 from .config import AgentConfig, BadConfig, read_config
 from .control_client import complain
+from .disk import open_private, read_process, read_text, write_whole
 from .loop import EventLoop
 from .runner import RankRunner
-from .work.environment import write_whole
 
 LOCK_WAIT_S = 15.0
 ENDS = (signal.SIGTERM, signal.SIGINT)
@@ -116,7 +116,7 @@ def take_lock(home: str) -> int | None:
 
     The reaper of a killed agent holds the lock until all of the work is dead, so waiting pays off.
     """
-    lock = os.open(home + "/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = open_private(home + "/lock")
     until = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
@@ -147,22 +147,14 @@ def start_time(pid: int) -> int | None:
     """When the process started, in clock ticks since the boot; None if it is dead, or without
     /proc.
     """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == b"Z" else int(fields[19])
+    fields = read_process(pid)
+    return int(fields[19]) if fields and fields[0] != b"Z" else None
 
 
 def take_nonce(home: str) -> str:
     """This agent's claim; stored, so that a restart or a lost reply asks for the same one again."""
     path = home + "/claim"
-    try:
-        with open(path, encoding="ascii") as file:
-            nonce = file.read().strip()
-    except FileNotFoundError:
-        nonce = ""
+    nonce = read_text(path)
     if not nonce:
         nonce = os.urandom(16).hex()
         write_whole(path, nonce)

@@ -8,6 +8,8 @@ import json
 import os
 import time
 
+from .disk import open_private
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -41,7 +43,7 @@ class MessageOutbox:
                 message["kind"] != "sent"
             ):  # a mark that continues the numbering after everything was acknowledged
                 self._unsent.append((message["seq"], line))
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._file = open_private(path, os.O_APPEND)
         os.ftruncate(
             self._file, sum(len(line) + 1 for line in whole)
         )  # never append to a torn line

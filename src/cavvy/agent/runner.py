@@ -12,13 +12,14 @@ import time
 from .access.execs import RankExecs
 from .config import BadConfig, WorkConfig
 from .control_client import LOST, ControlPlaneClient, complain
+from .disk import write_whole
 from .log import LogSpool
 from .notices.faults import FAILURES, GPU, GpuFaultScanner, read_kernel
 from .outbox import MessageOutbox, time_text
 from .redact import Redactor
 from .states import DONE, MOVES, REPORTED, AgentState
 from .step_runner import StepRunner, needs_preparing
-from .work.environment import make_environment, write_whole
+from .work.environment import make_environment
 from .work.reaper import PR_SET_CHILD_SUBREAPER, ChildCommand, prctl
 
 TYPE_CHECKING = False

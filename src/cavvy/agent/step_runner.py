@@ -7,11 +7,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import suppress
 
 from .control_client import complain
+from .disk import read_text, write_whole
 from .notices.faults import GPU
-from .work.environment import SHELL_LINE, find_shell, write_rank_files, write_whole
+from .work.environment import SHELL_LINE, find_shell, write_rank_files
 from .work.process import WorkProcess
 from .work.reaper import ChildCommand
 
@@ -275,9 +275,7 @@ class StepRunner:
 
             touch(find_setup(self._config, self._work) + "/finished")
         else:
-            with suppress(OSError):  # noqa: SIM117 - Python 3.8; Apptainer's alone
-                with open(self._config.home + "/sif", encoding="utf-8") as file:
-                    touch(file.read())
+            touch(read_text(self._config.home + "/sif"))  # of Apptainer alone
 
     def _measure_gpus(self) -> None:
         """Runs in its own process, so that a hanging driver blocks nothing else."""
@@ -414,11 +412,7 @@ class StepRunner:
 
     def _read_phase(self) -> str:
         """Read the phase that the container's script writes: setup, failed or run."""
-        try:
-            with open(self._config.phase_file, encoding="ascii") as file:
-                return file.read().strip()
-        except OSError:
-            return ""
+        return read_text(self._config.phase_file)
 
     def _carry_out(self) -> None:
         from .work.prepare import carry_out

@@ -8,7 +8,7 @@ import json
 import os
 
 from ..config import AgentConfig, TransferConfig, WorkConfig
-from ..work.environment import read_known, write_whole
+from ..disk import read_known, write_whole
 from ..work.folder import CannotBuild, inside
 from .mounts import link
 

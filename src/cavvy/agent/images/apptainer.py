@@ -82,7 +82,6 @@ def make_argv(
     sif: str,
     config: AgentConfig,
     mounts: list[str],
-    env: dict[str, str],
 ) -> list[str]:
     """The command that replaces `sh ENTRY`; variables are passed in the environment, not as
     arguments.

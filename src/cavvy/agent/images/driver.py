@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 import subprocess
 
+from ..disk import read_text
+
 DRIVER = "/sys/module/nvidia/version"
 
 # The oldest Linux driver that runs every minor release of a CUDA major version, from "CUDA Minor
@@ -30,13 +32,9 @@ OLDEST_DRIVERS = (
 
 
 def read_driver() -> str | None:
-    """The version of this node's NVIDIA driver; None if there is no driver or it does not report
-    one."""
-    try:
-        with open(DRIVER, encoding="ascii") as file:
-            return file.read().strip() or None
-    except OSError:
-        pass
+    """The version of this node's NVIDIA driver; None if it is unknown."""
+    if driver := read_text(DRIVER):
+        return driver
     argv = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(

@@ -10,6 +10,7 @@ import os
 import signal
 
 from ..config import AgentConfig, WorkConfig
+from ..disk import write_whole
 from ..work.folder import CannotBuild, build_folder, inside
 from ..work.reaper import exit_code
 from ..work.trees import remove_tree
@@ -78,13 +79,8 @@ def write_login(folder: str, image: str, login: str) -> None:
     )  # docker's name for it, and podman's
     auth = base64.b64encode(f"{user}:{password}".encode()).decode()
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    file = os.open(
-        folder + "/config.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
-    )
-    try:
-        os.write(file, json.dumps({"auths": {name: {"auth": auth} for name in names}}).encode())
-    finally:
-        os.close(file)
+    auths = {name: {"auth": auth} for name in names}
+    write_whole(folder + "/config.json", json.dumps({"auths": auths}))
 
 
 def build(

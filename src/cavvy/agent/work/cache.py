@@ -9,6 +9,7 @@ import fcntl
 import os
 import time
 
+from ..disk import open_private, walk_files
 from .trees import remove_tree
 
 TYPE_CHECKING = False
@@ -38,7 +39,7 @@ def touch(path: str, *, make: bool = False) -> bool:
     """Mark the entry as used now; returns whether it exists."""
     try:
         if make:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            os.close(open_private(path))
         os.utime(path)
     except OSError:  # missing, another user's, or on a read-only disk
         return os.path.exists(path)
@@ -104,17 +105,7 @@ def _scan(folder: str) -> list[os.DirEntry[str]]:
 
 def _measure(folder: str) -> int:
     """Bytes on disk of everything below a path."""
-    size, todo = 0, [folder]
-    while todo:
-        for entry in _scan(todo.pop()):
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    todo.append(entry.path)
-                else:
-                    size += entry.stat(follow_symlinks=False).st_blocks * 512
-            except OSError:
-                continue
-    return size
+    return sum(seen.st_blocks * 512 for _, seen in walk_files(folder))
 
 
 def _remove(path: str, used: float) -> bool:
@@ -129,7 +120,7 @@ def _remove(path: str, used: float) -> bool:
                 return False
             os.unlink(path)
             return True
-        lock = os.open(path + "/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = open_private(path + "/lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             mark = path + "/finished"

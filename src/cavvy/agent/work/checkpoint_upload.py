@@ -14,11 +14,12 @@ import json
 import os
 import stat
 import time
+from contextlib import suppress
 
+from ..disk import read_known, read_number, read_text, walk_files, write_whole
 from ..http_client import CHUNK, FAULTS, BlockingClient, StorageTimeout, TransferFailed
 from ..outbox import time_text
 from .blobs import fetch_to
-from .environment import read_known, write_whole
 from .trees import copy_file, remove_tree
 
 TYPE_CHECKING = False
@@ -56,26 +57,13 @@ FAILURES = {
 def list_folder(folder: str) -> list[Entry]:
     """Every file and link below the folder, by path; files that vanish meanwhile are left out."""
     found: list[Entry] = []
-    todo = [""]
-    while todo:
-        below = todo.pop()
-        try:
-            entries = list(os.scandir(os.path.join(folder, below)))
-        except OSError:
-            continue
-        for entry in entries:
-            path = os.path.join(below, entry.name)
-            try:
-                seen = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(seen.st_mode):
-                    todo.append(path)
-                elif stat.S_ISLNK(seen.st_mode):
-                    found.append((path, 0, 0, 0, 0, os.readlink(entry.path)))
-                elif stat.S_ISREG(seen.st_mode):
-                    mode = stat.S_IMODE(seen.st_mode)
-                    found.append((path, seen.st_size, seen.st_mtime_ns, seen.st_ino, mode, ""))
-            except OSError:
-                continue
+    for path, seen in walk_files(folder):
+        if stat.S_ISLNK(seen.st_mode):
+            with suppress(OSError):
+                found.append((path, 0, 0, 0, 0, os.readlink(os.path.join(folder, path))))
+        elif stat.S_ISREG(seen.st_mode):
+            mode = stat.S_IMODE(seen.st_mode)
+            found.append((path, seen.st_size, seen.st_mtime_ns, seen.st_ino, mode, ""))
     return sorted(found)
 
 
@@ -296,8 +284,7 @@ class CheckpointUpload:
                 files.append(
                     {"path": path, "sha256": name, "size": size, "mode": mode, "mtime_ns": mtime}
                 )
-        with open(self._config.home + "/claim", encoding="ascii") as file:
-            nonce = file.read().strip()
+        nonce = read_text(self._config.home + "/claim")
         made_at = time_text(newest(self._entries) / 1e9)
         who = {
             "gang": self._config.gang,
@@ -386,15 +373,6 @@ def settle(config: AgentConfig, storage: str, attempt: int, tell: Tell | None = 
     told = restore(config, storage, tell, later_than=user)
     write_whole(path, str(attempt), sync=True)
     return told
-
-
-def read_number(path: str) -> int | None:
-    """The number in a file; None if there is no such file (yet)."""
-    try:
-        with open(path, encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return None
 
 
 def restore(

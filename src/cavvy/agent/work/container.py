@@ -10,9 +10,10 @@ import shutil
 import signal
 
 from ..config import AgentConfig, WorkConfig
+from ..disk import read_number, read_text, write_whole
 from ..images.apptainer import PROGRAMS, bring_sif, inner_environment, make_argv
 from ..images.engine import ask, bring_image, quiet, wait
-from .environment import BASE, SHELL_LINE, write_whole
+from .environment import BASE, SHELL_LINE
 from .folder import CannotBuild
 from .reaper import ChildCommand, report
 
@@ -76,8 +77,7 @@ def make_exec(config: AgentConfig, command: list[str]) -> list[str]:
     """How to run a command in the work's container."""
     engine = find_engine() or ENGINES[0]
     if os.path.basename(engine) in PROGRAMS:
-        with open(config.home + "/sif", encoding="utf-8") as file:
-            return make_argv(engine, file.read(), config, [config.home], {}) + command
+        return make_argv(engine, read_text(config.home + "/sif"), config, [config.home]) + command
     return [engine, "exec", "--workdir", config.folder, make_name(config), *command]
 
 
@@ -117,13 +117,14 @@ def run_container(
     quiet([engine, "rm", "-f", name], command.env)
     program = os.path.basename(engine)
     code, known = 125, f"{config.cache}/{program}-way"
-    flags, first = _flags(engine, name, config, env), _read_way(known)
+    flags, first = _flags(engine, name, config, env), read_number(known) or 0
     ways = enumerate(_ways(engine, config.memory_mib))
     for way, extra in sorted(ways, key=lambda item: item[0] != first):
         argv = [*_engine_with(engine, extra), *flags, *mounts, *extra]
         code = wait([*argv, image, "sh", config.entry_script], command.env)
         if os.path.exists(config.phase_file) or stopped:
-            _keep_way(known, way)
+            os.makedirs(config.cache, mode=0o700, exist_ok=True)
+            write_whole(known, str(way))  # a job's log shows no ways that do not work here
             return code
     report(
         command.channel, "setup", f"{program} could not start a container of {image}; see the log"
@@ -150,7 +151,7 @@ def run_sif(
         return 125
     write_whole(config.home + "/sif", sif)
     os.write(command.channel, f"image {work.image} {os.path.basename(sif)}\n".encode())
-    argv = [*make_argv(program, sif, config, mounts, env), "sh", config.entry_script]
+    argv = [*make_argv(program, sif, config, mounts), "sh", config.entry_script]
     return wait(argv, inner_environment(command.env, env))
 
 
@@ -191,22 +192,6 @@ def _ways(engine: str, memory_mib: int) -> list[list[str]]:
     elif memory:
         ways.append(ULIMITS)
     return ways
-
-
-def _read_way(path: str) -> int:
-    """The options that worked last on this machine, so that a job's log does not show the failing
-    ones.
-    """
-    try:
-        with open(path, encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return 0
-
-
-def _keep_way(path: str, way: int) -> None:
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    write_whole(path, str(way))
 
 
 def _engine_with(engine: str, extra: list[str]) -> list[str]:

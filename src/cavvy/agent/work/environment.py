@@ -7,11 +7,8 @@ import os
 import re
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from ..config import AgentConfig, WorkConfig
+from ..config import AgentConfig, WorkConfig
+from ..disk import write_whole
 
 # A login shell's variables, and those needed to reach the network from this node.
 # The agent's other variables are left out, since a server may have started it with credentials.
@@ -146,26 +143,3 @@ def write_rank_files(config: AgentConfig, work: WorkConfig) -> None:
 
         source = pkgutil.get_data(__package__ or "", "mpi.py")
         write_whole(config.mpi_program, (source or b"").decode())
-
-
-def write_whole(path: str, text: str, *, sync: bool = False) -> None:
-    """Write a private file atomically; `sync` waits until it is on disk."""
-    temporary = f"{path}.{os.getpid()}"
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(file, text.encode())
-        if sync:
-            os.fsync(file)
-    finally:
-        os.close(file)
-    os.replace(temporary, path)
-
-
-def read_known(path: str) -> dict[str, list[Any]]:
-    """Records about files, by path; losing them costs only time."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -9,6 +9,7 @@ import shutil
 from ..config import AgentConfig, CheckpointConfig, WorkConfig
 from ..http_client import TransferFailed
 from .blobs import SMALL, BlobCache
+from .reaper import exit_code
 from .trees import copy_file, copy_tree, remove_tree
 
 
@@ -166,5 +167,4 @@ def run(argv: list[str], env: dict[str, str]) -> int:
         pid = os.posix_spawnp(argv[0], argv, env)
     except FileNotFoundError:
         return 127
-    _, status = os.waitpid(pid, 0)
-    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+    return exit_code(os.waitpid(pid, 0)[1])

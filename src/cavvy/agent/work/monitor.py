@@ -8,6 +8,7 @@ import stat
 import struct
 import time
 
+from ..disk import walk_files
 from ..outbox import time_text
 
 TYPE_CHECKING = False
@@ -240,25 +241,8 @@ def parse_progress(text: bytes) -> dict[str, object]:
 def measure(folder: str) -> tuple[int, int, int]:
     """The number of files, their total size, and the newest change (ns since the epoch)."""
     files = size = newest = 0
-    todo = [folder]
-    while todo:
-        try:
-            entries = list(os.scandir(todo.pop()))
-        except OSError:
-            continue  # it was removed meanwhile
-        for entry in entries:
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    todo.append(entry.path)
-                else:
-                    found = entry.stat(follow_symlinks=False)
-                    files, size, newest = (
-                        files + 1,
-                        size + found.st_size,
-                        max(newest, found.st_mtime_ns),
-                    )
-            except OSError:
-                continue
+    for _, seen in walk_files(folder):
+        files, size, newest = files + 1, size + seen.st_size, max(newest, seen.st_mtime_ns)
     return files, size, newest
 
 

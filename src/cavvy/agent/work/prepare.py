@@ -19,10 +19,11 @@ import json
 import os
 
 from ..config import AgentConfig, CheckpointConfig, WorkConfig
+from ..disk import open_private, write_whole
 from ..http_client import StorageTimeout, TransferFailed
 from ..notices.faults import NETWORK
 from .cache import touch
-from .environment import SHELL_LINE, find_shell, write_whole
+from .environment import SHELL_LINE, find_shell
 from .folder import CannotBuild, build_folder, inside, link_checkpoint, run, transfer
 from .reaper import report
 from .trees import copy_tree, remove_tree, replace_in
@@ -190,7 +191,7 @@ def _go_on(
 def _set_up(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> bool:
     kept = find_setup(config, work)
     os.makedirs(kept, mode=0o700, exist_ok=True)
-    lock = os.open(kept + "/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = open_private(kept + "/lock")
     if not os.path.exists(kept + "/finished"):
         os.write(
             channel, b"setup\n"

@@ -15,6 +15,7 @@ import select
 import signal
 from collections.abc import Callable
 
+from ..disk import read_process
 from ..loop import make_wake_pipe
 from .cgroup import count_oom_kills
 
@@ -202,13 +203,8 @@ def descendants(root: int) -> list[int]:
     except FileNotFoundError:
         return []  # without /proc, signal only the process group
     for name in names:
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    parent = int(file.read().rpartition(b")")[2].split()[1])
-            except OSError:
-                continue  # it ended meanwhile
-            children.setdefault(parent, []).append(int(name))
+        if name.isdigit() and (fields := read_process(int(name))):
+            children.setdefault(int(fields[1]), []).append(int(name))
     found, todo = [], [root]
     while todo:
         below = children.get(todo.pop(), [])

@@ -8,6 +8,7 @@ import json
 import os
 import time
 
+from ..disk import read_process
 from .reaper import descendants
 
 GPU_EVERY_S = 10.0
@@ -33,13 +34,9 @@ class UsageMeter:
         found = list_marked(self._mark) if self._mark else descendants(self._reaper)
         self.known = bool(found)
         for pid in found:
-            try:
-                with open(f"/proc/{pid}/stat", "rb") as file:
-                    fields = file.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            ticks[pid] = int(fields[11]) + int(fields[12])
-            pages += int(fields[21])
+            if fields := read_process(pid):
+                ticks[pid] = int(fields[11]) + int(fields[12])
+                pages += int(fields[21])
         used = sum(value - self._before.get(pid, 0) for pid, value in ticks.items())
         self.cpu_percent = round(100 * used / self._ticks / max(0.001, now - self._at), 1)
         self.memory_mib = round(pages * self._page / 1048576, 1)
