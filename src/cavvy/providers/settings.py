@@ -12,6 +12,33 @@ def text(name: str, consequence: str, default: str | None = None) -> ProviderSet
     )
 
 
+def flag(name: str, consequence: str, *, default: bool = False) -> ProviderSetting:
+    """A setting that is true or false."""
+    return ProviderSetting(
+        name=name, kind=SettingKind.FLAG, default=default, consequence=consequence
+    )
+
+
+def number(
+    name: str,
+    consequence: str,
+    *,
+    unit: str,
+    default: float | None = None,
+    minimum: float = 0,
+    whole: bool = False,
+) -> ProviderSetting:
+    """A setting that is a number; None: unset."""
+    return ProviderSetting(
+        name=name,
+        kind=SettingKind.INTEGER if whole else SettingKind.NUMBER,
+        unit=unit,
+        default=default,
+        minimum=minimum,
+        consequence=consequence,
+    )
+
+
 def login_node() -> tuple[ProviderSetting, ...]:
     """How to come to a batch system, and the folder that its nodes share
     (`batch.seat.read_where` reads them).
@@ -65,22 +92,8 @@ def price_setting(more: str = "") -> ProviderSetting:
 
 def lost_setting(consequence: str) -> ProviderSetting:
     """How long a machine may be silent."""
-    return ProviderSetting(
-        name="lost_after_s",
-        kind=SettingKind.NUMBER,
-        unit="seconds",
-        default=600,
-        minimum=1,
-        consequence=consequence,
-    )
+    return number("lost_after_s", consequence, default=600, minimum=1, unit="seconds")
 
 
 def _price(name: str, consequence: str) -> ProviderSetting:
-    return ProviderSetting(
-        name=name,
-        kind=SettingKind.NUMBER,
-        unit="USD per hour",
-        default=0,
-        minimum=0,
-        consequence=consequence,
-    )
+    return number(name, consequence, default=0, unit="USD per hour")

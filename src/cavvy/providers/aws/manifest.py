@@ -11,9 +11,9 @@ from cavvy.providers.abilities import (
     STATES_POLICY,
     WHO_AM_I,
 )
-from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
+from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.notices import NoticeSource, NoticeTokenSource
-from cavvy.providers.settings import text
+from cavvy.providers.settings import flag, number, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
     Feature.CAPACITY: "EC2 does not say how much is free; a launch is tried, and the next best "
@@ -76,24 +76,21 @@ MANIFEST = Manifest(
         text(
             "instances",
             "Patterns with commas between them, such as `p5.*, g6.xlarge`; only these types are "
-            "offered. Unset: every "
-            "type with accelerators, and the families c7i, m7i, r7i and t3.",
+            "offered. Unset: every type with accelerators, and the families c7i, m7i, r7i and t3.",
         ),
         text(
             "image",
             "The machine image: an AMI's id, or the name of a parameter of Systems Manager that "
-            "holds one. Unset: the "
-            "newest AWS Deep Learning Base image (Ubuntu 22.04) for types with NVIDIA GPUs, Amazon "
-            "Linux 2023 else.",
+            "holds one. Unset: the newest AWS Deep Learning Base image (Ubuntu 22.04) for types "
+            "with NVIDIA GPUs, Amazon Linux 2023 else.",
         ),
-        ProviderSetting(
-            name="disk_gib",
-            kind=SettingKind.INTEGER,
-            unit="GiB",
+        number(
+            "disk_gib",
+            "Size of a node's root disk where a task asks for none; an image may need more.",
             default=100,
             minimum=8,
-            consequence="Size of a node's root disk where a task asks for none; an image may need "
-            "more.",
+            unit="GiB",
+            whole=True,
         ),
         text("disk_type", "Type of the root disk where a task names none.", "gp3"),
         text(
@@ -107,8 +104,7 @@ MANIFEST = Manifest(
         text(
             "security_groups",
             "Ids with commas between them, where a task names none. Unset: each gang has one of "
-            "its own, which lets "
-            "nobody in but the gang itself, and is removed afterwards.",
+            "its own, which lets nobody in but the gang itself, and is removed afterwards.",
         ),
         text(
             "key",
@@ -120,31 +116,24 @@ MANIFEST = Manifest(
             "Capacity reservations and capacity blocks (`cr-...`), with commas between them, that "
             "may be used.",
         ),
-        ProviderSetting(
-            name="reserved_price_usd_hr",
-            kind=SettingKind.NUMBER,
+        number(
+            "reserved_price_usd_hr",
+            "What a job is charged for a node in a reservation. Unset: the on-demand price, and "
+            "nothing in a capacity block, which was paid for beforehand.",
             unit="USD per hour",
-            minimum=0,
-            consequence="What a job is charged for a node in a reservation. Unset: the on-demand "
-            "price, and nothing "
-            "in a capacity block, which was paid for beforehand.",
         ),
-        ProviderSetting(
-            name="efa",
-            kind=SettingKind.FLAG,
+        flag(
+            "efa",
+            "`true`: gangs have the Elastic Fabric Adapter where their type has it and, with "
+            "several network cards, a subnet is named, since such nodes get no public address. "
+            "`false`: never.",
             default=True,
-            consequence="`true`: gangs have the Elastic Fabric Adapter where their type has it "
-            "and, with several "
-            "network cards, a subnet is named, since such nodes get no public address. `false`: "
-            "never.",
         ),
-        ProviderSetting(
-            name="placement_group",
-            kind=SettingKind.FLAG,
+        flag(
+            "placement_group",
+            "`true`: gangs of types with EFA are in a cluster placement group of their own: nearer "
+            "to each other, and harder to get. `false`: anywhere in the region or zone.",
             default=True,
-            consequence="`true`: gangs of types with EFA are in a cluster placement group of their "
-            "own: nearer to each "
-            "other, and harder to get. `false`: anywhere in the region or zone.",
         ),
     ),
 )

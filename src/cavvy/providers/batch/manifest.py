@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from cavvy.providers.abilities import CLOSEABLE, EXPORTS_TASKS, RELAYS_AGENTS, WHO_AM_I
-from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
-from cavvy.providers.settings import gpu_price, login_node, node_price, text
+from cavvy.providers.base import Feature, Manifest, ProviderSetting
+from cavvy.providers.settings import flag, gpu_price, login_node, node_price, number, text
 
 
 def make_manifest(
@@ -40,12 +40,11 @@ def make_manifest(
             ),
             gpu_price(),
             node_price(),
-            ProviderSetting(
-                name="queue",
-                kind=SettingKind.FLAG,
-                default=True,
-                consequence=f"`true`: jobs wait in {title}'s own queue when nothing is free. "
+            flag(
+                "queue",
+                f"`true`: jobs wait in {title}'s own queue when nothing is free. "
                 "`false`: Cavvy keeps them until enough nodes are idle.",
+                default=True,
             ),
             seconds(
                 "warning_s",
@@ -59,11 +58,4 @@ def make_manifest(
 
 def seconds(name: str, default: int, consequence: str) -> ProviderSetting:
     """A setting that is a number of seconds, at least one."""
-    return ProviderSetting(
-        name=name,
-        kind=SettingKind.INTEGER,
-        unit="seconds",
-        default=default,
-        minimum=1,
-        consequence=consequence,
-    )
+    return number(name, consequence, default=default, minimum=1, unit="seconds", whole=True)

@@ -9,12 +9,11 @@ from cavvy.providers.base import (
     Manifest,
     Provider,
     ProviderContext,
-    ProviderSetting,
-    SettingKind,
 )
 from cavvy.providers.fake.account import FakeAccount
 from cavvy.providers.fake.cloud import FakeCloud
 from cavvy.providers.fake.script import DEFAULT, read_script
+from cavvy.providers.settings import text
 
 MANIFEST = Manifest(
     name="fake",
@@ -32,10 +31,9 @@ MANIFEST = Manifest(
     },
     abilities=(SIGNALS_CHANGES, RUNS_AGENTS_HERE, CLOSEABLE),
     settings=(
-        ProviderSetting(
-            name="script",
-            kind=SettingKind.TEXT,
-            consequence="The TOML file with its offers and faults; unset: three offers, no faults.",
+        text(
+            "script",
+            "The TOML file with its offers and faults; unset: three offers, no faults.",
         ),
     ),
     visibility_delay=timedelta(minutes=2),

@@ -13,8 +13,8 @@ from cavvy.providers.abilities import (
     STATES_POLICY,
     WHO_AM_I,
 )
-from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
-from cavvy.providers.settings import gpu_rates, node_price, text
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import flag, gpu_rates, node_price, number, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
     Feature.BUILD: "pods start from images of a registry; `cavvy image build TASK.YAML --push "
@@ -47,8 +47,7 @@ MANIFEST = Manifest(
         text(
             "kubeconfig",
             "The file that names clusters and users. Unset: `KUBECONFIG`, then `~/.kube/config`, "
-            "then "
-            "the service account of the pod that the server runs in.",
+            "then the service account of the pod that the server runs in.",
         ),
         text(
             "contexts",
@@ -66,12 +65,9 @@ MANIFEST = Manifest(
             "The local queue of Kueue that gangs are submitted to; they wait there, and start as "
             "one.",
         ),
-        ProviderSetting(
-            name="wait",
-            kind=SettingKind.FLAG,
-            default=False,
-            consequence="`true`: pods may wait for nodes, which an autoscaler adds. `false`: Cavvy "
-            "keeps jobs "
+        flag(
+            "wait",
+            "`true`: pods may wait for nodes, which an autoscaler adds. `false`: Cavvy keeps jobs "
             "until enough is free. With a `queue`, jobs wait in any case.",
         ),
         text("priority_class", "The priority class of pods. Unset: the cluster's default."),
@@ -89,19 +85,17 @@ MANIFEST = Manifest(
         text(
             "tolerations",
             "Taints that are borne: `key=value:effect`, `key:effect` or `key`, with spaces "
-            "between. "
-            "Taints of the keys of accelerators, such as `nvidia.com/gpu`, are borne by pods that "
-            "hold some.",
+            "between. Taints of the keys of accelerators, such as `nvidia.com/gpu`, are borne by "
+            "pods that hold some.",
         ),
-        ProviderSetting(
-            name="lost_after_s",
-            kind=SettingKind.INTEGER,
-            unit="seconds",
+        number(
+            "lost_after_s",
+            "A node that has not been heard of for so long (beyond what the cluster itself waits) "
+            "is lost, and its gang with it.",
             default=60,
             minimum=1,
-            consequence="A node that has not been heard of for so long (beyond what the cluster "
-            "itself waits) is "
-            "lost, and its gang with it.",
+            unit="seconds",
+            whole=True,
         ),
     ),
 )

@@ -10,7 +10,8 @@ from cavvy.providers.abilities import (
     SIGNALS_CHANGES,
     WHO_AM_I,
 )
-from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import flag, number
 
 UNSUPPORTED: Mapping[Feature, str] = {
     Feature.SPOT: "this machine is never taken away for a lower price, so it has no spot offers",
@@ -33,43 +34,30 @@ MANIFEST = Manifest(
     shares_files=True,
     visibility_delay=timedelta(0),
     settings=(
-        ProviderSetting(
-            name="price_usd_hr",
-            kind=SettingKind.NUMBER,
-            unit="USD per hour",
-            default=0,
-            minimum=0,
-            consequence="Jobs are charged this for each accelerator that they hold, or once if "
+        number(
+            "price_usd_hr",
+            "Jobs are charged this for each accelerator that they hold, or once if "
             "they hold none. "
             "Above 0 a job needs consent as on any paid offer.",
+            default=0,
+            unit="USD per hour",
         ),
-        ProviderSetting(
-            name="cpus",
-            kind=SettingKind.NUMBER,
+        number(
+            "cpus",
+            "Jobs together get at most so many CPUs. Unset: all that the server may use.",
+            minimum=0.1,
             unit="CPUs",
-            minimum=0.1,
-            consequence="Jobs together get at most so many CPUs. Unset: all that the server may "
-            "use.",
         ),
-        ProviderSetting(
-            name="memory_gib",
-            kind=SettingKind.NUMBER,
+        number(
+            "memory_gib",
+            "Jobs together get at most so much memory. Unset: all that the server may use.",
+            minimum=0.1,
             unit="GiB",
-            minimum=0.1,
-            consequence="Jobs together get at most so much memory. Unset: all that the server may "
-            "use.",
         ),
-        ProviderSetting(
-            name="accelerators",
-            kind=SettingKind.FLAG,
-            default=True,
-            consequence="`false` offers none of this machine's accelerators.",
-        ),
-        ProviderSetting(
-            name="hand_over_checkpoints",
-            kind=SettingKind.FLAG,
-            default=False,
-            consequence="`true`: checkpoints are handed to the server whole, as from a machine "
+        flag("accelerators", "`false` offers none of this machine's accelerators.", default=True),
+        flag(
+            "hand_over_checkpoints",
+            "`true`: checkpoints are handed to the server whole, as from a machine "
             "elsewhere, and a job "
             "that is killed while it writes one goes on from the one before. `false`: jobs write "
             "to the server's own "

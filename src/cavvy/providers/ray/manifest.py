@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from cavvy.providers.abilities import CHECKS_TASKS, CLOSEABLE, HAS_PARTS, WHO_AM_I
-from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
-from cavvy.providers.settings import gpu_rates, node_price, text
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import flag, gpu_rates, node_price, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
     Feature.IMAGE: "jobs run beside Ray on its nodes, which are made from the cluster's own image",
@@ -31,9 +31,8 @@ MANIFEST = Manifest(
         text(
             "addresses",
             "Where the clusters' dashboards are, with spaces between them: "
-            "`main=http://10.0.0.5:8265`; "
-            "each is a region of that name. Without a name it is the host's. Unset: "
-            "`http://127.0.0.1:8265`.",
+            "`main=http://10.0.0.5:8265`; each is a region of that name. Without a name it is the "
+            "host's. Unset: `http://127.0.0.1:8265`.",
         ),
         text(
             "token_file",
@@ -62,21 +61,15 @@ MANIFEST = Manifest(
         ),
         gpu_rates(),
         node_price(),
-        ProviderSetting(
-            name="spread",
-            kind=SettingKind.FLAG,
-            default=False,
-            consequence="`true`: the nodes of a gang are always different ones of the cluster "
-            "(`STRICT_SPREAD`). "
-            "`false`: as different as there is room for (`SPREAD`).",
+        flag(
+            "spread",
+            "`true`: the nodes of a gang are always different ones of the cluster "
+            "(`STRICT_SPREAD`). `false`: as different as there is room for (`SPREAD`).",
         ),
-        ProviderSetting(
-            name="wait",
-            kind=SettingKind.FLAG,
-            default=False,
-            consequence="`true`: gangs may wait in Ray for nodes, which an autoscaler adds. "
-            "`false`: Cavvy keeps jobs "
-            "until enough is free.",
+        flag(
+            "wait",
+            "`true`: gangs may wait in Ray for nodes, which an autoscaler adds. `false`: Cavvy "
+            "keeps jobs until enough is free.",
         ),
     ),
 )

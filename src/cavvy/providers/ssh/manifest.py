@@ -12,8 +12,8 @@ from cavvy.providers.abilities import (
     SIGNALS_CHANGES,
     WHO_AM_I,
 )
-from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
-from cavvy.providers.settings import lost_setting, price_setting
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import lost_setting, price_setting, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
     Feature.SPOT: "hosts of your own are never taken away for a lower price, so there are no spot "
@@ -45,34 +45,30 @@ MANIFEST = Manifest(
     ),
     visibility_delay=timedelta(0),
     settings=(
-        ProviderSetting(
-            name="hosts",
-            kind=SettingKind.TEXT,
-            consequence="Names or addresses of hosts, with commas or blanks between them; `gpu-*` "
+        text(
+            "hosts",
+            "Names or addresses of hosts, with commas or blanks between them; `gpu-*` "
             "means every such "
             "`Host` of the SSH configuration. Each is reached as `ssh NAME` would reach it.",
         ),
-        ProviderSetting(
-            name="inventory",
-            kind=SettingKind.TEXT,
-            consequence="A TOML file of hosts and groups with their prices, beside or instead of "
+        text(
+            "inventory",
+            "A TOML file of hosts and groups with their prices, beside or instead of "
             "`hosts`. "
             "A relative path is one in `~/.config/cavvy`.",
         ),
-        ProviderSetting(
-            name="ssh_config",
-            kind=SettingKind.TEXT,
-            default="~/.ssh/config",
-            consequence="This OpenSSH client configuration is read: HostName, User, Port, "
+        text(
+            "ssh_config",
+            "This OpenSSH client configuration is read: HostName, User, Port, "
             "IdentityFile, ProxyJump, ...",
+            "~/.ssh/config",
         ),
-        ProviderSetting(
-            name="host_keys",
-            kind=SettingKind.TEXT,
-            default="strict",
-            consequence="`strict` refuses hosts whose key is not in known_hosts; `accept-new` "
+        text(
+            "host_keys",
+            "`strict` refuses hosts whose key is not in known_hosts; `accept-new` "
             "trusts a host's key when "
             "it is first seen, and refuses a changed one.",
+            "strict",
         ),
         price_setting("The inventory can say otherwise for groups and hosts. "),
         lost_setting(
@@ -80,11 +76,10 @@ MANIFEST = Manifest(
             "for "
             "dead: its jobs are tried again elsewhere."
         ),
-        ProviderSetting(
-            name="folder",
-            kind=SettingKind.TEXT,
-            default="~/.cavvy-agent",
-            consequence="Agents, working folders and caches are kept there on each host.",
+        text(
+            "folder",
+            "Agents, working folders and caches are kept there on each host.",
+            "~/.cavvy-agent",
         ),
     ),
 )
