@@ -91,11 +91,11 @@ def test_a_node_s_file_of_warning_appears_when_it_is_time(tmp_path: Path) -> Non
         ({"state": "scheduled"}, "it is scheduled"),
         ({"state": "expired"}, "it is expired"),
         ({"platform": "Windows"}, "it is for Windows"),
-        ({"block": True, "until": timedelta(minutes=45)}, "it is over, or nearly"),
-        ({"until": timedelta(seconds=30)}, "it is over, or nearly"),
+        ({"block": True, "until": timedelta(minutes=45)}, "it ends too soon"),
+        ({"until": timedelta(seconds=30)}, "it ends too soon"),
         (
             {"type": "p6e-gb200.36xlarge", "block": True, "until": timedelta(hours=9)},
-            "it is of an UltraServer",
+            "it belongs to an UltraServer",
         ),
     ],
 )

@@ -175,7 +175,7 @@ LOST = {"event": "lost", "rank": 1, "reason": "its node is lost: gone", "preempt
 TAKEN = {
     "event": "lost",
     "rank": 1,
-    "reason": "Ray took the node back: it was preempted",
+    "reason": "Ray reclaimed the node: it was preempted",
     "preempted": True,
 }
 BAD = {"event": "ended", "rank": 1, "code": 0, "exit": {"exit_code": 3, "reason": "exit code 3"}}
@@ -184,9 +184,9 @@ BAD = {"event": "ended", "rank": 1, "code": 0, "exit": {"exit_code": 3, "reason"
 @pytest.mark.parametrize(
     ("status", "events", "reason", "preempted"),
     [
-        ("SUCCEEDED", [], "its agents left", False),
+        ("SUCCEEDED", [], "its agents exited", False),
         ("SUCCEEDED", [LOST], "its node is lost: gone", False),
-        ("SUCCEEDED", [TAKEN], "Ray took the node back: it was preempted", True),
+        ("SUCCEEDED", [TAKEN], "Ray reclaimed the node: it was preempted", True),
         ("SUCCEEDED", [BAD], "exit code 3", False),
         ("STOPPED", [], "its job was stopped in Ray, not by Cavvy", True),
         ("FAILED", [], "its Ray job failed: the head said so", False),

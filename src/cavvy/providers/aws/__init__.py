@@ -1,6 +1,4 @@
-"""Amazon EC2 as a place for jobs: each gang is one all-or-none launch of instances that start
-our agent themselves.
-"""
+"""Amazon EC2: each gang is one all-or-none launch of instances that start the agent themselves."""
 
 from cavvy.providers.aws.manifest import MANIFEST
 from cavvy.providers.base import Provider, ProviderContext
@@ -9,8 +7,6 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    from cavvy.providers.aws.provider import (
-        AwsProvider,
-    )  # a list of all providers needs nothing of this
+    from cavvy.providers.aws.provider import AwsProvider  # not needed to list providers
 
     return AwsProvider(MANIFEST, context)

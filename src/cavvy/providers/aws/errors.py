@@ -1,4 +1,4 @@
-"""EC2's error codes by what the caller does next.
+"""EC2's error codes, by what the caller does next.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html lists them.
 """
@@ -63,7 +63,7 @@ LATER = frozenset(
 )
 SAME_TOKEN = frozenset(
     {"IdempotentParameterMismatch", "IdempotentInstanceTerminated"}
-)  # the launch was made before
+)  # an earlier call launched the gang
 _SPOT_QUOTA = "MaxSpotInstanceCountExceeded"
 _HINTS = {
     "VcpuLimitExceeded": "the account's quota of vCPUs for this family is used up; ask AWS for "
@@ -71,10 +71,10 @@ _HINTS = {
     _SPOT_QUOTA: "the account's spot quota for this family is used up; ask AWS for more",
     "InstanceLimitExceeded": "the account's quota of instances is used up; ask AWS for more "
     "(Service Quotas)",
-    "UnauthorizedOperation": "the account may not do this; `cavvy check aws --policy` prints what "
-    "it needs",
-    "AccessDeniedException": "the account may not do this; `cavvy check aws --policy` prints what "
-    "it needs",
+    "UnauthorizedOperation": "the account lacks this right; `cavvy check aws --policy` prints the "
+    "rights it needs",
+    "AccessDeniedException": "the account lacks this right; `cavvy check aws --policy` prints the "
+    "rights it needs",
     "NoCredentials": "set AWS_PROFILE or AWS_ACCESS_KEY_ID for the server, or write "
     "~/.aws/credentials",
     **dict.fromkeys(
@@ -84,12 +84,12 @@ _HINTS = {
             "UnrecognizedClientException",
             "SignatureDoesNotMatch",
         ),
-        "AWS does not accept the credentials: see that the key is whole and still active",
+        "AWS rejects the credentials: check that the key is complete and active",
     ),
     **dict.fromkeys(
         ("ExpiredToken", "ExpiredTokenException"), "the credentials have expired; sign in again"
     ),
-    "PendingVerification": "AWS still verifies the account for this region; it takes some hours",
+    "PendingVerification": "AWS is still verifying the account for this region, which takes hours",
     "VPCIdNotSpecified": "the region has no default VPC; name one with `resources.network` or in "
     "[providers.aws]",
     "OptInRequired": "the account has not accepted the terms of this image or region",
@@ -98,7 +98,7 @@ _LIMIT = "a limit of the account is reached; ask AWS for more (Service Quotas)"
 
 
 class AwsFault(Exception):
-    """What AWS answered instead of doing it; `status` 0 where there was no answer."""
+    """The error of an AWS call; `status` is 0 if there was no answer."""
 
     def __init__(self, code: str, message: str, status: int = 0) -> None:
         super().__init__(f"{code}: {message}" if message else code)
@@ -106,8 +106,8 @@ class AwsFault(Exception):
 
 
 def translate(fault: AwsFault, what: str, *, making: bool = False) -> ProviderError:
-    """The seam's error for a fault of the call `what`; `making`: of something for a launch,
-    which may go elsewhere.
+    """The provider error for a fault of the call `what`. `making`: the call creates something for a
+    launch, which may try elsewhere.
     """
     limit = fault.code.endswith("LimitExceeded") and fault.code not in LATER
     hint = _HINTS.get(fault.code) or (_LIMIT if limit else "")
@@ -121,6 +121,6 @@ def translate(fault: AwsFault, what: str, *, making: bool = False) -> ProviderEr
     ):
         return TryAgain(text)
     gone = fault.code.endswith((".NotFound", ".Unknown")) or fault.code == "ParameterNotFound"
-    if gone and not making:  # else something that the user named is not there
+    if gone and not making:  # otherwise an object that the user named does not exist
         return NotFound(text)
     return (QuotaTooSmall if limit or fault.code == _SPOT_QUOTA else Refused)(text)

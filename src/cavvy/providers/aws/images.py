@@ -1,6 +1,4 @@
-"""Which machine image nodes boot: the one that the settings name, or the newest of AWS's own for
-the type.
-"""
+"""The machine image that nodes boot: the one in the settings, or AWS's newest for the type."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.shapes import InstanceShape
 from cavvy.providers.base import NotFound, Refused
 
-# Public parameters of Systems Manager, kept by AWS:
+# Public parameters of Systems Manager, maintained by AWS:
 # https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html
 _DEEP_LEARNING = (
     "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
@@ -24,7 +22,7 @@ _RESOLVED_AGE = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineImage:
-    """A machine image: its id, and its root disk's device and least size."""
+    """A machine image: its id, and the device and minimum size of its root disk."""
 
     id: str
     root: str
@@ -32,7 +30,7 @@ class MachineImage:
 
 
 class MachineImages:
-    """Looks images up: what a parameter says every few minutes, what an image is only once."""
+    """Resolves images. Parameters are read again every few minutes, images once."""
 
     def __init__(
         self, account: AwsAccount, settings: Mapping[str, Scalar], now: Callable[[], datetime]
@@ -43,7 +41,7 @@ class MachineImages:
         self._resolved: dict[tuple[str, str], tuple[datetime, str]] = {}
 
     async def choose(self, region: str, shape: InstanceShape) -> MachineImage:
-        """Raises Refused where there is none, TryAgain."""
+        """Raises Refused if there is none, TryAgain."""
         named = str(self._settings.get("image") or "")
         if not named:
             named = (_DEEP_LEARNING if shape.nvidia else _PLAIN).format(arch=shape.architecture)

@@ -1,5 +1,5 @@
-"""One gang as one request to EC2: all nodes or none, under a client token made of the gang's
-name.
+"""Launches a gang with one request to EC2: all nodes or none. The client token follows from the
+gang's name.
 """
 
 import asyncio
@@ -26,9 +26,7 @@ from cavvy.providers.ledger import LaunchLedger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """What the task asks of the network and disk, with the settings' words where it says
-    nothing.
-    """
+    """The task's network and disk; the settings fill in what the task leaves open."""
 
     vpc: str | None
     subnet: str | None
@@ -63,7 +61,7 @@ def make_launch_options(gang: GangSpec, settings: Mapping[str, Scalar]) -> Launc
 
 
 class AwsLauncher:
-    """Launches gangs; what may be left of one that failed is in the books until it is gone."""
+    """Launches gangs. The ledger keeps what is left of a failed launch until it is gone."""
 
     def __init__(
         self,
@@ -87,8 +85,8 @@ class AwsLauncher:
         self._volumes = volumes
         self._images = MachineImages(account, settings, now)
         self._settings, self._mark, self._now = settings, mark, now
-        self._server = server  # its address, as nodes call it
-        self._choosing = asyncio.Lock()  # two gangs do not choose one volume
+        self._server = server  # the server's address as nodes call it
+        self._choosing = asyncio.Lock()  # two gangs must not choose the same volume
 
     async def launch(
         self, gang: GangSpec, write: Callable[[AwsGangRecord], Awaitable[str]]
@@ -113,7 +111,7 @@ class AwsLauncher:
             user_data = await write(record)
             told = await self._account.call(region, "run_instances", UserData=user_data, **request)
         except AwsFault as fault:
-            if fault.code in SAME_TOKEN:  # an earlier request of ours under this name was granted
+            if fault.code in SAME_TOKEN:  # an earlier request under this name succeeded
                 return
             error = _translate(fault, gang, record)
             await self._give_up(record, error)
@@ -146,7 +144,7 @@ class AwsLauncher:
     async def _plan(
         self, gang: GangSpec, shape: InstanceShape, launch_options: LaunchOptions
     ) -> AwsGangRecord:
-        """Choose what is not fixed by the gang. Raises NoCapacity, Refused, TryAgain."""
+        """Choose what the gang leaves open. Raises NoCapacity, Refused, TryAgain."""
         offer = gang.offer
         disks, zone = await self._volumes.plan(gang)
         zones = self._zones(offer, zone)
@@ -176,7 +174,7 @@ class AwsLauncher:
         )
 
     def _zones(self, offer: Offer, zone: str | None) -> Collection[str]:
-        """Where the nodes can be, or the one zone that is chosen already. Raises NoCapacity."""
+        """The zones that have the type, or only the chosen zone. Raises NoCapacity."""
         kind = offer.instance_type
         there = self._market.zones(offer.region, kind)
         if zone not in (None, *there):
@@ -200,7 +198,7 @@ class AwsLauncher:
         *,
         chooses: bool,
     ) -> Json | None:
-        """The gang's subnet; None where EC2 chooses. `chooses`: the zone must be known now."""
+        """The gang's subnet; None if EC2 chooses it. `chooses`: the zone must be known now."""
         asked, region = launch_options, gang.offer.region
         if not (asked.subnet or asked.vpc or asked.public_ip is not None or chooses):
             return None
@@ -218,9 +216,7 @@ class AwsLauncher:
         launch_options: LaunchOptions,
         tags: Sequence[Mapping[str, str]],
     ) -> tuple[AwsGangRecord, Sequence[str]]:
-        """Groups that the nodes are in; makes what the record says is to be made, and writes
-        down what it is.
-        """
+        """The nodes' security groups. Creates what the record announces, and records the ids."""
         if record.makes_placement:
             await self._networks.make_placement(record.region, record.name, tags)
         if not record.makes_group:
@@ -242,8 +238,8 @@ class AwsLauncher:
     def _adapters(
         self, record: AwsGangRecord, shape: InstanceShape, launch_options: LaunchOptions
     ) -> int:
-        """How many Elastic Fabric Adapters each node gets. With several network cards there is
-        no public address.
+        """The number of Elastic Fabric Adapters of each node. A node with several network cards
+        gets no public address.
         """
         if not launch_options.efa or record.nodes == 1 or not shape.efa:
             return 0
@@ -300,8 +296,8 @@ class AwsLauncher:
         return request
 
     async def _give_up(self, record: AwsGangRecord, error: Exception) -> None:
-        """Nothing was started: remove what was made for it, now or later."""
-        if isinstance(error, TryAgain):  # perhaps it was
+        """Nothing was started: remove what was created for it, now or later."""
+        if isinstance(error, TryAgain):  # perhaps it was started
             return
         record = self._ledger.get(record.name) or record
         try:
@@ -316,7 +312,7 @@ class AwsLauncher:
 
 
 def make_market_options(record: AwsGangRecord) -> dict[str, object]:
-    """The part of a request that says where, and as what, the instances are bought."""
+    """The parts of a request that set the location and the purchase."""
     request: dict[str, object] = {}
     placement = {"AvailabilityZone": record.zone} if record.zone else {}
     placement |= {"GroupName": record.name} if record.makes_placement else {}
@@ -345,16 +341,16 @@ def _list_instances(told: Json) -> tuple[AwsInstance, ...]:
 
 
 def _translate(fault: AwsFault, gang: GangSpec, record: AwsGangRecord) -> Exception:
-    """What a refused request means for the caller of a launch."""
+    """The error of a refused request, for the caller of a launch."""
     where = record.zone or record.region
     what = f"RunInstances of {gang.nodes} x {gang.offer.instance_type} in {where}"
     if _is_hidden(fault, record):
-        return TryAgain(f"{what}: what was just made for it does not show yet: {fault}")
+        return TryAgain(f"{what}: EC2 does not find what it has just created: {fault}")
     return translate(fault, what, making=True)
 
 
 def _is_hidden(fault: AwsFault, record: AwsGangRecord) -> bool:
-    """Whether EC2 misses what it has made for this gang a moment ago, as it may.
+    """Whether EC2 does not find an object that it has just created, as may happen.
 
     https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
     """
@@ -366,9 +362,7 @@ def _is_hidden(fault: AwsFault, record: AwsGangRecord) -> bool:
 
 
 def make_token(mark: str, gang: str) -> str:
-    """Names the request for EC2: the same gang of the same installation is granted once. At most
-    64 characters.
-    """
+    """The client token of a gang's request: EC2 grants it once. At most 64 characters."""
     return hashlib.sha256(f"{mark}/{gang}".encode()).hexdigest()
 
 
@@ -380,10 +374,10 @@ def make_interfaces(
     *,
     first: int = 0,
 ) -> list[Mapping[str, object]]:
-    """Network interfaces: one, or with EFA one for each card from `first` on; card 0 is the
-    machine's address.
+    """Network interfaces: one, or with EFA one for each card from `first` on. Card 0 has the node's
+    address.
 
-    Devices are counted on each card anew, and some cards take but one:
+    Devices are numbered within each card, and some cards take only one:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
     """
     found: list[Mapping[str, object]] = []

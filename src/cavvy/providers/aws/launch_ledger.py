@@ -9,7 +9,7 @@ KEPT = timedelta(days=2)  # after its end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsInstance:
-    """One node as it was last seen."""
+    """The last known state of one node."""
 
     id: str
     rank: int
@@ -23,27 +23,27 @@ class AwsInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsDisk:
-    """One named volume of a gang of one node."""
+    """A named volume of a gang of one node."""
 
-    name: str  # as the task calls it
+    name: str  # as the task names it
     path: str  # where it is mounted
-    device: str  # as it is attached
-    id: str = ""  # "": it is still to be made
-    made: bool = False  # for this gang
+    device: str  # the device that it is attached as
+    id: str = ""  # "" until the volume exists
+    made: bool = False  # created for this gang
     ours: bool = (
-        False  # made by this installation, for whichever gang: perhaps no node has formatted it yet
+        False  # created by this installation, for any gang: perhaps no node has formatted it yet
     )
     keep: bool = True
     read_only: bool = False
-    size_gib: int = 0  # with `made`
+    size_gib: int = 0  # of a volume that is created for this gang
     type: str = ""
     attached: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsGangRecord:
-    """One gang. What is chosen is written before it is asked for, so that asking again asks for
-    the same.
+    """A gang. Its choices are recorded before the request to EC2, so that a repeated request is
+    identical.
     """
 
     name: str
@@ -59,16 +59,16 @@ class AwsGangRecord:
     subnet: str | None = None
     reservation: str | None = None
     block: bool = False
-    ends_at: datetime | None = None  # EC2 takes the nodes back, as was known beforehand
-    makes_group: bool = False  # a security group of its own
-    group: str | None = None  # its id, once it is made
+    ends_at: datetime | None = None  # when EC2 reclaims the nodes, if known beforehand
+    makes_group: bool = False  # it gets a security group of its own
+    group: str | None = None  # its id, once it exists
     makes_placement: bool = False
-    launched: bool = False  # EC2 said so
-    removed: bool = False  # it is to go, or is gone: whatever shows of it is ended
+    launched: bool = False  # EC2 confirmed the launch
+    removed: bool = False  # it is being removed: instances that appear later are terminated
     instances: Sequence[AwsInstance] = ()
     disks: tuple[AwsDisk, ...] = ()
     ended_at: datetime | None = None
-    tidy: bool = False  # nothing made for it is left
+    tidy: bool = False  # nothing that was created for it is left
     rates: Sequence[
         tuple[datetime, int]
-    ] = ()  # of spot instances, micro-dollars per hour, since when
+    ] = ()  # of spot instances: micro-dollars per hour, and since when

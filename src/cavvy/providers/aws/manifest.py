@@ -1,4 +1,4 @@
-"""What this provider says about itself; imports no SDK."""
+"""The manifest of this provider; imports no SDK."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -16,8 +16,8 @@ from cavvy.providers.notices import NoticeSource, NoticeTokenSource
 from cavvy.providers.settings import flag, number, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
-    Feature.CAPACITY: "EC2 does not say how much is free; a launch is tried, and the next best "
-    "place follows at once",
+    Feature.CAPACITY: "EC2 does not report free capacity; a failed launch moves on to the next "
+    "best offer at once",
 }
 
 _IMDS = "http://169.254.169.254/latest"
@@ -61,17 +61,16 @@ MANIFEST = Manifest(
     settings=(
         text(
             "regions",
-            "Names with commas between them; only these are used. Unset: the region of the AWS "
+            "The regions to use, with commas between them. Unset: the region of the AWS "
             "configuration.",
         ),
         text(
             "profile",
-            "The profile of `~/.aws` to act as. Unset: credentials are found as every AWS tool "
-            "does.",
+            "The profile of `~/.aws` to act as. Unset: AWS's usual search for credentials.",
         ),
         text(
             "endpoint",
-            "Every call goes to this address, as for a private endpoint. Unset: AWS's own.",
+            "Every call goes to this address, such as a private endpoint. Unset: AWS's own.",
         ),
         text(
             "instances",
@@ -82,57 +81,53 @@ MANIFEST = Manifest(
             "image",
             "The machine image: an AMI's id, or the name of a parameter of Systems Manager that "
             "holds one. Unset: the newest AWS Deep Learning Base image (Ubuntu 22.04) for types "
-            "with NVIDIA GPUs, Amazon Linux 2023 else.",
+            "with NVIDIA GPUs, otherwise Amazon Linux 2023.",
         ),
         number(
             "disk_gib",
-            "Size of a node's root disk where a task asks for none; an image may need more.",
+            "Size of a node's root disk if the task asks for none; an image may need more.",
             default=100,
             minimum=8,
             unit="GiB",
             whole=True,
         ),
-        text("disk_type", "Type of the root disk where a task names none.", "gp3"),
-        text(
-            "vpc", "Nodes are in this VPC where a task names none. Unset: the region's default VPC."
-        ),
+        text("disk_type", "Type of the root disk if the task names none.", "gp3"),
+        text("vpc", "The VPC of nodes if the task names none. Unset: the region's default VPC."),
         text(
             "subnet",
-            "Nodes are in this subnet where a task names none. Unset: one that EC2 chooses in the "
-            "VPC.",
+            "The subnet of nodes if the task names none. Unset: EC2 chooses one in the VPC.",
         ),
         text(
             "security_groups",
-            "Ids with commas between them, where a task names none. Unset: each gang has one of "
-            "its own, which lets nobody in but the gang itself, and is removed afterwards.",
+            "Ids with commas between them, used if the task names none. Unset: each gang gets its "
+            "own group, which admits only the gang's nodes and is removed afterwards.",
         ),
         text(
             "key",
-            "A key pair that nodes let in, where a task names none. Unset: nobody can log in by "
-            "SSH.",
+            "The key pair for SSH to nodes, if the task names none. Unset: no login by SSH.",
         ),
         text(
             "reservations",
-            "Capacity reservations and capacity blocks (`cr-...`), with commas between them, that "
-            "may be used.",
+            "Capacity reservations and capacity blocks (`cr-...`) that may be used, with commas "
+            "between them.",
         ),
         number(
             "reserved_price_usd_hr",
             "What a job is charged for a node in a reservation. Unset: the on-demand price, and "
-            "nothing in a capacity block, which was paid for beforehand.",
+            "nothing in a capacity block, which is paid in advance.",
             unit="USD per hour",
         ),
         flag(
             "efa",
-            "`true`: gangs have the Elastic Fabric Adapter where their type has it and, with "
-            "several network cards, a subnet is named, since such nodes get no public address. "
+            "`true`: gangs get Elastic Fabric Adapters if their type has them. A type with several "
+            "network cards also needs a named subnet, since its nodes get no public address. "
             "`false`: never.",
             default=True,
         ),
         flag(
             "placement_group",
-            "`true`: gangs of types with EFA are in a cluster placement group of their own: nearer "
-            "to each other, and harder to get. `false`: anywhere in the region or zone.",
+            "`true`: a gang of a type with EFA gets its own cluster placement group: its nodes are "
+            "close together, and harder to get. `false`: anywhere in the region or zone.",
             default=True,
         ),
     ),

@@ -1,5 +1,5 @@
-"""What EC2 offers now. Types and on-demand prices are asked for once a day, spot prices every
-few minutes.
+"""What EC2 offers now. Types and on-demand prices are read once a day, spot prices every few
+minutes.
 """
 
 import asyncio
@@ -22,34 +22,34 @@ from cavvy.providers.hosts.records import read, write
 _FACTS_AGE = timedelta(days=1)
 _SPOT_AGE = timedelta(minutes=5)
 _QUOTAS_AGE = timedelta(minutes=10)
-_QUOTAS_AGAIN = timedelta(minutes=1)  # after a try that failed
+_QUOTAS_AGAIN = timedelta(minutes=1)  # after a failed attempt
 _RESERVED_AGE = timedelta(minutes=1)
-# EC2 terminates what runs in a capacity block from 30 minutes before its end on, and tells of it 10
-# minutes earlier, on EventBridge only:
+# EC2 terminates the instances in a capacity block from 30 minutes before its end on. It announces
+# this 10 minutes earlier, on EventBridge only:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-monitor.html
 _BLOCK_CLEARED = timedelta(minutes=30)
 _ULTRA = ("p6e-", "trn2u.")  # types of UltraServers
 _LAST_START = timedelta(
     minutes=20
-)  # before that: what starts later is told to stop before it has done anything
-_PATIENCE_S = 15.0  # with each region; less than what the control plane has for a provider's offers
-MINUTE = timedelta(minutes=1)  # EC2 bills at the least this of an instance with Linux
+)  # before the end: a later start would be told to stop before it has done anything
+_PATIENCE_S = 15.0  # for one region; shorter than the control plane's limit for a provider's offers
+MINUTE = timedelta(minutes=1)  # the minimum that EC2 bills of an instance with Linux
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionFacts:
-    """A region's types and on-demand prices (micro-dollars per hour), as they are kept on disk."""
+    """A region's types and on-demand prices (micro-dollars per hour), as cached on disk."""
 
     as_of: datetime
-    asked: str  # the setting they were read for
+    asked: str  # the setting `instances` when they were read
     shapes: Mapping[str, InstanceShape]
-    zones: Mapping[str, Sequence[str]]  # by type: where it is; most new types are not in every zone
+    zones: Mapping[str, Sequence[str]]  # type -> its zones; most new types are not in every zone
     rates: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityReservation:
-    """A capacity reservation or block of the account's that the settings let us use."""
+    """A capacity reservation or block of the account that the settings allow."""
 
     id: str
     region: str
@@ -57,9 +57,9 @@ class CapacityReservation:
     type: str
     free: int
     block: bool
-    problem: str = ""  # why nothing can start in it
-    closes_at: datetime | None = None  # nothing starts in it from then on
-    ends_at: datetime | None = None  # of a block: EC2 begins to terminate what runs in it
+    problem: str = ""  # why no instance can start in it
+    closes_at: datetime | None = None  # no instance starts in it after this time
+    ends_at: datetime | None = None  # of a block: when EC2 begins to terminate its instances
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,19 +67,17 @@ class _Region:
     facts: RegionFacts | None = None
     spot: Mapping[tuple[str, str], HourlyRate] = field(default_factory=dict)
     spot_at: datetime | None = None
-    limits: Sequence[Json] = ()  # as AWS tells them
+    limits: Sequence[Json] = ()  # as AWS returns them
     quotas: Quotas = field(default_factory=dict)
     quotas_at: datetime | None = None
-    quotas_after: datetime | None = None  # when to ask again
-    quotas_problem: str = ""  # why the last try failed
+    quotas_after: datetime | None = None  # when to read them again
+    quotas_problem: str = ""  # why the last attempt failed
     reserved: Sequence[CapacityReservation] = ()
     reserved_at: datetime | None = None
 
 
 class AwsMarket:
-    """Reads and remembers offers; a question that is asked while the first is still read joins
-    it.
-    """
+    """Reads and caches offers. Concurrent callers share one read."""
 
     def __init__(
         self,
@@ -93,10 +91,10 @@ class AwsMarket:
         self._reading: dict[str, asyncio.Task[None]] = {}
         self.silent: Sequence[
             str
-        ] = ()  # regions that did not answer when offers were last asked for, with the reason
+        ] = ()  # the regions that did not answer the last `offers`, with the reason
 
     async def offers(self) -> Sequence[Offer]:
-        """Every offer of every region that answers. Raises TryAgain, Refused where none does."""
+        """The offers of every region that answers. Raises TryAgain, Refused if none does."""
         regions = await self._account.regions()
         results = await asyncio.gather(
             *(self._hear(name) for name in regions), return_exceptions=True
@@ -116,10 +114,8 @@ class AwsMarket:
         return offers
 
     def quotas(self, region: str) -> tuple[Mapping[str, float], str]:
-        """The account's limits on vCPUs by AWS's names for them, and what is wrong with them, if
-        something is.
-
-        As `offers` last saw them.
+        """The account's limits on vCPUs by their names in AWS, as of the last `offers`, and why
+        they could not be read since then ("" if they could).
         """
         known = self._regions[region]
         return {
@@ -127,7 +123,7 @@ class AwsMarket:
         }, known.quotas_problem
 
     async def shape(self, region: str, name: str) -> InstanceShape | None:
-        """One type; None where the region has none of that name."""
+        """An instance type; None if the region does not have it."""
         try:
             await self._fresh(region)
         except ProviderError:  # prices do not matter here
@@ -137,12 +133,12 @@ class AwsMarket:
         return facts.shapes.get(name) if facts else None
 
     def zones(self, region: str, name: str) -> Collection[str]:
-        """Zones that have a type which `shape` has just told of."""
+        """The zones of a type that `shape` returned."""
         facts = self._regions[region].facts
         return facts.zones.get(name, ()) if facts else ()
 
     async def reservation(self, offer: Offer, nodes: int) -> CapacityReservation | None:
-        """The reservation that an offer in a zone stands for; None for one without. Asks anew."""
+        """The reservation that a zonal offer stands for, read anew; None for other offers."""
         if (
             not self._reservations()
             or offer.purchase is not Purchase.ON_DEMAND
@@ -169,8 +165,8 @@ class AwsMarket:
         self._reading.clear()
 
     async def _hear(self, region: str) -> None:
-        """As `_fresh`, for so long; it is read on, and the next look joins. One that hangs hides
-        no other.
+        """As `_fresh`, with a time limit. The read goes on after it, and the next call joins. A
+        region that hangs delays no other.
         """
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -179,7 +175,7 @@ class AwsMarket:
             raise TryAgain(f"no answer from {region} within {_PATIENCE_S:.0f} s") from None
 
     async def _fresh(self, region: str) -> None:
-        """Read what is too old; a caller that gives up leaves the reading to the next."""
+        """Read what is too old. If the caller gives up, the read continues for the next caller."""
         task = self._reading.get(region)
         if task is None or task.done():
             task = self._reading[region] = asyncio.create_task(self._read(region))
@@ -204,7 +200,7 @@ class AwsMarket:
         ):
             work.append(self._read_reserved)
         problems: list[ProviderError] = []
-        for each in work:  # one that fails keeps the others from nothing
+        for each in work:  # a failed read does not stop the others
             try:
                 await each(region, known)
             except ProviderError as error:
@@ -244,8 +240,8 @@ class AwsMarket:
         known.spot_at = now
 
     async def _read_quotas(self, region: str, known: _Region) -> None:
-        """What was known stays where they cannot be read now; what never could be forbids
-        nothing.
+        """Known quotas stay valid while they cannot be read again. Quotas that could never be read
+        allow everything.
         """
         try:
             known.limits = await fetch_quotas(self._account, region)
@@ -267,15 +263,13 @@ class AwsMarket:
         return [_read_reservation(each, region, names) for each in mine]
 
     def reserved(self, region: str) -> Mapping[str, str]:
-        """What the reservations of the settings are there, by id, for people; as `offers` last
-        saw them.
-        """
+        """Descriptions of the region's reservations in use, by id, as of the last `offers`."""
         known = self._regions.get(region)
         return {each.id: _describe(each, self._now()) for each in (known.reserved if known else ())}
 
     def _stale_quotas(self, region: str) -> str:
-        """That quotas are those of an earlier time, and how old; "" where they are fresh or were
-        never known.
+        """A warning that the quotas are out of date, with their age; "" if they are fresh or
+        unknown.
         """
         known = self._regions.get(region)
         if known is None or known.quotas_at is None or not known.quotas_problem:
@@ -388,8 +382,8 @@ def _make(
 
 
 def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> CapacityReservation:
-    """One that another account shares is in a zone by its id: names mean something else in every
-    account.
+    """A reservation that another account shares names its zone by id, since zone names differ
+    between accounts.
     """
     state, platform = (
         str(told.get("State", "active")),
@@ -403,7 +397,7 @@ def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> Capa
             "Linux/UNIX, default"
         )
     if block and str(told["InstanceType"]).startswith(_ULTRA):
-        problem = "it is of an UltraServer, and when EC2 clears that is not known here"
+        problem = "it belongs to an UltraServer, whose end times are not supported"
     ends_at = end - _BLOCK_CLEARED if block and end is not None else None
     return CapacityReservation(
         id=str(told["CapacityReservationId"]),
@@ -421,7 +415,7 @@ def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> Capa
 
 
 def _opens(reservation: CapacityReservation, now: datetime) -> bool:
-    """Whether something can start in it."""
+    """Whether an instance can start in it."""
     return not reservation.problem and (
         reservation.closes_at is None or now < reservation.closes_at
     )
@@ -438,4 +432,4 @@ def _describe(reservation: CapacityReservation, now: datetime) -> str:
     )
     if reservation.problem:
         return f"{where}, not used: {reservation.problem}"
-    return where if _opens(reservation, now) else f"{where}, not used: it is over, or nearly"
+    return where if _opens(reservation, now) else f"{where}, not used: it ends too soon"

@@ -1,6 +1,4 @@
-"""The least that a gang needs of a network where its task names none: made before a launch,
-removed after the end.
-"""
+"""The network of gangs whose tasks name none: created before a launch, removed after the end."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -15,16 +13,16 @@ from cavvy.providers.aws.policy import TAG
 from cavvy.providers.base import NoCapacity, NotFound, Refused, TryAgain
 
 GANG = "cavvy:gang"
-_MOST_TAGS = 45  # AWS takes 50
+_MOST_TAGS = 45  # of the 50 that AWS allows
 
 
 def mark_of(installation: str) -> str:
-    """What tags carry of the installation's id."""
+    """The installation's mark in tags."""
     return hashlib.sha256(installation.encode()).hexdigest()[:20]
 
 
 def make_tags(mark: str, gang: str, labels: Mapping[str, str]) -> list[Mapping[str, str]]:
-    """AWS's form. Users' tags keep their names, but for those that AWS reserves."""
+    """Tags in AWS's form. Users' tags keep their names, except those that AWS reserves."""
     own = {TAG: mark, GANG: gang, "Name": gang}
     users = {_fit(key, 128): _fit(value, 256) for key, value in sorted(labels.items())[:_MOST_TAGS]}
     users = {
@@ -39,7 +37,7 @@ def filters(mark: str, gang: str | None = None) -> Mapping[str, str]:
 
 
 def read_tag(told: Json, key: str) -> str:
-    """A tag of what EC2 describes; "" where it has none of that name."""
+    """A tag of an object of EC2; "" if it has no such tag."""
     return next((str(tag["Value"]) for tag in told.get("Tags", []) if tag["Key"] == key), "")
 
 
@@ -50,7 +48,7 @@ class GangNetworks:
         self._account, self._mark = account, mark
 
     async def find_subnet(self, region: str, named: str) -> Json:
-        """Raises Refused where there is none."""
+        """Raises Refused if there is no such subnet."""
         found = await self._account.items(region, "describe_subnets", {"subnet-id": named})
         if not found:
             raise Refused(f"network: there is no subnet {named} in {region}")
@@ -59,10 +57,10 @@ class GangNetworks:
     async def subnet(
         self, region: str, named: str | None, vpc: str | None, zones: Collection[str]
     ) -> Json:
-        """The subnet that is named, or the one with most room of the VPC (None: the default one),
-        in one of the zones.
+        """The named subnet, or the one with the most free addresses in the VPC (None: the default
+        VPC), within the zones.
 
-        Raises Refused where there is none at all, NoCapacity where there is none in these zones.
+        Raises Refused if there is none, NoCapacity if there is none in these zones.
         """
         found, what = ([await self.find_subnet(region, named)], "") if named else ([], "")
         if vpc is not None and not named:
@@ -79,7 +77,7 @@ class GangNetworks:
         if not fits:
             text = f"the subnet {named} is not" if named else what
             raise NoCapacity(
-                f"network: {text} in {' or '.join(sorted(zones))}, where such nodes can be"
+                f"network: {text} in {' or '.join(sorted(zones))}, the zones of this type"
             )
         return max(
             fits,
@@ -87,11 +85,10 @@ class GangNetworks:
         )
 
     async def check_way(self, region: str, subnet: Json, server: str, *, public: bool) -> None:
-        """Raises Refused where the routes of a subnet lead no node to the server's address on the
-        internet.
+        """Raises Refused if the routes of a subnet do not lead nodes to the server's public
+        address.
 
-        A server with a name, or an address of a private network, may be anywhere: of those nothing
-        is said.
+        A server with a name or a private address is not checked.
         """
         address = _read_address(server)
         if address is None:
@@ -111,7 +108,7 @@ class GangNetworks:
         ]
         if any(
             "DestinationPrefixListId" in each for each in routes
-        ):  # what is in such a list is not told here
+        ):  # the routes of a prefix list are unknown
             return
         leads = [
             each
@@ -123,14 +120,14 @@ class GangNetworks:
         )
         if not leads:
             raise Refused(
-                f"{where}: its route table leads nowhere there; give it a NAT gateway, or name "
+                f"{where}: its route table has no route to it; add a NAT gateway, or name "
                 "another subnet"
             )
         way = max(leads, key=lambda each: ip_network(each["DestinationCidrBlock"]).prefixlen)
         if str(way.get("GatewayId", "")).startswith("igw-") and not public:
             raise Refused(
-                f"{where}: its way out is an internet gateway, which serves public addresses "
-                "alone, and they get none; "
+                f"{where}: its route is an internet gateway, which serves only public addresses, "
+                "and they get none; "
                 "set `public_ip: true`, or name a subnet with a NAT gateway"
             )
 
@@ -144,8 +141,8 @@ class GangNetworks:
         whole: bool,
         efa: bool,
     ) -> str:
-        """The gang's own security group: nobody comes in but, in a gang of several nodes, the
-        gang itself.
+        """Create the gang's security group. Only the nodes of the gang can connect to each
+        other.
         """
         arguments: dict[str, Any] = {
             "GroupName": gang,
@@ -158,19 +155,19 @@ class GangNetworks:
             made = await self._account.call(region, "create_security_group", **arguments)
             group = str(made["GroupId"])
         except AwsFault as fault:
-            if fault.code != "InvalidGroup.Duplicate":  # an answer of ours that was lost
+            if fault.code != "InvalidGroup.Duplicate":  # a reply was lost
                 raise translate(fault, f"CreateSecurityGroup in {region}", making=True) from fault
             group = await self._find_group(region, gang)
         if whole:
             await self._allow(region, group, "authorize_security_group_ingress")
-        if efa:  # the adapter asks for a rule that names the group itself, outwards too
+        if efa:  # the adapter needs an outgoing rule that names the group itself, too
             await self._allow(region, group, "authorize_security_group_egress")
         return group
 
     async def make_placement(
         self, region: str, gang: str, tags: Sequence[Mapping[str, str]]
     ) -> None:
-        """A cluster placement group of the gang's own."""
+        """Create a cluster placement group for the gang."""
         try:
             await self._account.call(
                 region,
@@ -186,16 +183,18 @@ class GangNetworks:
     async def left(
         self, region: str, gang: str | None = None
     ) -> tuple[Sequence[Json], Sequence[Json]]:
-        """Security groups and placement groups of ours that are there."""
+        """The installation's security groups and placement groups."""
         query = filters(self._mark, gang)
         groups = await self._account.items(region, "describe_security_groups", query)
         return groups, await self._account.items(region, "describe_placement_groups", query)
 
     async def remove_made(self, record: AwsGangRecord) -> bool:
-        """Remove what a record says was made; False where something of it is still in use.
-        Raises TryAgain, Refused.
+        """Remove what was created according to a record; False while some of it is in use. Raises
+        TryAgain, Refused.
         """
-        if record.makes_group and record.group is None:  # perhaps it was, and its id never came
+        if (
+            record.makes_group and record.group is None
+        ):  # perhaps it was created, and the reply was lost
             return await self.remove(record.region, record.name)
         gone = True
         if record.group is not None and record.makes_group:
@@ -208,8 +207,8 @@ class GangNetworks:
         return gone
 
     async def remove(self, region: str, gang: str) -> bool:
-        """Remove what shows by its tags; False where something of it is still in use. Raises
-        TryAgain, Refused.
+        """Remove what has the gang's tags; False while some of it is in use. Raises TryAgain,
+        Refused.
         """
         groups, placements = await self.left(region, gang)
         gone = [
@@ -230,7 +229,7 @@ class GangNetworks:
             await self._account.ask(region, operation, **which)
         except NotFound:
             return True
-        except TryAgain:  # as long as an instance is shutting down, what it has is in use
+        except TryAgain:  # instances that shut down still use it
             return False
         return True
 
@@ -241,7 +240,7 @@ class GangNetworks:
         except AwsFault as fault:
             if fault.code == "InvalidGroup.NotFound":
                 raise TryAgain(
-                    f"the security group {group} was made in {region} and does not show yet"
+                    f"the security group {group} was created in {region} but is not listed yet"
                 ) from fault
             if fault.code != "InvalidPermission.Duplicate":
                 raise translate(fault, f"{camel(operation)} in {region}", making=True) from fault
@@ -249,12 +248,12 @@ class GangNetworks:
     async def _find_group(self, region: str, gang: str) -> str:
         groups, _ = await self.left(region, gang)
         if not groups:
-            raise TryAgain(f"the security group {gang} exists in {region} and does not show yet")
+            raise TryAgain(f"the security group {gang} exists in {region} but is not listed yet")
         return str(groups[0]["GroupId"])
 
 
 def _read_address(server: str) -> IPv4Address | None:
-    """The server's address on the internet; None where it has a name or is elsewhere."""
+    """The server's public address; None if it has a name or a private address."""
     try:
         address = IPv4Address(urlsplit(server).hostname or "")
     except ValueError:
@@ -263,7 +262,7 @@ def _read_address(server: str) -> IPv4Address | None:
 
 
 def _fit(text: str, length: int) -> str:
-    """Letters, digits and blanks of any language and + - = . _ : / @, as AWS takes them."""
+    """Letters, digits and spaces of any language and + - = . _ : / @, as AWS allows."""
     return "".join(char if char.isalnum() or char in " +-=._:/@" else "_" for char in text)[
         :length
     ].strip()

@@ -1,9 +1,8 @@
-"""The least that an IAM user or role needs for this provider, as an IAM policy."""
+"""The minimum rights of an IAM user or role for this provider, as an IAM policy."""
 
 import json
 
-# Every action that this package calls, and what for; a test's stand-in refuses whatever is not
-# here.
+# Every action that this package calls, by purpose; a test's stand-in refuses all others.
 READS = (
     "ec2:DescribeAvailabilityZones",
     "ec2:DescribeCapacityReservations",
@@ -29,7 +28,7 @@ MAKES = (
     "ec2:CreatePlacementGroup",
     "ec2:CreateVolume",
 )
-# Only of what carries our tag: whatever else the account holds cannot be touched.
+# Only for objects with the installation's tag: everything else in the account is out of reach.
 CHANGES_OURS = (
     "ec2:AuthorizeSecurityGroupEgress",
     "ec2:AuthorizeSecurityGroupIngress",
@@ -43,7 +42,7 @@ TAG = "cavvy:installation"
 
 
 def make_policy() -> str:
-    """IAM JSON. Tags can be given only to what is being made in the same call."""
+    """IAM JSON. Tags can only be set in the call that creates an object."""
     statements = [
         {"Sid": "Look", "Effect": "Allow", "Action": list(READS), "Resource": "*"},
         {"Sid": "Make", "Effect": "Allow", "Action": list(MAKES), "Resource": "*"},
@@ -63,7 +62,7 @@ def make_policy() -> str:
             "Resource": "*",
             "Condition": {"Null": {f"aws:ResourceTag/{TAG}": "false"}},
         },
-        {  # any volume that a task names, to a node of ours
+        {  # any volume that a task names, to a node of this installation
             "Sid": "AttachVolumes",
             "Effect": "Allow",
             "Action": "ec2:AttachVolume",

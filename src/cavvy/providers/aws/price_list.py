@@ -1,8 +1,8 @@
-"""EC2's prices by the account's own credentials: on demand from the Price List API, spot from EC2's
-price history.
+"""EC2's prices, read with the account's credentials: on demand from the Price List API, spot from
+EC2's price history.
 
-The list is public too, as files of some hundred MB for each region, too large to load for
-a few thousand rows.
+AWS also publishes the list as files of some hundred MB per region, which is too much for a few
+thousand rows.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from cavvy.providers.aws.prices import fetch_on_demand, fetch_spot
 from cavvy.providers.base import ProviderError, Refused, wall_clock
 from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery, PriceSource, ProviderPrices
 
-_HOME = "us-east-1"  # asked which regions there are
+_HOME = "us-east-1"  # the region that lists all regions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsPrices:
-    """Reads every region that the account may use, one after the other."""
+    """Reads all regions of the account, one after the other."""
 
     provider: str = "aws"
     title: str = "AWS Price List API and EC2's spot price history, by your AWS credentials"
@@ -34,9 +34,7 @@ class AwsPrices:
         except ProviderError as error:
             raise PriceError(f"{error}; nothing was changed") from error
         if not prices.offers:
-            raise PriceError(
-                "AWS answered, but with no price of a known instance type; nothing was changed"
-            )
+            raise PriceError("AWS returned no price of a known instance type; nothing was changed")
         return prices
 
     async def _read(self, account: AwsAccount, query: PriceQuery) -> ProviderPrices:
@@ -59,7 +57,7 @@ class AwsPrices:
     async def _read_spot(
         self, account: AwsAccount, query: PriceQuery, region: str, types: list[str]
     ) -> list[Offer]:
-        """Zones by the ids that mean the same in every account; names are shuffled."""
+        """Zones are named by ids, which are the same in every account."""
         zones = await account.items(region, "describe_availability_zones")
         ids = {str(each["ZoneName"]): str(each["ZoneId"]) for each in zones}
         told = await fetch_spot(account, region, types, wall_clock())

@@ -1,4 +1,4 @@
-"""What EC2's machines cost: on-demand prices of the Price List API, spot prices of EC2 itself."""
+"""Prices of EC2: on demand from the Price List API, spot from EC2."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,10 @@ from typing import Any
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.aws.account import AwsAccount, Json
 
-_PRICE_LISTS = "us-east-1"  # where the Price List API is; others would do as well
-_CHUNK = 100  # instance types named in one question
+_PRICE_LISTS = "us-east-1"  # where the Price List API is; other regions have it too
+_CHUNK = 100  # instance types in one request
 LINUX = "Linux/UNIX"
-# One price per type: Linux, shared hardware, no licence, as one starts it.
+# One price per type: Linux, shared hardware, no licence.
 _FILTERS = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",
@@ -26,7 +26,7 @@ Spot = tuple[str, str, datetime, HourlyRate]  # type, zone, since, price
 async def fetch_on_demand(
     account: AwsAccount, region: str, types: Sequence[str]
 ) -> Mapping[str, HourlyRate]:
-    """On-demand prices by instance type; few types are asked for one by one, else the region's
+    """On-demand prices by instance type. Few types are requested one by one; otherwise the region's
     whole list is read.
     """
     base = [_filter(field, value) for field, value in {**_FILTERS, "regionCode": region}.items()]
@@ -53,9 +53,7 @@ async def fetch_on_demand(
 
 
 def read_product(item: Json) -> tuple[str, HourlyRate | None]:
-    """The type and hourly price of one entry of the list; None where it has none in dollars per
-    hour.
-    """
+    """The type and hourly price of an entry; None if it has no hourly price in dollars."""
     name = str(item.get("product", {}).get("attributes", {}).get("instanceType", ""))
     for term in item.get("terms", {}).get("OnDemand", {}).values():
         for price in term.get("priceDimensions", {}).values():
@@ -68,8 +66,8 @@ def read_product(item: Json) -> tuple[str, HourlyRate | None]:
 async def fetch_spot(
     account: AwsAccount, region: str, types: Sequence[str], since: datetime, zone: str | None = None
 ) -> Sequence[Spot]:
-    """Spot prices since a time, oldest first; the first of each type and zone is the one in
-    force at that time.
+    """Spot prices since a time, oldest first. The first of each type and zone was valid at that
+    time.
     """
     chunks = [types[start : start + _CHUNK] for start in range(0, len(types), _CHUNK)]
     found: list[Spot] = []

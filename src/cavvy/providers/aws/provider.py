@@ -1,5 +1,5 @@
-"""Amazon EC2 as a provider: gangs are launches, found again by their tags; nodes fetch the agent
-and end themselves.
+"""Amazon EC2 as a provider. Tags find the gangs again; nodes fetch the agent, and end
+themselves.
 """
 
 import asyncio
@@ -36,9 +36,11 @@ from cavvy.providers.ledger import LaunchLedger
 
 _METADATA = "http://169.254.169.254/latest/meta-data"
 _VOLUMES_AGE = timedelta(minutes=1)
-_LONELY = timedelta(minutes=10)  # an intent so old, of which EC2 shows nothing, was never granted
+_LONELY = timedelta(
+    minutes=10
+)  # a launch that EC2 has not listed after this time was never granted
 _CLOSING_S = 10
-_TIDY_AGAIN = timedelta(seconds=5)  # between two tries to remove what is still in use
+_TIDY_AGAIN = timedelta(seconds=5)  # between two attempts to remove objects that are still in use
 _NO_WAY = "nodes on EC2 call the server, and `server.tls_listen` is not set; see docs/guides/aws.md"
 
 
@@ -102,7 +104,7 @@ class AwsProvider:
             for each in seen
             if each.state is not GangState.ENDED and self._is_removed(each.name)
         ]
-        for each in late:  # EC2 did not show it yet when it was to go, or it was made after that
+        for each in late:  # EC2 listed or created it after the removal
             await self._end(each)
         if late:
             seen = await self._status.look(regions, name)
@@ -125,7 +127,7 @@ class AwsProvider:
         await self._tidy([name])
 
     async def close(self) -> None:
-        """Tidies up once more: nobody may look here again for long."""
+        """Tidy up once more, since the next look may be far away."""
         if any(
             not each.tidy and (each.removed or each.ended_at)
             for each in self._ledger.records.values()
@@ -140,14 +142,14 @@ class AwsProvider:
         need = task.resources.network
         found = [] if self._context.node_endpoint is not None else [Objection("providers", _NO_WAY)]
         if need is not None and need.subnet and need.vpc:
-            reason = "a subnet is in one VPC; name one of the two"
+            reason = "a subnet belongs to one VPC; name only one of the two"
             found.append(Objection("resources.network", reason))
         named = [each for each in task.volumes if each.kind is VolumeKind.NAMED]
         if named and task.nodes > 1:
-            reason = "an EBS volume is one node's; use NFS, or copy to and from a bucket"
+            reason = "an EBS volume belongs to one node; use NFS, or copy to and from a bucket"
             found.append(Objection("volumes", reason))
         if len(named) > MOST:
-            found.append(Objection("volumes", f"a node has at most {MOST} volumes by name"))
+            found.append(Objection("volumes", f"a node has at most {MOST} named volumes"))
         return found
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
@@ -173,7 +175,7 @@ class AwsProvider:
         facts.append(
             (
                 "nodes call",
-                node_endpoint.address if node_endpoint is not None else f"nobody: {_NO_WAY}",
+                node_endpoint.address if node_endpoint is not None else f"nothing: {_NO_WAY}",
             )
         )
         return facts
@@ -182,7 +184,7 @@ class AwsProvider:
         return make_policy()
 
     def _quotas(self, region: str) -> list[tuple[str, str]]:
-        """The account's limits on vCPUs by family, where it may read them."""
+        """The account's limits on vCPUs by family, if it may read them."""
         limits, problem = self._market.quotas(region)
         facts = [
             (f"{name} in {region}", f"{value:g} vCPUs") for name, value in sorted(limits.items())
@@ -213,9 +215,7 @@ class AwsProvider:
         return text
 
     async def _regions(self, name: str | None) -> Sequence[str]:
-        """Where a gang is, or may be: its own region, also one that the settings do not name any
-        more.
-        """
+        """The regions to look in: the gang's own, which the settings may no longer name, or all."""
         record = self._ledger.get(name) if name is not None else None
         if record is not None:
             return [record.region]
@@ -227,7 +227,7 @@ class AwsProvider:
         return record is not None and record.removed
 
     async def _attach(self, names: Sequence[str]) -> None:
-        """Give nodes that run the disks that they wait for."""
+        """Attach the disks that running nodes wait for."""
         for name in names:
             record = self._ledger.get(name)
             if record is None or record.removed or all(disk.attached for disk in record.disks):
@@ -235,24 +235,22 @@ class AwsProvider:
             async with self._ledger.lock(name):
                 with suppress(
                     ProviderError
-                ):  # whoever looks at gangs learns of them; the node tells what it lacks
+                ):  # the next look tries again; the node reports the missing disk
                     await self._volumes.attach(record)
 
     async def _end(self, name: str) -> None:
-        """Terminate every instance that EC2 shows of a gang, and those that the books know."""
+        """Terminate all instances of a gang that EC2 lists or the ledger has."""
         record = self._ledger.get(name)
         known = {each.id for each in record.instances if each.ended_at is None} if record else set()
         for region in await self._regions(name):
             shown = {str(told["InstanceId"]) for told in await self._status.describe(region, name)}
-            # Of ids that EC2 does not know yet none would be terminated, the others neither.
+            # If EC2 does not know one of the ids yet, it terminates none of them.
             for ids in sorted(shown | known), sorted(shown):
                 if await self._terminate(region, ids):
                     break
 
     async def _terminate(self, region: str, ids: Sequence[str]) -> bool:
-        """False where EC2 does not know one of them (yet, or any more), so that none was
-        terminated.
-        """
+        """False if EC2 does not know one of the ids (yet, or any more) and terminated none."""
         if not ids:
             return True
         try:
@@ -262,9 +260,7 @@ class AwsProvider:
         return True
 
     async def _tidy(self, names: Sequence[str]) -> None:
-        """Remove what was made for gangs that have ended; what is still in use goes the next
-        time.
-        """
+        """Remove what was created for gangs that have ended. Objects in use are removed later."""
         for name in names:
             record = self._ledger.get(name)
             if (
@@ -293,9 +289,7 @@ class AwsProvider:
         return await self._networks.remove_made(record) and gone
 
     async def _tidy_all(self, regions: Sequence[str]) -> None:
-        """As `_tidy`, and what no gang that lives or is being launched can need, whoever has
-        forgotten it.
-        """
+        """As `_tidy`; also removes objects of unknown gangs."""
         now = self._context.now()
         for record in list(self._ledger.records.values()):
             if record.ended_at is not None and record.tidy and now - record.ended_at >= KEPT:

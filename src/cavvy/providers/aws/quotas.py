@@ -1,5 +1,5 @@
-"""How many vCPUs of each family the account may run, by Service Quotas; what cannot be read
-forbids nothing.
+"""The vCPUs of each instance family that the account may run, by Service Quotas. Unknown quotas
+allow everything.
 """
 
 import re
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from cavvy.providers.aws.account import AwsAccount, Json
 
-# The names under which
+# The quota names that AWS documents:
 # https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html lists them.
 _ON_DEMAND = re.compile(r"Running On-Demand (.+) instances")
 _SPOT = re.compile(r"All (.+) Spot Instance Requests")
@@ -15,7 +15,7 @@ Quotas = Mapping[tuple[str, bool], float]  # family such as "p" or "p5", spot
 
 
 async def fetch_quotas(account: AwsAccount, region: str) -> Sequence[Json]:
-    """The account's limits on instances, with AWS's names. Raises TryAgain, Refused."""
+    """The account's quotas on instances, by AWS's names. Raises TryAgain, Refused."""
     told = await account.pages(
         region, "list_service_quotas", "Quotas", service="service-quotas", ServiceCode="ec2"
     )
@@ -34,8 +34,8 @@ def read_quotas(told: Sequence[Json]) -> Quotas:
 
 
 def allows(quotas: Quotas, kind: str, vcpus: int, *, spot: bool) -> bool:
-    """Whether the account may run one of these at all. A quota of a generation (p5) goes before
-    one of its family.
+    """Whether the account may run one of these. The quota of a generation (p5) overrides that of
+    its family.
     """
     match = re.match(r"([a-z]+)(\d*)", kind)
     if match is None:

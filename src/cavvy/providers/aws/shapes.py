@@ -1,4 +1,4 @@
-"""What EC2 says of its instance types, as shapes that offers are made of."""
+"""EC2's instance types as shapes, from which offers are made."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ GENERAL = (
     "m7i.*",
     "r7i.*",
     "t3.*",
-)  # offered without being named, beside everything with accelerators
+)  # offered by default, beside all types with accelerators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceShape:
-    """One instance type."""
+    """An instance type."""
 
     type: str
     vcpus: int
@@ -26,11 +26,9 @@ class InstanceShape:
     accelerator_count: int = 0
     accelerator_memory_mib: int = 0
     network_mbps: int | None = None
-    efa: int = 0  # Elastic Fabric Adapters that it can have, one on each network card
-    efa_card: int = (
-        0  # the first card with one; with 1 the machine's own address is on a card without
-    )
-    cluster: bool = False  # can be in a cluster placement group
+    efa: int = 0  # the maximum number of Elastic Fabric Adapters, one per network card
+    efa_card: int = 0  # the first card with one; if 1, card 0 has the node's address but none
+    cluster: bool = False  # it can be in a cluster placement group
     nvidia: bool = False
     architecture: str = "x86_64"
     spot: bool = True
@@ -41,8 +39,8 @@ _OTHERS = ("InferenceAcceleratorInfo", "FpgaInfo", "MediaAcceleratorInfo")
 
 
 def read_shape(told: Json) -> InstanceShape | None:
-    """One entry of DescribeInstanceTypes; None where its accelerators are not in the catalog, or
-    are parts of one.
+    """An entry of DescribeInstanceTypes; None if the catalog lacks its accelerators, or if it has
+    parts of one.
     """
     devices = _list_devices(told)
     found = _read_accelerators(told, devices)
@@ -74,7 +72,7 @@ def read_shape(told: Json) -> InstanceShape | None:
 def _read_accelerators(
     told: Json, devices: Sequence[Json]
 ) -> tuple[KnownAccelerator | None, int, int] | None:
-    """What the accelerators are, how many, and the memory of one in MiB."""
+    """The accelerator, the count, and the memory of one in MiB."""
     if any(each.get("GpuPartitionSize", 1) < 1 for each in devices):
         return None
     count = sum(int(each.get("Count", 0)) for each in devices)
@@ -93,13 +91,13 @@ def _list_devices(told: Json) -> Sequence[Json]:
 
 
 def _bandwidth(network: Json) -> int | None:
-    """Of all network cards together, in Mbit/s; None where EC2 does not say."""
+    """Mbit/s of all network cards together; None if EC2 does not say."""
     cards = [card.get("BaselineBandwidthInGbps") for card in network.get("NetworkCards", [])]
     return round(sum(cards) * 1000) if cards and all(cards) else None
 
 
 def _list_fabric(network: Json) -> Sequence[int]:
-    """Network cards that take an Elastic Fabric Adapter, as many as the type may have."""
+    """The network cards that take an Elastic Fabric Adapter, up to the type's maximum."""
     if not network.get("EfaSupported"):
         return ()
     most = int((network.get("EfaInfo") or {}).get("MaximumEfaInterfaces", 0))
@@ -107,17 +105,17 @@ def _list_fabric(network: Json) -> Sequence[int]:
     return [
         int(card.get("NetworkCardIndex", place))
         for place, card in enumerate(cards)
-        if "efa" in card.get("InterfaceTypes", ("efa",))  # older answers do not say
+        if "efa" in card.get("InterfaceTypes", ("efa",))  # older answers lack the field
     ][:most]
 
 
 def split_patterns(text: str) -> Sequence[str]:
-    """The setting `instances`."""
+    """The names in a setting, which commas separate."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def is_offered(shape: InstanceShape, patterns: Sequence[str]) -> bool:
-    """Whether the settings want this type."""
+    """Whether the settings select this type."""
     if patterns:
         return any(fnmatchcase(shape.type, pattern) for pattern in patterns)
     return shape.accelerator_count > 0 or any(

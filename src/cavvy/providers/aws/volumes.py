@@ -1,5 +1,5 @@
-"""EBS volumes that tasks name: found or made before a launch, attached when the node runs,
-removed if not kept.
+"""EBS volumes of tasks: found or created before a launch, attached to the running node, removed if
+they are not kept.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from cavvy.providers.base import GangSpec, NoCapacity, NotFound, Refused, TryAga
 from cavvy.providers.hosts.userdata import NodeDisk
 from cavvy.providers.ledger import LaunchLedger
 
-# Names that AWS keeps for EBS:
+# Device names that AWS reserves for EBS:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/device_naming.html
 _DEVICES = tuple(f"/dev/sd{letter}" for letter in "fghijklmnop")
 MOST = len(_DEVICES)
@@ -28,13 +28,15 @@ _NOT_YET = frozenset({"VolumeInUse", "IncorrectState", "IncorrectInstanceState"}
 
 
 class GangVolumes:
-    """The volumes of one installation's gangs; what was made for each is in the books."""
+    """The volumes of one installation's gangs. The ledger has those that were created for each
+    gang.
+    """
 
     def __init__(self, account: AwsAccount, ledger: LaunchLedger[AwsGangRecord], mark: str) -> None:
         self._account, self._ledger, self._mark = account, ledger, mark
 
     async def places(self, regions: Sequence[str]) -> Sequence[VolumeLocation]:
-        """Where the account's volumes are, but for the disks that go with their instances.
+        """The locations of the account's volumes, except disks that end with their instances.
         Raises TryAgain, Refused.
         """
         found = []
@@ -53,7 +55,7 @@ class GangVolumes:
         return found
 
     async def plan(self, gang: GangSpec) -> tuple[tuple[AwsDisk, ...], str | None]:
-        """The gang's disks, and the zone that they bind it to. Raises NoCapacity, Refused,
+        """The gang's disks, and the zone in which they are. Raises NoCapacity, Refused,
         TryAgain.
         """
         region, zone, by = gang.offer.region, gang.offer.zone, ""
@@ -62,8 +64,8 @@ class GangVolumes:
             told = await self._find(region, volume.source, gang.name) if volume.keep else None
             if told is None and volume.size_gib is None:
                 raise Refused(
-                    f"volumes: there is no volume {volume.source} in {region}; give a `size` to "
-                    "have it made"
+                    f"volumes: there is no volume {volume.source} in {region}; add a `size` to "
+                    "create it"
                 )
             if told is not None:
                 there = str(told["AvailabilityZone"])
@@ -82,9 +84,7 @@ class GangVolumes:
         return tuple(disks), zone
 
     async def make(self, record: AwsGangRecord, labels: Mapping[str, str]) -> AwsGangRecord:
-        """Make those that are to be made; written down one by one. Raises NoCapacity, TryAgain,
-        Refused.
-        """
+        """Create the missing volumes, and record each. Raises NoCapacity, TryAgain, Refused."""
         for disk in record.disks:
             if disk.id:
                 continue
@@ -118,8 +118,8 @@ class GangVolumes:
         return record
 
     async def attach(self, record: AwsGangRecord) -> None:
-        """Attach what is not yet, to a node that runs; what cannot be comes the next time.
-        Raises TryAgain, Refused.
+        """Attach the remaining disks to the running node; those that cannot be attached yet follow
+        later. Raises TryAgain, Refused.
         """
         instance = next((each.id for each in record.instances if each.ended_at is None), None)
         for disk in record.disks if instance else ():
@@ -137,7 +137,7 @@ class GangVolumes:
                     continue
             if (
                 not disk.keep
-            ):  # EC2 itself removes it with the instance, should nobody of us be there
+            ):  # EC2 removes it with the instance, even if no server is there to do it
                 going = {
                     "DeviceName": disk.device,
                     "Ebs": {"VolumeId": disk.id, "DeleteOnTermination": True},
@@ -148,7 +148,7 @@ class GangVolumes:
                     InstanceId=instance,
                     BlockDeviceMappings=[going],
                 )
-            record = self._ledger.get(record.name) or record  # it may have been looked at meanwhile
+            record = self._ledger.get(record.name) or record  # a look may have changed it meanwhile
             done = tuple(
                 replace(each, attached=True) if each.id == disk.id else each
                 for each in record.disks
@@ -156,8 +156,8 @@ class GangVolumes:
             await self._ledger.put(replace(record, disks=done))
 
     async def remove_made(self, record: AwsGangRecord) -> bool:
-        """Remove what was made and is not kept, or was never used; False: it is in use. Raises
-        TryAgain, Refused.
+        """Remove volumes that were created and are not kept, or were never used; False while one is
+        in use. Raises TryAgain, Refused.
         """
         unused = not record.launched
         ids = {
@@ -165,7 +165,7 @@ class GangVolumes:
         }
         if any(
             disk.made and not disk.id for disk in record.disks
-        ):  # perhaps it was, and its id never came
+        ):  # perhaps it was created, and the reply was lost
             query = filters(self._mark, record.name)
             told = await self._account.items(record.region, "describe_volumes", query)
             mine = {disk.name for disk in record.disks if disk.made and (unused or not disk.keep)}
@@ -187,10 +187,10 @@ class GangVolumes:
         return gone
 
     async def _find(self, region: str, name: str, gang: str) -> Json | None:
-        """The volume of that id or name, for a gang.
+        """The volume of that id or name, for a gang; None if there is none.
 
-        Raises Refused where there are several, TryAgain where it does not show, NoCapacity where
-        another's is being made.
+        Raises Refused for an ambiguous name, TryAgain if it is not listed yet, NoCapacity while it
+        is being created for another gang.
         """
         key = "volume-id" if name.startswith("vol-") else "tag:Name"
         told = await self._account.items(region, "describe_volumes", {key: name})
@@ -214,13 +214,12 @@ class GangVolumes:
                     if not record.launched and record.ended_at is not None:
                         continue  # it was removed
                     if not disk.id:
-                        raise NoCapacity(f"the volume {name} is being made for {record.name}")
+                        raise NoCapacity(f"the volume {name} is being created for {record.name}")
                     if await self._account.items(
                         region, "describe_volumes", {"volume-id": disk.id}
                     ):
                         raise TryAgain(
-                            f"the volume {name} exists in {region} and does not show yet by its "
-                            "name"
+                            f"the volume {name} exists in {region} but is not listed by its name"
                         )
         return None
 
@@ -239,8 +238,8 @@ class GangVolumes:
         )
 
     def _check_free(self, name: str, told: Json, gang: str) -> None:
-        """Raises NoCapacity where somebody else has it; a node of ours that goes leaves it in a
-        moment.
+        """Raises NoCapacity if another gang or instance uses the volume. Nodes of an ending gang
+        release it soon.
         """
         leaving = set()
         for record in self._ledger.records.values():
@@ -263,9 +262,7 @@ class GangVolumes:
 
 
 def list_node_disks(record: AwsGangRecord) -> Sequence[NodeDisk]:
-    """How the node finds its disks: by the id that NVMe disks carry, or by the name of the
-    device.
-    """
+    """How the node finds its disks: by the id of an NVMe disk, or by the device name."""
     return [
         NodeDisk(
             devices=(

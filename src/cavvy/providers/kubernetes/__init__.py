@@ -9,6 +9,6 @@ __all__ = ["MANIFEST", "make"]
 def make(context: ProviderContext) -> Provider:
     from cavvy.providers.kubernetes.provider import (
         KubernetesProvider,
-    )  # imported late: a list of all providers does not need it
+    )  # not needed to list providers
 
     return KubernetesProvider(MANIFEST, context)

@@ -1,6 +1,4 @@
-"""Ray clusters as places for jobs: each gang is a Ray job that reserves its nodes and has an
-agent held on each.
-"""
+"""Ray clusters: each gang is a Ray job that reserves its nodes and supervises an agent on each."""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.ray.manifest import MANIFEST
@@ -9,8 +7,6 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    from cavvy.providers.ray.provider import (
-        RayProvider,
-    )  # a list of all providers needs nothing of this
+    from cavvy.providers.ray.provider import RayProvider  # not needed to list providers
 
     return RayProvider(MANIFEST, context)

@@ -1,5 +1,5 @@
-"""One Ray cluster's dashboard: jobs are submitted, listed, stopped and forgotten; nodes and
-placement groups listed.
+"""The dashboard of one Ray cluster: submits, lists, stops and deletes jobs; lists nodes and
+placement groups.
 """
 
 import asyncio
@@ -21,19 +21,19 @@ Object = dict[str, Any]
 
 _CALL_S = 30.0
 _AT_ONCE = 8
-_MANY = 10000  # the most that the state API lists
+_MANY = 10000  # the maximum number of entries that the state API lists
 _DENIED = frozenset({401, 403, 407})
 
 
 class DashboardRefused(Exception):
-    """The dashboard refused."""
+    """The dashboard returned an error status."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
 
     def sorted(self, where: str) -> ProviderError:
-        """What this is to the caller of a provider."""
+        """The error for the caller of a provider."""
         text = str(self).strip()
         last = text.splitlines()[-1][:300] if text else ""
         if self.status in _DENIED:
@@ -42,7 +42,7 @@ class DashboardRefused(Exception):
                 "[providers.ray]"
             )
         if self.status == 404:
-            return Refused(f"{where}: HTTP 404: this is no dashboard of Ray with a job API")
+            return Refused(f"{where}: HTTP 404: this is not a Ray dashboard with a job API")
         if 400 <= self.status < 500:
             return Refused(f"{where}: HTTP {self.status}: {last}")
         return TryAgain(f"{where}: HTTP {self.status}: {last}")
@@ -50,7 +50,7 @@ class DashboardRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DashboardAddress:
-    """Where a dashboard is and what is shown to it."""
+    """The address of a dashboard, and how to authenticate."""
 
     name: str
     url: str
@@ -67,7 +67,7 @@ class RayDashboard:
         self.address = address
         self._threads = ThreadPoolExecutor(
             _AT_ONCE, f"ray-{address.name}"
-        )  # a silent dashboard holds up nobody else
+        )  # a dashboard that hangs delays no other
         self._shown: Mapping[str, str] | None = None  # the headers that were read last
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
         if address.url.startswith("https:"):
@@ -91,7 +91,7 @@ class RayDashboard:
         return await self._state("placement_groups", detail="1")
 
     async def usage(self) -> Mapping[str, Object]:
-        """By node, what is used and what there is of each resource; some seconds old."""
+        """By node: the used and total amounts of each resource, some seconds old."""
         told = _object(await self._ask("GET", "/api/cluster_status"))
         status = ((told.get("data") or {}).get("clusterStatus") or {}).get(
             "loadMetricsReport"
@@ -111,7 +111,7 @@ class RayDashboard:
             raise
 
     async def log(self, name: str) -> str | None:
-        """What a job's driver printed; None where that cannot be had (any more)."""
+        """What a job's driver printed; None if it is not available (any more)."""
         try:
             return str(
                 _object(await self._ask("GET", f"/api/jobs/{quote(name)}/logs")).get("logs") or ""
@@ -120,7 +120,7 @@ class RayDashboard:
             return None
 
     async def submit(self, job: Object) -> bool:
-        """False where there is a job of that name already."""
+        """False if there is a job of that name already."""
         try:
             await self._ask("POST", "/api/jobs/", job)
         except DashboardRefused as error:
@@ -130,7 +130,7 @@ class RayDashboard:
         return True
 
     async def stop(self, name: str) -> None:
-        """Ask a job to stop; gone already is well."""
+        """Ask a job to stop; a job that no longer exists is no error."""
         try:
             await self._ask("POST", f"/api/jobs/{quote(name)}/stop")
         except DashboardRefused as error:
@@ -138,7 +138,7 @@ class RayDashboard:
                 raise
 
     async def forget(self, name: str) -> None:
-        """Have Ray forget a job that has ended."""
+        """Delete a job that has ended."""
         try:
             await self._ask("DELETE", f"/api/jobs/{quote(name)}")
         except DashboardRefused as error:
@@ -161,7 +161,7 @@ class RayDashboard:
         return await loop.run_in_executor(self._threads, self._call_as_known, method, path, body)
 
     def _call_as_known(self, method: str, path: str, body: Object | None) -> object:
-        """Who is denied shows what is in the files now, if that is something else."""
+        """After a denial, read the files again, and try once more if they have changed."""
         shown = self._shown
         if shown is None:
             shown = self._shown = self.address.read_headers()
@@ -194,14 +194,14 @@ class RayDashboard:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """What a proxy's login page says is not Ray's answer, and our headers are for nobody else."""
+    """A redirect leads to a login page of a proxy, which must not get the headers."""
 
     def redirect_request(self, *_: object) -> None:
         return None
 
 
 def _read(error: urllib.error.HTTPError) -> str:
-    """Why it was refused; "" where the line breaks before it is said."""
+    """The reason for the refusal; "" if the connection breaks before it arrives."""
     with error, suppress(OSError, http.client.HTTPException):
         return error.read(65536).decode(errors="replace")
     return ""

@@ -1,4 +1,6 @@
-"""What a Ray cluster has and what of it is free, as offers, and what a gang asks of it. Pure."""
+"""Offers of a Ray cluster from its nodes and their free resources, and the resources that a gang
+requests. Pure.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,34 +23,34 @@ from cavvy.providers.batch.shapes import (
 Object = Mapping[str, Any]
 
 MARKET = "ray.io/market-type"
-_KIND = "accelerator_type:"  # a resource that says what a node's accelerators are
-_SLIVER = 0.001  # of such a resource; Ray's own way to ask for a kind
-# Resources by which Ray itself hands out accelerators.
+_KIND = "accelerator_type:"  # a resource that names a node's accelerators
+_SLIVER = 0.001  # the amount of such a resource by which Ray selects a kind
+# The resources by which Ray schedules accelerators.
 _ACCELERATORS = ("GPU", "TPU", "neuron_cores", "HPU", "NPU")
 _MAKERS = re.compile(r"^(AMD-Instinct|AMD-Radeon|Intel|NVIDIA|aws)-|-(OAM|HF)$", re.IGNORECASE)
 _MIB = 1024 * 1024
-_STEP_MIB = 256  # nodes of one kind differ by a little
-# Resources of a placement group's whole, as `cluster_status` spells them: of a bundle of it, more
-# digits follow.
+_STEP_MIB = 256  # nodes of one kind differ slightly
+# Resources of a whole placement group, as `cluster_status` spells them. Those of a bundle have more
+# digits.
 _RESERVED = re.compile(r"(.+)Group([0-9A-Fa-f]{36})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
-    """One node, what a job may have of it, and what of that is free now."""
+    """A node: what a job may use of it, and what is free now."""
 
     id: str
     address: str
     shape: NodeShape
-    resource: str = ""  # by which its accelerators are asked for; "" without any
-    kind: str = ""  # the resource that says what they are; "" where none does
+    resource: str = ""  # the resource that schedules its accelerators; "" without any
+    kind: str = ""  # the resource that names them; "" if there is none
     spot: bool = False
     cpus: float = 0
     memory_mib: int = 0
     gpus: float = 0
 
     def fits(self, offer: Offer) -> int:
-        """How many of the offer's nodes it has room for now."""
+        """How many of the offer's nodes fit on it now."""
         if not is_of(self, offer):
             return 0
         rooms = [self.cpus / offer.vcpus, self.memory_mib / offer.memory_mib]
@@ -56,7 +58,7 @@ class RayNode:
         return max(0, int(min(rooms) + 1e-6))
 
     def less(self, offer: Offer, count: int) -> "RayNode":
-        """What is left when so many of the offer's nodes are on it."""
+        """What remains with so many of the offer's nodes on it."""
         return replace(
             self,
             cpus=self.cpus - count * offer.vcpus,
@@ -71,8 +73,8 @@ def read_nodes(
     """The living nodes, from /api/v0/nodes, `usageByNode` of /api/cluster_status, and
     /api/v0/placement_groups.
 
-    Usage is some seconds old; what placement groups reserve is known exactly, so that only the rest
-    is taken from it.
+    Usage is some seconds old. The reservations of placement groups are current, so usage only
+    counts for the rest.
     """
     reserved: dict[str, dict[str, float]] = {}
     for group in groups:
@@ -137,8 +139,8 @@ def _used(usage: Object, name: str) -> float:
 
 
 def _find_resource(total: Mapping[str, float]) -> str:
-    """The resource that hands out accelerators: Ray's own, or one that people named after a
-    product that we know.
+    """The resource that schedules accelerators: one of Ray's own, or one that is named after a
+    known product.
     """
     for name in _ACCELERATORS:
         if total.get(name, 0) >= 1:
@@ -147,23 +149,23 @@ def _find_resource(total: Mapping[str, float]) -> str:
 
 
 def name_accelerator(word: str) -> str:
-    """What Ray calls a product, without the maker's name where ours has none."""
+    """A product by its canonical name, if the catalog has it, without a maker's name that Ray
+    adds.
+    """
     plain = _MAKERS.sub("", _MAKERS.sub("", word))
     known = find_accelerator(word) or find_accelerator(plain)
     return known.accelerator.name if known else word
 
 
 def _camel(name: str) -> str:
-    """A resource's name as the dashboard spells it: "accelerator_type:A100" is
-    "acceleratorType:A100".
-    """
+    """A resource as the dashboard spells it: "accelerator_type:A100" is "acceleratorType:A100"."""
     first, *rest = name.split("_")
     return first + "".join(part[:1].upper() + part[1:] for part in rest)
 
 
 def promise(nodes: Sequence[RayNode], offer: Offer, count: int) -> Sequence[RayNode]:
-    """The nodes as they will be when so many of the offer's nodes, asked for and not placed yet,
-    are on them.
+    """The nodes after so many of the offer's nodes, which are requested but not placed, are on
+    them.
     """
     left = []
     for node in nodes:
@@ -181,8 +183,8 @@ def list_offers(
     node_rate: HourlyRate,
     waits: bool,
 ) -> Sequence[Offer]:
-    """One offer for each size: a kind of node with its accelerators, or a part of nodes, of
-    whatever kind, without.
+    """One offer for each size: a kind of node with its accelerators, or a share of any node
+    without.
     """
     widest = max((node.shape.cpus for node in nodes), default=1)
     kinds: dict[tuple[NodeShape, str, bool], list[RayNode]] = {}
@@ -213,7 +215,7 @@ def _merge_all(
 def _merge(
     kinds_of: Sequence[tuple[Offer, Sequence[RayNode]]], groups: Sequence[set[str]], waits: bool
 ) -> Offer:
-    """One size of all kinds of nodes that have it, at the price of the dearest."""
+    """An offer of one size over all kinds of nodes that have it, at the highest price."""
     nodes = [node for _, alike in kinds_of for node in alike]
     smallest = min((offer for offer, _ in kinds_of), key=lambda offer: offer.memory_mib)
     room = [node.fits(smallest) for node in nodes]
@@ -227,7 +229,7 @@ def _merge(
 
 
 def is_of(node: RayNode, offer: Offer) -> bool:
-    """Whether the node can be one of the offer's, whatever is free of it."""
+    """Whether the node is one of the offer's, free or not."""
     kind = gpu_of(offer)
     return (
         node.shape.gpus >= offer.accelerator_count
@@ -239,7 +241,7 @@ def is_of(node: RayNode, offer: Offer) -> bool:
 
 
 def make_bundle(offer: Offer, node: RayNode) -> Mapping[str, float]:
-    """What each node of a gang reserves; `node` is one that the offer is of."""
+    """What each node of a gang reserves. `node` is one of the offer's."""
     bundle: dict[str, float] = {"CPU": offer.vcpus, "memory": offer.memory_mib * _MIB}
     if offer.accelerator_count:
         bundle[node.resource] = offer.accelerator_count

@@ -1,4 +1,4 @@
-"""One Ray cluster: gangs are launched on it, looked at and removed."""
+"""One Ray cluster: launches gangs on it, looks at them and removes them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,8 +19,10 @@ from cavvy.providers.ray.launch_ledger import KEPT, RayGangRecord
 
 _MISSED = timedelta(
     seconds=60
-)  # a job that the same head does not list for so long, and that holds nothing, is gone
-_LONELY = timedelta(minutes=10)  # an intent so old, of which Ray shows nothing, was never granted
+)  # a job has gone if the same head does not list it for so long and nothing is reserved for it
+_LONELY = timedelta(
+    minutes=10
+)  # a launch that Ray has not listed after this time was never granted
 _NO_WAY = (
     "nodes of Ray clusters call the server, and `server.tls_listen` is not set; see "
     "docs/guides/ray.md"
@@ -29,7 +31,7 @@ _NO_WAY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayTerms:
-    """What holds for all clusters."""
+    """What is the same for all clusters."""
 
     mark: str  # of the installation
     options: RayOptions
@@ -38,7 +40,7 @@ class RayTerms:
 
 
 class RayCluster:
-    """Methods raise as Provider's do."""
+    """Methods raise what Provider's methods raise."""
 
     def __init__(
         self, api: RayDashboard, ledger: LaunchLedger[RayGangRecord], terms: RayTerms
@@ -48,13 +50,13 @@ class RayCluster:
         self._missed: dict[str, datetime] = {}  # gang -> since when its job is not listed
         self._mute: dict[
             str, datetime
-        ] = {}  # gang -> since when its job is over and its log cannot be read
+        ] = {}  # gang -> since when its job has ended without a readable log
 
     def _records(self) -> list[RayGangRecord]:
         return [each for each in self._ledger.records.values() if each.cluster == self.name]
 
     async def nodes(self) -> Sequence[RayNode]:
-        """The nodes, less what is promised to gangs that are not placed yet."""
+        """The nodes without what is promised to gangs that are not placed yet."""
         async with self._sorted():
             nodes, usage, groups = await asyncio.gather(
                 self.api.nodes(), self.api.usage(), self.api.groups()
@@ -94,7 +96,7 @@ class RayCluster:
             return
         async with self._sorted():
             job = await self.api.job(job_name(self._terms.mark, gang.name))
-            if job is not None:  # an earlier request of ours, whose answer was lost, was granted
+            if job is not None:  # an earlier request succeeded, and its reply was lost
                 await self._ledger.put(
                     replace(
                         record or status.recall(job, self.name, self._terms.now()),
@@ -135,9 +137,7 @@ class RayCluster:
             raise
 
     def _choose(self, gang: GangSpec, nodes: Sequence[RayNode]) -> RayNode:
-        """One of the nodes that the offer is of, all having room for the gang. Raises
-        NoCapacity.
-        """
+        """One of the offer's nodes, if they have room for the gang. Raises NoCapacity."""
         alike = [node for node in nodes if is_of(node, gang.offer)]
         if not alike:
             raise NoCapacity(f"{gang.offer.key}: the cluster {self.name} has no such nodes now")
@@ -186,12 +186,12 @@ class RayCluster:
         self._missed.pop(name, None)
         record = record or status.recall(job, self.name, self._terms.now())
         if record.removed and not status.is_over(job):
-            await self.api.stop(str(job["submission_id"]))  # it was not there yet when it was to go
+            await self.api.stop(str(job["submission_id"]))  # it was submitted after the removal
         told = await self._read_output(name, job)
         if told is None:
-            return status.as_seen(record)  # how it ended and what is billed stand there alone
-        latest = self._ledger.get(name)  # others may have written while this one asked
-        if latest is not None and latest.ended_at is not None:  # what was asked for here is older
+            return status.as_seen(record)  # only the log says how it ended and what is billed
+        latest = self._ledger.get(name)  # another call may have changed it meanwhile
+        if latest is not None and latest.ended_at is not None:  # what this call has read is older
             return status.as_seen(latest)
         record = replace(record, removed=record.removed or bool(latest and latest.removed))
         record = status.judge(record, job, told, self._terms.now())
@@ -199,7 +199,7 @@ class RayCluster:
         return status.as_seen(record, told.waits)
 
     async def _read_output(self, name: str, job: Object) -> status.DriverOutput | None:
-        """What the driver printed; None for a while if the log of a job that is over is gone."""
+        """What the driver printed; None for a while if the log of an ended job cannot be read."""
         begun = job.get("status") not in ("PENDING", None)
         log = await self.api.log(str(job["submission_id"])) if begun else ""
         if (
@@ -215,7 +215,9 @@ class RayCluster:
         return self._mute.setdefault(name, self._terms.now())
 
     async def _see_missing(self, record: RayGangRecord) -> GangSeen | None:
-        """Ray does not list the job: nothing is concluded before a second witness says so too."""
+        """The state of a gang whose job is not listed: it has ended once a second fact confirms
+        it.
+        """
         now = self._terms.now()
         if not record.launched:
             if now - record.intended_at >= _LONELY and not self._ledger.lock(record.name).locked():
@@ -224,9 +226,9 @@ class RayCluster:
         since = self._missed.setdefault(record.name, now)
         session = str((await self.api.version()).get("session_name", ""))
         if record.session and session and session != record.session:
-            why = "its cluster's head was started anew"
+            why = "the head of its cluster was restarted"
         elif now - since >= _MISSED and not await self._allocations(record.name):
-            why = "Ray does not know its job any more, and nothing is reserved for it"
+            why = "Ray no longer has its job, and nothing is reserved for it"
         else:
             return status.as_seen(record)
         self._missed.pop(record.name, None)
@@ -253,7 +255,7 @@ class RayCluster:
     # Removing
 
     async def remove(self, name: str) -> bool:
-        """Whether it is, or was, here. The caller holds the gang's lock."""
+        """Whether the gang is, or was, in this cluster. The caller holds the gang's lock."""
         async with self._sorted():
             record = self._ledger.get(name)
             if record is not None and (record.ended_at is not None or record.cluster != self.name):
@@ -263,7 +265,7 @@ class RayCluster:
                 return False
             record = record or status.recall(job or {}, self.name, self._terms.now())
             await self._ledger.put(replace(record, removed=True))
-            # Without a job it was never granted, unless a request whose answer was lost is still on
+            # Without a job it was never granted, or the request whose reply was lost is still on
             # its way.
             if job is not None and not status.is_over(job):
                 await self.api.stop(str(job["submission_id"]))
@@ -300,13 +302,13 @@ class RayCluster:
                 "nodes call",
                 self._terms.node_endpoint.address
                 if self._terms.node_endpoint is not None
-                else f"nobody: {_NO_WAY}",
+                else f"nothing: {_NO_WAY}",
             ),
         ]
 
     @asynccontextmanager
     async def _sorted(self) -> AsyncIterator[None]:
-        """Turns what a dashboard answers into what callers of a provider expect."""
+        """Turns the dashboard's errors into those that callers of a provider expect."""
         try:
             yield
         except DashboardRefused as error:
@@ -314,5 +316,5 @@ class RayCluster:
 
 
 def why_not(node_endpoint: NodeEndpoint | None) -> Sequence[Objection]:
-    """Why no task can run, whatever the clusters have free."""
+    """Why no task can run, even if the clusters have free nodes."""
     return [] if node_endpoint is not None else [Objection("providers", _NO_WAY)]

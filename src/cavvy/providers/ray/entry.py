@@ -1,6 +1,4 @@
-"""The job of a gang as Ray is given it. Its entrypoint holds no secret: it fetches the driver
-and what that is told.
-"""
+"""The Ray job of a gang. Its entrypoint holds no secret: it fetches the driver and its plan."""
 
 import json
 import shlex
@@ -16,13 +14,10 @@ from cavvy.providers.hosts.bootstrap import make_config
 from cavvy.providers.ray.cluster import MARKET, RayNode, make_bundle
 
 _REMOTE = Path(__file__).with_name("remote")
-_TAKES = timedelta(
-    seconds=30
-)  # how long the reserved nodes may take to be there, where nothing may wait
-RESERVE = timedelta(seconds=15)  # after the work's grace, for its last words
+_TAKES = timedelta(seconds=30)  # how long the reservation may take if gangs may not wait
+RESERVE = timedelta(seconds=15)  # after the work's grace, for the agent's last messages
 INSTALLATION, GANG, NODES = "cavvy_installation", "cavvy_gang", "cavvy_nodes"
-# Fetches a plan by its hash, so that who gives it does not matter, and runs the driver that is in
-# it.
+# Fetches a plan by its hash, so that the source need not be trusted, and runs its driver.
 _LINE = """
 import hashlib, http.client, json, ssl, sys, time, urllib.request as web
 context = ssl.create_default_context()
@@ -32,7 +27,7 @@ for left in range(29, -1, -1):
     try:
         plan = opener.open({url!r}, timeout=60).read()
         if hashlib.sha256(plan).hexdigest() == {digest!r}: break
-        why = "what it gave has another hash"
+        why = "the file has another hash"
     except (OSError, http.client.HTTPException) as error: why = error
     left and time.sleep(2)
 else:
@@ -54,7 +49,7 @@ class RayOptions:
 
 
 def job_name(mark: str, gang: str) -> str:
-    """Ray's submission id: the same gang of the same installation is granted once."""
+    """Ray's submission id, which makes Ray grant a gang of an installation once."""
     return f"cavvy-{mark}-{gang}"
 
 
@@ -67,10 +62,10 @@ def make_job(
     *,
     mixed: bool,
 ) -> Mapping[str, Any]:
-    """What is submitted. Packs the agent when it is asked for the first time, which blocks.
+    """The request that submits the job. The first call packs the agent, which blocks.
 
-    `node` is one of those that the offer is of; `mixed`: some of the cluster's nodes may be taken
-    back, others not.
+    `node` is one of the offer's; `mixed`: the cluster has both nodes that may be preempted and
+    others.
     """
     plan = json.dumps(
         make_plan(gang, mark, node, node_endpoint, options, mixed=mixed), sort_keys=True
@@ -104,7 +99,7 @@ def make_plan(
     *,
     mixed: bool,
 ) -> Mapping[str, Any]:
-    """What the driver is told, and the two programs."""
+    """The driver's plan, and the two programs."""
     offer = gang.offer
     known = find_accelerator(offer.accelerator) if offer.accelerator else None
     spread = "STRICT_SPREAD" if options.spread else "SPREAD"

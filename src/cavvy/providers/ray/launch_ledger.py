@@ -11,7 +11,7 @@ KEPT = timedelta(days=2)  # after its end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayRank:
-    """One node as its gang's driver told of it."""
+    """One node, as the gang's driver reported it."""
 
     rank: int
     node: str
@@ -25,17 +25,17 @@ class RayRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayGangRecord:
-    """One gang, as it was asked for and last seen."""
+    """One gang, as requested and last seen."""
 
     name: str
     cluster: str
     nodes: int
     intended_at: datetime
-    offer: Offer | None = None  # None: found on the cluster, and not in these books
-    session: str = ""  # of the cluster's head when it was launched
-    launched: bool = False  # Ray said so
-    removed: bool = False  # it is to go: whatever shows of it is ended
-    placed: bool = False  # its placement group is there, or was
+    offer: Offer | None = None  # None: found on the cluster, and missing in the ledger
+    session: str = ""  # of the cluster's head at the launch
+    launched: bool = False  # Ray confirmed the launch
+    removed: bool = False  # it is being removed: a job that appears later is stopped
+    placed: bool = False  # its placement group exists, or existed
     ranks: Sequence[RayRank] = ()
     ended_at: datetime | None = None
     reason: str = ""

@@ -1,4 +1,4 @@
-"""What this provider says about itself."""
+"""The manifest of this provider."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -8,15 +8,14 @@ from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import flag, gpu_rates, node_price, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
-    Feature.IMAGE: "jobs run beside Ray on its nodes, which are made from the cluster's own image",
+    Feature.IMAGE: "jobs run beside Ray on its nodes, which boot the cluster's own image",
     Feature.BUILD: "jobs run beside Ray on its nodes; "
     "`cavvy image build TASK.YAML --push NAME` makes an image elsewhere",
-    Feature.LOGIN: "jobs run in no images here",
+    Feature.LOGIN: "jobs do not run in images here",
     Feature.VOLUMES: "a Ray cluster has no volumes to attach by name; give a `host` folder of its "
     "nodes",
-    Feature.NETWORK: "Ray does not say how fast the network between its nodes is, and nodes choose "
-    "none",
-    Feature.DISK: "jobs use the disks that the nodes have; size and type cannot be chosen",
+    Feature.NETWORK: "Ray does not report the network's speed, and nodes cannot be chosen by it",
+    Feature.DISK: "jobs use the nodes' own disks; size and type cannot be chosen",
 }
 
 
@@ -30,25 +29,25 @@ MANIFEST = Manifest(
     settings=(
         text(
             "addresses",
-            "Where the clusters' dashboards are, with spaces between them: "
+            "The addresses of the clusters' dashboards, with spaces between them: "
             "`main=http://10.0.0.5:8265`; each is a region of that name. Without a name it is the "
             "host's. Unset: `http://127.0.0.1:8265`.",
         ),
         text(
             "token_file",
             "A file with the token of clusters that ask for one (`RAY_AUTH_MODE=token`). "
-            "Unset: none is shown.",
+            "Unset: no token.",
         ),
         text(
             "headers_file",
-            "A file with lines `Name: value`, sent with every request, for a proxy before the "
+            "A file with lines `Name: value`, sent with every request, for a proxy in front of the "
             "dashboards.",
         ),
         text(
             "ca_file",
-            "The certificates that `https` dashboards are checked by. Unset: the system's.",
+            "The certificates that verify `https` dashboards. Unset: the system's.",
         ),
-        text("namespace", "The Ray namespace of the actors that hold agents.", "cavvy"),
+        text("namespace", "The Ray namespace of the actors that supervise agents.", "cavvy"),
         text(
             "python",
             "The cluster's Python, which can import `ray`, as its head's shell finds it.",
@@ -56,7 +55,7 @@ MANIFEST = Manifest(
         ),
         text(
             "folder",
-            "A folder on each node, of the user that Ray runs as, for agents, work and caches.",
+            "A folder of Ray's user on each node, for agents, work and caches.",
             "~/.cavvy-ray",
         ),
         gpu_rates(),

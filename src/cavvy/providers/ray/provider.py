@@ -1,5 +1,5 @@
-"""Ray as a provider: each cluster is a region; gangs are jobs of its job API, found again by
-their submission ids.
+"""Ray as a provider: each cluster is a region; gangs are jobs of its job API, identified by their
+submission ids.
 """
 
 import hashlib
@@ -143,13 +143,13 @@ def read_addresses(
         host = rest.partition("/")[0]
         if "@" in host:
             raise Refused(
-                "[providers.ray] addresses: a user and password cannot be in one; `headers_file` "
-                "can hold them"
+                "[providers.ray] addresses: an address cannot hold a user and password; "
+                "`headers_file` can"
             )
         name = name or host.partition(":")[0]
         if not all(each.isalnum() or each in "-._" for each in name):
             raise Refused(
-                f"[providers.ray] addresses: {name!r} cannot be a name; letters, digits, - . _ can"
+                f"[providers.ray] addresses: {name!r} is not a name of letters, digits, - . _"
             )
         found.append(
             DashboardAddress(name=name, url=url, read_headers=read_headers, ca_file=ca_file or None)

@@ -1,4 +1,4 @@
-"""What a gang's job and its driver's log say about it. Pure."""
+"""Reads a gang's state from its job and its driver's log. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -24,18 +24,18 @@ class DriverOutput:
     placed: bool = False
     waits: str = ""
     refused: str = ""
-    left: str = ""  # why it had its agents leave, not being asked to
+    left: str = ""  # why it ended its agents without being asked to
 
 
 def gang_of(job: Object, mark: str) -> str:
-    """The gang that a job is; "" where it is none of this installation's."""
+    """The name of a job's gang; "" if it belongs to no gang of this installation."""
     metadata = job.get("metadata") or {}
     return str(metadata.get(GANG, "")) if metadata.get(INSTALLATION) == mark else ""
 
 
 def recall(job: Object, cluster: str, now: datetime) -> RayGangRecord:
-    """A record for a gang that Ray shows and the books do not know: they were lost, or an answer
-    was.
+    """A record for a gang that Ray lists and the ledger lacks, because the ledger or a reply was
+    lost.
     """
     metadata = job.get("metadata") or {}
     return RayGangRecord(
@@ -58,7 +58,7 @@ def is_over(job: Object) -> bool:
 
 
 def read_log(text: str) -> DriverOutput:
-    """What the driver told; lines that are none of ours are passed over."""
+    """The driver's events; other lines are skipped."""
     ranks: dict[int, RayRank] = {}
     told = DriverOutput(ranks=ranks)
     for line in text.splitlines():
@@ -70,7 +70,7 @@ def read_log(text: str) -> DriverOutput:
                 told = replace(told, waits=str(event.get("why", "")))
             case "refused":
                 told = replace(told, refused=str(event.get("why", "")))
-            case "leaves" if "control plane" in str(event.get("why", "")):
+            case "leaves" if event.get("lost"):
                 told = replace(told, left=str(event["why"]))
             case "up" | "ended" | "lost":
                 _read_rank(ranks, event)
@@ -83,7 +83,7 @@ def _read_line(line: str) -> Object:
     try:
         event = json.loads(line.removeprefix(_MARK))
     except ValueError:
-        return {}  # the last line, not whole yet
+        return {}  # the last line, still incomplete
     return event if isinstance(event, dict) and "at" in event else {}
 
 
@@ -101,7 +101,7 @@ def _read_rank(ranks: dict[int, RayRank], event: Object) -> None:
     said = str(event.get("said") or "").strip()
     reason = str(event.get("reason") or own.get("reason") or "")
     if not own and not reason and event.get("code"):
-        reason = f"its agent broke, exit code {event['code']}: {said[-300:]}".rstrip(": ")
+        reason = f"its agent failed, exit code {event['code']}: {said[-300:]}".rstrip(": ")
     code = own.get("exit_code")
     ranks[rank] = replace(
         known,
@@ -113,7 +113,7 @@ def _read_rank(ranks: dict[int, RayRank], event: Object) -> None:
 
 
 def judge(record: RayGangRecord, job: Object, told: DriverOutput, now: datetime) -> RayGangRecord:
-    """The record as the job and its driver's log have it. An end, once written, never changes."""
+    """The record with what the job and its driver's log add. A recorded end never changes."""
     if record.ended_at is not None:
         return record
     known = {rank.rank: rank for rank in record.ranks}
@@ -136,7 +136,7 @@ def judge(record: RayGangRecord, job: Object, told: DriverOutput, now: datetime)
 
 
 def end(record: RayGangRecord, at: datetime, reason: str, preempted: bool) -> RayGangRecord:
-    """The record of a gang that is over; nodes of which nothing was heard end with it."""
+    """The record of a gang that has ended. Nodes that reported no end of their own end with it."""
     ranks = tuple(
         rank if rank.ended_at else replace(rank, ended_at=max(at, rank.started_at))
         for rank in record.ranks
@@ -152,7 +152,7 @@ def end(record: RayGangRecord, at: datetime, reason: str, preempted: bool) -> Ra
 
 
 def _why(record: RayGangRecord, job: Object, told: DriverOutput) -> tuple[str, bool]:
-    """Why it ended, and whether the place took it back."""
+    """Why it ended, and whether it was preempted."""
     worst = next((rank for rank in record.ranks if rank.preempted), None)
     worst = worst or next((rank for rank in record.ranks if rank.reason), None)
     if told.refused:
@@ -169,8 +169,8 @@ def _why(record: RayGangRecord, job: Object, told: DriverOutput) -> tuple[str, b
         return "its job was stopped in Ray, not by Cavvy", True
     if job.get("status") == "FAILED":
         lines = str(job.get("message") or "").strip().splitlines()
-        return f"its Ray job failed: {lines[-1][:300] if lines else 'Ray does not say why'}", False
-    return "its agents left", False
+        return f"its Ray job failed: {lines[-1][:300] if lines else 'Ray gives no reason'}", False
+    return "its agents exited", False
 
 
 def _has_ended(rank: RayRank | None) -> bool:
@@ -178,7 +178,7 @@ def _has_ended(rank: RayRank | None) -> bool:
 
 
 def as_seen(record: RayGangRecord, waits: str = "") -> GangSeen:
-    """What the control plane is told of a record."""
+    """A record as the control plane sees it."""
     codes = [rank.exit_code for rank in record.ranks if rank.exit_code is not None]
     if record.ended_at is not None:
         state, reason = GangState.ENDED, record.reason

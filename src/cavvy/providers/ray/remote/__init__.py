@@ -1,1 +1,1 @@
-"""What is brought to a Ray cluster and runs there; it imports nothing of ours."""
+"""Programs that are copied to a Ray cluster and run there; they import nothing of Cavvy."""

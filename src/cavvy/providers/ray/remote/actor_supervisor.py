@@ -1,10 +1,10 @@
-"""Holds the agent of one rank on a Ray node: fetches it, starts it, has it leave when told, and
-says how it ended.
+"""Supervises the agent of one rank on a Ray node: fetches it, starts it, ends it on request, and
+reports how it ended.
 
-A process of its own, detached from the Ray worker that starts it: when that one dies, so that our
-input ends, the agent is asked to leave and has its grace. Input: a line of JSON, then `stop`.
-Output: a line when the agent runs, and one when it has left. Standard library of Python 3.8;
-nothing of Ray.
+This process is detached from the Ray worker that starts it. When the worker dies, the input ends;
+the agent is then asked to exit and has its grace. Input: a line of JSON, then `stop`. Output: a
+line when the agent runs, and one when it has exited. Standard library of Python 3.8; nothing of
+Ray.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-PATIENCE_S = 300.0  # for the control plane, before the agent is there
+PATIENCE_S = 300.0  # to reach the control plane, before the agent runs
 AGAIN_S = 2.0
 LOOK_S = 0.1
 CHUNK = 65536
@@ -37,7 +37,7 @@ class FetchFailed(Exception):
 
 
 def fetch(address: str, digest: str, path: str) -> None:
-    """A file by its hash, so that who gives it does not matter."""
+    """Fetch a file by its hash, so that the source need not be trusted."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -51,7 +51,7 @@ def fetch(address: str, digest: str, path: str) -> None:
                 content = answer.read()
             if hashlib.sha256(content).hexdigest() == digest:
                 break
-            why = "what it gave has another hash"
+            why = "the file has another hash"
         except (OSError, http.client.HTTPException) as error:
             why = str(error)
         if time.monotonic() > until:
@@ -67,7 +67,7 @@ def tell(**what: Any) -> None:
     try:
         os.write(1, json.dumps(what).encode() + b"\n")
     except OSError:
-        return  # nobody listens any more
+        return  # the worker is gone
 
 
 class ActorSupervisor:
@@ -79,7 +79,7 @@ class ActorSupervisor:
         self.config = os.path.join(self.home, "config.json")
         self.log = os.path.join(self.home, "agent.log")
         self.cache = os.path.join(root, "cache")
-        self.heard = True  # our input is open
+        self.heard = True  # the input is open
         self.stopping = 0.0  # when the agent is killed
 
     def run(self) -> None:
@@ -94,8 +94,7 @@ class ActorSupervisor:
         if not os.path.exists(self.agent):
             fetch(config["address"], self.boot["agent"], self.agent)
         code = self.follow(self.start(), told=False)
-        # What could not be delivered is tried again for as long as the lease says; then the node
-        # goes all the same.
+        # Undelivered messages are tried again until the lease ends. Then the node goes in any case.
         until = time.monotonic() + config["lease_s"]
         while (
             code in (1, os.EX_TEMPFAIL)
@@ -106,11 +105,11 @@ class ActorSupervisor:
             self.wait(5.0)
             code = self.follow(self.start("--deliver"), told=True)
         left = dict(code=code, exit=self.read_exit(), said=self.read_log() if code else "")
-        self.clear()  # before it is told: who hears it ends us, or gives the node to others
+        self.clear()  # before the report: after it, this process may be killed
         tell(**left)
 
     def clear(self) -> None:
-        """Leave nothing of the rank; nor of the gang, where it had no other rank here."""
+        """Remove the rank's folder, and the gang's, if it has no other rank here."""
         shutil.rmtree(self.home, ignore_errors=True)
         try:
             os.rmdir(os.path.dirname(self.home))
@@ -142,7 +141,7 @@ class ActorSupervisor:
         return agent.returncode
 
     def wait(self, seconds: float) -> None:
-        """For an order, or that nobody is left to give one."""
+        """Wait for an order, or for the end of the input."""
         if not self.heard:
             time.sleep(seconds)
         elif select.select([0], [], [], seconds)[0]:
@@ -167,10 +166,10 @@ class ActorSupervisor:
 
 def main() -> int:
     line = b""
-    while not line.endswith(b"\n"):  # nothing may be read ahead
+    while not line.endswith(b"\n"):  # read no further than the line
         line += os.read(0, 1) or b"\n"
     boot = json.loads(line)
-    if os.fork():  # Ray ends the children of a worker that ends, and this is none of them
+    if os.fork():  # Ray kills the children of a worker that ends; this process is no longer one
         os._exit(0)
     os.umask(0o077)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):

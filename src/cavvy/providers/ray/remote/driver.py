@@ -1,9 +1,8 @@
-"""The driver of one gang's Ray job: reserves all nodes or none, and has the agent held on each
-until it has left.
+"""The driver of one gang's Ray job: reserves all nodes or none, and has an actor supervise the
+agent on each.
 
-It runs under the cluster's own Python, started by `entry.py`'s line, which hands it `PLAN`. What
-the control plane is to know it prints, a line of JSON after `cavvy `; the provider reads the job's
-log.
+The cluster's own Python runs it: the line in `entry.py` starts it with `PLAN`. It reports by
+printing lines of JSON after `cavvy `; the provider reads the job's log.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 LOOK_S = 0.2
-DRAIN_S = 1.0  # between two looks for nodes that are taken back
-BEAT_S = 30.0  # between two looks whether the control plane is there, at the most
-ENDINGS = {  # NodeDeathInfo.Reason: the node was taken away in order, and not lost
+DRAIN_S = 1.0  # between looks for nodes that are being drained
+BEAT_S = 30.0  # the longest time between checks of the control plane
+ENDINGS = {  # NodeDeathInfo.Reason: an orderly end, not a loss
     1: "it was shut down",
     3: "it was preempted",
-    4: "it was taken away as idle",
+    4: "it was removed as idle",
 }
 UNSURE = getattr(ray.exceptions, "ActorUnavailableError", ())
 
@@ -46,8 +45,8 @@ def say(event: str, **more: Any) -> None:
 
 
 class NodeActor:
-    """On one node: holds what holds the agent. The holder outlives this process, so that work
-    may end in order.
+    """On one node: starts the agent's supervisor, which outlives this process so that the work can
+    end in order.
     """
 
     def __init__(self, rank: int, plan: dict[str, Any]) -> None:
@@ -57,7 +56,9 @@ class NodeActor:
         self.locks = {"begin": threading.Lock(), "wait": threading.Lock()}
 
     def call(self, what: str) -> dict[str, Any]:
-        """Begin or wait; one that is asked again, because an answer was lost, is done once."""
+        """Begin or wait. A call that is repeated because its reply was lost is answered from
+        memory.
+        """
         with self.locks[what]:
             if what not in self.told:
                 self.told[what] = self.begin() if what == "begin" else self.read()
@@ -83,7 +84,7 @@ class NodeActor:
         return told
 
     def stop(self) -> None:
-        """Ask the agent to leave."""
+        """Ask the agent to exit."""
         try:
             self.process.stdin.write(b"stop\n")
             self.process.stdin.flush()
@@ -93,12 +94,12 @@ class NodeActor:
     def read(self) -> dict[str, Any]:
         line = self.process.stdout.readline()
         told: dict[str, Any] = (
-            json.loads(line) if line else {"failed": "what holds its agent is gone"}
+            json.loads(line) if line else {"failed": "the supervisor of its agent is gone"}
         )
         return told
 
     def devices(self) -> dict[str, Any]:
-        """What the agent is told of the accelerators that Ray gives to this process."""
+        """The agent's settings for the accelerators that Ray assigns to this process."""
         resource = self.plan["resource"]
         if not resource:
             return {"devices": []}
@@ -111,8 +112,8 @@ class NodeActor:
 
 
 class ControlPlaneProbe:
-    """Whether the control plane is there; a gang whose control plane was not heard of for its
-    lease ends itself.
+    """Checks whether the control plane answers. A gang that has not reached it for the length of
+    its lease ends itself.
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
@@ -133,7 +134,7 @@ class ControlPlaneProbe:
     def answers(self) -> bool:
         context = ssl.SSLContext(
             ssl.PROTOCOL_TLS_CLIENT
-        )  # reads no authorities: nobody is asked for them
+        )  # loads no authorities, since the pin replaces them
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -151,9 +152,9 @@ class RayGang:
         self.plan = plan
         self.control = ControlPlaneProbe(plan)
         self.stopped = False
-        self.asked = False  # the seats were told
-        self.until = 0.0  # when whoever has not left is left alone
-        self.seats: list[Any] = []
+        self.asked = False  # the actors were asked to end their agents
+        self.until = 0.0  # when the driver stops waiting for agents
+        self.actors: list[Any] = []
         self.nodes: dict[int, str] = {}  # rank -> node
         self.draining: set[str] = set()
         self.looked = 0.0
@@ -166,13 +167,13 @@ class RayGang:
             self.actor(group)
             self.hold()
         finally:
-            for actor in self.seats:
+            for actor in self.actors:
                 ray.kill(actor)
             remove_placement_group(group)
         return 0
 
     def reserve(self) -> Any:
-        """The nodes, all of them; None where they cannot be had."""
+        """Reserve all nodes; None if they are not available."""
         options = {}
         if self.plan["selector"]:
             options["bundle_label_selector"] = [self.plan["selector"]] * self.plan["nodes"]
@@ -192,7 +193,7 @@ class RayGang:
             ):
                 remove_placement_group(group)
                 if not self.stopped:
-                    say("refused", why="what was free was taken meanwhile")
+                    say("refused", why="the free nodes were taken meanwhile")
                 return None
             if not told:
                 told = True
@@ -209,7 +210,7 @@ class RayGang:
         }
         kind = ray.remote(NodeActor)
         for rank in range(self.plan["nodes"]):
-            self.seats.append(
+            self.actors.append(
                 kind.options(
                     name=f"{self.plan['name']}/{rank}",
                     resources=bundle,
@@ -221,9 +222,9 @@ class RayGang:
             )
 
     def hold(self) -> None:
-        """Until every agent has left, or nobody is left to wait for it."""
+        """Wait until every agent has exited, or the time for it is over."""
         waiting = {
-            actor.call.remote("begin"): (rank, "begin") for rank, actor in enumerate(self.seats)
+            actor.call.remote("begin"): (rank, "begin") for rank, actor in enumerate(self.actors)
         }
         while waiting:
             done, _ = ray.wait(list(waiting), timeout=LOOK_S)
@@ -231,16 +232,16 @@ class RayGang:
                 rank, what = waiting.pop(reference)
                 following = self.learn(rank, what, reference)
                 if following:
-                    waiting[self.seats[rank].call.remote(following)] = (rank, following)
+                    waiting[self.actors[rank].call.remote(following)] = (rank, following)
             self.look()
             if self.asked and time.monotonic() > self.until:
                 return
 
     def learn(self, rank: int, what: str, reference: Any) -> str:
-        """What became of an actor; what to ask it next, "" for nothing."""
+        """Handle the result of a call; returns the actor's next call, "" for none."""
         try:
             told = ray.get(reference)
-        except UNSURE:  # its line broke, and Ray does not know yet whether it is dead
+        except UNSURE:  # the connection broke, and Ray does not know yet whether the actor is dead
             time.sleep(LOOK_S)
             return what
         except ray.exceptions.RayError as error:
@@ -262,7 +263,7 @@ class RayGang:
         how = ENDINGS.get(found.get("DeathReason", 0), "") if not found.get("Alive", True) else ""
         taken = bool(how) or (node in self.draining and not found.get("Alive", True))
         if taken:
-            reason = "Ray took the node back: " + (how or "it was drained")
+            reason = "Ray reclaimed the node: " + (how or "it was drained")
         elif not found.get("Alive", True):
             reason = "its node is lost: " + (found.get("DeathReasonMessage") or "it is dead")
         else:
@@ -270,17 +271,17 @@ class RayGang:
         say("lost", rank=rank, reason=reason, preempted=taken)
 
     def look(self) -> None:
-        """For nodes that are taken back, and for a control plane that is gone."""
+        """Look for drained nodes and a lost control plane."""
         if not self.asked and (self.stopped or self.control.lost()):
+            lost = "the control plane did not answer for too long"
             say(
                 "leaves",
-                why="it was asked to stop"
-                if self.stopped
-                else "the control plane was not heard of for too long",
+                why="it was asked to stop" if self.stopped else lost,
+                lost=not self.stopped,
             )
             self.asked = True
             self.until = time.monotonic() + self.plan["grace_s"] + self.plan["reserve_s"]
-            for actor in self.seats:
+            for actor in self.actors:
                 actor.stop.remote()
         if time.monotonic() - self.looked < DRAIN_S:
             return
@@ -291,11 +292,11 @@ class RayGang:
                 for rank, each in self.nodes.items():
                     if each == node:
                         say("drained", rank=rank)
-                        self.seats[rank].stop.remote()
+                        self.actors[rank].stop.remote()
 
 
 def find_draining() -> list[str]:
-    """The nodes that are being drained; none where this Ray does not say."""
+    """The nodes that are being drained; [] if this Ray does not report them."""
     try:
         return list(ray._private.worker.global_worker.gcs_client.get_draining_nodes())
     except (AttributeError, ray.exceptions.RayError):
@@ -303,8 +304,8 @@ def find_draining() -> list[str]:
 
 
 def make_plain() -> None:
-    """Have actors start without the job's own runtime environment: Ray keeps plain workers
-    ready, and no others.
+    """Start actors without the job's own runtime environment: Ray only keeps plain workers
+    ready.
     """
     try:
         config = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])
