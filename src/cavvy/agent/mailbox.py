@@ -14,7 +14,7 @@ import time
 
 from .disk import open_private
 from .loop import EventLoop, LoopTimer
-from .wire import AgentConnection, BackOff, ServerAddress, parse_reply
+from .wire import BackOff, RequestConnection, ServerAddress, parse_reply
 
 FIRST_PAUSE_S = 0.02
 LAST_PAUSE_S = 1.0
@@ -88,7 +88,7 @@ def make_pause() -> BackOff:
     return BackOff(FIRST_PAUSE_S, LAST_PAUSE_S, GROWTH)
 
 
-class MailboxConnection(AgentConnection):
+class MailboxConnection(RequestConnection):
     """Through a mailbox."""
 
     silence = "no answer arrived in the mailbox"

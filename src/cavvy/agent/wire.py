@@ -95,7 +95,7 @@ class BackOff:
         return self._delay == self._first
 
 
-class AgentConnection(ABC):
+class RequestConnection(ABC):
     """One request at a time to the control plane; subclasses carry it."""
 
     silence = "no answer within {:g} s"
@@ -169,7 +169,7 @@ class AgentConnection(ABC):
         self._loop.after(0, lambda: self._fail(reason))
 
 
-class LoopConnection(AgentConnection):
+class LoopConnection(RequestConnection):
     """Over a socket, which is connected by the first request, and again after it broke."""
 
     def __init__(self, loop: EventLoop, address: ServerAddress, headers: str) -> None:
@@ -328,7 +328,7 @@ class LoopConnection(AgentConnection):
             self._socket = None
 
 
-def make_connection(loop: EventLoop, address: ServerAddress, headers: str) -> AgentConnection:
+def make_connection(loop: EventLoop, address: ServerAddress, headers: str) -> RequestConnection:
     """A connection over the transport that the address names."""
     if address.by_mail:
         from .mailbox import MailboxConnection  # imported only by agents with a network
