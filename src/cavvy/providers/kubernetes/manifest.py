@@ -1,4 +1,4 @@
-"""What this provider says about itself."""
+"""The manifest of this provider."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -21,9 +21,9 @@ UNSUPPORTED: Mapping[Feature, str] = {
     "NAME` makes one to name",
     Feature.LOGIN: "the cluster pulls images with its own secrets, which the setting "
     "`pull_secrets` names",
-    Feature.NETWORK: "Kubernetes does not say how fast the network between its nodes is, and nodes "
-    "choose none",
-    Feature.DISK: "pods use the disks that the nodes have; size and type cannot be chosen",
+    Feature.NETWORK: "Kubernetes does not report the network's speed, and nodes cannot be chosen "
+    "by it",
+    Feature.DISK: "pods use the nodes' own disks; size and type cannot be chosen",
 }
 
 
@@ -57,12 +57,12 @@ MANIFEST = Manifest(
         text(
             "namespace", "Where pods are made. Unset: the context's own namespace, else `default`."
         ),
-        text("image", "What a task without an `image` runs in.", "python:3.12"),
+        text("image", "The image of tasks that name none.", "python:3.12"),
         gpu_rates(),
         node_price(),
         text(
             "queue",
-            "The local queue of Kueue that gangs are submitted to; they wait there, and start as "
+            "The local queue of Kueue to which gangs are submitted. They wait in it, and start as "
             "one.",
         ),
         flag(
@@ -73,25 +73,26 @@ MANIFEST = Manifest(
         text("priority_class", "The priority class of pods. Unset: the cluster's default."),
         text(
             "service_account",
-            "As whom pods act. Unset: the namespace's default, whose token is not mounted.",
+            "The service account of pods. Unset: the namespace's default, with its token not "
+            "mounted.",
         ),
         text(
             "pull_secrets",
-            "Names of secrets, with commas between them, with which images are pulled.",
+            "Names of secrets, with commas between them, for pulling images.",
         ),
         text("runtime_class", "The runtime class of pods, such as `nvidia`."),
         text("scheduler", "The scheduler of pods. Unset: the cluster's default."),
         text("node_selector", "Only nodes with these labels are used: `pool=gpu zone=a`."),
         text(
             "tolerations",
-            "Taints that are borne: `key=value:effect`, `key:effect` or `key`, with spaces "
-            "between. Taints of the keys of accelerators, such as `nvidia.com/gpu`, are borne by "
-            "pods that hold some.",
+            "Tolerated taints: `key=value:effect`, `key:effect` or `key`, with spaces between. "
+            "Pods with accelerators also tolerate the taints of their keys, such as "
+            "`nvidia.com/gpu`.",
         ),
         number(
             "lost_after_s",
-            "A node that has not been heard of for so long (beyond what the cluster itself waits) "
-            "is lost, and its gang with it.",
+            "A node that is not ready for so long (beyond the cluster's own delay) is lost, and "
+            "its gang with it.",
             default=60,
             minimum=1,
             unit="seconds",
