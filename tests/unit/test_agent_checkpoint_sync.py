@@ -161,7 +161,7 @@ def test_a_bucket_that_is_silent_is_told_of_once_and_tried_again_and_the_end_doe
     assert ended == [True], "its process did not begin, so that nothing is waited for"
     checkpoint_sync._tries, started = 1, checkpoint_sync.started  # as if it had begun
     checkpoint_sync._over()  # silent again
-    checkpoint_sync._finish()
+    checkpoint_sync._finish(lambda: ended.append(True))
     assert (ended, checkpoint_sync.started) == ([True, True], started)
     assert said[-1][1].startswith("the last changes of the checkpoint folder could not be uploaded")
 

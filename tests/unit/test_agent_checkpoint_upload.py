@@ -68,7 +68,7 @@ class Hands(CheckpointSync):
         self._look()
         self._look()
 
-    def _run(self, home: str, call: Callable[[], int]) -> str:
+    def _run(self, call: Callable[[], int]) -> str:
         if not self.refuses:
             call()
             self._process = SimpleNamespace(kill=lambda: None)  # type: ignore[assignment]

@@ -48,7 +48,7 @@ class Looks(OutputSync):
     def done(self) -> None:
         self.ended += 1
 
-    def _run(self, home: str, call: Callable[[], int]) -> str:
+    def _run(self, call: Callable[[], int]) -> str:
         if not self.refuses:
             call()
             self._process = SimpleNamespace(kill=lambda: None)  # type: ignore[assignment]

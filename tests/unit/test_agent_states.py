@@ -57,7 +57,8 @@ def make_runner(tmp_path: Path, state: AgentState) -> Any:
     )
     runner._redactor = SimpleNamespace(flush=lambda: b"", text=str)
     runner._execs = SimpleNamespace(kill=lambda: None, idle=True)
-    runner._polls = runner._kill_timer = runner._notification_socket = None
+    runner._kill_timer = runner._notification_socket = None
+    runner._polls = []
     runner._exit = {}
     runner._leave = lambda: None
     return runner

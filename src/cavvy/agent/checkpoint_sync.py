@@ -44,10 +44,8 @@ class CheckpointSync(SidecarProcess):
         every_s: float | None,
         say: Callable[..., None],
     ) -> None:
-        super().__init__(loop, min(LOOK_S, every_s / 4) if every_s else LOOK_S)
-        self._config = config
+        super().__init__(loop, config, say, min(LOOK_S, every_s / 4) if every_s else LOOK_S)
         self._folder = folder
-        self._say = say
         found = list_folder(folder)
         self._safe = self._last = fingerprint(found)  # what the next attempt would restore anyway
         self._newest_ns = newest(found)
@@ -81,24 +79,17 @@ class CheckpointSync(SidecarProcess):
         self._restless_since = self._restless_since or now
         if now - self._restless_since > RESTLESS_S and not self._told_restless:
             self._told_restless = True
-            text = "files in the checkpoint folder change constantly, so it cannot be uploaded; "
-            self._say(
-                "event",
-                name="unsafe",
-                text=text + "write what changes steadily, such as logs, elsewhere",
+            self._warn(
+                "files in the checkpoint folder change constantly, so it cannot be uploaded; "
+                "write what changes steadily, such as logs, elsewhere"
             )
 
     def _refuse(self) -> None:
         """The folders of several nodes are not merged: the checkpoint of the gang is rank 0's."""
         self._off = True
-        text = (
+        self._warn(
             f"rank {self._config.rank} writes to its checkpoint folder, and nodes here share no "
-            "files: what it writes"
-        )
-        self._say(
-            "event",
-            name="unsafe",
-            text=text + " is lost with its node; only rank 0's folder is kept",
+            "files: what it writes is lost with its node; only rank 0's folder is kept"
         )
 
     def _start(self) -> None:
@@ -106,7 +97,6 @@ class CheckpointSync(SidecarProcess):
         copy_first = self._voids > 0 and self._done is None
         since, began, quiet = self._newest_ns, self._began_ns, self._trouble == "silent"
         why = self._run(
-            self._config.home,
             lambda: hand_over(
                 self._config,
                 self._folder,
@@ -121,8 +111,7 @@ class CheckpointSync(SidecarProcess):
 
     def _heard(self, told: dict[str, Any]) -> None:
         if told["state"] == "full":
-            text = "the control plane's disk is full: the checkpoint waits until there is room"
-            self._say("event", name="unsafe", text=text)
+            self._warn("the control plane's disk is full: the checkpoint waits until there is room")
         elif told["state"] == "waits":
             self._say(
                 "event", name="waits", text=f"the checkpoint is not safe yet: {told['reason']}"
@@ -136,18 +125,15 @@ class CheckpointSync(SidecarProcess):
             self._saved(self._result)
         elif state == "refused":
             self._off = True
-            text = f"no more checkpoints will be uploaded: {self._result['reason']}"
-            self._say("event", name="unsafe", text=text)
+            self._warn(f"no more checkpoints will be uploaded: {self._result['reason']}")
         elif state in ("silent", "failed"):
             self._not_now(state, str(self._result["reason"]))
         elif state == "void":
             self._voids += 1
             if self._voids == VOIDS:
-                text = (
-                    f"{self._result['reason']} changed during every upload: no checkpoint is safe;"
-                )
-                self._say(
-                    "event", name="unsafe", text=f"{text} write a new file and rename it instead"
+                self._warn(
+                    f"{self._result['reason']} changed during every upload: no checkpoint is safe; "
+                    "write a new file and rename it instead"
                 )
 
     def _not_now(self, trouble: str, reason: str) -> None:
@@ -159,7 +145,7 @@ class CheckpointSync(SidecarProcess):
         if trouble != self._trouble:
             self._trouble = trouble
             again = "" if self._done is not None else "; retrying"
-            self._say("event", name="unsafe", text=f"the checkpoint is not safe: {reason}{again}")
+            self._warn(f"the checkpoint is not safe: {reason}{again}")
 
     def _saved(self, result: dict[str, Any]) -> None:
         self._safe, self._voids, self._number = str(result["print"]), 0, result["number"]
@@ -171,9 +157,7 @@ class CheckpointSync(SidecarProcess):
             fields["cost_s"] = result["wrote_s"]
         self._say("checkpoint", newest_at=time_text(self._newest_ns / 1e9), **fields)
 
-    def _finish(self) -> None:
-        done = self._done
-        assert done is not None
+    def _finish(self, done: Callable[[], None]) -> None:
         found = fingerprint(list_folder(self._folder))
         if not found or found == self._safe or self._config.rank > 0:
             done()
@@ -183,11 +167,10 @@ class CheckpointSync(SidecarProcess):
                 if self._number
                 else "none of this attempt is"
             )
-            text = (
+            self._warn(
                 f"the last changes of the checkpoint folder could not be uploaded in time; {last} "
                 "safe"
             )
-            self._say("event", name="unsafe", text=text)
             done()
         else:
             self._tries += 1

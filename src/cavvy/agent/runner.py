@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .config import AgentConfig, ConfigFields, ExecConfig
     from .loop import EventLoop, LoopTimer
     from .notices.notification_socket import NotificationSocket
-    from .notices.poll import NoticePolls
+    from .notices.poll import NoticePoll
 
 EX_TEMPFAIL = 75  # of sysexits.h: "checkpointed, run me again"
 # Signals that end a program by default and are usually sent by others: exit code 128 + N in a
@@ -95,7 +95,7 @@ class RankRunner:
         self._steps = StepRunner(loop, config, self)
         self._faults, self._born = GpuFaultScanner(), time.monotonic()
         self._notification_socket: NotificationSocket | None = None
-        self._polls: NoticePolls | None = None
+        self._polls: list[NoticePoll] = []
         self._every_s: float | None = None
         self._cost_s: float | None = (
             None  # seconds that the task's newest checkpoint took, as it reported
@@ -201,7 +201,7 @@ class RankRunner:
             self._move(AgentState.EXITED)
             self._outbox.put("exited", **self._exit)
             self.link.pump()
-        replying = self._polls is not None and self._polls.replying
+        replying = any(poll.replying for poll in self._polls)
         if (
             self._state in REPORTED
             and self._outbox.empty
@@ -336,10 +336,9 @@ class RankRunner:
         ):
             self.paced(work.checkpoint.every_s)
         if self._config.notices:
-            from .notices.poll import NoticePolls
+            from .notices.poll import NoticePoll
 
-            self._polls = NoticePolls(self._loop, self._config.notices, self)
-            self._polls.start()
+            self._polls = [NoticePoll(self._loop, each, self) for each in self._config.notices]
 
     def say(self, kind: str, **fields: object) -> None:
         """Report to the control plane; secrets are redacted from the task's own text."""
@@ -470,8 +469,8 @@ class RankRunner:
         self._execs.kill()
         self._outbox.settle()
         self._write_exit(outcome, code, self._redactor.text(reason))
-        if self._polls is not None:
-            self._polls.reply(self.delivered)
+        for poll in self._polls:
+            poll.reply(self.delivered)
         self.link.hurry = True
         self.link.pump()
         self.delivered()
@@ -559,7 +558,7 @@ class RankRunner:
         return self._state is not AgentState.DISMISSED and not delivered
 
     def _leave(self) -> None:
-        for each in (self._notification_socket, self._polls):
+        for each in (self._notification_socket, *self._polls):
             if each is not None:
                 each.close()
         self.link.close()

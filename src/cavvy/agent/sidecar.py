@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from .config import AgentConfig
     from .loop import EventLoop, LoopTimer
 
 
@@ -23,11 +24,13 @@ class SidecarProcess(ABC):
     complete, `kill` ends it early.
 
     Subclasses handle a line (`_heard`) and the end of a process (`_over`), start what is due every
-    `every_s` (`_look`), and finish (`_finish`, which calls `_done` once nothing is left to do).
+    `every_s` (`_look`), and finish (`_finish`, which calls `done` once nothing is left to do).
     """
 
-    def __init__(self, loop: EventLoop, every_s: float) -> None:
-        self._loop, self._every_s = loop, every_s
+    def __init__(
+        self, loop: EventLoop, config: AgentConfig, say: Callable[..., None], every_s: float
+    ) -> None:
+        self._loop, self._config, self._say, self._every_s = loop, config, say, every_s
         self._process: WorkProcess | None = None
         self._off = False
         self._done: Callable[[], None] | None = None
@@ -44,7 +47,7 @@ class SidecarProcess(ABC):
         self._done = done
         self._loop.cancel(self._timer)
         if self._process is None:
-            self._finish()
+            self._finish(done)
 
     def kill(self) -> None:
         """The time limit has been reached."""
@@ -56,9 +59,13 @@ class SidecarProcess(ABC):
         self._timer = self._loop.after(self._every_s, self._tick)
         self._look()
 
-    def _run(self, home: str, call: Callable[[], int]) -> str:
+    def _warn(self, text: str) -> None:
+        """Report that something of the work is not safe."""
+        self._say("event", name="unsafe", text=text)
+
+    def _run(self, call: Callable[[], int]) -> str:
         """Start a process; returns the reason if that fails, else ""."""
-        command = ChildCommand([], {}, home, lambda channel: call())
+        command = ChildCommand([], {}, self._config.home, lambda channel: call())
         try:
             self._process = WorkProcess(
                 self._loop, command, wrote=by_line(self._wrote), gone=self._gone
@@ -81,7 +88,7 @@ class SidecarProcess(ABC):
         self._process = None
         self._over()
         if self._done is not None:
-            self._finish()
+            self._finish(self._done)
 
     @abstractmethod
     def _look(self) -> None:
@@ -96,5 +103,5 @@ class SidecarProcess(ABC):
         """Handle the end of the process."""
 
     @abstractmethod
-    def _finish(self) -> None:
-        """Do the rest after the work, then call `_done`; called again after each process."""
+    def _finish(self, done: Callable[[], None]) -> None:
+        """Do the rest after the work, then call `done`; called again after each process."""

@@ -40,10 +40,8 @@ class OutputSync(SidecarProcess):
         work: WorkConfig,
         say: Callable[..., None],
     ) -> None:
-        super().__init__(
-            loop, min(work.mirrored.values())
-        )  # `seconds` counts only checks that sent something
-        self._config, self._work, self._say = config, work, say
+        super().__init__(loop, config, say, min(work.mirrored.values()))
+        self._work = work
         self._problem = ""  # problem of the last check, "" if it succeeded
         self._told = ""
         self._last = False  # this check is the last one
@@ -60,10 +58,7 @@ class OutputSync(SidecarProcess):
     def _start(self) -> None:
         self._problem, self._last = "it was killed", self._done is not None
         still_s, quiet = 0.0 if self._last else STILL_S, bool(self._told)
-        why = self._run(
-            self._config.home,
-            lambda: send_changed(self._config, self._work, still_s, quiet=quiet),
-        )
+        why = self._run(lambda: send_changed(self._config, self._work, still_s, quiet=quiet))
         if why:
             self._problem = why
             complain(f"outputs cannot be sent now: {why}")
@@ -73,29 +68,25 @@ class OutputSync(SidecarProcess):
             self._say("event", name="moved", text=told["moved"])
         else:
             self._problem = str(told["problem"])
-            self.seconds = float(told["seconds"]) if told["files"] else self.seconds
+            if told["files"]:  # other checks say nothing about the time that sending takes
+                self.seconds = float(told["seconds"])
 
     def _over(self) -> None:
         if self._done is None and self._problem != self._told:
             self._told = self._problem
             if self._problem:
-                text = f"outputs are not safe: {self._problem}; retrying every {self._every_s:g} s"
-                self._say("event", name="unsafe", text=text)
+                self._warn(
+                    f"outputs are not safe: {self._problem}; retrying every {self._every_s:g} s"
+                )
 
-    def _finish(self) -> None:
-        done = self._done
-        assert done is not None
+    def _finish(self, done: Callable[[], None]) -> None:
         if not self._last and not self._off:
             self._start()
             if self._process is not None:
                 return
         if self._off or self._problem:
             why = "no time was left to send them" if self._off else self._problem
-            self._say(
-                "event",
-                name="unsafe",
-                text=f"the last changes of the outputs may be missing: {why}",
-            )
+            self._warn(f"the last changes of the outputs may be missing: {why}")
         done()
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from ..config import NoticeAddress
-    from ..loop import EventLoop, LoopTimer
+    from ..loop import EventLoop
 
     Event = dict[str, object]
     Answered = Callable[[int, bytes], None]
@@ -33,32 +33,6 @@ LAST_BACKOFF_S = 60.0
 NOTHING = (204, 404, 410)
 
 
-class NoticePolls:
-    """All notice sources of one node."""
-
-    def __init__(self, loop: EventLoop, notices: list[NoticeAddress], listener: Listener) -> None:
-        self._polls = [NoticePoll(loop, notice, listener) for notice in notices]
-
-    def start(self) -> None:
-        for poll in self._polls:
-            poll.start()
-
-    def reply(self, done: Callable[[], None]) -> None:
-        """The work has ended and is safe: notify the sources that want to know; calls `done` when
-        one has accepted.
-        """
-        for poll in self._polls:
-            poll.reply(done)
-
-    @property
-    def replying(self) -> bool:
-        return any(poll.replying for poll in self._polls)
-
-    def close(self) -> None:
-        for poll in self._polls:
-            poll.close()
-
-
 class NoticePoll:
     """One source: fetches the token, the node's name and the notices, each when it is needed."""
 
@@ -74,13 +48,10 @@ class NoticePoll:
         self._ids: list[str] = []
         self._asked_at = 0.0
         self._delay = BackOff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
-        self._timer: LoopTimer | None = None
+        self._timer = loop.after(0, self._next)
         self._asker = NoticeRequest(loop)
         self._replier = NoticeRequest(loop)
         self.replying = False
-
-    def start(self) -> None:
-        self._timer = self._loop.after(0, self._next)
 
     def close(self) -> None:
         self._loop.cancel(self._timer)
