@@ -180,7 +180,7 @@ def test_a_run_of_a_schedule_has_the_same_id_whenever_it_is_made() -> None:
     assert run == find_run(job, HOURLY, NOW + MINUTE)
     assert (run.task.schedule, run.task.name) == (None, "n-20300101-1200")
     assert len(run.run_id) == 16
-    assert run.run_id < make_run_id("j", NOW + HOUR, NOW)
+    assert run.run_id < make_run_id("j", NOW + HOUR)
 
 
 def test_a_schedule_is_held_until_its_next_run() -> None:

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except (StateDirError, settings.SettingsError) as error:
         return word.fail(error.code, error.message, error.hint)
-    _start_log(configured)
+    _start_log()
     again = _serve(home, configured, word)
     if again:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "cavvy.api.embedded"])
@@ -346,7 +346,7 @@ class _Lines(logging.Formatter):
         return encode(fields, enc_hook=str).decode()
 
 
-def _start_log(configured: settings.Settings) -> None:
+def _start_log() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -49,8 +49,8 @@ class ApiProblem(Exception):
 class RetryLater(ApiProblem):
     """The same request may succeed later."""
 
-    def __init__(self, code: str, message: str, hint: str = "", *, after_s: int = 1) -> None:
-        super().__init__(code, message, hint, {"Retry-After": str(after_s)})
+    def __init__(self, code: str, message: str, *, after_s: int = 1) -> None:
+        super().__init__(code, message, headers={"Retry-After": str(after_s)})
 
 
 def reference() -> str:

@@ -93,11 +93,11 @@ def command(
         raise CommandFailure(join_reasons([each.message for each in answers]))
 
 
-def show_plan(task: "Task", limit: int = 5) -> None:
+def show_plan(task: "Task") -> None:
     """Print the best offers of the configured providers. Raises CommandFailure if none fits."""
     from cavvy.planner.candidates import join_reasons, tasks_of
 
-    answers = [_answer(each, "cost", limit, False, True, None) for each in tasks_of(task)]
+    answers = [_answer(each, "cost", 5, False, True, None) for each in tasks_of(task)]
     _show(answers, task.resources.ordered, all_locations=False)
     _print_notes(answers, "table")
     if all(each.message for each in answers):

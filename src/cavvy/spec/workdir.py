@@ -110,7 +110,7 @@ def freeze(
     if len(paths) > most_files:
         raise FreezeError(
             f"{folder} has {len(paths):,} files, more than {most_files:,}",
-            _ignore_hint(folder, paths),
+            _ignore_hint(paths),
         )
     found, notes = _look(folder, paths)
     _check_size(folder, found, most_bytes)
@@ -243,7 +243,7 @@ def _check_size(folder: Path, found: Sequence[Found], most_bytes: int) -> None:
         )
 
 
-def _ignore_hint(folder: Path, paths: Sequence[str]) -> str:
+def _ignore_hint(paths: Sequence[str]) -> str:
     counts: dict[str, int] = {}
     for path in paths:
         top = path.split("/", 1)[0]

@@ -111,8 +111,8 @@ def storable_node(node: Node) -> Node:
     )
 
 
-def storable_event(event: Event, event_id: int = 0) -> Event:
-    return replace(event, text=plain(event.text), id=event_id)
+def storable_event(event: Event) -> Event:
+    return replace(event, text=plain(event.text), id=0)
 
 
 def storable_observation(seen: Observation) -> Observation:

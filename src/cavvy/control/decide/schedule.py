@@ -48,7 +48,7 @@ def find_run(job: Job, schedule: Schedule, now: datetime) -> ScheduledRun:
     """Start a schedule's run now."""
     due = job.held_until or now
     task = replace(job.task, schedule=None, name=_run_name(job, schedule, due))
-    return ScheduledRun(task=task, run_id=make_run_id(job.id, due, now))
+    return ScheduledRun(task=task, run_id=make_run_id(job.id, due))
 
 
 def hold_schedule(
@@ -75,7 +75,7 @@ def say_next(upcoming: datetime) -> str:
     return f"next run at {upcoming:%Y-%m-%d %H:%M} UTC"
 
 
-def make_run_id(job_id: str, due: datetime, now: datetime) -> str:
+def make_run_id(job_id: str, due: datetime) -> str:
     """An id that is the same for the same run, has the length of all ids, and sorts by the run's
     due time."""
     millis = (due - EPOCH) // timedelta(milliseconds=1)

@@ -5,7 +5,7 @@ minutes.
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -356,11 +356,9 @@ def _make(
     zone: str | None = None,
     purchase: Purchase = Purchase.ON_DEMAND,
     capacity: int | None = None,
-    day: object = None,
+    day: date | None = None,
     source: str = "",
 ) -> Offer:
-    from datetime import date
-
     return Offer(
         provider="aws",
         region=region,
@@ -377,7 +375,7 @@ def _make(
         minimum_charge=MINUTE,
         capacity=capacity,
         source=source,
-        as_of=day if isinstance(day, date) else None,
+        as_of=day,
     )
 
 

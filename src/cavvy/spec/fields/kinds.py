@@ -461,14 +461,12 @@ def filled(text: str) -> str:
     return text
 
 
-def matching(
-    pattern: str, wrong: str, *, expected: str | None = None, suggestion: str = ""
-) -> Callable[[str], str]:
+def matching(pattern: str, wrong: str, *, expected: str | None = None) -> Callable[[str], str]:
     """A check that a text matches a pattern; `wrong` says what a text is that does not."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
-            raise WrongValue(f"{shown(text)} {wrong}", expected=expected, suggestion=suggestion)
+            raise WrongValue(f"{shown(text)} {wrong}", expected=expected)
         return text
 
     return check

@@ -191,7 +191,7 @@ def list_offers(known: Sequence[KnownHost]) -> Sequence[Offer]:
             groups.setdefault(each.entry.group, []).append(each)
     return [
         *offers,
-        *(offer for group, members in groups.items() for offer in _of_group(group, members)),
+        *(offer for members in groups.values() for offer in _of_group(members)),
     ]
 
 
@@ -205,7 +205,7 @@ def _of_host(known: KnownHost) -> Sequence[Offer]:
     ]
 
 
-def _of_group(group: str, members: Sequence[KnownHost]) -> Sequence[Offer]:
+def _of_group(members: Sequence[KnownHost]) -> Sequence[Offer]:
     having: dict[tuple[DeviceModel | None, int], list[KnownHost]] = {(None, 0): list(members)}
     for each in members:
         for model, total in count_models(each.machine).items():
