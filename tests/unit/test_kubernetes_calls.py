@@ -273,8 +273,12 @@ def test_several_kubeconfigs_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("KUBECONFIG", f"{first}:{tmp_path / 'none'}:{tmp_path / 'empty'}:{second}")
     (current,) = read_contexts("", [])
     east, west = read_contexts("", ["east", "west"])
-    assert (current.name, east.server, west.server) == ("east", "https://a", "https://b")
-    assert west.token_file == tmp_path / "b/token"
+    assert (current.name, east.cluster.server, west.cluster.server) == (
+        "east",
+        "https://a",
+        "https://b",
+    )
+    assert west.login.token_file == str(tmp_path / "b/token")
 
 
 @pytest.mark.parametrize(

@@ -60,15 +60,15 @@ async def whoami(
     except ApiServerRefused as error:
         raise error.provider_error from error
     facts = [
-        ("context", f"{context.name}, {context.server}, Kubernetes {version}"),
-        ("user", context.impersonate or context.user),
+        ("context", f"{context.name}, {context.cluster.server}, Kubernetes {version}"),
+        ("user", context.login.impersonate or context.user),
         ("namespace", context.namespace),
     ]
     if missing:
         told = f"{', '.join(missing)}; `cavvy check kubernetes --policy` prints them all"
         if _NEEDED & set(missing) or _EXEC.issubset(missing):
             raise Refused(
-                f"{context.impersonate or context.user} does not have the rights to {told}"
+                f"{context.login.impersonate or context.user} does not have the rights to {told}"
             )
         facts.append(("missing rights", told))
     if problem := await _try_pod(cluster, options, mark):

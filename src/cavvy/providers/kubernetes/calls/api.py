@@ -95,7 +95,7 @@ class KubernetesApi:
                 if line.strip():
                     yield msgspec.json.decode(line)
         except (ConnectionBroken, msgspec.DecodeError) as error:
-            raise TryAgain(f"{self.context.server}: {error}") from error
+            raise TryAgain(f"{self.context.cluster.server}: {error}") from error
         finally:
             await connection.close()
 
@@ -164,7 +164,9 @@ class KubernetesApi:
         try:
             found: Object = msgspec.json.decode(answer)
         except msgspec.DecodeError as error:
-            raise TryAgain(f"{self.context.server} sent a response that is not JSON") from error
+            raise TryAgain(
+                f"{self.context.cluster.server} sent a response that is not JSON"
+            ) from error
         return found
 
     async def _exchange(self, head: bytes, data: bytes) -> tuple[int, bytes]:
@@ -183,7 +185,7 @@ class KubernetesApi:
                         raise TryAgain(str(error)) from error
                 except TimeoutError:
                     raise TryAgain(
-                        f"{self.context.server} did not answer within {_CALL_S:.0f} s"
+                        f"{self.context.cluster.server} did not answer within {_CALL_S:.0f} s"
                     ) from None
                 finally:
                     if reusable and status != 401:
@@ -203,10 +205,10 @@ class KubernetesApi:
     async def _connect(self) -> ServerConnection:
         context, proof = self.context, await self._login.proof()
         endpoint = ServerEndpoint(
-            url=context.server,
+            url=context.cluster.server,
             tls=proof.tls,
-            server_name=context.server_name,
-            proxy=context.proxy,
+            server_name=context.cluster.tls_server_name,
+            proxy=context.cluster.proxy_url,
         )
         try:
             return await endpoint.connect()
@@ -221,7 +223,7 @@ class KubernetesApi:
         length: int = 0,
         headers: Mapping[str, str] = {},
     ) -> bytes:
-        server, proof = urlsplit(self.context.server), await self._login.proof()
+        server, proof = urlsplit(self.context.cluster.server), await self._login.proof()
         text = f"?{urlencode(query, quote_via=quote)}" if query else ""
         # The API server answers 406 to an upgrade that accepts nothing but JSON.
         fields = {**proof.headers, **(headers or {"Accept": "application/json"})}

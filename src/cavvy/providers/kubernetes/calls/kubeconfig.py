@@ -3,7 +3,6 @@ and obtains their credentials.
 """
 
 import asyncio
-import base64
 import hashlib
 import json
 import os
@@ -60,7 +59,9 @@ class _Context(msgspec.Struct, kw_only=True):
     namespace: str | None = None
 
 
-class _Cluster(msgspec.Struct, rename="kebab", kw_only=True):
+class KubeCluster(msgspec.Struct, rename="kebab", kw_only=True):
+    """An API server, as a kubeconfig describes it."""
+
     server: str = ""
     certificate_authority: str | None = None
     certificate_authority_data: bytes | None = None
@@ -69,7 +70,9 @@ class _Cluster(msgspec.Struct, rename="kebab", kw_only=True):
     proxy_url: str | None = None
 
 
-class _User(msgspec.Struct, rename="kebab", kw_only=True):
+class KubeUser(msgspec.Struct, rename="kebab", kw_only=True):
+    """A user's credentials, as a kubeconfig describes them."""
+
     token: str | None = None
     token_file: str | None = msgspec.field(default=None, name="tokenFile")
     username: str | None = None
@@ -88,23 +91,13 @@ class _User(msgspec.Struct, rename="kebab", kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeContext:
-    """One context: its API server and the user's credentials. Paths are absolute."""
+    """One context: its API server and the user's credentials. Files are read, paths absolute."""
 
     name: str
-    server: str
     namespace: str
     user: str
-    ca: str | None = field(default=None, repr=False)  # PEM
-    insecure: bool = False
-    server_name: str | None = None
-    token: str | None = field(default=None, repr=False)
-    token_file: Path | None = None
-    basic: str | None = field(default=None, repr=False)  # user:password
-    certificate: bytes | None = field(default=None, repr=False)  # PEM
-    key: bytes | None = field(default=None, repr=False)
-    plugin: ExecPlugin | None = None
-    impersonate: str | None = None
-    proxy: str | None = field(default=None, repr=False)  # http://[user:password@]host:port
+    cluster: KubeCluster = field(repr=False)
+    login: KubeUser = field(repr=False)
     kubeconfig: str = ""  # the setting that names the file
 
 
@@ -167,44 +160,47 @@ def _read_in_cluster() -> KubeContext | None:
     port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (_IN_CLUSTER / "token").exists():
         return None
+    cluster = KubeCluster(
+        server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        certificate_authority_data=(_IN_CLUSTER / "ca.crt").read_bytes(),
+    )
     return KubeContext(
         name="in-cluster",
-        server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
         namespace=(_IN_CLUSTER / "namespace").read_text().strip() or "default",
         user="service account",
-        ca=(_IN_CLUSTER / "ca.crt").read_text(),
-        token_file=_IN_CLUSTER / "token",
+        cluster=cluster,
+        login=KubeUser(token_file=str(_IN_CLUSTER / "token")),
     )
 
 
 def _read_context(rows: _Rows, name: str, path: Path) -> KubeContext:
     _, context = _entry(rows, "context", name, path, _Context)
-    folder, cluster = _entry(rows, "cluster", context.cluster, path, _Cluster)
-    home, user = folder, _User()
+    folder, cluster = _entry(rows, "cluster", context.cluster, path, KubeCluster)
+    home, user = folder, KubeUser()
     if context.user:
-        home, user = _entry(rows, "user", context.user, path, _User)
+        home, user = _entry(rows, "user", context.user, path, KubeUser)
     _check(name, context.user, cluster, user, path)
-    ca = _data(cluster.certificate_authority_data, cluster.certificate_authority, folder, path)
+    cluster.server = cluster.server.rstrip("/")
+    cluster.certificate_authority_data = _data(
+        cluster.certificate_authority_data, cluster.certificate_authority, folder, path
+    )
+    cluster.certificate_authority = None
+    user.client_certificate_data = _data(
+        user.client_certificate_data, user.client_certificate, home, path
+    )
+    user.client_key_data = _data(user.client_key_data, user.client_key, home, path)
+    user.token_file = str(home / user.token_file) if user.token_file else None
+    user.plugin = _find_command(user.plugin, home)
     return KubeContext(
         name=name,
-        server=cluster.server.rstrip("/"),
         namespace=context.namespace or "default",
         user=context.user or "anonymous",
-        ca=ca.decode() if ca else None,
-        insecure=cluster.insecure_skip_tls_verify,
-        server_name=cluster.tls_server_name,
-        token=user.token,
-        token_file=home / user.token_file if user.token_file else None,
-        basic=f"{user.username}:{user.password}" if user.username else None,
-        certificate=_data(user.client_certificate_data, user.client_certificate, home, path),
-        key=_data(user.client_key_data, user.client_key, home, path),
-        plugin=_find_command(user.plugin, home),
-        impersonate=user.impersonate,
-        proxy=cluster.proxy_url,
+        cluster=cluster,
+        login=user,
     )
 
 
-def _check(name: str, login: str, cluster: _Cluster, user: _User, path: Path) -> None:
+def _check(name: str, login: str, cluster: KubeCluster, user: KubeUser, path: Path) -> None:
     """Raises Refused for a context with a feature that this client does not have."""
     if user.auth_provider is not None:
         raise Refused(
@@ -292,28 +288,27 @@ class KubeLogin:
             return True
         self._proof = None
         known = self._context
-        if known.plugin is not None or known.token_file is not None:
+        if known.login.plugin is not None or known.login.token_file is not None:
             return True
         # Tools that log in again rewrite the kubeconfig, or the certificates beside it.
         with suppress(Refused):
             (fresh,) = read_contexts(known.kubeconfig, [known.name])
-            names = ("token", "basic", "certificate", "key", "ca")
-            self._context = replace(known, **{name: getattr(fresh, name) for name in names})
+            self._context = replace(known, cluster=fresh.cluster, login=fresh.login)
         return self._context != known
 
     async def _make(self) -> LoginProof:
-        context, until = self._context, None
-        token, certificate, key = context.token, context.certificate, context.key
-        if context.plugin is not None:
-            status = await _run_plugin(context.plugin, context)
+        context, login, until = self._context, self._context.login, None
+        token, certificate, key = login.token, login.client_certificate_data, login.client_key_data
+        if login.plugin is not None:
+            status = await _run_plugin(login.plugin, context)
             token = status.token or token
             if status.client_certificate_data and status.client_key_data:
                 certificate = status.client_certificate_data.encode()
                 key = status.client_key_data.encode()
             until = status.expiration_timestamp - _EARLY if status.expiration_timestamp else None
-        elif context.token_file is not None:
+        elif login.token_file is not None:
             try:
-                token = context.token_file.read_text().strip()
+                token = Path(login.token_file).read_text().strip()
             except OSError as error:
                 raise Refused(
                     f"the token of context {context.name} cannot be read: {error}"
@@ -322,21 +317,23 @@ class KubeLogin:
         headers = {}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        elif context.basic:
-            headers["Authorization"] = basic(context.basic)
-        if context.impersonate:
-            headers["Impersonate-User"] = context.impersonate
+        elif login.username:
+            headers["Authorization"] = basic(f"{login.username}:{login.password}")
+        if login.impersonate:
+            headers["Impersonate-User"] = login.impersonate
         return LoginProof(headers=headers, tls=self._tls(certificate, key), until=until)
 
     def _tls(self, certificate: bytes | None, key: bytes | None) -> ssl.SSLContext | None:
         context = self._context
-        if not context.server.startswith("https:"):
+        cluster = context.cluster
+        if not cluster.server.startswith("https:"):
             return None
         try:
-            tls = ssl.create_default_context(cadata=context.ca)
+            ca = cluster.certificate_authority_data
+            tls = ssl.create_default_context(cadata=ca.decode() if ca else None)
             # The authorities of many clusters do not fulfill RFC 5280. Only Python 3.13 checks.
             tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
-            if context.insecure:
+            if cluster.insecure_skip_tls_verify:
                 tls.check_hostname = False
                 tls.verify_mode = ssl.CERT_NONE
             if certificate and key:
@@ -403,12 +400,6 @@ def _plugin_input(plugin: ExecPlugin, context: KubeContext) -> str:
     """The ExecCredential that a plugin finds in its environment."""
     spec: dict[str, object] = {"interactive": False}
     if plugin.provide_cluster_info:
-        cluster = {
-            "server": context.server,
-            "certificate-authority-data": base64.b64encode((context.ca or "").encode()).decode(),
-            "insecure-skip-tls-verify": context.insecure,
-            "tls-server-name": context.server_name,
-            "proxy-url": context.proxy,
-        }
+        cluster = msgspec.to_builtins(context.cluster)
         spec["cluster"] = {name: value for name, value in cluster.items() if value}
     return json.dumps({"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec})
