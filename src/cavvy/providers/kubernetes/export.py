@@ -17,9 +17,8 @@ from cavvy.providers.kubernetes.cluster import KubernetesNode
 from cavvy.providers.kubernetes.options import PodOptions
 from cavvy.providers.kubernetes.pods import (
     CONTAINER,
+    join_queue,
     make_place,
-    make_queue_annotations,
-    make_queue_labels,
     make_resources,
     make_volumes,
 )
@@ -116,9 +115,7 @@ def _pod(
 ) -> Object:
     name = task.name if nodes == 1 else f"{task.name}-{rank}"
     metadata: Object = {"name": name, "labels": {"app": task.name}}
-    if options.queue:
-        metadata["labels"] |= make_queue_labels(options.queue, task.name)
-        metadata["annotations"] = make_queue_annotations(nodes)
+    join_queue(metadata, options.queue, task.name, nodes)
     cpus, memory_mib, count = _size(task.resources, offer)
     container: Object = {
         "name": CONTAINER,

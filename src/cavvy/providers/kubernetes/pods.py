@@ -99,17 +99,13 @@ def make_pod(
     """The pod of one rank. `node` is one of the offer's nodes, `agent` the config map with the
     files that pods run.
     """
-    labels = {**labels_of(mark, spec.name), RANK: str(rank), **_plain(spec.labels)}
-    annotations = {"cavvy/labels": json.dumps(dict(spec.labels), sort_keys=True)}
-    if options.queue:
-        labels |= make_queue_labels(options.queue, spec.name)
-        annotations |= make_queue_annotations(spec.nodes)
-    metadata = {
+    metadata: Object = {
         "name": pod_name(spec.name, rank),
-        "labels": labels,
-        "annotations": annotations,
+        "labels": {**labels_of(mark, spec.name), RANK: str(rank), **_plain(spec.labels)},
+        "annotations": {"cavvy/labels": json.dumps(dict(spec.labels), sort_keys=True)},
         "ownerReferences": [owner.reference],
     }
+    join_queue(metadata, options.queue, spec.name, spec.nodes)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -165,17 +161,18 @@ def _list_volumes(spec: GangSpec, agent: str) -> tuple[list[Object], list[Object
     return volumes, mounts
 
 
-def make_queue_labels(queue: str, group: str) -> dict[str, str]:
-    """Labels that make Kueue admit all pods of a group at once."""
-    return {"kueue.x-k8s.io/queue-name": queue, "kueue.x-k8s.io/pod-group-name": group}
-
-
-def make_queue_annotations(nodes: int) -> dict[str, str]:
-    # A retriable group would keep its quota, and its failed pods, after some of them failed.
-    return {
-        "kueue.x-k8s.io/pod-group-total-count": str(nodes),
-        "kueue.x-k8s.io/retriable-in-group": "false",
-    }
+def join_queue(metadata: Object, queue: str, group: str, nodes: int) -> None:
+    """Make Kueue admit all pods of a group at once, if there is a queue."""
+    if queue:
+        metadata["labels"] |= {
+            "kueue.x-k8s.io/queue-name": queue,
+            "kueue.x-k8s.io/pod-group-name": group,
+        }
+        # A retriable group would keep its quota, and its failed pods, after some of them failed.
+        metadata["annotations"] = metadata.get("annotations", {}) | {
+            "kueue.x-k8s.io/pod-group-total-count": str(nodes),
+            "kueue.x-k8s.io/retriable-in-group": "false",
+        }
 
 
 def make_resources(cpus: float, memory_mib: int, resource: str, count: int) -> Object:

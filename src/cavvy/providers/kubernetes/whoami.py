@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from cavvy.providers.base import NoCapacity, Refused
 from cavvy.providers.batch.shapes import identify_gpu
@@ -15,10 +16,9 @@ from cavvy.providers.kubernetes.options import PodOptions
 from cavvy.providers.kubernetes.pods import (
     CONTAINER,
     RANK,
+    join_queue,
     labels_of,
     make_place,
-    make_queue_annotations,
-    make_queue_labels,
     make_resources,
 )
 from cavvy.providers.kubernetes.policy import CLUSTER, Right, list_rights
@@ -158,14 +158,10 @@ async def _try_pod(cluster: ClusterContext, options: PodOptions, mark: str) -> s
     """Why a plain pod would be refused; "" if it would not. A dry run: no pod is created. Raises
     Refused if every pod would be refused.
     """
-    labels = {
-        **labels_of(mark, _TRIAL),
-        RANK: "0",
-    }  # policies of a cluster may require the labels of all of Cavvy's pods
-    metadata: dict[str, object] = {"generateName": f"{_TRIAL}-", "labels": labels}
-    if options.queue:
-        labels |= make_queue_labels(options.queue, _TRIAL)
-        metadata["annotations"] = make_queue_annotations(1)
+    # The policies of a cluster may require the labels of all of Cavvy's pods.
+    labels = {**labels_of(mark, _TRIAL), RANK: "0"}
+    metadata: dict[str, Any] = {"generateName": f"{_TRIAL}-", "labels": labels}
+    join_queue(metadata, options.queue, _TRIAL, 1)
     container = {
         "name": CONTAINER,
         "image": options.image,
