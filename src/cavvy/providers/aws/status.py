@@ -1,5 +1,5 @@
-"""Gangs as EC2 shows them: instances by tag, and what the books know of those that it does not
-show yet, or again.
+"""Finds gangs among EC2's instances by their tags. The ledger adds the instances that EC2 does not
+list, or not yet.
 """
 
 import re
@@ -21,7 +21,7 @@ _RATES_AGE = timedelta(minutes=10)
 
 
 class AwsStatus:
-    """Looks at instances, and writes what it sees of them into the books."""
+    """Looks at instances, and records them in the ledger."""
 
     def __init__(
         self,
@@ -38,13 +38,11 @@ class AwsStatus:
             visibility_delay,
             now,
         )
-        self._missed: dict[str, datetime] = {}  # instance -> since when EC2 does not show it
+        self._missed: dict[str, datetime] = {}  # instance -> since when EC2 does not list it
         self._rated: dict[str, datetime] = {}
 
     async def look(self, regions: Sequence[str], name: str | None) -> list[GangSeen]:
-        """Every gang of these regions that EC2 shows or the books know. Raises TryAgain,
-        Refused.
-        """
+        """The gangs of these regions that EC2 lists or the ledger has. Raises TryAgain, Refused."""
         shown: dict[str, list[Json]] = {}
         for region in regions:
             for told in await self.describe(region, name):
@@ -62,7 +60,7 @@ class AwsStatus:
         return [seen for seen in found if seen is not None]
 
     async def describe(self, region: str, name: str | None) -> list[Json]:
-        """Instances that carry our tags, the terminated too."""
+        """The instances with this installation's tags, also terminated ones."""
         told = await self._account.items(
             region, "describe_instances", filters(self._mark, name), field="Reservations"
         )
@@ -76,7 +74,7 @@ class AwsStatus:
             record = _recall(name, shown, self._now())
         instances = self._merge(record, shown)
         if not instances:
-            return None  # an intent whose launch EC2 has not confirmed and does not show
+            return None  # recorded, but neither confirmed nor listed by EC2
         states = {str(each["InstanceId"]): str(each["State"]["Name"]) for each in shown}
         over = all(each.ended_at is not None for each in instances)
         ended_at = (
@@ -87,13 +85,13 @@ class AwsStatus:
         record = replace(record, launched=True, instances=instances, ended_at=ended_at)
         record = await self._rate(record)
         now = self._ledger.get(name)
-        if now is not None:  # what was written meanwhile stays
+        if now is not None:  # keep changes that were recorded meanwhile
             record = replace(record, removed=now.removed, tidy=now.tidy, disks=now.disks)
         await self._ledger.put(record)
         return make_seen(record, states)
 
     def _merge(self, record: AwsGangRecord, shown: Sequence[Json]) -> tuple[AwsInstance, ...]:
-        """What is shown, and what was shown before: an instance that is not shown for long has
+        """The listed instances and those seen earlier. An instance that stays unlisted has
         ended.
         """
         now = self._now()
@@ -111,15 +109,13 @@ class AwsStatus:
                 now - since >= self._visibility_delay
                 and now - each.started_at >= self._visibility_delay
             ):
-                ended = max(since, each.started_at)  # told by EC2's clock, and `since` by ours
+                ended = max(since, each.started_at)  # by EC2's clock and the server's
                 reason = each.reason or "EC2 no longer lists the instance"
                 known[each.id] = replace(each, ended_at=ended, unseen=True, reason=reason)
         return tuple(sorted(known.values(), key=lambda each: (each.rank, each.id)))
 
     async def _rate(self, record: AwsGangRecord) -> AwsGangRecord:
-        """A spot gang's prices while it lived; asked for now and then, and once more when it has
-        ended.
-        """
+        """Add a spot gang's prices: at intervals while it lives, and once after its end."""
         if not record.spot or not record.zone:
             return record
         if record.tidy:
@@ -132,7 +128,7 @@ class AwsStatus:
         start = min(each.started_at for each in record.instances)
         try:
             told = await fetch_spot(self._account, record.region, [record.type], start, record.zone)
-        except ProviderError:  # the bill is made of what is known; the next look asks again
+        except ProviderError:  # the bill uses the known prices; the next look asks again
             return record
         self._rated[record.name] = now
         until = record.ended_at or now
@@ -141,7 +137,7 @@ class AwsStatus:
 
 
 def make_seen(record: AwsGangRecord, states: Mapping[str, str]) -> GangSeen:
-    """The seam's view of a record; `states` are EC2's words for the instances that it shows."""
+    """A record as the control plane sees it. `states` are EC2's states of the listed instances."""
     over = all(each.ended_at is not None for each in record.instances)
     waiting = any(
         states.get(each.id, "pending") == "pending"
@@ -203,8 +199,8 @@ def _read_end(text: str, now: datetime) -> datetime | None:
 
 
 def _recall(name: str, shown: Sequence[Json], now: datetime) -> AwsGangRecord:
-    """A record for a gang that EC2 shows and the books do not know: they were lost, or an answer
-    was.
+    """A record for a gang that EC2 lists and the ledger lacks, because the ledger or a reply was
+    lost.
     """
     first = shown[0]
     return AwsGangRecord(
@@ -225,7 +221,7 @@ def _recall(name: str, shown: Sequence[Json], now: datetime) -> AwsGangRecord:
 
 
 def _last_of_each(rates: Iterable[tuple[datetime, int]]) -> list[tuple[datetime, int]]:
-    """Of several prices at one time the last; equal ones in a row once."""
+    """The last of several prices of one time; repeated prices once."""
     found: dict[datetime, int] = dict(rates)
     kept: list[tuple[datetime, int]] = []
     for at, micros in sorted(found.items()):
