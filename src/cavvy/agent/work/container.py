@@ -55,7 +55,15 @@ def make_container(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -
     inner = dict(env, **_devices(config))
     command = ChildCommand([], dict(os.environ, **inner), config.home)
     run = run_sif if os.path.basename(engine) in PROGRAMS else run_container
-    command.call = lambda channel: run(engine, name, config, work, inner, command)
+
+    def call(channel: int) -> int:
+        try:
+            return run(engine, name, config, work, inner, command)
+        except (CannotBuild, OSError) as error:
+            report(channel, "setup", str(error))
+            return 125
+
+    command.call = call
     if run is run_container:
         command.cleanup = [engine, "rm", "-f", name]
     return command
@@ -104,19 +112,17 @@ def run_container(
     env: dict[str, str],
     command: ChildCommand,
 ) -> int:
-    """Pull the image, run the container to its end, and return its command's exit code."""
+    """Pull the image, run the container to its end, and return its command's exit code. Raises
+    CannotBuild, OSError.
+    """
     stopped = _outlive_stop()
     image = str(work.image)
-    try:
-        bring_image(engine, config, work, command.env, command.channel)
-        mounts = [part for mount in list_mounts(config, work) for part in ("--volume", mount)]
-    except (CannotBuild, OSError) as error:
-        report(command.channel, "setup", str(error))
-        return 125
+    bring_image(engine, config, work, command.env, command.channel)
+    mounts = [part for mount in list_mounts(config, work) for part in ("--volume", mount)]
     os.write(command.channel, f"image {image} {_digest(engine, image, command.env)}\n".encode())
     quiet([engine, "rm", "-f", name], command.env)
     program = os.path.basename(engine)
-    code, known = 125, f"{config.cache}/{program}-way"
+    known = f"{config.cache}/{program}-way"
     flags, first = _flags(engine, name, config, env), read_number(known) or 0
     ways = enumerate(_ways(engine, config.memory_mib))
     for way, extra in sorted(ways, key=lambda item: item[0] != first):
@@ -126,10 +132,7 @@ def run_container(
             os.makedirs(config.cache, mode=0o700, exist_ok=True)
             write_whole(known, str(way))  # a job's log shows no ways that do not work here
             return code
-    report(
-        command.channel, "setup", f"{program} could not start a container of {image}; see the log"
-    )
-    return code
+    raise CannotBuild(f"{program} could not start a container of {image}; see the log")
 
 
 def run_sif(
@@ -142,13 +145,9 @@ def run_sif(
 ) -> int:
     """Like `run_container`, with Apptainer."""
     _outlive_stop()
-    try:
-        os.makedirs(config.folder, exist_ok=True)
-        sif = bring_sif(program, config, work, command.env)
-        mounts = list_mounts(config, work)
-    except (CannotBuild, OSError) as error:
-        report(command.channel, "setup", str(error))
-        return 125
+    os.makedirs(config.folder, exist_ok=True)
+    sif = bring_sif(program, config, work, command.env)
+    mounts = list_mounts(config, work)
     write_whole(config.home + "/sif", sif)
     os.write(command.channel, f"image {work.image} {os.path.basename(sif)}\n".encode())
     argv = [*make_argv(program, sif, config, mounts), "sh", config.entry_script]
