@@ -135,30 +135,42 @@ def plan(
     course = _Courses(task, known.done)
     limiter = TaskLimiter(task, known, now)
     kept: list[_Scored] = []
-    rejected: Counter[PlanLimit] = Counter()
-    nearest: dict[PlanLimit, tuple[_Nearness, _Scored]] = {}
+    misses = _Misses()
     for offer in offers:
         scored = _score(task, offer, course(offer), known)
         broken = tuple(
             limiter.broken(offer, scored.course.run_time, scored.course.wall_time, scored.cost)
         )
-        if not broken:
+        if broken:
+            misses.add(scored, broken)
+        else:
             kept.append(scored)
-            continue
-        which = broken[0][0]
-        rejected[which] += 1
-        miss = _nearness(scored, broken), scored
-        nearest[which] = min(nearest.get(which, miss), miss, key=itemgetter(0))
     best_first = _best(kept, _order(task, known.avoid, by), view or RankingView())
     return PlacementPlan(
         placements=tuple(_placement(task, scored, known, now) for scored in best_first),
-        considered=len(kept) + rejected.total(),
+        considered=len(kept) + misses.rejected.total(),
         kept=len(kept),
-        rejected={which: rejected[which] for which in PlanLimit if rejected[which]},
-        misses=tuple(
-            _explain(limiter, nearest[which][1]) for which in PlanLimit if which in nearest
-        ),
+        rejected={which: misses.rejected[which] for which in misses.limits()},
+        misses=tuple(_explain(limiter, misses.nearest[which][1]) for which in misses.limits()),
     )
+
+
+class _Misses:
+    """The offers that break a limit: how many break each one first, and the nearest of these."""
+
+    def __init__(self) -> None:
+        self.rejected: Counter[PlanLimit] = Counter()
+        self.nearest: dict[PlanLimit, tuple[_Nearness, _Scored]] = {}
+
+    def add(self, scored: "_Scored", broken: Sequence[tuple[PlanLimit, float]]) -> None:
+        which = broken[0][0]
+        self.rejected[which] += 1
+        miss = _nearness(scored, broken), scored
+        self.nearest[which] = min(self.nearest.get(which, miss), miss, key=itemgetter(0))
+
+    def limits(self) -> list[PlanLimit]:
+        """The limits that an offer breaks first, in their order."""
+        return [which for which in PlanLimit if which in self.nearest]
 
 
 def order_of(task: Task, avoid: Collection[str] = ()) -> Callable[[Offer], tuple[object, ...]]:

@@ -185,6 +185,16 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         super().__init__(allow_non_fake_inputs=True)
         self.assumed: dict[str, None] = {}
 
+    def _assume(self, name: str, args: Any, made: "_Made") -> list[Any]:
+        """Tensors of these shapes and types, noted as an assumption; [] for none."""
+        if not made:
+            return []
+        count, most = args[0].numel(), made[-1][0][0]
+        note = f"{_own_line()}: {name} of {count:,} values is taken to give {most:,}"
+        self.assumed[note] = None
+        with self:
+            return [args[0].new_empty(shape, dtype=dtype) for shape, dtype in made]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with _TURN:
             given = [each for each in tree_leaves((args, kwargs)) if hasattr(each, "routed")]
@@ -194,19 +204,12 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
                 (each.routed for each in given if not each.requires_grad), (0, 1)
             )
             name = func._schema.name.removeprefix("aten::")
-            if made := _most(name, args, kwargs or {}, routed, experts):
-                note = (
-                    f"{_own_line()}: {name} of {args[0].numel():,} values is taken to give "
-                    f"{made[-1][0][0]:,}"
-                )
-                self.assumed[note] = None
-                with self:
-                    outs = [args[0].new_empty(shape, dtype=dtype) for shape, dtype in made]
-                if name != "bincount":
-                    return outs[0] if len(outs) == 1 else tuple(outs)
+            outs = self._assume(name, args, _most(name, args, kwargs or {}, routed, experts))
+            if outs and name != "bincount":
+                return outs[0] if len(outs) == 1 else tuple(outs)
             try:
                 out: Any = (
-                    outs[0] if made else super().__torch_dispatch__(func, types, args, kwargs)
+                    outs[0] if outs else super().__torch_dispatch__(func, types, args, kwargs)
                 )
             except (
                 fake_tensor.DynamicOutputShapeException,

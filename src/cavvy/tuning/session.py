@@ -51,27 +51,29 @@ class TuningSession:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(where)
         self._listener.listen(ranks)
+        self._process = self._start([python, *module], plan)
+        try:
+            self._meet(ranks)
+            said = [self._hear(link, START_S) for link in self._links]
+        except BaseException:
+            self.close()
+            raise
+        order = sorted(range(ranks), key=lambda n: said[n].get("rank", 0))
+        self._links = [self._links[n] for n in order]
+        self.facts: dict[str, Any] = said[order[0]]
+
+    def _start(
+        self, command: list[str], plan: "dict[str, Any] | None"
+    ) -> "subprocess.Popen[bytes]":
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [python, *module],
+            return subprocess.Popen(
+                command,
                 env=self._environment(plan),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        try:
-            self._meet(ranks)
-            said = [self._hear(link, START_S) for link in self._links]
-            self._links = [
-                self._links[place]
-                for place in sorted(range(ranks), key=lambda n: said[n].get("rank", 0))
-            ]
-            said.sort(key=lambda each: each.get("rank", 0))
-        except BaseException:
-            self.close()
-            raise
-        self.facts: dict[str, Any] = said[0]
 
     def _environment(self, plan: "dict[str, Any] | None") -> dict[str, str]:
         """The script's environment: no reports to an agent, and the plan to follow."""

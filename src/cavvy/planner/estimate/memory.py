@@ -50,20 +50,7 @@ def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
     parameters = profile.parameter_bytes / shards
     state = profile.parameters * state_per_parameter / shards
     whole_gradients = profile.gradient_bytes / shards
-    more = _scores(profile) * scale if run.math_attention else 0.0
-    if run.shard:  # two layers of gathered parameters; a model is assumed to have at least 16
-        more += profile.parameter_bytes / 8
-
-    def height(peak: PeakMemory) -> tuple[float, float]:
-        fixed = 0.0 if run.shard else peak.fixed
-        made = (peak.activations - peak.fixed) * scale + fixed + more
-        return made + (whole_gradients if run.accumulate > 1 else peak.gradients / shards), made
-
-    high, made = max(map(height, profile.peaks))
-    if run.compile:
-        low, least = max(map(height, profile.peaks_compiled))
-        high = low + KEPT_COMPILED * (high - low)
-        made = least + KEPT_COMPILED * (made - least)
+    high, made = _passes(profile, run, scale, shards)
     step = whole_gradients + (profile.parameter_bytes / shards if state_per_parameter else 0)
     dynamic = max(high, step)
     held = (parameters + state + profile.buffer_bytes) / MIB
@@ -77,6 +64,27 @@ def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
         peak=held + dynamic * ROUNDING / MIB + WORKSPACE_MIB,
         needed=held + dynamic * margin / MIB + WORKSPACE_MIB + CONTEXT_MIB,
     )
+
+
+def _passes(
+    profile: WorkProfile, run: StepSettings, scale: float, shards: int
+) -> tuple[float, float]:
+    """Bytes at the peak of the forward and backward pass, and those of the activations in them."""
+    more = _scores(profile) * scale if run.math_attention else 0.0
+    if run.shard:  # two layers of gathered parameters; a model is assumed to have at least 16
+        more += profile.parameter_bytes / 8
+
+    def height(peak: PeakMemory) -> tuple[float, float]:
+        fixed = 0.0 if run.shard else peak.fixed
+        made = (peak.activations - peak.fixed) * scale + fixed + more
+        kept = profile.gradient_bytes if run.accumulate > 1 else peak.gradients
+        return made + kept / shards, made
+
+    high, made = max(map(height, profile.peaks))
+    if not run.compile:
+        return high, made
+    low, least = max(map(height, profile.peaks_compiled))
+    return low + KEPT_COMPILED * (high - low), least + KEPT_COMPILED * (made - least)
 
 
 def _scores(profile: WorkProfile) -> float:

@@ -102,42 +102,49 @@ def run_fleet(
 
     `keep` is called with every job as it starts.
     """
-    queues = {name: _Pool(name, gpus) for name, gpus in pools.items()}
-    ends: list[tuple[float, int, str, int]] = []
-    waits: list[float] = []
-    used = busy_until = 0.0
-    left_out = 0
-
-    def start(pool: _Pool, now: float) -> None:
-        nonlocal used, busy_until
-        for number, arrival in pool.start():
-            heappush(ends, (now + arrival.duration_s, number, pool.name, arrival.gpus))
-            waits.append(now - arrival.arrival_s)
-            if keep is not None:
-                keep(
-                    QueueStay(
-                        arrival.pool, arrival.gpus, arrival.arrival_s, now, now + arrival.duration_s
-                    )
-                )
-            used += arrival.gpus * arrival.duration_s
-            busy_until = max(busy_until, now + arrival.duration_s)
-
-    def end_until(time: float) -> None:
-        while ends and ends[0][0] <= time:
-            now, _, name, gpus = heappop(ends)
-            queues[name].end(gpus)
-            start(queues[name], now)
-
+    run = _FleetRun(pools, keep)
     for number, arrival in enumerate(jobs):
-        end_until(arrival.arrival_s)
-        pool = queues.get(arrival.pool)
+        run.end_until(arrival.arrival_s)
+        run.add(number, arrival)
+    run.end_until(float("inf"))
+    return _sum_up(run.queues.values(), run.waits, run.used, run.busy_until, run.left_out)
+
+
+class _FleetRun:
+    """The queues of all virtual clusters, and the jobs that run, at one time."""
+
+    def __init__(self, pools: Mapping[str, int], keep: Callable[[QueueStay], None] | None) -> None:
+        self.queues = {name: _Pool(name, gpus) for name, gpus in pools.items()}
+        self.waits: list[float] = []
+        self.used = self.busy_until = 0.0
+        self.left_out = 0
+        self._keep = keep
+        self._ends: list[tuple[float, int, str, int]] = []
+
+    def add(self, number: int, arrival: TraceArrival) -> None:
+        pool = self.queues.get(arrival.pool)
         if pool is None or arrival.gpus > pool.gpus:
-            left_out += 1
-            continue
+            self.left_out += 1
+            return
         pool.add(number, arrival)
-        start(pool, arrival.arrival_s)
-    end_until(float("inf"))
-    return _sum_up(queues.values(), waits, used, busy_until, left_out)
+        self._start(pool, arrival.arrival_s)
+
+    def end_until(self, time: float) -> None:
+        """End the jobs that end by then; others start on their GPUs."""
+        while self._ends and self._ends[0][0] <= time:
+            now, _, name, gpus = heappop(self._ends)
+            self.queues[name].end(gpus)
+            self._start(self.queues[name], now)
+
+    def _start(self, pool: "_Pool", now: float) -> None:
+        for number, job in pool.start():
+            end = now + job.duration_s
+            heappush(self._ends, (end, number, pool.name, job.gpus))
+            self.waits.append(now - job.arrival_s)
+            if self._keep is not None:
+                self._keep(QueueStay(job.pool, job.gpus, job.arrival_s, now, end))
+            self.used += job.gpus * job.duration_s
+            self.busy_until = max(self.busy_until, end)
 
 
 def _sum_up(
