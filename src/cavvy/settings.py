@@ -1,6 +1,7 @@
 """All settings with unit, default and consequence; read from a TOML file and the environment.
 
-`docs/reference/settings.md` is written from the table below (`python -m cavvy.settings`).
+The settings are the rows of `settings.csv`, from which `docs/reference/settings.md` is written too
+(`python -m cavvy.settings`).
 """
 
 import os
@@ -8,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from cavvy.catalog.tables import read_table
 
 Scalar = str | int | float | bool
 
@@ -38,76 +41,19 @@ class Setting:
         return "CAVVY_" + self.name.upper().replace(".", "_")
 
 
-SETTINGS = (
-    Setting(
-        name="server.listen",
-        default="",
-        text="Also listen on this loopback address, as host:port (port 0 picks a free one); empty: "
-        "Unix socket only.",
-        consequence="Other users of this machine can reach the port, but need the token.",
-    ),
-    Setting(
-        name="server.tls_listen",
-        default="",
-        text="Also listen on this address, as host:port, with TLS, for nodes outside this "
-        "machine; empty: no such nodes.",
-        consequence="Machines that reach the port can use agents' routes and files by hash, never "
-        "users' routes. Providers whose nodes call the server (clouds, joined machines) need "
-        "it.",
-    ),
-    Setting(
-        name="server.advertise",
-        default="",
-        text="The address at which outside nodes reach `server.tls_listen`, as https://host:port; "
-        "empty: this machine's address.",
-        consequence="Set it if the server is behind a router or load balancer that forwards TLS "
-        "unchanged.",
-    ),
-    Setting(
-        name="server.idle_stop_s",
-        default=600,
-        minimum=0,
-        text="Seconds without an unfinished job and without a request after which the embedded "
-        "server stops; 0: never.",
-        consequence="A longer time keeps about 100 MiB of memory in use; a shorter one starts the "
-        "server more often.",
-    ),
-    Setting(
-        name="server.start_timeout_s",
-        default=30,
-        minimum=1,
-        text="Seconds that a command waits for the embedded server to start.",
-        consequence="Slow disks and large databases that are being migrated need longer.",
-    ),
-    Setting(
-        name="server.log_mib",
-        default=10,
-        minimum=1,
-        text="Size at which server.log is moved to server.log.1, in MiB.",
-        consequence="At most twice this much disk is used.",
-    ),
-    Setting(
-        name="server.request_mib",
-        default=8,
-        minimum=1,
-        text="Largest body of a request that is not a blob or a log, in MiB.",
-        consequence="A larger task file or uncommitted diff is refused with `too-large`.",
-    ),
-    Setting(
-        name="server.blob_mib",
-        default=16384,
-        minimum=1,
-        text="Largest file in a working folder that is frozen at submit, in MiB.",
-        consequence="A larger file is refused with `too-large`; use `inputs` for data.",
-    ),
-    Setting(
-        name="logs.job_mib",
-        default=1024,
-        minimum=1,
-        text="Maximum log kept for each rank of an attempt, in MiB.",
-        consequence="A longer log keeps its first tenth and its newest part.",
-    ),
-)
+def _make_setting(row: Mapping[str, str]) -> Setting:
+    """A setting with a minimum is a whole number, any other a text."""
+    is_number = row["minimum"] != ""
+    return Setting(
+        name=row["name"],
+        default=int(row["default"]) if is_number else row["default"],
+        text=row["text"],
+        consequence=row["consequence"],
+        minimum=int(row["minimum"]) if is_number else None,
+    )
+
+
+SETTINGS = tuple(map(_make_setting, read_table(__package__, "settings")))
 _TABLES = {setting.name.partition(".")[0] for setting in SETTINGS}
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 

@@ -2,19 +2,23 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
+from fastapi import Query
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cavvy.api.errors import ApiProblem
+from cavvy.api.reported import LARGEST
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 _decoders: dict[type, "msgspec.json.Decoder[Any]"] = {}
 BODY_SECONDS = 30.0  # seconds for a whole small body, and for each part of a large one
 MIB = 1024 * 1024
+BytesQuery = Annotated[int, Query(ge=0, le=LARGEST)]
+PositionQuery = Annotated[int, Query(ge=0, le=1 << 62)]
 
 
 def reply(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -18,9 +18,9 @@ from starlette.responses import FileResponse, Response
 from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
-from cavvy.api.reported import LARGEST, Name, Rank, ReportedBatch, read_batch
+from cavvy.api.reported import Name, Rank, ReportedBatch, read_batch
 from cavvy.api.routes.blobs import gather
-from cavvy.api.wire import MIB, read, read_bytes, reply
+from cavvy.api.wire import MIB, BytesQuery, PositionQuery, read, read_bytes, reply
 from cavvy.client.wire import Answer, BlobsAsk
 from cavvy.domain.jobs import Attempt, AttemptPhase, Order
 from cavvy.domain.messages import (
@@ -43,6 +43,8 @@ _SMALL = 65536  # bytes that are written faster than a thread is woken
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"])
 GangQuery = Annotated[str, Query(max_length=63)]
+ExecPath = Annotated[str, Path(max_length=64)]
+PatienceQuery = Annotated[float, Query(ge=0, le=3600)]
 RankQuery = Annotated[int, Query(ge=0, le=1_000_000)]
 
 
@@ -167,8 +169,8 @@ async def log(
     request: Request,
     gang: GangQuery,
     rank: RankQuery,
-    offset: Annotated[int, Query(ge=0, le=LARGEST)],
-    lost: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
+    offset: BytesQuery,
+    lost: BytesQuery = 0,
 ) -> Response:
     app_state, attempt = await enter_attempt(request, gang, rank)
     if attempt.phase is AttemptPhase.KEPT:  # its ranks reported their ends after their last byte
@@ -190,8 +192,8 @@ async def orders(
     request: Request,
     gang: GangQuery,
     rank: RankQuery,
-    after: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
-    wait_s: Annotated[float, Query(ge=0, le=3600)] = 0,
+    after: PositionQuery = 0,
+    wait_s: PatienceQuery = 0,
 ) -> Response:
     app_state = await enter(request, gang, rank)
     wait = 0 if app_state.execs.untold(gang, rank) else min(wait_s, _LONGEST_WAIT_S)
@@ -220,11 +222,11 @@ async def orders(
 )
 async def exec_output(
     request: Request,
-    exec_id: Annotated[str, Path(max_length=64)],
+    exec_id: ExecPath,
     gang: GangQuery,
     rank: RankQuery,
     stream: str = "stdout",
-    offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
+    offset: BytesQuery = 0,
     exit_code: Annotated[int | None, Query(ge=-(1 << 31), lt=1 << 31)] = None,
 ) -> Response:
     app_state = await enter(request, gang, rank)
@@ -252,11 +254,11 @@ class ExecInput(Answer, frozen=True, kw_only=True):
 )
 async def exec_input(
     request: Request,
-    exec_id: Annotated[str, Path(max_length=64)],
+    exec_id: ExecPath,
     gang: GangQuery,
     rank: RankQuery,
-    offset: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
-    wait_s: Annotated[float, Query(ge=0, le=3600)] = 0,
+    offset: PositionQuery = 0,
+    wait_s: PatienceQuery = 0,
 ) -> Response:
     app_state = await enter(request, gang, rank)
     with app_state.watch.listen([exec_id]) as listener:

@@ -17,7 +17,7 @@ from cavvy.api.reported import LARGEST, Moment, Name, Rank
 from cavvy.api.routes.agents import GangQuery, enter
 from cavvy.api.routes.blobs import take_blob
 from cavvy.api.routes.data import told
-from cavvy.api.wire import MIB, read, read_bytes, reply
+from cavvy.api.wire import MIB, BytesQuery, read, read_bytes, reply
 from cavvy.client.wire import Answer, BlobsAsk, BlobsMissing
 from cavvy.control.agents.checkpoints import FilesMissing, InvalidManifest
 from cavvy.domain.checkpoints import CheckpointFile, SavedCheckpoint
@@ -124,7 +124,7 @@ async def put(
     request: Request,
     blob: BlobPath,
     gang: GangQuery,
-    offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
+    offset: BytesQuery = 0,
     size: Annotated[int | None, Query(ge=1, le=LARGEST)] = None,
 ) -> Response:
     app_state = await enter(request, gang)

@@ -14,7 +14,7 @@ from cavvy.api.errors import ApiProblem, RetryLater
 from cavvy.api.openapi import document
 from cavvy.api.reported import LARGEST, FilePath, Part, Size, Upload
 from cavvy.api.routes.agents import GangQuery, enter
-from cavvy.api.wire import MIB, read, read_bytes, reply
+from cavvy.api.wire import MIB, BytesQuery, read, read_bytes, reply
 from cavvy.client.wire import Answer
 from cavvy.control.agents.transfers import SignedObjects
 from cavvy.store.objects.base import ObjectDenied, ObjectMissing, ObjectTryAgain, SignedRequest
@@ -176,7 +176,7 @@ async def signed_checkpoint(
 )
 async def piece(
     objects: Input,
-    offset: Annotated[int, Query(ge=0, le=LARGEST)],
+    offset: BytesQuery,
     length: Annotated[int, Query(ge=1, le=LARGEST)],
     path: PathQuery = "",
 ) -> Response:
@@ -196,8 +196,8 @@ async def piece(
 async def put(
     request: Request,
     objects: Output,
-    offset: Annotated[int, Query(ge=0, le=LARGEST)],
-    size: Annotated[int, Query(ge=0, le=LARGEST)],
+    offset: BytesQuery,
+    size: BytesQuery,
     path: PathQuery = "",
 ) -> Response:
     data = await read_bytes(request, _PIECE)

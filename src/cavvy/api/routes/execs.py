@@ -3,7 +3,7 @@
 from secrets import token_hex
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,7 +11,7 @@ from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job, named, say_what_to_do
-from cavvy.api.wire import MIB, read, read_bytes, reply
+from cavvy.api.wire import MIB, PositionQuery, read, read_bytes, reply
 from cavvy.client import wire
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job, NodePhase
@@ -80,7 +80,7 @@ async def output(
     project: ProjectPath,
     name: JobPath,
     exec_id: Annotated[str, Path(max_length=64)],
-    offset: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
+    offset: PositionQuery = 0,
     wait_s: WaitQuery = 0,
 ) -> Response:
     app_state = app_state_of(request)
@@ -122,7 +122,7 @@ async def give(
     project: ProjectPath,
     name: JobPath,
     exec_id: Annotated[str, Path(max_length=64)],
-    offset: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
+    offset: PositionQuery = 0,
     end: bool = False,
 ) -> Response:
     """The answer names the next expected byte; unaccepted input must be sent again."""

@@ -13,7 +13,7 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes import views
 from cavvy.api.routes.submission import submit_task
-from cavvy.api.wire import MIB, read, reply, view
+from cavvy.api.wire import MIB, PositionQuery, read, reply, view
 from cavvy.client import wire
 from cavvy.client.ids import PATTERN
 from cavvy.control.job_service import TooLate
@@ -138,7 +138,7 @@ async def events(
     request: Request,
     project: ProjectPath,
     name: JobPath,
-    after: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
+    after: PositionQuery = 0,
     wait_s: WaitQuery = 0,
 ) -> Response:
     app_state = app_state_of(request)

@@ -10,7 +10,7 @@ from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job, named
-from cavvy.api.wire import MIB
+from cavvy.api.wire import MIB, PositionQuery
 from cavvy.client import LogChunk
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, Job
 
@@ -36,7 +36,7 @@ async def logs(
     attempt: Annotated[
         int | None, Query(ge=0, le=1_000_000, description="The first attempt by default.")
     ] = None,
-    offset: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
+    offset: PositionQuery = 0,
     tail_bytes: Annotated[
         int | None, Query(ge=0, le=1 << 62, description="Start this far before the end.")
     ] = None,
