@@ -33,7 +33,7 @@ _START = """\
 
 def make_page() -> str:
     """The reference page as Markdown."""
-    context = click.Context(cli, info_name="cavvy")
+    context = click.Context(cli, info_name="cavvy", **cli.context_settings)
     parts = [_START]
     for title, names in SECTIONS.items():
         parts.append(f"\n## {title}\n\n| command | what it does |\n|---|---|\n")

@@ -39,7 +39,6 @@ _START_S = 1800  # to get a node and set it up, before the minute begins
     "--seconds",
     type=click.FloatRange(min=1),
     default=60,
-    show_default=True,
     help="How long to measure each choice.",
 )
 @click.option(

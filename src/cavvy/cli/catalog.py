@@ -246,7 +246,6 @@ def list_price_sources(output: str) -> None:
     "--limit",
     type=click.IntRange(min=0),
     default=20,
-    show_default=True,
     help="The number of changes to show, 0 for all.",
 )
 @output_option

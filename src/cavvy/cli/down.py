@@ -21,9 +21,7 @@ _LOOK_AGAIN_S = 0.2
 @any_project_option
 @click.option("--dry-run", is_flag=True, help="Only show what would be stopped and removed.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option(
-    "--wait/--no-wait", default=True, show_default=True, help="Wait until everything is removed."
-)
+@click.option("--wait/--no-wait", default=True, help="Wait until everything is removed.")
 @output_option
 def command(
     everything: bool, project: str | None, dry_run: bool, yes: bool, wait: bool, output: str

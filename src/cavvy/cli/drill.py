@@ -17,7 +17,6 @@ def command() -> None:
 @click.option(
     "--notice",
     default="30s",
-    show_default=True,
     help="Time between the notice and the end of the nodes.",
 )
 def preempt(name: str, project: str, notice: str) -> None:

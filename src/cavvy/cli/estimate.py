@@ -67,7 +67,6 @@ class _Command(click.Command):
     "--attention",
     type=click.Choice(["flash", "math"]),
     default="flash",
-    show_default=True,
     help="A fused kernel, or attention scores stored in memory.",
 )
 @click.option("--checkpointing", is_flag=True, help="Activation checkpointing (with --model only).")
@@ -80,7 +79,6 @@ class _Command(click.Command):
     "--gpus",
     type=click.IntRange(min=1),
     default=1,
-    show_default=True,
     help="Accelerators per node.",
 )
 @click.option(

@@ -26,10 +26,9 @@ _LOOPBACK = {"127.0.0.1", "localhost"}
 @click.option(
     "--host",
     default="127.0.0.1",
-    show_default=True,
     help="The host of the port, as seen from the node.",
 )
-@click.option("--bind", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--bind", default="127.0.0.1", help="The address to listen on.")
 @click.option(
     "-R", "--reverse", is_flag=True, help="Listen on the node and connect to this machine."
 )

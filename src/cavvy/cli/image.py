@@ -32,6 +32,7 @@ def command() -> None:
 @click.option(
     "--base",
     default="",
+    show_default=False,
     metavar="IMAGE",
     help="Build on IMAGE instead of the base that fits the accelerators.",
 )

@@ -15,7 +15,6 @@ from cavvy.cli.reach.session import session
 @click.option(
     "--valid-h",
     default=1.0,
-    show_default=True,
     type=click.FloatRange(0.01, 720),
     help="Hours until the command expires.",
 )

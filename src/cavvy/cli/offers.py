@@ -50,7 +50,6 @@ _SORTS = ("price", "gpu-price", "memory", "cpus", "gpu-memory", "provider", "reg
     "--sort",
     type=click.Choice(_SORTS),
     default="price",
-    show_default=True,
     help="The order of the offers.",
 )
 @click.option(

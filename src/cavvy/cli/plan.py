@@ -29,14 +29,12 @@ if TYPE_CHECKING:
     "--by",
     type=click.Choice(["cost", "time"]),
     default="cost",
-    show_default=True,
     help="The order: the lowest expected total cost, or the earliest finish.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
     default=10,
-    show_default=True,
     help="How many offers to show.",
 )
 @click.option(

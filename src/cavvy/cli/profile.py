@@ -21,7 +21,6 @@ ranks_option = click.option(
     "--ranks",
     type=click.IntRange(min=1),
     default=1,
-    show_default=True,
     help="Processes on this machine.",
 )
 price_option = click.option(
@@ -42,14 +41,12 @@ price_option = click.option(
     "--steps",
     type=click.IntRange(min=2),
     default=13,
-    show_default=True,
     help="Steps in each window.",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(min=2),
     default=5,
-    show_default=True,
     help="How often each window is repeated.",
 )
 @click.option(

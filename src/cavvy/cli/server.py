@@ -74,9 +74,7 @@ def status(output: str) -> None:
 
 
 @command.command("logs")
-@click.option(
-    "-n", "--lines", default=50, show_default=True, type=click.IntRange(1), help="How many lines."
-)
+@click.option("-n", "--lines", default=50, type=click.IntRange(1), help="How many lines.")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
 def logs(lines: int, follow: bool) -> None:
     """Print the end of the server's own log."""

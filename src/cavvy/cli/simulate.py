@@ -134,14 +134,12 @@ def _run_scenario(
     multiple=True,
     metavar="NAME,...",
     default=("auto,uniform-progress,greedy",),
-    show_default=True,
     help="auto, uniform-progress (up), greedy, on-demand (never) or spot-only (only).",
 )
 @click.option(
     "--work",
     multiple=True,
     default=("48h",),
-    show_default=True,
     metavar="TIME,...",
     help="The job's work.",
 )
@@ -149,7 +147,6 @@ def _run_scenario(
     "--deadline",
     multiple=True,
     default=("52h",),
-    show_default=True,
     metavar="TIME,...",
     help="Time to the deadline.",
 )
@@ -157,7 +154,6 @@ def _run_scenario(
     "--overhead",
     multiple=True,
     default=("0.2h",),
-    show_default=True,
     metavar="TIME,...",
     help="Time from a launch until the job has resumed; it is paid for but does no work.",
 )
@@ -165,10 +161,9 @@ def _run_scenario(
     "--windows",
     type=_COUNT,
     default=20,
-    show_default=True,
     help="Random starts per market.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random starts.")
+@click.option("--seed", type=int, default=0, help="Seed of the random starts.")
 @click.option(
     "--together",
     is_flag=True,
@@ -178,7 +173,6 @@ def _run_scenario(
     "--on-demand",
     type=click.FloatRange(min=0, min_open=True),
     default=1.0,
-    show_default=True,
     metavar="USD",
     help="On-demand price per hour.",
 )
@@ -186,7 +180,6 @@ def _run_scenario(
     "--spot-ratio",
     type=click.FloatRange(min=0, min_open=True),
     default=0.3,
-    show_default=True,
     help="Ratio of spot to on-demand price, for traces without prices.",
 )
 @click.option(
@@ -203,20 +196,17 @@ def _run_scenario(
     "--checkpoint-gb",
     type=click.FloatRange(min=0),
     default=50.0,
-    show_default=True,
     help="Size of the checkpoint that a move between regions transfers.",
 )
 @click.option(
     "--nodes",
     type=_COUNT,
     default=1,
-    show_default=True,
     help="Nodes of the job.",
 )
 @click.option(
     "--optimum/--no-optimum",
     default=True,
-    show_default=True,
     help="Compare each run with the lowest possible cost (needs numpy).",
 )
 @_segments_option
@@ -277,7 +267,6 @@ def spot(**given: Any) -> None:
     "--gpus-per-node",
     type=_COUNT,
     default=8,
-    show_default=True,
     help="GPUs per node.",
 )
 @_csv_option

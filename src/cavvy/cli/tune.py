@@ -33,14 +33,12 @@ from cavvy.cli.view.failure import CommandFailure
     "--pairs",
     type=click.IntRange(min=3),
     default=6,
-    show_default=True,
     help="Pairs of windows for each change.",
 )
 @click.option(
     "--steps",
     type=click.IntRange(min=2),
     default=10,
-    show_default=True,
     help="Steps in each window.",
 )
 @click.option(
@@ -48,7 +46,6 @@ from cavvy.cli.view.failure import CommandFailure
     "out",
     metavar="FILE",
     default="plan.json",
-    show_default=True,
     help="The file for the plan.",
 )
 @click.option(

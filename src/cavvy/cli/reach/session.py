@@ -44,7 +44,7 @@ project_option = click.option(
 any_project_option = click.option("-p", "--project", help="Only this project; the default is all.")
 detach_option = click.option("-d", "--detach", is_flag=True, help="Do not follow the log.")
 rank_option = click.option(
-    "--rank", type=click.IntRange(0), default=0, show_default=True, help="The node of the gang."
+    "--rank", type=click.IntRange(0), default=0, help="The node of the gang."
 )
 
 

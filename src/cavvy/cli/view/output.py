@@ -43,7 +43,6 @@ def _format_option(*formats: str) -> Callable[[_F], _F]:
         "--output",
         type=click.Choice(formats),
         default="table",
-        show_default=True,
         help="Output format.",
     )
 
