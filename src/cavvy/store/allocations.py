@@ -1,4 +1,4 @@
-"""Checks that an allocation fits its host beside the others; both stores call it inside their
+"""Checks that an allocation fits its host together with the others; the store calls it inside its
 transaction.
 """
 

@@ -165,8 +165,8 @@ class BusyLines:
             )
 
     def is_python(self, line: str) -> bool:
-        """By the majority of samples: a sample falls beside its operation if the thread had to wait
-        for its turn.
+        """Whether most samples of the line say so. A single sample can miss its operation, if the
+        thread had to wait for its turn.
         """
         free, total = self._told.get(line, (0, 0))
         return bool(line) and 2 * free > total
