@@ -21,8 +21,8 @@ from tests.unit.cli_client import (
     make_node,
 )
 
-from cavvy.cli import down
-from cavvy.cli.main import cli
+from cavvy.cli import down, synonyms
+from cavvy.cli.main import COMMANDS, cli
 from cavvy.client import ApiError, wire
 from cavvy.domain.tasks import StartWindow, Task
 
@@ -355,6 +355,35 @@ def test_an_unknown_command_names_its_neighbour() -> None:
     assert answer.exit_code == 2
     assert "Did you mean `cavvy status`?" in answer.stderr
     assert "See `cavvy --help`" in run("qqqq").stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "command"),
+    [
+        ("launch", "run"),
+        ("apply", "run"),
+        ("attach", "logs"),
+        ("kill", "stop"),
+        ("cancel", "stop"),
+        ("queue", "ps"),
+        ("jobs", "ps"),
+        ("show-gpus", "offers"),
+        ("offer", "offers"),
+        ("start", "rerun"),
+        ("fleet", "nodes"),
+        ("api", "server"),
+    ],
+)
+def test_a_command_of_another_tool_names_ours(word: str, command: str) -> None:
+    answer = run(word, "--some-option")
+    assert answer.exit_code == 2
+    assert f"Here, `cavvy {command}" in answer.stderr
+
+
+def test_no_synonym_hides_a_command() -> None:
+    words = " ".join(synonyms._ADVICE).split()
+    assert len(words) == len(set(words))
+    assert not {*words} & {*COMMANDS}
 
 
 def test_diff_shows_flags_and_dollars_as_people_write_them(client: FakeClient) -> None:

@@ -84,9 +84,13 @@ class LazyGroup(click.Group):
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             from difflib import get_close_matches
 
+            from cavvy.cli.synonyms import find_advice
+
+            advice = find_advice(args[0])
             close = get_close_matches(args[0], COMMANDS, n=1)
-            hint = f" Did you mean `cavvy {close[0]}`?" if close else " See `cavvy --help`."
-            raise click.UsageError(f"no command {args[0]!r}.{hint}", ctx)
+            hint = f"Did you mean `cavvy {close[0]}`?" if close else "See `cavvy --help`."
+            hint = f"Here, {advice}." if advice else hint
+            raise click.UsageError(f"no command {args[0]!r}. {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

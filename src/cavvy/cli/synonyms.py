@@ -1,0 +1,33 @@
+"""Commands of other tools, and other words for our own, with what to use here."""
+
+# Words -> what to use; read when a command is unknown.
+_ADVICE = {
+    "launch apply submit create": "`cavvy run TASK.YAML` runs a task",
+    "queue jobs runs list ls": "`cavvy ps` lists jobs",
+    "attach tail": "`cavvy logs -f NAME` follows a job, `cavvy ssh NAME` logs in to its node",
+    "kill cancel terminate abort delete rm": "`cavvy stop NAME` stops a job",
+    "show-gpus gpus offer instances": "`cavvy offers --accelerators` lists accelerators and prices",
+    "info describe show get inspect metrics top": "`cavvy status NAME` shows a job",
+    "history event": "`cavvy events NAME` shows a job's history",
+    "shell connect console": "`cavvy ssh NAME` opens a shell on a job's node",
+    "rsync scp copy": "`cavvy cp SOURCE TARGET` copies files to or from a node",
+    "port-forward tunnel endpoints": "`cavvy forward NAME PORT` brings a port here",
+    "cost-report bill billing spend usage costs": "`cavvy cost` shows what was spent",
+    "start restart resume relaunch": "`cavvy rerun NAME` runs a job again, as it was",
+    "preempt": "`cavvy drill preempt NAME` preempts a job",
+    "secrets": "`cavvy secret list` lists secrets, `cavvy secret set NAME` sets one",
+    "cron schedule": "`cavvy schedules` lists jobs that repeat",
+    "api daemon": "`cavvy server status` shows the server",
+    "fleet fleets cluster clusters node": "`cavvy nodes` lists nodes, `cavvy join` adds a machine",
+    "price prices optimize": "`cavvy plan TASK.YAML` ranks offers with their cost",
+    "config login setup": "`cavvy check` shows what is configured",
+    "autostop idle": "nodes are given back when a job ends; `keep` of a task holds them",
+    "serve service gateway pool pools": "services and pools of workers do not exist yet",
+    "storage volume volumes bucket": "`inputs`, `outputs` and `volumes` of a task name them",
+}
+
+
+def find_advice(word: str) -> str:
+    """What to use in place of an unknown command; "" where it is no known synonym."""
+    found = (advice for words, advice in _ADVICE.items() if word in words.split())
+    return next(found, "")
