@@ -435,6 +435,22 @@ def test_a_disk_is_as_asked_and_never_smaller_than_its_image(
     play(scenario)
 
 
+def test_a_task_names_its_machine_image(provider_rig: Callable[..., ProviderRig]) -> None:
+    here = provider_rig()
+
+    async def scenario() -> None:
+        gang = await here.gang("t3.medium")
+        usual, *_, other = sorted(here.cloud.images(gang.offer.region))
+        for name, image in (("rm-a-1", usual), ("rm-b-1", other)):
+            await here.provider.launch(replace(gang, name=name, options={"image": image}))
+            assert here.launch()["ImageId"] == image
+        with pytest.raises(Refused, match="ami-none"):
+            await here.provider.launch(replace(gang, name="rm-c-1", options={"image": "ami-none"}))
+        await here.clear()
+
+    play(scenario)
+
+
 def test_a_type_that_the_quota_allows_none_of_is_not_offered(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:

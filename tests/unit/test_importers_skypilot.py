@@ -1,11 +1,12 @@
 """SkyPilot's files: what they mean here, what is kept, and what is wrong with them."""
 
+import json
 from datetime import timedelta
 
 import pytest
 
 from cavvy.catalog.regions import is_region
-from cavvy.domain.tasks import AcceleratorNeed, Retry, SpotPolicy, Transfer, Workdir
+from cavvy.domain.tasks import AcceleratorNeed, Resources, Retry, SpotPolicy, Transfer, Workdir
 from cavvy.domain.units import HourlyRate
 from cavvy.importers import Translation, parse_file, parse_task
 from cavvy.spec import SpecError
@@ -169,6 +170,42 @@ def test_a_disk_tier_is_the_disk_type_of_skypilot_on_aws(tier: str, kind: str | 
     assert (found.task.resources.disk_type, found.refused) == (kind, ())
 
 
+def options_of(needs: Resources) -> list[tuple[tuple[str, ...], object]]:
+    return [
+        (each.regions, {one.provider: json.loads(one.values) for one in each.options})
+        for each in needs.choices
+    ]
+
+
+def test_a_machine_image_is_an_option_of_its_cloud() -> None:
+    task = need("{infra: aws/us-east-2, image_id: ami-1}").task
+    assert task is not None
+    assert options_of(task.resources) == [(("us-east-2",), {"aws": {"image": "ami-1"}})]
+
+
+def test_machine_images_of_regions_are_alternatives() -> None:
+    images = "{eu-west-1: ami-1, us-west-2: ami-2}"
+    task = need(f"{{cloud: aws, accelerators: T4, image_id: {images}}}").task
+    assert task is not None
+    assert options_of(task.resources) == [
+        (("eu-west-1",), {"aws": {"image": "ami-1"}}),
+        (("us-west-2",), {"aws": {"image": "ami-2"}}),
+    ]
+    task = need(f"{{cloud: aws, region: us-west-2, image_id: {images}}}").task
+    assert task is not None
+    assert options_of(task.resources) == [(("us-west-2",), {"aws": {"image": "ami-2"}})]
+
+
+def test_fields_of_pods_are_an_option_of_kubernetes() -> None:
+    fields = "{spec: {priorityClassName: high}}"
+    text = f"run: x\nconfig: {{kubernetes: {{pod_config: {fields}}}}}\n"
+    found = parse_file(text + "resources: {any_of: [{infra: k8s, cpus: 2}, {infra: aws}]}")
+    assert found.task is not None
+    assert found.refused == ()
+    pod = {"kubernetes": {"pod": {"spec": {"priorityClassName": "high"}}}}
+    assert [options for _, options in options_of(found.task.resources)] == [pod, pod]
+
+
 def test_an_image_that_skypilot_publishes_is_a_note() -> None:
     found = need("{infra: aws, image_id: {us-east-1: 'skypilot:gpu-ubuntu', docker: 'a:b'}}")
     assert found.task is not None
@@ -254,7 +291,6 @@ def test_memory_may_go_with_however_many_cpus_there_are(
         "{disk_tier: ultra}",
         "{image_id: ami-123}",
         "{any_of: [{infra: aws/us-east-1/us-east-1a}, {infra: gcp}]}",
-        "{any_of: [{image_id: ami-1, infra: aws}, {infra: gcp}]}",
         "{priority: 500}",
         "{local_disk: nvme}",
         "{accelerators: tpu-v4-32}",
@@ -292,8 +328,8 @@ def test_what_has_no_place_is_kept_and_refused_when_run(resources: str) -> None:
             "file_mounts./data",
         ),
         (
-            "config: {kubernetes: {pod_config: {spec: {}}}}\nresources: {infra: k8s}",
-            "config.kubernetes.pod_config",
+            "config: {kubernetes: {enable_docker: true}}\nresources: {infra: k8s}",
+            "config.kubernetes.enable_docker",
         ),
         (
             "config: {docker: {run_options: --a}}\nresources: {image_id: docker:a}",
@@ -436,8 +472,8 @@ def test_local_mounts_are_parts_of_the_working_folder_or_submitted_beside_it(
 @pytest.mark.parametrize(
     ("config", "resources"),
     [
-        ("kubernetes: {pod_config: {spec: {}}}", "{infra: aws}"),
-        ("kubernetes: {pod_config: {spec: {}}}", "{cpus: 2}"),
+        ("kubernetes: {enable_docker: true}", "{infra: aws}"),
+        ("kubernetes: {enable_docker: true}", "{cpus: 2}"),
         ("kubernetes: {provision_timeout: 900}", "{infra: k8s}"),
         ("active_workspace: a", "{cpus: 2}"),
         ("gcp: {enable_gvnic: true}", "{infra: gcp}"),

@@ -493,6 +493,49 @@ def test_a_pod_carries_what_the_settings_say_and_no_token() -> None:
     assert "tell-nobody" not in json.dumps(pod)
 
 
+def test_a_task_names_fields_of_its_pods() -> None:
+    node = read_nodes([make_node("a", {"nvidia.com/gpu": "8"})], (), {}, ())[0]
+    container = {
+        "name": "ray-node",
+        "command": ["theirs"],
+        "args": ["theirs"],
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+        "env": [{"name": "A", "value": "b"}, {"name": "CAVVY_POD_RANK", "value": "9"}],
+        "resources": {"limits": {"rdma/ib": 1}},
+        "volumeMounts": [{"name": "fast", "mountPath": "/fast"}],
+    }
+    fields = {
+        "metadata": {"name": "x", "labels": {"team": "a", "cavvy/gang": "x"}},
+        "spec": {
+            "restartPolicy": "Always",
+            "hostIPC": True,
+            "tolerations": [{"key": "spot", "operator": "Exists"}],
+            "containers": [container, {"name": "beside", "image": "b"}],
+            "volumes": [{"name": "fast", "emptyDir": {}}],
+        },
+    }
+    owner, read = OwnerObject(name="g", uid="u"), read_options({})
+    plain = make_pod(make_spec(), 1, "m", owner, node, read, "agent")
+    pod = make_pod(make_spec(options={"pod": fields}), 1, "m", owner, node, read, "agent")
+    assert pod["metadata"] == plain["metadata"] | {
+        "labels": {"team": "a", **plain["metadata"]["labels"]}
+    }
+    work, beside = pod["spec"]["containers"]
+    first = plain["spec"]["containers"][0]
+    assert beside == {"name": "beside", "image": "b"}
+    assert (work["name"], work["command"], "args" in work) == ("work", first["command"], False)
+    assert work["securityContext"] == container["securityContext"]
+    assert work["resources"]["limits"] == {**first["resources"]["limits"], "rdma/ib": 1}
+    assert [each["name"] for each in work["env"]] == [
+        *(each["name"] for each in first["env"]),
+        "A",
+    ]
+    assert work["volumeMounts"] == [*first["volumeMounts"], container["volumeMounts"][0]]
+    assert pod["spec"]["volumes"] == [*plain["spec"]["volumes"], {"name": "fast", "emptyDir": {}}]
+    assert pod["spec"]["tolerations"][-1]["key"] == "spot"
+    assert (pod["spec"]["hostIPC"], pod["spec"]["restartPolicy"]) == (True, "Never")
+
+
 def test_an_export_names_what_it_leaves_out() -> None:
     text = make_export(Task(name="t", run="torchrun x", nodes=2), None, 2, read_options({}))
     assert "retry" in text.partition("apiVersion")[0]

@@ -223,3 +223,14 @@ def test_a_branch_is_submitted_as_the_commit_that_it_is_at(
     (tmp_path / "a.yaml").write_text(f"run: x\nworkdir: {{url: '{url}', ref: none}}")
     done = run("a.yaml")
     assert (done.exit_code, "it has no such branch or tag" in done.stderr) == (2, True)
+
+
+def test_a_path_with_an_unset_variable_is_refused_until_env_sets_it(
+    sent: list[dict[str, object]], tmp_path: Path
+) -> None:
+    (tmp_path / "a.yaml").write_text("run: x\nenvs: {B: }\nfile_mounts: {/b: {name: '${B}'}}")
+    done = run("a.yaml")
+    assert (done.exit_code, "--env sets it" in done.stderr, sent) == (2, True, [])
+    assert run("a.yaml", "--env", "B=mine").exit_code == 0
+    validated = CliRunner().invoke(cli, ["validate", "a.yaml"], prog_name="cavvy")
+    assert "note: line 3: `file_mounts./b`: the bucket ${B} has a variable" in validated.output

@@ -30,6 +30,7 @@ from cavvy.domain.events import Charge
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, FailureKind, Node
 from cavvy.domain.tasks import VolumeKind
 from cavvy.providers.base import AgentEndpoint, GangSpec, NoCapacity, Refused, TryAgain
+from cavvy.spec.support import read_options
 from cavvy.store.base import Store
 
 
@@ -189,6 +190,7 @@ class GangOperator:
             disk_gib=task.resources.disk_gib,
             disk_type=task.resources.disk_type,
             network=task.resources.network,
+            options=read_options(task.resources, attempt.offer.provider),
             image=task.image,
         )
 

@@ -83,6 +83,14 @@ class NodeCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderOptions:
+    """What a task asks of one provider in that provider's own words; others ignore it."""
+
+    provider: str
+    values: str  # a JSON object, by the option's name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """What each node must have. Empty tuples and None mean no constraint."""
 
@@ -103,6 +111,7 @@ class Resources:
     network: NetworkNeed | None = None
     max_rate: HourlyRate | None = None  # of one node
     check: NodeCheck | None = None
+    options: tuple[ProviderOptions, ...] = ()
     any_of: tuple[
         "Resources", ...
     ] = ()  # all alternatives including this one; () means only this one

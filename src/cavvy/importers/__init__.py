@@ -179,16 +179,17 @@ def _parse(
     now: datetime | None,
     options: ReadOptions,
 ) -> Translation:
-    """A `file` that is a path also names its tool."""
+    """A `file` that is a path is read to be submitted; the path also names its tool."""
     from cavvy.spec.overrides import apply_overrides, list_overridden
     from cavvy.spec.tree import compose_all
 
     text = text.removeprefix("\ufeff")
     notes = ProblemNotes(str(file), text, now)
     documents = compose_all(text, notes)
-    neutral = not len(notes) and names_no_tool(documents)
+    submits = isinstance(file, Path)
+    neutral = submits and not len(notes) and names_no_tool(documents)
     dialect = _named_dialect(options.dialect, notes) or (
-        find_by_path(file) if neutral and isinstance(file, Path) else None
+        find_by_path(Path(file)) if neutral else None
     )
     if (dialect or find_dialect(documents)) is not Dialect.CAVVY:
         found = _parse_other(
@@ -198,11 +199,13 @@ def _parse(
         found = _parse_own(documents, notes, params, is_neutral=neutral and dialect is None)
     changed = options.overrides
     gone = {key for own in list_overridden(changed) for key in _OVERRIDDEN.get(own, ())}
-    return replace(
-        found,
-        tasks=tuple(apply_overrides(task, changed, now) for task in found.tasks),
-        kept=tuple(each for each in found.kept if each.key not in gone),
+    kept = (
+        replace(each, refused=each.refused and not (submits and each.until_submitted))
+        for each in found.kept
+        if each.key not in gone
     )
+    tasks = tuple(apply_overrides(task, changed, now) for task in found.tasks)
+    return replace(found, tasks=tasks, kept=tuple(kept))
 
 
 def _named_dialect(name: str, notes: ProblemNotes) -> Dialect | None:

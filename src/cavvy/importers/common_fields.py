@@ -47,8 +47,8 @@ def read_commit(
     """
     commit = (ref or "").lower()
     if not is_commit(commit):
-        reason = f"a branch or tag moves, and every attempt must run the same; {advice}"
-        kept_keys.refuse(mark, key, reason)
+        reason = f"a branch or tag moves: `cavvy run` submits the commit that it is at, or {advice}"
+        kept_keys.refuse(mark, key, reason, until_submitted=True)
         return Workdir(git=url, commit=ref)
     return Workdir(git=url, commit=commit)
 

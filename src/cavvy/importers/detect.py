@@ -31,7 +31,7 @@ _OURS = _words(
     "window priority keep"
 )
 _OUR_NEEDS = _words(
-    "gpu accelerator cpu disk spot instance providers regions network max_price check"
+    "gpu accelerator cpu disk spot instance providers regions network max_price check options"
 )
 # Keys that only SkyPilot's files have.
 _SKYPILOT = _words(

@@ -16,7 +16,7 @@ class KeptKey:
     """One key of another tool's file that our task does not carry.
 
     `refused`: without it the work would not be what its author asked for, so the file does not run
-    as it is.
+    as it is. `until_submitted`: `cavvy run` says what is missing when it submits the file.
     """
 
     line: int
@@ -24,6 +24,7 @@ class KeptKey:
     key: str  # dotted
     reason: str
     refused: bool = False
+    until_submitted: bool = False
 
     def __str__(self) -> str:
         return f"line {self.line}: `{self.key}`: {self.reason}"
@@ -78,9 +79,11 @@ class TranslationNotes:
         """Keep a key whose absence does not change what the work does."""
         self._add(mark, key, reason, refused=False)
 
-    def refuse(self, mark: SourceMark, key: str, reason: str) -> None:
+    def refuse(
+        self, mark: SourceMark, key: str, reason: str, *, until_submitted: bool = False
+    ) -> None:
         """Keep a key without which the work would be another."""
-        self._add(mark, key, reason, refused=True)
+        self._add(mark, key, reason, refused=True, until_submitted=until_submitted)
 
     def note_at(self, table: Node | None, path: str, reason: str) -> None:
         """Keep a key of `table` by its dotted path; see `note`."""
@@ -130,8 +133,8 @@ class TranslationNotes:
             sorted(self._kept.values(), key=lambda each: (each.line, each.column, each.key))
         )
 
-    def _add(self, mark: SourceMark, key: str, reason: str, *, refused: bool) -> None:
-        kept = KeptKey(line=mark.line, column=mark.column, key=key, reason=reason, refused=refused)
+    def _add(self, mark: SourceMark, key: str, reason: str, **flags: bool) -> None:
+        kept = KeptKey(line=mark.line, column=mark.column, key=key, reason=reason, **flags)
         self._kept.setdefault((mark.line, key, reason), kept)
 
 

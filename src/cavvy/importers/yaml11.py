@@ -69,14 +69,3 @@ def _resolve(
     if value is None or isinstance(value, str | int | float | bool):
         return value
     return UnquotedDate(value)
-
-
-def to_value(node: Node) -> object:
-    """The node as PyYAML would give it: dicts, lists and plain values."""
-    match node:
-        case ScalarNode():
-            return node.value
-        case ListNode():
-            return [to_value(item) for item in node.items]
-        case MapNode():
-            return {key.text: to_value(value) for key, value in node.entries}

@@ -110,6 +110,9 @@ class Manifest:
     )  # feature -> reason, shown to users
     settings: Sequence[ProviderSetting] = ()
     abilities: Sequence[Ability[Any]] = ()  # abilities beyond the four methods of the interface
+    options: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the names in `resources.options` of a task -> what they mean
     prices: str = ""  # a module that defines SOURCE: PriceSource, for `cavvy catalog refresh`
     shares_files: bool = (
         False  # its nodes see the server's own folders; False: checkpoints are uploaded
@@ -159,6 +162,7 @@ class GangSpec:
     disk_gib: int | None = None  # minimum size of the disk; None: the provider's own default
     disk_type: str | None = None  # the provider's own name of a disk type
     network: NetworkNeed | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # the task's, of this provider
     image: str | None = (
         None  # for a provider that starts its nodes from images; elsewhere the agent runs it
     )

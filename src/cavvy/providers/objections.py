@@ -3,7 +3,7 @@
 from cavvy.domain.tasks import Objection, Task
 from cavvy.providers.abilities import CHECKS_TASKS, ability
 from cavvy.providers.base import Provider
-from cavvy.spec.support import refusals
+from cavvy.spec.support import read_options, refusals
 
 
 def list_objections(task: Task, provider: Provider) -> list[Objection]:
@@ -13,4 +13,10 @@ def list_objections(task: Task, provider: Provider) -> list[Objection]:
     }
     checks = ability(provider, CHECKS_TASKS)
     own = checks.check(task) if checks else ()
-    return list(dict.fromkeys([*refusals(task, unsupported), *own]))
+    name, known = provider.manifest.name, provider.manifest.options
+    unknown = [
+        Objection(f"resources.options.{name}.{option}", f"{name} has no such option")
+        for option in read_options(task.resources, name)
+        if option not in known
+    ]
+    return list(dict.fromkeys([*refusals(task, unsupported), *unknown, *own]))

@@ -1,5 +1,6 @@
 """A task in plain words, so that its author can see what was understood."""
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 
@@ -102,6 +103,8 @@ def _storage(need: Resources) -> Iterator[str]:
         yield f"{size}{need.disk_type or ''} disk".replace("  ", " ")
     if need.network is not None and need.network.min_mbps:
         yield f"a network of at least {need.network.min_mbps / 1000:g} Gbit/s"
+    for each in need.options:
+        yield f"options of {each.provider} ({', '.join(json.loads(each.values))})"
 
 
 def _between(low: int | None, high: int | None) -> str:

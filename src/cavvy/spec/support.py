@@ -4,9 +4,11 @@ cannot do.
 The first table is asked while a file is read; `refusals` when a provider is considered.
 """
 
+import json
 from collections.abc import Mapping
+from typing import Any
 
-from cavvy.domain.tasks import NetworkNeed, Objection, SpotPolicy, Task, VolumeKind
+from cavvy.domain.tasks import NetworkNeed, Objection, Resources, SpotPolicy, Task, VolumeKind
 
 # Dotted key -> why nothing honours it yet.
 NOT_YET: Mapping[str, str] = {
@@ -36,6 +38,12 @@ def refusals(task: Task, unsupported: Mapping[str, str]) -> list[Objection]:
         for feature, field, wanted in asked
         if wanted and feature in unsupported
     ]
+
+
+def read_options(need: Resources, provider: str) -> dict[str, Any]:
+    """What the task asks of this provider in its own words, by the option's name."""
+    found = (json.loads(each.values) for each in need.options if each.provider == provider)
+    return next(found, {})
 
 
 def _asks_for_network(need: NetworkNeed | None) -> bool:

@@ -110,6 +110,17 @@ def read_scalar(text: str) -> Scalar | None:
     return text
 
 
+def to_value(node: Node) -> object:
+    """The node's content: dicts, lists and plain values."""
+    match node:
+        case ScalarNode():
+            return node.value
+        case ListNode():
+            return [to_value(item) for item in node.items]
+        case MapNode():
+            return {key.text: to_value(value) for key, value in node.entries}
+
+
 def describe(node: Node) -> str:
     """What a node is, for an error: "a list", "the text 'x'"."""
     match node:

@@ -41,19 +41,20 @@ def read_task(
     file: str, params: Mapping[str, str], options: "ReadOptions | None" = None
 ) -> "LoadedTask":
     """The task in `file` with these parameters; exits with 2 after printing all its problems."""
-    from cavvy.importers import ReadOptions, load_file, load_task
+    from cavvy.importers import ReadOptions, load_task
+    from cavvy.importers.common_fields import is_commit
     from cavvy.spec import SpecError
 
     options, now = options or ReadOptions(), datetime.now(UTC)
     try:
-        found = load_file(file, params, now=now, options=options)
-        workdir = found.task.workdir if found.task is not None else None
-        if (
-            workdir is not None
-            and workdir.git is not None
-            and any(each.key in ("workdir", "repos") for each in found.refused)
-        ):
-            options = _name_commit(options, workdir.git, workdir.commit or "HEAD")
+        loaded = load_task(file, params, now=now, options=options)
+        for each in loaded.source.kept:
+            if each.until_submitted and each.key.startswith("file_mounts"):
+                raise CommandFailure(f"{file}: {each}", "for example --env NAME=VALUE", exit_code=2)
+        workdir = loaded.task.workdir
+        if workdir is None or workdir.git is None or is_commit(workdir.commit or ""):
+            return loaded
+        options = _name_commit(options, workdir.git, workdir.commit or "HEAD")
         return load_task(file, params, now=now, options=options)
     except SpecError as error:
         click.echo(str(error), err=True)

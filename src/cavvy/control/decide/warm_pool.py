@@ -102,7 +102,7 @@ def fits(kept: Attempt, former: Job, job: Job) -> bool:
         for name in ("image", "image_build", "image_login", "grace", "tags")
     ) and all(
         getattr(old.resources, name) == getattr(new.resources, name)
-        for name in ("disk_gib", "disk_type", "network")
+        for name in ("disk_gib", "disk_type", "network", "options")
     )
 
 

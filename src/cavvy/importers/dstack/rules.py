@@ -10,9 +10,8 @@ from cavvy.importers.dstack.scalars import is_text, text, written
 from cavvy.importers.readers import child, flag_at, items, mark_of, text_at
 from cavvy.importers.scalars import fitting
 from cavvy.importers.shapes import ListRule, ScalarRule, ShapeRule
-from cavvy.importers.yaml11 import to_value
 from cavvy.spec.problems import ProblemNotes, shown
-from cavvy.spec.tree import MapNode, Node, ScalarNode
+from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 
 _PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 

@@ -17,9 +17,8 @@ from cavvy.importers.dstack.scalars import read_duration, text, written
 from cavvy.importers.readers import child, items, mark_of, text_at
 from cavvy.importers.scalars import fitting
 from cavvy.importers.shapes import ShapeRule
-from cavvy.importers.yaml11 import to_value
 from cavvy.spec.problems import ProblemNotes, shown
-from cavvy.spec.tree import ListNode, MapNode, ScalarNode
+from cavvy.spec.tree import ListNode, MapNode, ScalarNode, to_value
 
 _SOURCES = ("image", "docker", "python", "nvcc")
 _SYNTHETIC = ("input_tokens", "output_tokens", "shared_prefix_tokens")

@@ -22,11 +22,10 @@ from cavvy.importers.readers import (
     text_at,
 )
 from cavvy.importers.translation_header import WAIT, WAITS, enter_folder, use_python
-from cavvy.importers.yaml11 import to_value
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.paths import check_path
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
-from cavvy.spec.tree import MapNode, Node, ScalarNode
+from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 
 KIND = "dstack"
 TYPES = ("task", "service", "dev-environment", "fleet", "volume", "gateway", "preset")

@@ -1,22 +1,26 @@
 """SkyPilot's `config`: what of it the work would notice, and what is only for SkyPilot."""
 
+import json
 from collections.abc import Collection
 
+from cavvy.domain.tasks import ProviderOptions
 from cavvy.importers.kept_keys import TranslationNotes
-from cavvy.importers.readers import entries
-from cavvy.spec.tree import MapNode, Node
+from cavvy.importers.readers import child, entries
+from cavvy.spec.tree import MapNode, Node, to_value
 
 _CLOUDS = ("aws", "gcp", "azure", "kubernetes", "ssh", "slurm", "vast")  # each has a section
 # Keys that change how SkyPilot gets a node, not what the work finds there.
 _NOTED = frozenset(
     [
         *("active_workspace", "allowed_clouds", "api_server", "daemons", "db", "jobs", "logs"),
-        *("provision", "rbac", "serve", "gcp.enable_gvnic", "gcp.managed_instance_group"),
+        *("provision", "rbac", "serve", "nvidia_gpus", "gcp.enable_gpu_direct"),
+        *("gcp.enable_gvnic", "gcp.managed_instance_group"),
         *("gcp.placement_policy", "gcp.prioritize_reservations", "aws.prioritize_reservations"),
         *(
             f"kubernetes.{key}"
             for key in (
                 *("allowed_contexts", "autoscaler", "custom_metadata", "fuse", "high_availability"),
+                *("dws", "kueue", "quota"),
                 *("networking", "ports", "provision_timeout", "set_pod_resource_limits"),
             )
         ),
@@ -25,18 +29,29 @@ _NOTED = frozenset(
 )
 
 
+def read_options(config: Node | None) -> tuple[ProviderOptions, ...]:
+    """What of the settings a provider honours: fields of pods."""
+    fields = child(child(config, "kubernetes"), "pod_config")
+    if fields is None:
+        return ()
+    values = json.dumps({"pod": to_value(fields)}, default=str)
+    return (ProviderOptions(provider="kubernetes", values=values),)
+
+
 def keep_config(
     config: Node | None, clouds: Collection[str], is_image: bool, kept_keys: TranslationNotes
 ) -> None:
-    """Keep each setting: refused where the work would miss it, on one of `clouds` (any, where there
-    are none named) and in an image or not.
+    """Keep each other setting: refused where the work would miss it, on one of `clouds` (any, where
+    there are none named) and in an image or not.
     """
     for key, section in entries(config):
         keys = entries(section) if isinstance(section, MapNode) else [(key, section)]
         for inner, value in keys:
             path = key.text if inner is key else f"{key.text}.{inner.text}"
             where = f"config.{path}"
-            if isinstance(value, MapNode) and not value.entries:
+            if path == "kubernetes.pod_config" or (
+                isinstance(value, MapNode) and not value.entries
+            ):
                 continue
             if path in _NOTED or key.text in _NOTED:
                 kept_keys.note(inner.mark, where, "it is for SkyPilot itself")

@@ -30,7 +30,13 @@ _UPLOADED = (
 # Stores by name, and clouds that have one -> our scheme for their buckets.
 _STORES = {"s3": "s3", "aws": "s3", "gcs": "gs", "gcp": "gs", "azure": "az"}
 _BLOB = re.compile(r"https://([a-z0-9]+)\.blob\.core\.windows\.net/", re.IGNORECASE)
-_CREDENTIALS = re.compile(r"~/\.(ssh|aws|azure|kube|gnupg|netrc|docker|config/gcloud)(/|$)")
+_CREDENTIALS = re.compile(
+    r"~/\.(ssh|aws|azure|kube|gnupg|netrc|docker|config/gcloud)(/(?!.*\.pub$)|$)"
+)
+
+
+class _UnsetVariable(WrongValue):
+    """A path or name whose variable gets its value from the command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +62,8 @@ def read_mounts(
             target = _read_target(key.text)
             one = _read_mount(value, target, workdir, usual, kept_keys)
         except WrongValue as error:
-            kept_keys.refuse(key.mark, where, str(error))
+            unset = isinstance(error, _UnsetVariable)
+            kept_keys.refuse(key.mark, where, str(error), until_submitted=unset)
             continue
         for note in _list_notes(value, one):
             kept_keys.note(key.mark, where, note)
@@ -97,7 +104,7 @@ def _read_mount(
         volumes = _read_local(paths, target, workdir, kept_keys)
         return TranslatedMounts(volumes=volumes, outputs=outputs)
     if not bucket:
-        raise WrongValue("it names neither a bucket nor a source")
+        raise _UnsetVariable("its bucket or source is empty; --env sets the variable of its name")
     return TranslatedMounts(inputs=(Transfer(source=bucket, target=target),), outputs=outputs)
 
 
@@ -134,7 +141,7 @@ def _list_notes(value: Node, found: TranslatedMounts) -> Iterator[str]:
 def _check_local(path: str, workdir: Workdir | None) -> None:
     """Raises WrongValue where a local path cannot be submitted."""
     if "$" in path:
-        raise WrongValue(f"{path} has a variable without a value; --env sets it")
+        raise _UnsetVariable(f"{path} has a variable without a value; --env sets it")
     if _CREDENTIALS.match(path):
         raise WrongValue(f"{path} holds credentials, which are not sent along; use `secrets`")
     if workdir is not None and workdir.path is None:
@@ -158,7 +165,7 @@ def _read_bucket(table: Node, name: str | None, usual: str) -> str:
     if isinstance(table, ScalarNode) or not name:
         return ""
     if "$" in name:
-        raise WrongValue(f"the bucket {name} has a variable without a value; --env sets it")
+        raise _UnsetVariable(f"the bucket {name} has a variable without a value; --env sets it")
     store = (text_at(table, "store") or usual).lower()
     if store not in (*_STORES, *_STORES.values()):
         raise WrongValue(f"a bucket of the store {store} cannot be reached")
@@ -168,7 +175,7 @@ def _read_bucket(table: Node, name: str | None, usual: str) -> str:
 
 def _read_url(text: str) -> str:
     if "$" in text:
-        raise WrongValue(f"{text} has a variable without a value; --env sets it")
+        raise _UnsetVariable(f"{text} has a variable without a value; --env sets it")
     try:
         return read_source(_BLOB.sub("az://", text))
     except WrongValue as error:

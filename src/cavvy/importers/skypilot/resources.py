@@ -2,12 +2,13 @@
 one, else several.
 """
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from cavvy.domain.tasks import AcceleratorNeed, Resources, Retry, SpotPolicy
+from cavvy.domain.tasks import AcceleratorNeed, ProviderOptions, Resources, Retry, SpotPolicy
 from cavvy.importers.accelerators import BARE_SIZES, TranslatedNeeds, find_needs
 from cavvy.importers.common_fields import read_price, read_tags
 from cavvy.importers.kept_keys import TranslationNotes
@@ -28,6 +29,7 @@ from cavvy.importers.skypilot.needs import (
     read_size,
     split_accelerator,
 )
+from cavvy.spec.problems import SourceMark
 from cavvy.spec.tree import MapNode, Node, ScalarNode
 
 # Keys whose absence changes nothing that the work does -> why.
@@ -96,6 +98,12 @@ def read_request(node: Node | None, kept_keys: TranslationNotes) -> ResourceRequ
     return replace(first, resources=combined)
 
 
+def add_options(needs: Resources, options: tuple[ProviderOptions, ...]) -> Resources:
+    """The resources with these options in every alternative."""
+    found = tuple(replace(each, options=(*each.options, *options)) for each in needs.any_of)
+    return replace(needs, options=(*needs.options, *options), any_of=found)
+
+
 def _list_alternatives(node: MapNode) -> list[MapNode]:
     base = MapNode(
         mark=node.mark, entries=tuple(each for each in node.entries if each[0].text not in _CHOICES)
@@ -103,8 +111,11 @@ def _list_alternatives(node: MapNode) -> list[MapNode]:
     for key in _CHOICES:
         choices = [each for each in items(child(node, key)) if isinstance(each, MapNode)]
         if choices:
-            return [single for each in choices for single in _split(_overlay(base, each))]
-    return list(_split(base))
+            tables = [single for each in choices for single in _split(_overlay(base, each))]
+            break
+    else:
+        tables = list(_split(base))
+    return [single for each in tables for single in _split_by_region(each)]
 
 
 def _has_order(node: MapNode) -> bool:
@@ -143,9 +154,36 @@ def _split(table: MapNode) -> Iterator[MapNode]:
     if not names:
         yield MapNode(mark=table.mark, entries=rest)
     for name in names:
-        key = ScalarNode(mark=mark, text="accelerators", value="accelerators")
-        value = ScalarNode(mark=node.mark if node else mark, text=name, value=name)
-        yield MapNode(mark=table.mark, entries=(*rest, (key, value)))
+        pair = (_scalar("accelerators", mark), _scalar(name, node.mark if node else mark))
+        yield MapNode(mark=table.mark, entries=(*rest, pair))
+
+
+def _split_by_region(table: MapNode) -> Iterator[MapNode]:
+    """One table for each region that has a machine image of its own."""
+    infra, region = text_at(table, "infra") or text_at(table, "cloud"), text_at(table, "region")
+    cloud, _, rest = (infra or "").partition("/")
+    images = [
+        (key, value)
+        for key, value in entries(child(table, "image_id"))
+        if isinstance(value, ScalarNode) and not value.text.startswith(("docker:", "skypilot:"))
+    ]
+    docker = [pair for pair in images if pair[0].text == "docker"]
+    if len(docker) == len(images):
+        yield table
+        return
+    gone = ("cloud", "region", "infra", "image_id")
+    others = tuple(each for each in table.entries if each[0].text not in gone)
+    for key, value in images:
+        if key.text == "docker" or key.text != (region or rest or key.text):
+            continue
+        place = _scalar(f"{cloud}/{key.text}", key.mark)
+        image = MapNode(mark=key.mark, entries=(*docker, (key, value)))
+        here = ((_scalar("infra", key.mark), place), (_scalar("image_id", key.mark), image))
+        yield MapNode(mark=table.mark, entries=(*others, *here))
+
+
+def _scalar(text: str, mark: SourceMark) -> ScalarNode:
+    return ScalarNode(mark=mark, text=text, value=text)
 
 
 def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> ResourceRequest:
@@ -153,6 +191,7 @@ def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> Re
     kept_keys.keep_listed((key for key, _ in entries(table)), _REFUSED, _NOTED, "resources.")
     providers, regions = _read_place(table, kept_keys)
     cpus, memory, per_cpu = _read_amounts(table)
+    image, options = _read_image(table, providers, kept_keys)
     resources = Resources(
         instance=text_at(table, "instance_type"),
         accelerators=_read_accelerators(table, kept_keys, spare=spare),
@@ -167,10 +206,11 @@ def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> Re
         providers=providers,
         regions=regions,
         max_rate=read_price(table, "max_hourly_cost"),
+        options=options,
     )
     return ResourceRequest(
         resources=resources,
-        image=_read_image(table, providers, kept_keys),
+        image=image,
         tags=read_tags(table, "labels"),
         priority=_read_priority(table, kept_keys),
         retry=_read_recovery(table, kept_keys),
@@ -275,33 +315,31 @@ def _names(node: Node | None) -> list[str]:
 
 def _read_image(
     table: MapNode, providers: tuple[str, ...], kept_keys: TranslationNotes
-) -> str | None:
+) -> tuple[str | None, tuple[ProviderOptions, ...]]:
+    """The container's image, and the machine's as an option of its provider."""
     node = child(table, "image_id")
     if node is None:
-        return None
+        return None, ()
     values = _list_images(node)
-    docker = values.pop("docker", None)
-    images = {
-        each.removeprefix("docker:") for each in values.values() if each.startswith("docker:")
-    }
-    images |= {docker.removeprefix("docker:")} if docker else set()
-    machines = [each for each in values.values() if not each.startswith("docker:")]
+    docker = values.pop("docker", "")
+    boxes = [each for each in (docker, *values.values()) if each.startswith("docker:")]
+    images = {each.removeprefix("docker:") for each in (docker, *boxes) if each}
+    machines = [each for each in values.values() if each not in boxes]
     if machines and "kubernetes" in providers and not images:
         images, machines = set(machines), []
     mark, key = mark_of(table, "image_id"), "resources.image_id"
+    if len(images) > 1:
+        kept_keys.refuse(mark, key, "an image of its own for each region cannot be said here")
+    image = min(images) if images else None
     usual = [each for each in machines if each.startswith("skypilot:")]
     if usual:
         kept_keys.note(mark, key, f"{usual[0]} is SkyPilot's own; the provider's usual one is used")
-    machines = [each for each in machines if each not in usual]
-    if machines:
-        kept_keys.refuse(
-            mark,
-            key,
-            f"the machine image {machines[0]} cannot be chosen yet; name a container's image",
-        )
-    if len(images) > 1:
-        kept_keys.refuse(mark, key, "an image of its own for each region cannot be said here")
-    return min(images) if images else None
+    elif machines and len(providers) != 1:
+        kept_keys.refuse(mark, key, f"the machine image {machines[0]} needs its cloud: infra")
+    elif machines:
+        option = json.dumps({"image": machines[0]})
+        return image, (ProviderOptions(provider=providers[0], values=option),)
+    return image, ()
 
 
 def _list_images(node: Node) -> dict[str, str]:

@@ -9,9 +9,8 @@ from cavvy.importers.key_tables import KeyTables
 from cavvy.importers.shapes import is_null
 from cavvy.importers.skypilot.needs import RULES, SHAPES
 from cavvy.importers.skypilot.scalars import FLAG, TEXT, choice, number, text, whole
-from cavvy.importers.yaml11 import to_value
 from cavvy.spec.problems import ProblemNotes
-from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
+from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value
 
 
 def _check_storage(table: MapNode, notes: ProblemNotes) -> None:

@@ -11,15 +11,14 @@ from cavvy.importers.common_fields import read_commit, read_name
 from cavvy.importers.kept_keys import Translation, TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, int_at, items, mark_of, text_at
 from cavvy.importers.shapes import is_null
-from cavvy.importers.skypilot.config import keep_config
+from cavvy.importers.skypilot.config import keep_config, read_options
 from cavvy.importers.skypilot.mounts import read_mounts
 from cavvy.importers.skypilot.needs import unalias
-from cavvy.importers.skypilot.resources import read_request
+from cavvy.importers.skypilot.resources import add_options, read_request
 from cavvy.importers.skypilot.rules import GROUP_HEADER, SERIAL_HEADER, TASK, VOLUME, is_safe_name
 from cavvy.importers.translation_header import WAIT, WAITS
-from cavvy.importers.yaml11 import to_value
 from cavvy.spec.problems import ProblemNotes, SourceMark, slug
-from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
+from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value
 
 KIND = "SkyPilot"
 _LATER = {
@@ -200,7 +199,8 @@ def _translate_task(
     request = read_request(child(table, "resources"), kept_keys)
     env, secrets = _read_variables(table, kept_keys)
     clouds = {name for each in request.resources.choices for name in each.providers}
-    keep_config(child(table, "config"), clouds, request.image is not None, kept_keys)
+    config = child(table, "config")
+    keep_config(config, clouds, request.image is not None, kept_keys)
     workdir = _read_workdir(table, kept_keys)
     mounts = read_mounts(table, workdir, clouds, kept_keys)
     setup, run = text_at(table, "setup"), text_at(table, "run") or ""
@@ -216,7 +216,7 @@ def _translate_task(
         setup=setup,
         tags=request.tags,
         priority=request.priority,
-        resources=request.resources,
+        resources=add_options(request.resources, read_options(config)),
         nodes=int_at(table, "num_nodes") or 1,
         image=request.image,
         workdir=workdir,

@@ -40,9 +40,11 @@ class MachineImages:
         self._known: dict[tuple[str, str], MachineImage] = {}
         self._resolved: dict[tuple[str, str], tuple[datetime, str]] = {}
 
-    async def choose(self, region: str, shape: InstanceShape) -> MachineImage:
-        """Raises Refused if there is none, TryAgain."""
-        named = str(self._settings.get("image") or "")
+    async def choose(self, region: str, shape: InstanceShape, wanted: str = "") -> MachineImage:
+        """The image that the task wants, else that of the settings, else AWS's own. Raises Refused
+        if there is none, TryAgain.
+        """
+        named = wanted or str(self._settings.get("image") or "")
         if not named:
             named = (_DEEP_LEARNING if shape.nvidia else _PLAIN).format(arch=shape.architecture)
         if not named.startswith("ami-"):

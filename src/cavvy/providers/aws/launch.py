@@ -151,7 +151,7 @@ class AwsLauncher:
         chooses = bool(disks) and zone is None
         subnet = await self._choose_subnet(gang, shape, launch_options, zones, chooses=chooses)
         reserved = await self._reserve(offer, gang.nodes)
-        image = await self._images.choose(offer.region, shape)
+        image = await self._images.choose(offer.region, shape, str(gang.options.get("image") or ""))
         together = gang.nodes > 1 and shape.efa > 0 and shape.cluster
         return AwsGangRecord(
             name=gang.name,

@@ -58,6 +58,7 @@ MANIFEST = Manifest(
     visibility_delay=timedelta(seconds=30),
     notices=NOTICES,
     notice=timedelta(minutes=2),
+    options={"image": "the machine image: an AMI's id, or a parameter's name"},
     settings=(
         text(
             "regions",

@@ -43,6 +43,7 @@ MANIFEST = Manifest(
         CLOSEABLE,
     ),
     visibility_delay=timedelta(0),
+    options={"pod": "fields of its pods, merged as in a patch: {spec: {…}, metadata: {…}}"},
     settings=(
         text(
             "kubeconfig",

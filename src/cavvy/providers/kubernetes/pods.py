@@ -12,6 +12,7 @@ from cavvy.domain.tasks import Volume, VolumeKind
 from cavvy.providers.base import GangSpec
 from cavvy.providers.kubernetes.cluster import SPOT, KubernetesNode
 from cavvy.providers.kubernetes.options import PodOptions
+from cavvy.providers.kubernetes.pod_overlay import overlay_pod
 
 Object = dict[str, Any]
 
@@ -106,12 +107,13 @@ def make_pod(
         "ownerReferences": [owner.reference],
     }
     join_queue(metadata, options.queue, spec.name, spec.nodes)
-    return {
+    pod = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": metadata,
         "spec": _pod_spec(spec, rank, node, options, agent),
     }
+    return overlay_pod(pod, spec.options.get("pod") or {})
 
 
 def _pod_spec(

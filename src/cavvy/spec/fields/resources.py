@@ -1,10 +1,11 @@
 """The `resources` section: what each node must have."""
 
+import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cavvy.domain.tasks import NetworkNeed, NodeCheck, Resources, SpotPolicy
+from cavvy.domain.tasks import NetworkNeed, NodeCheck, ProviderOptions, Resources, SpotPolicy
 from cavvy.domain.units import parse_rate
 from cavvy.spec.fields.accelerators import ACCELERATORS
 from cavvy.spec.fields.amounts import CPUS, DISK_SIZE, MEMORY, speed_kind
@@ -13,6 +14,7 @@ from cavvy.spec.fields.kinds import (
     FieldSpec,
     ListKind,
     ScalarKind,
+    Schema,
     SectionReader,
     ValueKind,
     WrongValue,
@@ -25,8 +27,8 @@ from cavvy.spec.fields.kinds import (
     section,
     text_kind,
 )
-from cavvy.spec.problems import shown
-from cavvy.spec.tree import ScalarNode, describe
+from cavvy.spec.problems import ProblemNotes, shown
+from cavvy.spec.tree import MapNode, Node, ScalarNode, describe, to_value
 
 
 def _read_spot(node: ScalarNode) -> SpotPolicy:
@@ -97,6 +99,31 @@ _CHECK = section(
     link=FieldSpec(speed_kind("10Gbps"), to=("link_mbps",)),
 )
 _GPU = FieldSpec(ACCELERATORS, to=("accelerators",))
+
+
+@dataclass(frozen=True, slots=True)
+class _OptionsKind:
+    """A table for each provider, of which only the provider knows the keys."""
+
+    words: str = "providers' names, each with a table of its options"
+    schema: Schema = field(
+        default_factory=lambda: {"type": "object", "additionalProperties": {"type": "object"}}
+    )
+
+    def takes(self, node: Node) -> bool:
+        return isinstance(node, MapNode)
+
+    def read(self, node: Node, notes: ProblemNotes) -> tuple[ProviderOptions, ...] | None:
+        pairs = node.entries if isinstance(node, MapNode) else ()
+        if not pairs or not all(isinstance(value, MapNode) for _, value in pairs):
+            notes.add(node.mark, f"{describe(node)} cannot stand here", expected=self.words)
+            return None
+        return tuple(
+            ProviderOptions(provider=key.text, values=json.dumps(to_value(value)))
+            for key, value in pairs
+        )
+
+
 # The keys of the whole section and of each alternative.
 _ONE: dict[str, ValueKind | FieldSpec] = {
     "instance": text_kind("an instance type's name such as p5.48xlarge", _read_instance),
@@ -122,6 +149,7 @@ _ONE: dict[str, ValueKind | FieldSpec] = {
         to=("max_rate",),
     ),
     "check": either(FLAG, lambda wanted: NodeCheck() if wanted else None, _CHECK),
+    "options": _OptionsKind(),
 }
 Alternative = tuple[dict[str, Any], frozenset[str]]  # what it says, and which keys it has
 
