@@ -21,8 +21,9 @@ from tests.unit.cli_client import (
     make_node,
 )
 
-from cavvy.cli import down, synonyms
+from cavvy.cli import down
 from cavvy.cli.main import COMMANDS, cli
+from cavvy.cli.view import synonyms
 from cavvy.client import ApiError, wire
 from cavvy.domain.tasks import StartWindow, Task
 

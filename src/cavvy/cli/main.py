@@ -84,7 +84,7 @@ class LazyGroup(click.Group):
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             from difflib import get_close_matches
 
-            from cavvy.cli.synonyms import find_advice
+            from cavvy.cli.view.synonyms import find_advice
 
             advice = find_advice(args[0])
             close = get_close_matches(args[0], COMMANDS, n=1)
