@@ -27,7 +27,7 @@ LOOK_S = 3.0
 HURRY_S = 0.5  # seconds between checks when the node is about to go
 RESTLESS_S = 300.0  # seconds after which a constantly changing folder is reported
 VOIDS = 5  # failed uploads in a row after which a constantly changing file is reported
-LAST_TRIES = 3  # at the end, when the folder no longer changes
+LAST_TRIES = 3  # tries after the work's end, when the folder no longer changes
 
 
 class CheckpointSync(SidecarProcess):
@@ -47,7 +47,9 @@ class CheckpointSync(SidecarProcess):
         super().__init__(loop, config, say, min(LOOK_S, every_s / 4) if every_s else LOOK_S)
         self._folder = folder
         found = list_folder(folder)
-        self._safe = self._last = fingerprint(found)  # what the next attempt would restore anyway
+        self._safe = self._last = fingerprint(
+            found
+        )  # the checkpoint that the next attempt would restore anyway
         self._newest_ns = newest(found)
         self._began_ns = time.time_ns()
         self._restless_since = 0.0

@@ -114,7 +114,7 @@ class ReclaimSignal(ConfigRecord):
     """
 
     source: str
-    seconds: float  # seconds between SIGTERM and SIGKILL
+    seconds: float  # grace period in seconds, between SIGTERM and SIGKILL
     unless: (
         str | None
     )  # if this file exists, Cavvy is removing the gang; None: the removal comes as an order
@@ -211,7 +211,7 @@ class RankPaths:
         self.status_file = home + "/status"
         self.exit_file = home + "/exit.json"
         self.undelivered_file = home + "/undelivered"  # there while an exited agent owes messages
-        self.phase_file = home + "/phase"  # of a container: setup, failed or run
+        self.phase_file = home + "/phase"  # phase of a container: setup, failed or run
 
 
 class AgentConfig(ConfigRecord, RankPaths):
@@ -301,7 +301,7 @@ class CheckConfig(ConfigRecord):
     link_mbps: float = 0  # speed between two nodes; 0: measured but not judged
     kind: str = ""  # model of each GPU, "" if unknown
     memory_mib: int = 0
-    bandwidth_gbs: float = 0  # of the GPU's memory, from its data sheet
+    bandwidth_gbs: float = 0  # data-sheet bandwidth of the GPU's memory
 
 
 class WorkdirConfig(ConfigRecord):

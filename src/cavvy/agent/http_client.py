@@ -123,7 +123,9 @@ class BlockingClient:
             if self._connection is None:
                 self._connection = connect(address)
             path = f"{address.prefix}/agent/v1/{route}?gang={self._config.gang}{query}"
-            with suppress(BrokenPipeError, ConnectionResetError):  # a refusal amid the body
+            with suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # a refusal in the middle of the body
                 self._connection.request(method, path, body, headers)  # type: ignore[arg-type]  # bytes or a reader
             return self._connection.getresponse()
         except FAULTS:

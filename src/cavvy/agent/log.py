@@ -24,7 +24,7 @@ class LogSpool:
         self._segments: list[list[int]] = []  # [position, size], oldest first
         self._held: dict[int, bytearray] = {}  # segments held in memory, by position
         self._file = -1
-        self.size = 0  # of the whole output so far, dropped bytes included
+        self.size = 0  # length of the whole output so far, including dropped bytes
         self._acked = 0
         self._load()
 
@@ -115,7 +115,9 @@ class LogSpool:
 
     def _hold(self, data: bytes) -> None:
         if self._segments and not self._segments[-1][1]:
-            self._drop(len(self._segments) - 1)  # a file that was created but could not be written
+            self._drop(
+                len(self._segments) - 1
+            )  # path of a file that was created but could not be written
         kept = data[: max(0, HELD - sum(map(len, self._held.values())))]
         last = self._segments[-1] if self._segments else [-1, 0]
         if kept and last[0] in self._held and sum(last) == self.size:

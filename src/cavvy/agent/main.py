@@ -95,7 +95,9 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
         runner.claim(waits_s)
     loop.run()
     if runner.keep_s:
-        signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # one that arrives now is for the next agent
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, ENDS
+        )  # work that arrives now is left to the next agent
         loop.close()
     mark_debt(config, runner.owes)
     if not deliver or not runner.owes:

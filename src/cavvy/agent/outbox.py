@@ -18,7 +18,7 @@ VOLATILE = (
     "progress",
     "telemetry",
 )  # only the newest values count; a dead server queues none
-VOLATILE_S = 0.5  # seconds between two of them while nothing else is sent
+VOLATILE_S = 0.5  # minimum seconds between two volatile messages when nothing else is sent
 REWRITE_BYTES = 256 * 1024
 LAST_SECOND = 253402300799.0  # seconds up to the year 9999, the last that can be formatted
 

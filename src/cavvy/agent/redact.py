@@ -40,7 +40,7 @@ class Redactor:
         for match in self._pattern.finditer(data):
             if match.start() < at:
                 continue
-            if match.start() >= hold:  # a longer secret may begin here
+            if match.start() >= hold:  # a longer secret may begin at this position
                 break
             parts += [data[at : match.start()], MASK]
             at = match.end()

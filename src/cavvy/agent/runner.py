@@ -65,10 +65,8 @@ KILL_WAIT_S = (
 )
 FAREWELL_S = 2.0  # seconds that an agent tries to deliver the rest after an order to leave
 LONGEST_SAVE_S = 86400.0  # longest checkpoint time that a task may report
-# If a batch system signals the work and the agent at once: seconds to wait for the agent's own
-# signal after the work's end, by whether the work failed.
 SIGNAL_WAIT_S = {True: 0.5, False: 0.05}
-DELIVER_S = 20.0  # seconds that an agent which only delivers keeps trying
+DELIVER_S = 20.0  # seconds that an agent keeps trying if it only delivers
 
 
 class RankRunner:

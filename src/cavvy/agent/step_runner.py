@@ -61,8 +61,10 @@ class StepRunner:
         self._gpus: WorkProcess | None = None
         self._sweeper: WorkProcess | None = None
         self._streams: PipeStreams | None = None
-        self.checkpoint_sync: CheckpointSync | None = None  # where checkpoints are handed over
-        self._checkpoints: CheckpointWatcher | None = None  # where they are not
+        self.checkpoint_sync: CheckpointSync | None = (
+            None  # uploads checkpoints that are not on shared storage
+        )
+        self._checkpoints: CheckpointWatcher | None = None  # watches those on shared storage
         self.output_sync: OutputSync | None = None  # sends outputs while the work runs
         self._result: dict[str, object] = {}
         self._check_until: float | None = None

@@ -205,7 +205,10 @@ class LoopConnection(RequestConnection):
         if family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         code = connection.connect_ex(target)  # type: ignore[arg-type]  # what getaddrinfo gave for this family
-        if code not in (0, errno.EINPROGRESS):  # a full queue of a Unix socket is EAGAIN: later
+        if code not in (
+            0,
+            errno.EINPROGRESS,
+        ):  # EAGAIN means a full queue of a Unix socket: retry later
             raise OSError(code, errno.errorcode.get(code, str(code)))
         self._wrapped = False
         if code == 0 and not self._address.tls:

@@ -15,8 +15,8 @@ from cavvy.api.wire import reply
 from cavvy.client.wire import ErrorBody
 
 AGENT = "/agent/v1/"
-BOOT = "/boot/v1/"  # files by hash, without a token
-NODES = "/nodes/v1/"  # joined machines; the route checks their token
+BOOT = "/boot/v1/"  # paths of files by hash, without a token
+NODES = "/nodes/v1/"  # paths for joined machines; the route checks their token
 HEALTH = "/v1/health"
 
 

@@ -23,9 +23,9 @@ from cavvy.api.state_dir import peer_is_us
 
 HEAD_BYTES = 64 * 1024  # the client's own limit; nginx has 32 KiB, h11 64 KiB
 HEADERS = 100  # the limit of http.client and Apache
-HEAD_S = 10.0  # seconds for a whole head, and for a handshake
-WAITING = 512  # connections without a request, at one listener
-WAITING_EACH = 64  # of one address
+HEAD_S = 10.0  # seconds for a complete head, and for a handshake
+WAITING = 512  # maximum connections without a request, at one listener
+WAITING_EACH = 64  # maximum connections without a request from one address
 _ACCEPTED = 100  # connections accepted per call
 _REST_S = 1.0  # pause of the listener when the process has no free files
 _LINGER_S = 1.0  # seconds for the answer to a refused head while the peer keeps sending
@@ -80,9 +80,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._head = 0  # bytes of the parts that were complete
         self._rest = 0  # bytes since a part was complete
         self._discarded = 0
-        self._whole = True  # no request is half read
+        self._whole = True  # no request is partly read
         self._in_head = False
-        self._proven = False  # it has shown a valid token
+        self._proven = False  # the connection has shown a valid token
         self._timer: asyncio.TimerHandle | None = None
         self._address = ""
 
@@ -99,7 +99,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_no_more()
-        if self.transport is not None:  # like a failed handshake
+        if self.transport is not None:  # closes like after a failed handshake
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -155,7 +155,7 @@ class _Server:
         servers = _make_servers(auth, [listener, *extra], node_endpoint)
         async with asyncio.TaskGroup() as group:
             serving = [group.create_task(server.serve(own)) for server, own in servers]
-            # uvicorn reports its start by this flag only
+            # uvicorn reports its start only by this flag
             while not (  # noqa: ASYNC110
                 all(server.started for server, _ in servers) or any(each.done() for each in serving)
             ):

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from cavvy.api.errors import ApiProblem
 from cavvy.api.notifier import ChangeNotifier
 
-_KEPT_BYTES = 8 * 1024 * 1024  # of output that no client has read yet; more waits at the agent
+_KEPT_BYTES = (
+    8 * 1024 * 1024
+)  # bytes of output that no client has read yet; more waits at the agent
 _SESSION_BYTES = 4 * 1024 * 1024  # bytes in transit in each direction
 _PIECE = 256 * 1024  # bytes of one answer
 _ABANDONED_S = 90.0  # seconds without a request for output after which the user has gone
@@ -97,7 +99,9 @@ class JobExecs:
         found.taken = True
         end = found.start + len(found.data)
         found.data += data[max(0, end - offset) :]
-        if len(found.data) > _KEPT_BYTES and not found.session:  # not read in time: keep the newest
+        if (
+            len(found.data) > _KEPT_BYTES and not found.session
+        ):  # the user was too slow: keep only the newest bytes
             surplus = len(found.data) - _KEPT_BYTES
             del found.data[:surplus]
             found.start += surplus

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from cavvy.domain.messages import AgentMessage
 from cavvy.store.documents import plain
 
-LARGEST = 1 << 50  # bytes of one file or log; in practice the disk limits it
+LARGEST = 1 << 50  # bytes of one file or log; in practice, the disk is the limit
 _LONGEST_S = 30 * 86400  # seconds that a notice or the saving of a checkpoint may last
 _TEXT = 8192  # characters of a text for people; the rest is cut
 _FAULT = 300  # characters of a fault's text

@@ -25,8 +25,8 @@ PURCHASES: dict[SpotPolicy, tuple[Purchase, ...]] = {
 }
 # distance of another region, provider or purchase option; 1 is twice the price or half the size
 ELSEWHERE = 1.0
-OTHER_ACCELERATOR = 20.0  # farther than another number of the one that was asked for
-UNKNOWN = 1.5  # a fact that the offer does not state
+OTHER_ACCELERATOR = 20.0  # worse than a different number of the requested accelerator
+UNKNOWN = 1.5  # distance of a property that the offer does not state
 
 
 def first_failing(offer: Offer, need: Resources) -> Constraint | None:

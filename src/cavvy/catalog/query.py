@@ -16,7 +16,7 @@ from cavvy.domain.tasks import Resources
 class Constraint(StrEnum):
     """Why an offer does not fit, in the order of the checks."""
 
-    PURCHASE = "purchase"  # spot or on-demand
+    PURCHASE = "purchase"  # the purchase option: spot or on-demand
     ACCELERATOR = "accelerator"
     COUNT = "accelerator count"
     ACCELERATOR_MEMORY = "accelerator memory"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cavvy.client.wire import JobDetail
 
 _POLL_S = 0.5
-_START_S = 1800  # to get a node and set it up, before the minute begins
+_START_S = 1800  # time to get a node and set it up, before the minute begins
 
 
 @click.command("bench")
@@ -167,7 +167,7 @@ def _watch(client: "Client", project: str, name: str, seconds: float) -> tuple[f
     `work.rates`.
     """
 
-    seen: list[tuple[float, float]] = []  # when, and how many samples were done
+    seen: list[tuple[float, float]] = []  # time of the report, and number of finished samples
     key = "-"
     ends = time.monotonic() + _START_S
     while time.monotonic() < ends:

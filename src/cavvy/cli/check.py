@@ -26,7 +26,7 @@ class ProviderFinding:
     docs: str = ""
     file: str = ""  # the settings file
     enabled: bool
-    off: bool = False  # by `enabled = false`
+    off: bool = False  # disabled by `enabled = false`
     problem: str = ""  # why it cannot be used, "" if it can
     facts: Sequence[tuple[str, str]] = ()  # its identity and what it sees
     settings: Mapping[str, object] = field(default_factory=dict)  # in force

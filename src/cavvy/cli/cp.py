@@ -74,7 +74,7 @@ def command(source: str, target: str, project: str, quiet: bool) -> None:
             with_tunnel(
                 project, far, lambda tunnel: _send(tunnel, Path(source).expanduser(), path, bar)
             )
-    except OSError as error:  # of a local file; errors of the node are CommandFailures already
+    except OSError as error:  # local errors; errors on the node are CommandFailures already
         if error.filename is None:
             raise
         raise CommandFailure(
@@ -264,7 +264,7 @@ async def _find_target(tunnel: "NodeTunnel", source: Path, path: str) -> str:
     try:
         if read_item("", (await tunnel.call("stat", path=path))[0]).kind == stat.S_IFDIR:
             return f"{path}/{source.resolve().name}"
-    except RemoteError:  # it will be created
+    except RemoteError:  # the target will be created
         if path.endswith("/") and not source.is_dir():
             hint = "create it first, for example with `cavvy exec`, or omit the final /"
             raise CommandFailure(f"{path}: there is no such folder on the node", hint) from None

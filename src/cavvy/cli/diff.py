@@ -75,7 +75,7 @@ def _cell(name: str, value: object, output: str) -> object:
         )
     if output == "table":
         if isinstance(value, bool):
-            return str(value).lower()  # as the task file has it
+            return str(value).lower()  # with the spelling of the task file
         if name == "result.spent_usd" and isinstance(value, float):
             return f"{value:.6f}"
     return value

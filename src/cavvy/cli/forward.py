@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cavvy.client.tunnel.mux import Fields, NodeTunnel, TunnelChannel
 
 _LAST_PORT = 65535
-_GREETING_S = 5.0  # until a connection from the node arrives at this machine
+_GREETING_S = 5.0  # time for a connection from the node to reach this machine
 _LOOPBACK = {"127.0.0.1", "localhost"}
 
 
@@ -107,7 +107,7 @@ async def _is_here(tunnel: "NodeTunnel") -> bool:
                 await met.wait()
         finally:
             channel.close()
-    except (RemoteError, TimeoutError):  # the port is closed, or another program's
+    except (RemoteError, TimeoutError):  # the port is closed, or belongs to another program
         return False
     finally:
         server.close()

@@ -43,7 +43,7 @@ def command(
     with session() as client:
         made = client.invite(name=name, group=group, valid_s=valid_h * 3600)
     line = made.python if by_python else made.shell
-    if background:  # an argument of the script, which the two commands pass differently
+    if background:  # an option of the script, which the two commands pass differently
         before, after = (
             ('"--",', '"--","--background",')
             if by_python

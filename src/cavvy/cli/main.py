@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the CLI; called by the `cavvy` script."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller, as `cavvy ps >&-` does
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it lives as long as the process
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - the file lives as long as the process
     try:
         try:
             cli.main(args=list(arguments) if arguments is not None else None, prog_name="cavvy")
@@ -134,4 +134,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         click.echo(f"error: cannot write: {error.strerror}", err=True)
-        os._exit(1)  # the remaining buffer cannot be written either
+        os._exit(1)  # the rest of the buffer cannot be written either

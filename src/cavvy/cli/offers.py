@@ -89,7 +89,7 @@ def command(output: str, accelerators: bool, **given: object) -> None:
         raise click.ClickException(str(error)) from error
 
 
-# How the rows differ that a constraint rejected, as in "1,200 cost more".
+# How rejected rows differ, by constraint, as in "1,200 cost more".
 _FAULTS = {
     "purchase": "are sold in another way",
     "accelerator": "have other accelerators or none",

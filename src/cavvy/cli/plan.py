@@ -103,7 +103,9 @@ def show_plan(task: "Task") -> None:
 
 
 def _print_notes(answers: "Sequence[_Answer]", output: str) -> None:
-    warnings = [warning for each in answers for warning in each.warnings]  # the JSON has them
+    warnings = [
+        warning for each in answers for warning in each.warnings
+    ]  # only the JSON lists them
     notes = [f"warning: {each}" for each in warnings if output != "json"]
     notes += [f"note: {problem}" for each in answers for problem in each.offered.problems]
     for note in dict.fromkeys(notes):

@@ -8,7 +8,7 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.packages import extra_command
 
 PRICE = "CAVVY_PRICE_USD_HR"
-PATIENCE_S = 10.0  # for extra rounds if the windows are short
+PATIENCE_S = 10.0  # time for extra rounds if the windows are short
 
 
 script_argument = click.argument(

@@ -81,7 +81,7 @@ def _answers(server: ServerFile) -> bool:
             client.send("GET", "/v1/health")
         except Unreachable:
             return False
-        except ApiError:  # an error is an answer too
+        except ApiError:  # an error also proves that a server answers
             return True
         return True
 

@@ -93,7 +93,7 @@ def _start_once(home: str, deadline: float) -> StartupReport:
     finally:
         os.close(reader)
         if process.poll() is None:
-            process.returncode = 0  # the server outlives this process, so it is not waited for
+            process.returncode = 0  # no wait for the server, which outlives this process
     return word
 
 

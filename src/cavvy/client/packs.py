@@ -8,8 +8,8 @@ module.
 import re
 from collections.abc import Iterable
 
-PACK_BYTES = 8 * 1024 * 1024  # of a whole pack
-PACK_BLOBS = 2048  # in a pack; storing more would take too long for one request
+PACK_BYTES = 8 * 1024 * 1024  # maximum bytes of a whole pack
+PACK_BLOBS = 2048  # maximum blobs in a pack; storing more would take too long for one request
 SMALL = 256 * 1024  # bytes of the largest blob in a pack; a larger one is sent alone
 
 _HEAD = re.compile(rb"([0-9a-f]{64})([0-9]{1,7})\n")

@@ -64,7 +64,7 @@ class ClientConnection:
         try:
             with suppress(
                 BrokenPipeError, ConnectionResetError
-            ):  # it may have said why before it stopped to listen
+            ):  # the server may have sent the reason before it stopped listening
                 self._send(connection, head, body)
             return self._read_answer(connection)
         except ConnectionLost:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cavvy.client.client import Client
 
 _CONNECTIONS = 4
-_ASK_AT_ONCE = 5000  # names in one question: 335 kB
+_ASK_AT_ONCE = 5000  # names per request: 335 kB
 _PART = 1024 * 1024
 _PACK = PACK_BYTES // 4  # small enough to show progress on a slow connection
 _TRIES = 3

@@ -37,7 +37,7 @@ class SubmitRequest(Ask, frozen=True, kw_only=True):
 
     text: str | None = None
     task: Raw | UnsetType = UNSET
-    path: str = "task"  # the file name in errors
+    path: str = "task"  # the file name for error messages
     params: dict[str, Scalar] = {}
     origin: Raw | UnsetType = UNSET
     name: str | None = None
@@ -73,7 +73,7 @@ class JobListing(Answer, frozen=True, kw_only=True):
     exit_code: int | None
     placement: str | None
     spent_micros: int
-    held: bool = False  # not in the queue: a schedule, or a window that has not begun
+    held: bool = False  # not in the queue: waits for a schedule, or for a window
 
 
 class JobPage(Answer, frozen=True, kw_only=True):
@@ -109,7 +109,7 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     gang: str
     placement: str
     offer: Raw
-    rate_micros_per_hour: int  # of one node
+    rate_micros_per_hour: int  # price of one node
     phase: str
     reason: str
     outcome: str | None
@@ -319,7 +319,9 @@ class ExecAsk(Ask, frozen=True, kw_only=True):
 
     command: list[str] = []
     rank: int = 0
-    session: bool = False  # instead of a command: a remote session for `client.tunnel`
+    session: bool = (
+        False  # true: open a remote session for `client.tunnel` instead of running a command
+    )
 
 
 class ExecStarted(Answer, frozen=True, kw_only=True):
@@ -389,7 +391,7 @@ class BlobsMissing(Answer, frozen=True, kw_only=True):
     """The blobs that the server does not have yet."""
 
     missing: list[str]
-    direct: bool = False  # they are uploaded to the job's bucket instead of the server
+    direct: bool = False  # checkpoints are uploaded to the job's bucket instead of the server
 
 
 class BlobsStored(Answer, frozen=True, kw_only=True):

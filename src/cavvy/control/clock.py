@@ -47,7 +47,7 @@ class VirtualClock:
         return self._start + timedelta(seconds=asyncio.get_running_loop().time())
 
     async def sleep_until(self, when: datetime) -> None:
-        while (left := when - self.now()) > timedelta(0):  # noqa: ASYNC110 - a wake-up may come one rounding error early
+        while (left := when - self.now()) > timedelta(0):  # noqa: ASYNC110 - sleep may end one rounding error early
             await asyncio.sleep((left + _SLACK).total_seconds())
 
     async def rest(self) -> None:

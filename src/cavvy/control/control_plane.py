@@ -50,7 +50,7 @@ from cavvy.store.checkpoints.folders import CheckpointFolders
 
 _HOSTS = "hosts"  # the worklist key under which shared hosts are published
 _HOSTS_EVERY = timedelta(minutes=1)
-_ROOM_PAUSE = timedelta(seconds=2)  # between checks for space on a full disk
+_ROOM_PAUSE = timedelta(seconds=2)  # time between checks for space on a full disk
 _SIGNALS_PAUSE = timedelta(seconds=15)
 _log = logging.getLogger(__name__)
 

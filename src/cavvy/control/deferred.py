@@ -48,7 +48,7 @@ class Deferred:
         return getattr(self._store, name)
 
     def as_store(self) -> Store:
-        return cast(Store, self)  # finds the other methods by name
+        return cast(Store, self)  # delegates all other methods by name
 
     # Writing
 
@@ -80,7 +80,7 @@ class Deferred:
                     return
                 except (
                     StoreError
-                ) as error:  # another writer changed its rows: they are decided anew
+                ) as error:  # another writer changed the rows, so they are decided anew
                     _log.warning("the kept changes cannot be written", exc_info=error)
                 del self._kept[0]
             self._jobs, self._attempts, self._nodes = {}, {}, {}

@@ -183,7 +183,7 @@ class GangOperator:
             longest=longest and max(timedelta(0), longest - rows.ran(self._clock.now())),
             allocations=tuple(sorted(mine, key=lambda allocation: allocation.rank)),
             labels={**task.tags, "project": job.project, "job": job.name},
-            volumes=[  # folders are the agent's own
+            volumes=[  # the agent has its own folders
                 each for each in task.volumes if each.kind is not VolumeKind.FOLDER
             ],
             grace=task.grace,

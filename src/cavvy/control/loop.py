@@ -12,7 +12,7 @@ from cavvy.control.worklist import Worklist
 
 _FIRST_PAUSE = timedelta(
     seconds=1
-)  # after a key's first failure; doubles with each failure in a row
+)  # delay after a key's first failure; doubles with each failure in a row
 _LONGEST_PAUSE = timedelta(minutes=2)
 _log = logging.getLogger(__name__)
 

@@ -70,7 +70,7 @@ class ProviderPool:
                 for each in {
                     **before,
                     **self._placed,
-                }.values():  # also those placed while providers were asked
+                }.values():  # also gangs placed while providers were asked
                     if each.key in capacities:
                         take(self._snapshot.used, capacities[each.key], each.nodes)
             return self._snapshot
@@ -182,7 +182,7 @@ class ProviderPool:
             return market
         try:
             return replace(market, volumes=await self._call(name, holder.volumes(), OFFERS_TIMEOUT))
-        except ProviderError as error:  # a task without volumes runs all the same
+        except ProviderError as error:  # a task without volumes can run anyway
             problems = (*market.problems, SilentPlace(name, str(error)))
             return replace(market, blind=frozenset({name}), problems=problems)
 

@@ -47,8 +47,10 @@ from cavvy.store.base import AllocationConflict, AtomicWrite, RowNotFound, Stale
 _HEAD = 16  # jobs read by one pass
 _DEEP = 1000  # jobs read by a pass that looks behind a blocked head
 _HOSTS = "hosts"  # the control plane's key: shared hosts are published again
-_SOON = timedelta(milliseconds=200)  # until a kept gang that was not ready is tried again
-_LOOK_AGAIN = timedelta(seconds=5)  # while jobs wait: capacity may have returned without a signal
+_SOON = timedelta(milliseconds=200)  # delay until a kept gang that was not ready is tried again
+_LOOK_AGAIN = timedelta(
+    seconds=5
+)  # interval while jobs wait: capacity may have returned without a signal
 
 
 class QueueReconciler:

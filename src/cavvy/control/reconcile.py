@@ -39,7 +39,7 @@ from cavvy.domain.units import HourlyRate, Money
 from cavvy.store.base import RowNotFound, StaleVersion
 
 QUEUE = "queue"  # the queue reconciler's key on the same worklist
-_LONGEST = timedelta(days=1)  # between two looks at a job with a limit
+_LONGEST = timedelta(days=1)  # time between two looks at a job with a limit
 _STEPS = 50  # steps of one pass; the next pass does the rest
 _AT_ONCE = timedelta(0)
 

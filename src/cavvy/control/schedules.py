@@ -79,7 +79,7 @@ class ScheduleReconciler:
         try:
             text = f"run {(await self._submit(job, run.task, run.run_id)).name} begins"
         except StaleVersion:
-            text = "its run had already started"  # by this server, before a crash
+            text = "its run had already started"  # created by this server before a crash
         return hold_schedule(job, schedule, run.run_id, text, now)
 
     async def _unfinished(self, job: Job) -> Job | None:

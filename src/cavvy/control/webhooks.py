@@ -26,7 +26,7 @@ from cavvy.store.objects.http import check_host
 
 _PREFIX = "webhook:"
 _TRIES = 10
-_FIRST_PAUSE = timedelta(seconds=5)  # doubles: 5 s, 10 s, ... 21 min; 43 min in all
+_FIRST_PAUSE = timedelta(seconds=5)  # delay, which doubles: 5 s, 10 s, ... 21 min; 43 min in all
 _TIMEOUT_S = 10
 _MOST_SAID = 200  # characters of a problem: a receiver that does not speak HTTP is quoted
 _LATELY = timedelta(hours=2)

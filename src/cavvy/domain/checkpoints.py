@@ -17,7 +17,7 @@ class CheckpointFile:
     size: int = 0  # bytes
     mode: int = 0o644
     mtime_ns: int = 0  # modification time: programs look for their newest file by it
-    link: str | None = None  # target of a link
+    link: str | None = None  # for a link: its target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,11 +40,11 @@ class GangSeen:
     name: str
     state: GangState
     engine_id: str = ""
-    reason: str = ""  # for people: why it waits or ended
+    reason: str = ""  # why it waits or ended, for people
     preempted: bool = False  # ended because the provider reclaimed it
     exit_code: int | None = None
     eta: datetime | None = None
     nodes: Sequence[NodeSeen] = ()
     rates: Sequence[
         tuple[datetime, HourlyRate]
-    ] = ()  # of one node, since when; () means the offer's rate throughout
+    ] = ()  # price of one node and its start time; () means the offer's rate throughout

@@ -83,7 +83,8 @@ JOB_ENDS = frozenset({JobPhase.DONE, JobPhase.FAILED, JobPhase.STOPPED})
 
 ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
     AttemptPhase.LAUNCHING: {
-        AttemptPhase.BOOTING: "the provider accepted the launch, or turned out to have accepted it",
+        AttemptPhase.BOOTING: "when the provider accepted the launch the launch, or turned out to "
+        "have accepted it",
         AttemptPhase.ENDING: (
             "the launch failed or is no longer wanted; nodes that may exist are removed"
         ),
@@ -156,7 +157,7 @@ class StopCause(StrEnum):
     """Why a job is to be stopped."""
 
     USER = "user"
-    BUDGET = "budget"  # or the ceiling to which the user consented
+    BUDGET = "budget"  # or the consented ceiling
     DURATION = "duration"
     DEADLINE = "deadline"
 
@@ -174,7 +175,7 @@ class RunOrigin:
     """The origin of a run, so that it can be repeated and compared."""
 
     task_text: str = ""  # the file as submitted
-    dialect: str = ""  # the tool that the file is for; "": as its keys say
+    dialect: str = ""  # the tool that the file is for; "": detected from its keys
     overrides: str = ""  # a YAML table with keys of the task file, which replaces the file's values
     commit: str | None = None
     diff: str | None = None  # uncommitted changes, unified
@@ -214,13 +215,13 @@ class Job:
     held_until: datetime | None = None
     last_run: str | None = None  # for a schedule: the id of the last run it started
     attempt: int = 0  # number of the latest attempt; 0 before the first
-    stop_reason: str | None = None  # set: the job is to be stopped, for this reason
+    stop_reason: str | None = None  # set: the job must be stopped, for this reason
     stop_cause: StopCause | None = None
     exit_code: int | None = None
     ended_at: datetime | None = None
     consented: bool = False  # may run on offers that cost money
     ceiling: Money | None = (
-        None  # the most that the user consented to spend; None: no ceiling of its own
+        None  # the maximum that the user consented to spend; None: no separate ceiling
     )
     retries: dict[str, int] = field(default_factory=dict)  # failures and moves so far by kind
     avoid: dict[str, datetime] = field(
@@ -281,7 +282,7 @@ class Attempt:
     phase: AttemptPhase = AttemptPhase.LAUNCHING
     reason: str = ""
     outcome: AttemptOutcome | None = None
-    failure: FailureKind | None = None  # if the outcome does not tell it
+    failure: FailureKind | None = None  # the failure kind, if the outcome does not imply it
     exit_code: int | None = None
     first_failed_rank: int | None = None
     created_at: datetime
@@ -296,14 +297,14 @@ class Attempt:
         None  # when it took over a warm gang; earlier time belongs to another attempt
     )
     kept_since: datetime | None = None
-    kept_until: datetime | None = None  # the gang is kept no longer, whether a job comes or not
+    kept_until: datetime | None = None  # end of the keep time, whether a job comes or not
     missed_looks: int = 0  # consecutive looks in which the provider did not know the gang
-    missed_since: datetime | None = None  # the first of them
+    missed_since: datetime | None = None  # time of the first of these looks
     drill_until: datetime | None = None  # when a fire drill, or the job's move, reclaims the gang
     moved: bool = False  # the job leaves the gang by its own decision: no preemption
     checkpoint_at: datetime | None = None  # newest complete checkpoint
-    checkpoint_bytes: int = 0  # its size
-    # how long the work stood still for it, as far as known
+    checkpoint_bytes: int = 0  # size of that checkpoint
+    # how long the work paused for it, if known
     checkpoint_cost: timedelta | None = None
     checkpoint_rate: float | None = None  # bytes per second of its upload or write
     checkpoint_every: timedelta | None = (

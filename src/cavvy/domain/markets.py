@@ -34,7 +34,7 @@ class Observation:
     market: str  # Offer.key
     kind: ObservationKind
     at: datetime
-    seconds: float = 0.0  # how long it took or lasted
+    seconds: float = 0.0  # duration or lifetime
     nodes: int = 1
     rate: HourlyRate | None = None
     text: str = ""

@@ -35,15 +35,15 @@ class AgentMessage:
     """
 
     seq: int  # counts from 1, without gaps
-    at: datetime  # by the node's clock
+    at: datetime  # time on the node's clock
     kind: str  # a MessageKind; other kinds come from newer agents and are acknowledged
     setup_reused: bool = False  # running
     values: dict[str, float | str] = field(default_factory=dict)  # progress, telemetry
     bytes: int = 0  # checkpoint
     files: int = 0  # checkpoint
     newest_at: datetime | None = None  # checkpoint
-    number: int | None = None  # checkpoint that was handed over
-    sent: int = 0  # checkpoint that was handed over: bytes that had to be sent
+    number: int | None = None  # the uploaded checkpoint
+    sent: int = 0  # the uploaded checkpoint: bytes that had to be sent
     seconds: float | None = (
         None  # notice: how long until the node is reclaimed; checkpoint: how long the upload took
     )
@@ -123,7 +123,7 @@ class CheckWork:
     link_mbps: float = 0  # speed between two nodes; 0: measured but not judged
     kind: str = ""  # model of each GPU, "" if unknown
     memory_mib: int = 0
-    bandwidth_gbs: float = 0  # of the GPU's memory, from its data sheet
+    bandwidth_gbs: float = 0  # data-sheet bandwidth of the GPU's memory
 
 
 _URL = since(EQUIPPED, "inputs or outputs at a URL", lambda end: "://" in end)
@@ -135,7 +135,7 @@ class TransferWork:
 
     source: str = field(metadata=_URL)
     target: str = field(metadata=_URL)
-    mode: str = field(  # or "stream", for an input
+    mode: str = field(  # "copy" or "stream", for an input
         default="copy", metadata=since(EQUIPPED, "inputs as streams", lambda mode: mode != "copy")
     )
     every_s: float | None = field(  # for an output: also sent while the work runs

@@ -39,7 +39,7 @@ class Offer:
     network_mbps: int | None = None
     purchase: Purchase = Purchase.ON_DEMAND
     rate: HourlyRate
-    minimum_charge: timedelta = timedelta(0)  # billed even if the node lives shorter
+    minimum_charge: timedelta = timedelta(0)  # minimum billed time, even if the node ends earlier
     capacity: int | None = None
     pool: str = ""
     shared: bool = False

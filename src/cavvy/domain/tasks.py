@@ -58,7 +58,7 @@ class NetworkNeed:
     security_groups: tuple[str, ...] = ()
     key: str | None = None  # a key pair that the provider knows
     public_ip: bool | None = (
-        None  # whether a node gets a public address; None: as the provider's network is set up
+        None  # whether a node gets a public address; None: the network's default
     )
 
     @property
@@ -109,7 +109,7 @@ class Resources:
     providers: tuple[str, ...] = ()
     regions: tuple[str, ...] = ()  # region names or areas such as eu, us, asia
     network: NetworkNeed | None = None
-    max_rate: HourlyRate | None = None  # of one node
+    max_rate: HourlyRate | None = None  # maximum price of one node
     check: NodeCheck | None = None
     options: tuple[ProviderOptions, ...] = ()
     any_of: tuple[
@@ -262,7 +262,7 @@ class WindowSpan:
 
     days: tuple[int, ...]
     start_minute: int
-    end_minute: int  # at most 1440
+    end_minute: int  # minutes of a day, at most 1440
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +338,7 @@ class Task:
     resources: Resources = Resources()
     nodes: int = 1
     image: str | None = None
-    image_build: ImageBuild | None = None  # instead of `image`
+    image_build: ImageBuild | None = None  # builds the image; excludes `image`
     image_login: str | None = None  # the name of a secret, USER:PASSWORD for the image's registry
     workdir: Workdir | None = None
     env: dict[str, str] = field(default_factory=dict)
@@ -353,7 +353,7 @@ class Task:
     window: StartWindow | None = None
     work: Workload | None = None
     webhooks: tuple[Webhook, ...] = ()
-    grace: timedelta = timedelta(seconds=10)  # between SIGTERM and SIGKILL
+    grace: timedelta = timedelta(seconds=10)  # grace period between SIGTERM and SIGKILL
     keep: timedelta = timedelta(
         0
     )  # how long its nodes are kept, and billed, for the project's next job

@@ -32,7 +32,7 @@ _DEVICES = {
 }
 _LONG = timedelta(
     hours=2
-)  # a cooldown longer than failures explain is a refusal: a person must act
+)  # a cooldown longer than any failure causes means a refusal: a person must act
 
 Objections = Callable[[Task, str], Sequence[Objection]]  # why a provider cannot run a task at all
 

@@ -18,7 +18,7 @@ from cavvy.planner.risk import CHECKPOINT_COST, SPOT_PREEMPTIONS_PER_HOUR, check
 FAILURES_PER_NODE_HOUR = 419 / (54 * 24 * 16384 / 8)
 # The assumed upload rate of a node per second without a measurement: 1 Gbit/s.
 ASSUMED_BYTES_PER_S = 125e6
-PRIOR_NODE_HOURS = 24.0  # the assumed weight of a prior: a day of own observations counts as much
+PRIOR_NODE_HOURS = 24.0  # the assumed weight of a prior: as much as one day of observations
 SHORTEST = timedelta(seconds=1)
 _LONGEST_S = 3.2e10  # longer times than a thousand years are cut off
 SAME = 0.1  # a new interval this close to the old one is not reported

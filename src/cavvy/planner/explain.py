@@ -57,7 +57,7 @@ class Explanation:
 
     considered: int
     kept: int
-    rejections: tuple[Rejection, ...]  # in the order in which the constraints are checked
+    rejections: tuple[Rejection, ...]  # in the order in which constraints are checked
     misses: tuple[OfferMiss, ...]  # nearest first
 
 

@@ -12,7 +12,9 @@ from cavvy.planner.work import MACHINE_START
 _PRIOR_HOURS = 10.0  # node life, at SPOT_PREEMPTIONS_PER_HOUR
 _PRIOR_BOOTS = 2.0  # boots, at MACHINE_START each
 _PRIOR_LAUNCHES = 2.0  # half of them granted
-FIRST_REST = timedelta(seconds=60)  # after a refusal; doubles with each further refusal in a row
+FIRST_REST = timedelta(
+    seconds=60
+)  # cooldown after a refusal; doubles with each further refusal in a row
 LONGEST_REST = timedelta(minutes=30)
 NO = frozenset({ObservationKind.REFUSED, ObservationKind.TAKEN, ObservationKind.FAILED})
 
@@ -25,9 +27,9 @@ class MarketRecord:
     granted: int = 0
     refused: int = 0
     refused_at: datetime | None = None
-    lost_at: datetime | None = None  # when a gang there was last preempted or failed
+    lost_at: datetime | None = None  # when a gang in this market was last preempted or failed
     boots: int = 0
-    boot_s: float = 0.0  # of all boots together
+    boot_s: float = 0.0  # mean over all boots
     lives: int = 0
     taken: int = 0
     failed: int = 0

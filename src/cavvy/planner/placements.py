@@ -14,7 +14,7 @@ from cavvy.domain.units import HourlyRate, Money
 class Objective(StrEnum):
     """What the first placement is best at."""
 
-    COST = "cost"  # total cost where the work is stated, else price per hour
+    COST = "cost"  # orders by total cost if the work is stated, else by price per hour
     TIME = "time"  # expected finish
 
 
@@ -51,7 +51,7 @@ class Placement:
     run_time: timedelta | None = None  # duration of the remaining work, undisturbed
     wall_time: timedelta | None = None  # from the launch to the end of the work, losses included
     finish: datetime | None = None
-    cost: Money | None = None  # nodes and egress
+    cost: Money | None = None  # cost of nodes and egress
     spot_loss: SpotLoss | None = None
     egress: Money | None = (
         None  # egress cost of the stated output; None: its size or the price is unknown
@@ -101,7 +101,7 @@ class LimitMiss:
     change: str  # e.g. "raise limits.budget to $20.00"
     excess: float  # estimate divided by the first broken limit, above 1
     doubtful: bool = False  # offers with no expected end come last
-    broken: int = 1  # how many limits it breaks; `text` and `change` name all
+    broken: int = 1  # number of broken limits; `text` and `change` name all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ HOPELESS = 100.0
 class InterruptedRun:
     """The expected course of a run with interruptions."""
 
-    wall_time: timedelta  # the first start included
+    wall_time: timedelta  # includes the first start
     preemptions: float
 
 

@@ -18,7 +18,7 @@ def explain_misplaced(
     For a `blind` provider, whose volumes are unknown, the answer is no, so that no volume is
     created twice.
     """
-    bound: set[str | None] = set()  # the zones in which all volumes so far are
+    bound: set[str | None] = set()  # the zones of all volumes so far
     first = ""
     own = [each for each in volumes if each.provider == offer.provider]
     for name in [v.source for v in task.volumes if v.kind is VolumeKind.NAMED and v.keep]:

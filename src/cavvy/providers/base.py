@@ -63,12 +63,12 @@ class Feature(StrEnum):
     SPOT = "spot"
     GANG = "gang"  # gangs of more than one node
     IMAGE = "image"
-    BUILD = "build"  # build the image from the user's own Dockerfile, on the node
-    LOGIN = "login"  # log in to an image's registry with a secret of the task
-    VOLUMES = "volumes"  # the provider's own volumes, by name
-    MOUNTS = "mounts"  # folders of the node, and NFS, mounted for the task
+    BUILD = "build"  # supports building the image from the user's own Dockerfile, on the node
+    LOGIN = "login"  # supports login to an image's registry with a secret of the task
+    VOLUMES = "volumes"  # supports the provider's own volumes, by name
+    MOUNTS = "mounts"  # supports folders of the node, and NFS, mounted for the task
     NETWORK = "network"
-    DISK = "disk"  # a chosen disk size or type
+    DISK = "disk"  # supports a chosen disk size or type
     SELF_END = "self-end"  # a node ends itself if it loses the control plane
     CAPACITY = "capacity"  # reports free capacity
     NOTICE = "notice"  # announces that it will reclaim a node
@@ -92,7 +92,7 @@ class ProviderSetting:
 
     name: str
     kind: SettingKind
-    unit: str = ""  # "" where the value has none
+    unit: str = ""  # "" if the value has no unit
     default: Scalar | None = None
     consequence: str
     minimum: float | None = None  # bounds of a number, inclusive
@@ -143,7 +143,7 @@ class GangSpec:
     """The gang to start. The agent receives everything else (the work, its secrets) with its
     claim."""
 
-    name: str  # deterministic and unique; contains the installation's id; at most 63 of [a-z0-9-]
+    name: str  # deterministic, unique, with the installation's id; at most 63 of [a-z0-9-]
     installation: str
     offer: Offer
     nodes: int

@@ -20,7 +20,7 @@ class RandomAccessFiles:
         if handle is None:
             fresh = os.open(self.paths[number], os.O_RDONLY)
             handle = self._open.setdefault(number, fresh)
-            if handle != fresh:  # another thread was faster
+            if handle != fresh:  # another thread has created it
                 os.close(fresh)
         data = os.pread(handle, size, offset)  # does not move a shared file position
         if len(data) != size:

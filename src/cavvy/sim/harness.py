@@ -26,7 +26,7 @@ from cavvy.store.base import StoreError
 from cavvy.store.memory import MemoryStore
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
-_LOOK = timedelta(minutes=1)  # how often the harness checks whether the scenario is over
+_LOOK = timedelta(minutes=1)  # how often the harness checks whether the scenario has ended
 
 
 def play(scenario: SimScenario) -> ScenarioResult:

@@ -92,7 +92,7 @@ class JobTrace:
     nodes: Sequence[Sequence[Node]]  # by attempt
     events: Sequence[Event]
     charges: Sequence[Charge]
-    observations: Sequence[Observation] = ()  # in the markets that it used
+    observations: Sequence[Observation] = ()  # observations of the markets that it used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

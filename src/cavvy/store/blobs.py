@@ -22,7 +22,7 @@ from msgspec.json import Decoder
 
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 
-_FOLDERS = 8  # whose lists of parts are remembered: 10 MB for 100,000 files
+_FOLDERS = 8  # manifests whose lists are cached: 10 MB for 100,000 files
 _SYNCS = 8  # files flushed together: the journal writes waiting ones at once
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -175,7 +175,7 @@ class ManifestEntry(Struct, frozen=True, kw_only=True):
     """A file, or a link, of a frozen working folder."""
 
     path: str
-    sha256: str | None = None  # None: a link
+    sha256: str | None = None  # None for a link
 
 
 class FolderManifest(Struct, frozen=True, kw_only=True):

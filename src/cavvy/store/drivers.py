@@ -42,7 +42,7 @@ class DatabaseDriver:
     """
 
     url: str  # postgresql://…; sqlite:///path
-    path: Path | None  # of the SQLite file
+    path: Path | None  # path of the SQLite file
     journal: str = "wal"
 
     @property

@@ -160,7 +160,7 @@ NODES: RowReader[Node] = RowReader("SELECT document FROM nodes", lambda row: dec
 
 _JOBS = RowCodec(Job, "jobs", only=JOB_FIELDS, columns={"user": "user_name"})
 JOB_COLUMNS = (*_JOBS.columns, "priority", "rest", "document")
-_APART = ("rest", "document", "task", "origin")  # columns after the codec's own
+_APART = ("rest", "document", "task", "origin")  # columns read after the codec's own
 
 
 def job_values(job: Job, document: int) -> list[object]:

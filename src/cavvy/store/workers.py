@@ -95,7 +95,7 @@ class StoreWorkers:
             return [self._alone(session, task, read) for task in tasks]
         if len(tasks) == 1:
             return [self._alone(session, tasks[0], write)]
-        # outside of the try, to wait for locks without limit once, not for each work
+        # outside of the try, so that a lock is waited for once, not for each work
         session.begin()
         try:
             return _write_group(session, tasks)

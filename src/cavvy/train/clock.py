@@ -15,7 +15,7 @@ class StepRecord:
 
     step: int
     rank: int
-    samples: int  # of all ranks
+    samples: int  # samples of all ranks
     seconds: float = 0.0  # from the beginning of this step to that of the next
     parts: dict[str, float] = field(
         default_factory=dict

@@ -11,9 +11,7 @@ import torch
 from cavvy.train.device import TrainDevice
 from cavvy.train.parallel.reduce import local
 
-SPARE = (
-    0.08  # share of the device's memory: for fragments, and workspaces of kernels for larger sizes
-)
+SPARE = 0.08  # share of memory reserved for fragments and larger workspaces of kernels
 NO_MEMORY = (
     "out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",

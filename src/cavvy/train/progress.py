@@ -16,8 +16,8 @@ from cavvy.train.world import RankWorld
 
 log = logging.getLogger("cavvy.train")
 
-PACE_S = 1.0  # between two reports: reading a loss waits for the device
-LOG_S = 30.0  # between two lines in a log without a terminal
+PACE_S = 1.0  # seconds between two reports: reading a loss waits for the device
+LOG_S = 30.0  # seconds between two lines in a log without a terminal
 # each reported value, and its text for people: before and after the number, and its format
 SHOWN = {
     "samples_per_s": ("", "/s", ".4g"),

@@ -216,7 +216,9 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
                 fake_tensor.DataDependentOutputException,
             ) as error:
                 raise RuntimeError(_explain_size(name)) from error
-            if func is torch.ops.aten.topk.default:  # samples times choices, and among how many
+            if (
+                func is torch.ops.aten.topk.default
+            ):  # number of samples times choices, and number of experts
                 routed, experts = out[0].numel(), args[0].shape[args[2] if len(args) > 2 else -1]
             for each in filter(torch.is_tensor, tree_leaves(out) if routed else ()):
                 each.routed = routed, experts
@@ -254,7 +256,7 @@ def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> _Made
     if name == "bincount":
         return _count_most(args, count, experts if routed else 0)
     if name == "repeat_interleave" and routed and not kwargs.get("output_size"):
-        return [((routed,), torch.int64)]  # by the number of choices of each expert
+        return [((routed,), torch.int64)]  # sizes by the number of choices of each expert
     if name in ("_unique2", "unique_dim", "unique_consecutive"):
         return _unique_most(args, min(count, experts) if routed else count)
     return []

@@ -37,7 +37,7 @@ class StepGradients:
         wish: Callable[[], int],
     ) -> None:
         self.placed = placed
-        self.said = 0  # the highest request of all ranks after the step
+        self.said = 0  # the highest exit or save request of all ranks
         self._world, self._numbers, self._micro, self._clock, self._wish = (
             world,
             numbers,
@@ -87,7 +87,7 @@ class StepGradients:
         most = self._micro.size or max(batch.size // (2 * pipeline.stages), 1)
         size = next(
             n for n in range(most, 0, -1) if batch.size % n == 0
-        )  # they are all of one size
+        )  # all micro-batches have one size
         with self._forward():
             mean, _ = self._attempt(
                 partial(pipeline.step, loss, batch, size, self._averaged_over), size, seed
@@ -119,7 +119,7 @@ class StepGradients:
             known = {self._micro.key: self._micro.size}
             raise OutOfMemory(text, known) from error.with_traceback(
                 None
-            )  # that would keep the activations alive
+            )  # a reference would keep the activations alive
 
     def _passes(self, loss: Loss, batch: Batch, size: int) -> Any:
         """All ranks make the same number of passes; one with fewer samples repeats a pass with

@@ -29,7 +29,7 @@ _BATCHES = (
     16,
     64,
 )  # multiples of the traced batch for which the peak should be right
-_SHARES = (1, 1 / 8, 0)  # of the gradients
+_SHARES = (1, 1 / 8, 0)  # bytes of the gradients
 _BLOCK = 512  # bytes: PyTorch's caching allocator rounds every request up to a multiple
 
 
@@ -100,7 +100,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
         """The number of the tensor's storage, new or known."""
         try:
             storage = tensor.untyped_storage()
-        except NotImplementedError:  # sparse tensors and the like keep theirs elsewhere
+        except NotImplementedError:  # sparse tensors and similar ones have no such storage
             return -1
         number = self._ids.get(storage._cdata)
         if number is None:

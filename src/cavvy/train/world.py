@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from cavvy.train.device import TrainDevice, pick
 
-PATIENCE = timedelta(minutes=10)  # for a rank without a value
+PATIENCE = timedelta(minutes=10)  # how long to wait for a rank's value
 
 
 class RankWorld:

@@ -19,8 +19,8 @@ MORE_WORKERS = 16  # a window skips prepared batches, but not for longer than th
 LOOKED_AT = 24  # samples to read separately
 FAR = 4.0  # a stall this many times as long as reading has another cause
 MOST_ROUNDS = 5  # this many times the requested rounds, while windows are short
-SEEN = 4  # how often something in few steps has to be seen
-LONGEST, LONGEST_S = 500, 30.0  # of a window for rare events: steps, seconds
+SEEN = 4  # number of times that a rare event must be seen
+LONGEST, LONGEST_S = 500, 30.0  # limits of a window for rare events: steps, seconds
 MOST_TRACED = 100  # steps of such a window: all their operations stay in memory
 PAUSES = 3  # passes between two observed ones
 # if one rank waits this share of a stall longer than the others, the stall is that rank's
@@ -417,7 +417,7 @@ class Diagnoser:
     def _saw_seldom(self, rank: int) -> bool:
         """Whether a rare event between steps occurred in an observed step."""
         for told in (window.ranks[rank] for window in self._looked_at()):
-            every = told["every"]["between"]  # also those skipped at first
+            every = told["every"]["between"]  # including steps skipped at first
             if max(every[-len(told["steps"]) :]) > self._every.level("between", rank, every):
                 return True
         return False
@@ -553,7 +553,7 @@ class Diagnoser:
             return
         interval = self._facts["interval"]
         if interval is None:
-            return  # chosen by Cavvy: at most 1 % of the time
+            return  # Cavvy chose the interval: at most 1 % of the time
         stalls = []
         for _ in range(self._rounds):
             told = self._session.measure("saving", steps=self._steps, skip=self._skip)

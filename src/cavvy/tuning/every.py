@@ -13,7 +13,7 @@ FAR = 3.0  # a step that takes this many times the usual time had an extra event
 class StepSample(NamedTuple):
     seconds: float
     is_clean: bool
-    is_far: bool  # it took much longer than others
+    is_far: bool  # it took much longer than the others
 
 
 class StepHistory:

@@ -25,7 +25,7 @@ class CostFinding:
 class Diagnosis:
     facts: dict[str, Any]
     step_s: float
-    seconds: dict[str, list[float]]  # of a step, by mode, one for each round
+    seconds: dict[str, list[float]]  # seconds of a step, by mode, one for each round
     findings: list[CostFinding]
 
     @property

@@ -16,7 +16,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-START_S = 600.0  # until the first step: imports, compilation, the first data
+START_S = 600.0  # time until the first step: imports, compilation, the first data
 WINDOW_S = 600.0
 
 
@@ -105,7 +105,7 @@ class TuningSession:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # and the processes that it started
+            os.killpg(self._process.pid, signal.SIGKILL)  # also ends the processes that it started
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -19,7 +19,7 @@ class PlanTrial:
     exact: bool  # results stay the same to the last bit
     before_s: float
     after_s: float
-    gain: PairedDifference | None  # None: it could not run
+    gain: PairedDifference | None  # None: the change could not run
     kept: bool
     error: str = ""
 

@@ -16,7 +16,7 @@ OPEN, OPENED, FAILED, DATA, ERR, EOF, EXIT, CLOSE, CREDIT, CONTROL, CALL, REPLY,
     1, 14
 )
 WINDOW = 1024 * 1024
-CHUNK = 64 * 1024  # the most data in one frame
+CHUNK = 64 * 1024  # maximum data bytes of one frame
 
 
 def encode_frame(number: int, kind: int, payload: bytes = b"") -> bytes:

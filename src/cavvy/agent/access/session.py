@@ -86,8 +86,8 @@ class SessionChannel:
         self.number = number
         self.sources: dict[int, int] = {}  # file -> kind of frame
         self.sink = -1
-        self.credit = WINDOW  # that we may still send to the peer
-        self.waiting = bytearray()  # for the sink
+        self.credit = WINDOW  # bytes that may still be sent to the peer
+        self.waiting = bytearray()  # bytes waiting for the sink
         self.ended = False  # the sink gets no more data
         self.child: subprocess.Popen[bytes] | None = None
         self.terminal = False

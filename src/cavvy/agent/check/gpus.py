@@ -18,8 +18,8 @@ BLOCK = 256 << 20
 PIECE = 4 << 20  # bytes of random data, repeated within a block
 SPARED = 512 << 20  # bytes of free memory left for the driver and a display
 LEAST_BLOCKS = 4
-LEAST_TOTAL = 0.9  # share of the model's memory; error correction and the driver
-LEAST_FREE = 0.8  # share of the GPU's memory
+LEAST_TOTAL = 0.9  # share of the model's memory; drivers and error correction use the rest
+LEAST_FREE = 0.8  # share of the total memory
 COMPLEMENT = bytes(255 - value for value in range(256))
 UNCORRECTED, SINCE_BOOT = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 

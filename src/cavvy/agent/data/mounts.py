@@ -143,7 +143,7 @@ def link(source: str, path: str) -> None:
     if os.path.islink(path) and os.path.realpath(path) == os.path.realpath(source):
         return
     if os.path.islink(path) and not os.path.exists(path):
-        os.unlink(path)  # left by an attempt whose home folder is gone
+        os.unlink(path)  # left over from an attempt whose home folder is gone
     if os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path):
         os.rmdir(path)
     if os.path.lexists(path):

@@ -15,7 +15,7 @@ from ..disk import read_text
 DRIVER = "/sys/module/nvidia/version"
 
 # The oldest Linux driver that runs every minor release of a CUDA major version, from "CUDA Minor
-# Version Compatibility" and, before 11, by "CUDA Toolkit and Corresponding Driver Versions" of
+# Version Compatibility" and, before 11, from "CUDA Toolkit and Corresponding Driver Versions" of
 # docs.nvidia.com/cuda/cuda-toolkit-release-notes.
 OLDEST_DRIVERS = (
     ((13, 0), "580"),

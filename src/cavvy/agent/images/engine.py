@@ -76,7 +76,7 @@ def write_login(folder: str, image: str, login: str) -> None:
     )
     names = (
         [registry] if registry != HUB else [HUB, "docker.io"]
-    )  # docker's name for it, and podman's
+    )  # the registry's name in docker, and in podman
     auth = base64.b64encode(f"{user}:{password}".encode()).decode()
     os.makedirs(folder, mode=0o700, exist_ok=True)
     auths = {name: {"auth": auth} for name in names}

@@ -67,7 +67,7 @@ def read_kernel(since_s: float, path: str = _KERNEL_LOG) -> str:
             try:
                 record = os.read(handle, 8192)
             except BrokenPipeError:
-                continue  # the entry was overwritten meanwhile: the next one is there
+                continue  # the entry was overwritten meanwhile; the next one follows
             except OSError:
                 break
             if not record:

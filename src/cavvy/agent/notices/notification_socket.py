@@ -70,7 +70,7 @@ class NotificationSocket:
             listener.bind(self.path)
             os.chmod(self.path, 0o600)
             listener.listen(BACKLOG)
-        except OSError as error:  # a file system without sockets; the file and the signal remain
+        except OSError as error:  # the file system has no sockets; the file and the signal remain
             complain(f"cannot create the notice socket at {self.path}: {error}")
             listener.close()
             self.path = ""

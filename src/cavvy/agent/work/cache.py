@@ -41,7 +41,7 @@ def touch(path: str, *, make: bool = False) -> bool:
         if make:
             os.close(open_private(path))
         os.utime(path)
-    except OSError:  # missing, another user's, or on a read-only disk
+    except OSError:  # the entry is missing, another user's, or on a read-only disk
         return os.path.exists(path)
     return True
 
@@ -65,7 +65,7 @@ def sweep(cache: str, *, limit: float | None = None) -> int:
     for used, size, path in parts:
         idle = now - used
         if idle < YOUNG_S or (idle < AGE_S and total <= most):
-            break  # all the following were used later
+            break  # all following entries were used later
         if _remove(path, used):
             total -= size
     return 0
@@ -126,7 +126,9 @@ def _remove(path: str, used: float) -> bool:
             mark = path + "/finished"
             if os.path.exists(mark) and os.stat(mark).st_mtime > used:
                 return False
-            remove_tree(mark)  # first, so that a partly removed setup does not count as finished
+            remove_tree(
+                mark
+            )  # delete the mark first, so that a partly removed setup does not count as finished
             remove_tree(path + "/tree")
             remove_tree(path + "/dir")
             remove_tree(path + "/venv")

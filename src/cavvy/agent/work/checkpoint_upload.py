@@ -169,7 +169,8 @@ class CheckpointUpload:
             except FileNotFoundError as error:
                 raise FileChanged(entry[0]) from error
             except OSError:
-                # more files than may be open: the rest is opened and checked when it is read
+                # there are more files than may be open: the rest is opened and checked when it is
+                # read
                 break
 
     def copy(self) -> None:
@@ -394,7 +395,7 @@ def restore(
             fetch(config, found["files"], folder, tell, direct=bool(found.get("direct")))
         except TransferFailed as error:
             if tries_left and not isinstance(error, StorageTimeout):
-                continue  # a newer one has replaced it
+                continue  # a newer checkpoint has replaced it
             raise
         files = len(found["files"])
         size = f"{files} file{'' if files == 1 else 's'}, {found['bytes'] / 2**20:.1f} MiB"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MARK = b"CAVVY_PROGRESS "
 LONGEST_LINE = 65536  # bytes; a longer line is not a progress line
-LONGEST_TEXT = 1000  # maximum characters of one value
+LONGEST_TEXT = 1000  # maximum maximum characters of one value
 MOST_VALUES = 100
 TELEMETRY_S = 10.0
 CHECKPOINT_S = 3.0
@@ -61,7 +61,7 @@ class ProgressScanner:
             changed = found.st_mtime_ns
             if changed == self._seen or not stat.S_ISREG(
                 found.st_mode
-            ):  # a pipe would block the reader
+            ):  # opening a pipe would block the reader
                 return {}
             self._seen = changed
             with open(self._path, "rb") as file:
@@ -107,8 +107,8 @@ class CheckpointWatcher:
 
 
 class WorkMonitor:
-    """All watchers together, on the caller's clock: call `tick` about once a second, `wrote` with
-    each piece of output.
+    """All watchers together, on the caller's clock: call call `tick` about once a second, `wrote`
+    with each piece of output.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ def written(folder: str, entries: list[Entry], since: int, watched: int) -> tupl
         began is None or not max(since, watched) < began <= first[2]
     ):  # an old file that was overwritten at an unknown time
         began = first[2]
-    ended = min(max(entry[2] for entry in fresh), time.time_ns())  # a file may have any time
+    ended = min(max(entry[2] for entry in fresh), time.time_ns())  # a file's time can be any number
     return sum(entry[1] for entry in fresh), max(0, ended - began) / 1e9
 
 
@@ -214,7 +214,7 @@ def born_ns(path: str) -> int | None:
         found = create_string_buffer(256)
         if CDLL(None).statx(_AT_FDCWD, os.fsencode(path), 0, c_uint(_STATX_BTIME), found):
             return None
-    except (ImportError, OSError, AttributeError):  # a minimal Python, an old C library
+    except (ImportError, OSError, AttributeError):  # Python without statx, or an old C library
         return None
     if not struct.unpack_from("=I", found, 0)[0] & _STATX_BTIME:
         return None

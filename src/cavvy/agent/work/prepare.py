@@ -152,7 +152,7 @@ def _prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel
         from ..data.mounts import link_volumes
 
         link_volumes(config, work, config.folder)
-    bring_inputs(config, work, channel)  # after the setup, which must not depend on inputs
+    bring_inputs(config, work, channel)  # runs after the setup, which must not depend on inputs
     if work.checkpoint is not None:
         if work.checkpoint.sync:
             _go_on(

@@ -36,8 +36,10 @@ class WorkProcess:
     ) -> None:
         self._ended, self._gone = ended, gone
         self._reported = False
-        self.oom_kills = 0  # of its processes, by the kernel, for exceeding the memory limit
-        self.interrupted = False  # it received SIGTERM before it ended
+        self.oom_kills = (
+            0  # number of its processes that the kernel killed for exceeding the memory limit
+        )
+        self.interrupted = False  # whether it received SIGTERM before it ended
         ours, theirs = socket.socketpair()
         output, writer = os.pipe()
         if heard is not None:

@@ -43,7 +43,7 @@ class ChildCommand:
         self.argv = argv
         self.env = env
         self.cwd = cwd
-        self.call = call  # instead of the program; gets the channel, returns the exit code
+        self.call = call  # runs instead of the program; gets the channel, returns the exit code
         self.cgroup: str | None = (
             None  # folder of the control group to enter, and to remove at the end
         )
@@ -122,7 +122,7 @@ class Reaper:
         # the work's first process has not been reaped, so its process ID is still valid
         self._alive = True
         self._asked = False  # the work was asked to end, and has its grace period
-        self._interrupted = False  # ... while its first process ran
+        self._interrupted = False  # ... and its first process was still running
         self._killing = False
 
     def run(self) -> None:
@@ -175,7 +175,7 @@ class Reaper:
         except OSError:
             letters = b""
         if b"T" in letters:
-            self._reap()  # it ended before the signal: that result stands
+            self._reap()  # the process ended before the signal: that result stands
             self._asked, self._interrupted = True, self._alive
             if self._alive:
                 _signal_group(self._work, signal.SIGTERM)
@@ -258,7 +258,7 @@ def prctl(option: int, value: int) -> bool:
     if not LINUX:
         return False
     try:
-        import _ctypes  # a fifth of the cost of ctypes
+        import _ctypes  # costs a fifth of using ctypes
 
         program = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None is this program, as in ctypes.CDLL(None)
         address = _ctypes.dlsym(program, "prctl")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cavvy.client.state import write_private
 
-_KEPT_S = 60 * 24 * 3600.0  # for booting nodes that hold hashes from an older server
+_KEPT_S = 60 * 24 * 3600.0  # for booting nodes that know hashes from an older server
 
 
 class NodeDownloads:

@@ -173,7 +173,9 @@ async def log(
     lost: BytesQuery = 0,
 ) -> Response:
     app_state, attempt = await enter_attempt(request, gang, rank)
-    if attempt.phase is AttemptPhase.KEPT:  # its ranks reported their ends after their last byte
+    if (
+        attempt.phase is AttemptPhase.KEPT
+    ):  # after its ranks have reported their last byte and their end
         raise ApiProblem("claimed", f"attempt {attempt.number} is over: its log is complete")
     data = await read_bytes(request, _LOG_LIMIT)
     where = (attempt.project, attempt.job_id, attempt.number, rank)
@@ -360,6 +362,6 @@ async def _attempt(app_state: AppState, gang: str, rank: int) -> Attempt:
         raise ApiProblem("gang-not-found", f"the server does not know the gang {gang}") from None
     if rank >= attempt.nodes:
         raise ApiProblem("gang-not-found", f"gang {gang} has no rank {rank}")
-    if attempt.phase is AttemptPhase.ENDED:  # so its token opens nothing any more
+    if attempt.phase is AttemptPhase.ENDED:  # so the attempt's token is no longer valid
         raise ApiProblem("claimed", f"attempt {attempt.number} is over: {attempt.reason}")
     return attempt

@@ -21,7 +21,7 @@ from cavvy.costs.metering import total
 from cavvy.domain.jobs import JOB_ENDS, Job, JobPhase
 from cavvy.store.base import RowNotFound
 
-_USUAL_PROJECT = "default"  # project of commands that name none
+_USUAL_PROJECT = "default"  # the project of commands that set none
 _LONGEST_WAIT_S = 60.0
 _EVENTS_AT_ONCE = 1000
 _LONGEST_NOTICE_S = 86400

@@ -15,8 +15,8 @@ from cavvy.client import wire
 from cavvy.domain.jobs import JOB_ENDS
 from cavvy.planner.deadline.forecast import foresee
 
-_MARKETS = 500  # of which single observations are told
-_RUNS = 60  # made-up courses of one answer
+_MARKETS = 500  # age up to which single observations are listed
+_RUNS = 60  # simulated runs per answer
 
 router = APIRouter(prefix="/v1", tags=["markets"])
 

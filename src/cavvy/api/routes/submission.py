@@ -220,7 +220,7 @@ def _look(app_state: AppState, job: Job, snapshot: MarketSnapshot, now: datetime
     found = find_placements(job, snapshot, objections, situation, now)
     first = tuple(
         offer for _, offers in rank_candidates(found) for offer in offers
-    )  # of several alternatives, in the order of their tries
+    )  # one plan per alternative, in the order of their tries
     return replace(merge_candidates([each for _, each in found]), offers=first)
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.5  # interval for reading the job's progress
 _BILL_S = 2.0  # how long the summary waits for the final bill
-_AHEAD = 16  # chunks that are read ahead of a slow terminal
-_DETACHED = 130  # as a shell reports an interrupt
+_AHEAD = 16  # log chunks read ahead of a slow terminal
+_DETACHED = 130  # the exit code that shells report for an interrupt
 
 
 def follow(

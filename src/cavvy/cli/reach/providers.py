@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from cavvy.providers.base import NodeEndpoint, Provider
     from cavvy.settings import Settings
 
-ASK_TIMEOUT_S = 30  # for each provider
+ASK_TIMEOUT_S = 30  # time limit for each provider
 SILENT = f"no answer within {ASK_TIMEOUT_S} s"
 
 

@@ -20,10 +20,10 @@ from msgspec import Meta, ValidationError, convert
 from cavvy.cli.view.failure import CommandFailure, escape_controls
 
 PART = ".cavvy-part"  # suffix of an incomplete file
-_MODES = 0o777  # never setuid, setgid or sticky
+_MODES = 0o777  # mode bits without setuid, setgid and sticky
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PART = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_LATEST_S = 1 << 40  # of a time; file systems store less
+_LATEST_S = 1 << 40  # seconds; file systems cannot store later times
 _IN_THE_WAY = {errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR}
 _T = TypeVar("_T")
 

@@ -40,9 +40,9 @@ class AvailableOffers:
     offers: Sequence[Offer]
     matches: Sequence[OfferMatches]
     refused: Sequence[Rejection]
-    live: Sequence[str]  # providers that are configured here
-    here: Sequence[Offer]  # those of `offers` that come from them
-    problems: Sequence[str]  # providers that could not be asked, and why
+    live: Sequence[str]  # providers configured on this installation
+    here: Sequence[Offer]  # the `offers` that come from these providers
+    problems: Sequence[str]  # providers that did not answer, with the reason
     situation: PlanningContext
     fixed: Sequence[
         Offer

@@ -83,7 +83,7 @@ def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
         rows, reason = [], str(error)
     if not rows:
         raise CommandFailure(f"cannot find {ref} of {url}: {reason}", exit_code=2)
-    commit = max(rows, key=lambda row: row[1].endswith("^{}"))[0]  # a tag's commit, not the tag
+    commit = max(rows, key=lambda row: row[1].endswith("^{}"))[0]  # resolves a tag to its commit
     click.echo(f"note: {ref} of {url} is at {commit[:12]}, which every attempt runs", err=True)
     changes = {
         **(yaml.safe_load(options.overrides or "{}")),

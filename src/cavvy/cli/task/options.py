@@ -16,7 +16,7 @@ from cavvy.cli.view.failure import CommandFailure
 if TYPE_CHECKING:
     from cavvy.importers import ReadOptions
 
-_COMMAND = "cavvy.command"  # in the context: the words after `--`
+_COMMAND = "cavvy.command"  # context key of the words after `--`
 
 as_option = click.option(
     "--as",

@@ -74,7 +74,7 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
             f"`{extra_command('train')}`, or `cavvy estimate --model NAME`",
         ) from error
     try:
-        with redirect_stdout(sys.stderr):  # keeps the script's output out of the command's
+        with redirect_stdout(sys.stderr):  # keeps the script's output separate from the command's
             return trace_script(script, arguments, name=Path(script).stem)
     except SystemExit as error:
         hint = f"options of the script go after `--`: cavvy estimate {script} -- --help"

@@ -61,7 +61,7 @@ def submit(
             raise CommandFailure(
                 error.message, "add --yes to agree, or set limits.budget in the task", exit_code=2
             ) from error
-        click.echo(error.message, err=True)  # stdout is for the result only
+        click.echo(error.message, err=True)  # stdout is only for the result
         click.confirm("run it?", abort=True, err=True)
         return ask_server(True)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import cavvy
 
-MODULES = ("train", "readers")  # they import no other module of Cavvy
+MODULES = ("train", "readers")  # these modules import no other module of Cavvy
 NAME = f"cavvy-{cavvy.__version__}-py3-none-any.whl"
 
 
@@ -54,7 +54,7 @@ def make_wheel(about: Distribution) -> bytes | None:
         for (
             name,
             data,
-        ) in files.items():  # without times, so that the same sources make the same bytes
+        ) in files.items():  # without timestamps, so that equal sources give equal bytes
             wheel.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
     return packed.getvalue()
 

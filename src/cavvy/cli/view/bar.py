@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from cavvy.client.wire import JobDetail
 
-_LONGEST = 40  # of the bar itself, in characters
+_LONGEST = 40  # width of the bar itself, in characters
 _SHORTEST = 6  # a shorter bar is not drawn
 _NAME = 24
 _ENDED = {"done": "✓", "failed": "✗", "stopped": "✗"}

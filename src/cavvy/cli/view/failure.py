@@ -23,7 +23,7 @@ class CommandFailure(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         for title, colour, text in (("error:", "red", self.message), ("hint:", "cyan", self.hint)):
-            if text:  # may quote text that a node sent
+            if text:  # may quote text sent by a node
                 shown = escape_controls(text, keep="\n\t")
                 click.echo(
                     f"{click.style(title, fg=colour, bold=colour == 'red')} {shown}", err=True

@@ -17,7 +17,7 @@ _LEFT_OUT = frozenset({"claimed", "drill", "billed"})
 _LAST = frozenset(
     {"exit", "done", "failed", "stopped"}
 )  # shown by the summary, unless more events come
-_LEAVING = frozenset({"notice", "stop"})  # after these, completed checkpoints are shown
+_LEAVING = frozenset({"notice", "stop"})  # events after which completed checkpoints are shown
 
 
 class JobStory:
@@ -72,5 +72,5 @@ def story_line(event: "EventView") -> str:
 
 
 def _line(kind: str, rank: int | None, text: str) -> str:
-    text = escape_controls(text)  # a reason may come from the node
+    text = escape_controls(text)  # the reason may come from the node
     return f"{kind.ljust(_KIND_WIDTH)}  {text if rank is None else f'rank {rank}: {text}'}"

@@ -128,7 +128,7 @@ class _Live:
     def _print(self, rank: int, lines: list[bytes]) -> None:
         from rich.text import Text
 
-        # A line that was drawn over and over with carriage returns is shown as it was last.
+        # A line redrawn with carriage returns is shown in its last state.
         texts = [
             line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace") for line in lines
         ]

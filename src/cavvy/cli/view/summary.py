@@ -30,7 +30,7 @@ def summary_out(job: "JobDetail", cost: "CostView") -> None:
     pairs: list[tuple[str, object]] = []
     if job.phase != "done":
         pairs.append(("reason", job.reason))
-    if (result := last_figures(job)) and not sys.stdout.isatty():  # the bar shows it there
+    if (result := last_figures(job)) and not sys.stdout.isatty():  # on a terminal, the bar shows it
         pairs.append(("result", formatting.show_progress(result)))
     pairs.append(("time", time_text(cost)))
     pairs.append(("bill", bill_text(job, cost)))

@@ -66,7 +66,7 @@ class TunnelChannel:
         self._room = asyncio.Event()
         self._room.set()
         self._unconfirmed = 0  # bytes that were read and not confirmed
-        self._waiting = 0  # bytes that were not read
+        self._waiting = 0  # bytes not yet read
         self._over = False
 
     async def read(self) -> tuple[int, bytes] | None:
@@ -148,7 +148,7 @@ class TunnelChannel:
         self._over = True
         if not self.opened.done():
             self.opened.set_exception(TunnelLost(self._tunnel.problem or "the line was closed"))
-        self.opened.exception()  # marked as seen: its caller may have been cancelled
+        self.opened.exception()  # marked as retrieved, because its caller may have been cancelled
         self._news.set()
         self._room.set()
         self._tunnel.forget(self.number)

@@ -20,7 +20,7 @@ _ENDS = frozenset(
         AttemptOutcome.LIMIT,
         AttemptOutcome.NODE,
     }
-)  # failures that only an agent
+)  # failure kinds that only an agent can report
 _FAILURES = frozenset({FailureKind.GPU, FailureKind.LINK, FailureKind.NETWORK})  # can report
 # Messages that change a rank's state apply with their readable fields; other kinds are refused
 # whole.

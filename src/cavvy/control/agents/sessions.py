@@ -39,15 +39,17 @@ from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StaleVersio
 _ASK_AGAIN = timedelta(milliseconds=200)  # retry interval while ranks are missing
 _STANDBY_ASKS_AGAIN = timedelta(seconds=1)  # retry interval while another gang works
 _KEPT_ASKS_AGAIN = timedelta(seconds=1)
-_WAITS = timedelta(seconds=30)  # since its last request: the agent of a kept gang is ready for work
+_WAITS = timedelta(
+    seconds=30
+)  # time since its last request in which the agent of a kept gang counts as ready
 _PATIENCE = timedelta(
     seconds=10
-)  # that a claim waits for the newest checkpoint; agents retry after 30 s
+)  # time that a claim waits for the newest checkpoint; agents retry after 30 s
 _UNREADY_ASKS_AGAIN = timedelta(seconds=1)
 _LONGEST_H = 100_000  # budgets are not projected beyond eleven years
 _TRIES = 8  # tries of a write that meets a newer version
 
-ReadBlob = Callable[[str], Awaitable[bytes]]  # by hash; raises RowNotFound
+ReadBlob = Callable[[str], Awaitable[bytes]]  # manifest by hash; raises RowNotFound
 OpenSecrets = Callable[
     [str, Sequence[str]], Awaitable[dict[str, str]]
 ]  # project, names -> secret values
@@ -69,13 +71,17 @@ class AgentDependencies:
     open_secrets: OpenSecrets
     checkpoint: Callable[
         [Job, Attempt], Awaitable[CheckpointWork | None]
-    ]  # ready to be started from
+    ]  # None: it is not ready to start from yet
     accelerators: Callable[[Job, Attempt], int]  # per node
     save_interval: Callable[[Job, Attempt], Awaitable[CheckpointInterval | None]] = (
         no_save_interval  # the save interval, if Cavvy chooses it
     )
-    losses: Callable[[Attempt], Awaitable[float | None]] = no_losses  # of the whole gang, per hour
-    notice: Callable[[Attempt], timedelta | None] = lambda attempt: None  # from the provider
+    losses: Callable[[Attempt], Awaitable[float | None]] = (
+        no_losses  # losses of the whole gang per hour
+    )
+    notice: Callable[[Attempt], timedelta | None] = lambda attempt: (
+        None
+    )  # notice that the provider gives
     read_blob: ReadBlob | None = None  # None: this server has no frozen folders
 
 
@@ -385,7 +391,7 @@ class AgentSessions:
         try:
             return await read(snapshot)
         except RowNotFound:
-            return None  # the agent will find it missing too, and report it
+            return None  # the agent will find the file missing too, and report it
 
     async def _messages(
         self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]

@@ -22,8 +22,8 @@ from cavvy.domain.jobs import (
 )
 from cavvy.domain.units import Money
 
-POLL = timedelta(seconds=15)  # how often a provider is asked about a gang that starts or ends
-STEADY_POLL = timedelta(seconds=30)  # and about one whose agents report running work
+POLL = timedelta(seconds=15)  # interval for asking a provider about a gang that starts or ends
+STEADY_POLL = timedelta(seconds=30)  # interval for a gang whose agents report running work
 LAUNCH_TIMEOUT = timedelta(
     minutes=10
 )  # a provider without a clear answer for this long is abandoned
@@ -33,14 +33,14 @@ HEARD_LATELY = timedelta(
 )  # two long polls: an agent heard within it exists, even if the provider denies it
 MARGIN = timedelta(
     seconds=5
-)  # beyond the grace period: for the signal, the last log lines and the report
+)  # time beyond the grace period for the signal, the last log lines and the report
 REMOVE_AGAIN = timedelta(seconds=30)  # a removal without effect is requested again
 END_TIMES_TIMEOUT = timedelta(
     minutes=10
-)  # an ended gang whose end times the provider does not report is closed without
+)  # time after which an ended gang without reported end times is closed
 _TOLD = frozenset(
     {AttemptOutcome.PREEMPTED, AttemptOutcome.STOPPED, AttemptOutcome.LIMIT}
-)  # asked to end by a signal
+)  # exit codes of a process that a signal asked to end
 _NONE = timedelta(0)
 
 
@@ -92,10 +92,10 @@ class AdvanceAttempt:
     phase: AttemptPhase
     reason: str
     outcome: AttemptOutcome | None = None
-    failure: FailureKind | None = None  # if the outcome does not imply it
+    failure: FailureKind | None = None  # failure kind, if the outcome does not imply it
     exit_code: int | None = None
-    rank: int | None = None  # that failed first
-    until: datetime | None = None  # of a gang that is kept
+    rank: int | None = None  # rank that failed first
+    until: datetime | None = None  # keep deadline of a kept gang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +235,7 @@ def _kept(view: AttemptSnapshot, now: datetime) -> Action:
     seen = view.seen.nodes if isinstance(view.seen, GangSeen) else ()
     billed = len(seen) == attempt.nodes and all(
         node.started_at for node in seen
-    )  # otherwise no job can take it over
+    )  # otherwise no job can take the gang over
     return action or RecheckAttempt(
         after=min(until - now, _next_look(view, now) if billed else _soon(attempt.since, now))
     )

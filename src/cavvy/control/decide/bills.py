@@ -60,7 +60,9 @@ def accrue(attempt: Attempt, look: GangLook) -> tuple[tuple[Charge, ...], GangLo
     if not due or not (paid or attempt.phase is AttemptPhase.KEPT):
         return (), look
     charges = bill_gang(attempt, _until_seen(look.told, look), look.told_at, final=False)
-    if len({charge.rank for charge in charges}) == attempt.nodes:  # otherwise its provider was late
+    if (
+        len({charge.rank for charge in charges}) == attempt.nodes
+    ):  # otherwise the provider reported it late
         look = replace(look, accrued_at=look.told_at)
     return tuple(charges), look
 

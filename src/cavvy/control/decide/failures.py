@@ -7,8 +7,8 @@ from datetime import timedelta
 
 from cavvy.domain.jobs import Attempt, AttemptOutcome, FailureKind
 
-# (first, maximum): doubles with each failure in a row. Providers often hand out a broken node again
-# at once, so its zone has a longer cooldown than one without capacity.
+# Cooldowns (first, maximum), which double with each failure in a row. Providers often hand out a
+# broken node again at once, so its zone has a longer cooldown than one without capacity.
 _COOLDOWNS: dict[FailureKind, tuple[timedelta, timedelta]] = {
     FailureKind.CAPACITY: (timedelta(seconds=30), timedelta(hours=1)),
     FailureKind.QUOTA: (timedelta(days=1), timedelta(days=1)),

@@ -11,7 +11,7 @@ from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
 
 MARGIN = timedelta(
     seconds=5
-)  # from an order to stop to the end of the bill, beyond the task's grace period
+)  # time from an order to stop to the end of the bill, beyond the task's grace period
 LONGEST_DELAY = timedelta(hours=1)
 _SETTLED = frozenset({AttemptPhase.KEPT, AttemptPhase.ENDING, AttemptPhase.ENDED})
 

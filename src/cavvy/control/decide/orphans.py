@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import Attempt
 
-_LEAST_AGE = timedelta(seconds=30)  # between the two observations, or since the node's start
+_LEAST_AGE = timedelta(seconds=30)  # time between the two observations, or since the node's start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

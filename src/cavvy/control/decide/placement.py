@@ -95,7 +95,7 @@ def list_usable(job: Job, snapshot: MarketSnapshot, objections: Objections) -> S
     return find_usable(job, snapshot.market, snapshot.match(job), objections)
 
 
-# What is known of the job
+# The known state of a job
 
 
 def is_steered(job: Job) -> bool:

@@ -41,11 +41,11 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.spot.view import RunMode
 
-REVIEW = timedelta(seconds=60)  # between two calls of the deadline advisor
+REVIEW = timedelta(seconds=60)  # time between two calls of the deadline advisor
 # For the leaving gang's last checkpoint; the task's grace period if that is longer.
 _HANDOVER = timedelta(seconds=30)
-_LONGEST_WAIT = timedelta(minutes=10)  # wait for a checkpoint before leaving
-_RISKY = timedelta(minutes=30)  # a job does not return to an offer at risk earlier
+_LONGEST_WAIT = timedelta(minutes=10)  # time to wait for a checkpoint before leaving
+_RISKY = timedelta(minutes=30)  # time before a job may return to an offer at risk
 # A gang stays this long before a second move after a warning; doubles with each further move.
 _CALM = timedelta(minutes=5)
 _LONGEST_CALM = timedelta(hours=6)
@@ -63,9 +63,9 @@ NameGang = Callable[[str], str]  # attempt id -> the gang's name
 class StandbyQuestion(StrEnum):
     """A question to the deadline advisor about a job's own gang."""
 
-    SUCCESSOR = "successor"  # which offers: it is being reclaimed
-    AHEAD = "ahead"  # which offers: it may be reclaimed
-    REVIEW = "review"  # whether it runs on the right offer
+    SUCCESSOR = "successor"  # reason for the question: the gang is being reclaimed
+    AHEAD = "ahead"  # reason for the question: the gang may be reclaimed
+    REVIEW = "review"  # reason for the question: does it run on the right offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ def take_over(rows: JobRows, again: TakeOver, now: datetime) -> Step:
     )
 
 
-# Standby gangs that exist
+# Existing standby gangs
 
 
 def _drop_failed(rows: JobRows, now: datetime) -> RowChanges | None:
@@ -468,7 +468,7 @@ def _until_boundary(rows: JobRows, own: Attempt, ready: Attempt, now: datetime) 
     every = checkpoint.every or _LONGEST_WAIT
     saved = own.checkpoint_at or own.running_at
     if saved is not None and now - saved > 1.5 * every:
-        return timedelta(0)  # there will be no standby gangs
+        return timedelta(0)  # no standby gangs will follow
     since = max(node.claimed_at or now for node in rows.nodes_of(ready))
     if own.checkpoint_at is not None and own.checkpoint_at >= since:
         return timedelta(0)

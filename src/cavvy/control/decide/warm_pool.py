@@ -14,8 +14,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money, format_usd
 
-# How much longer an agent waits after the end of the keep time if the server does not tell it to
-# leave.
+# Extra time that an agent waits after the keep time if the server does not order it to leave.
 FAREWELL = timedelta(minutes=1)
 _NOTHING = timedelta(0)
 # Agents ask for other work within a second; a kubelet reports a start two seconds late, a busy one

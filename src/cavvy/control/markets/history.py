@@ -12,7 +12,7 @@ from cavvy.planner.markets import LONGEST_REST, MarketKnowledge, MarketRecord, s
 from cavvy.store.base import AtomicWrite, Store
 
 SINCE = timedelta(days=30)  # time range of records
-RECENT = timedelta(days=3)  # and of single observations, which policies see
+RECENT = timedelta(days=3)  # time range of single observations, which policies see
 KEEP = timedelta(days=90)
 _AGE = timedelta(seconds=5)
 _MOST = 400  # maximum observations of one decision's markets that a policy sees

@@ -14,7 +14,7 @@ from cavvy.domain.jobs import Attempt, AttemptPhase, Job
 from cavvy.domain.offers import Offer
 from cavvy.store.base import RowNotFound, Store
 
-Allows = Callable[[Offer], bool]  # whether a job may run on an offer, now
+Allows = Callable[[Offer], bool]  # returns whether a job may run on an offer now
 
 
 class AgentWaits(Protocol):

@@ -22,7 +22,7 @@ class MarketBeliefs:
     """One job's markets, in the order of its terms. Times are seconds since its submission."""
 
     def __init__(self, usd_hr: Sequence[float]) -> None:
-        # when the last observation of each was made
+        # time of each market's last observation
         self.known = [SpotQuote(False, usd) for usd in usd_hr]
         self._refusals = [0] * len(usd_hr)  # refusals in a row
         self._rests_until = [-inf] * len(usd_hr)

@@ -32,7 +32,7 @@ KINDS: Mapping[str, PolicyMaker] = {
     "only": SpotOnlyPolicy,
 }  # policies, by `resources.spot`
 _HORIZON = 5.0  # a run is given up after this many times the time to the deadline
-_STEPS = 20_000  # limit of one run
+_STEPS = 20_000  # maximum steps of one run
 _HOUR_S = 3600.0
 _MASK = (1 << 64) - 1
 
@@ -49,7 +49,7 @@ class Forecast:
     usd_p10: float
     usd_p90: float
     in_time: float  # share of the runs that ended before the deadline
-    hours_p50: float  # until the end, counted from now
+    hours_p50: float  # hours until the end, from now
     hours_p90: float
 
 

@@ -22,8 +22,8 @@ from cavvy.planner.spot.view import NOWHERE, JobTerms, PolicyMarket
 from cavvy.planner.work import estimate
 
 MOST_MARKETS = 8  # markets that a policy compares
-_ALIKE = 1.02  # machines whose running times differ by no more count as equally fast
-_SETUP_PRIOR = timedelta(seconds=60)  # for a task whose setup has not run yet
+_ALIKE = 1.02  # factor within which running times count as equal
+_SETUP_PRIOR = timedelta(seconds=60)  # assumed setup time of a task whose setup has not run yet
 _MIB, _GB = 1 << 20, 10**9
 _BUCKETS = {"s3": "aws", "gs": "gcp", "az": "azure"}  # the provider of a storage, by its URL scheme
 
@@ -40,7 +40,7 @@ class JobProgress:
     starting_for: timedelta = timedelta(0)  # how long the current gang has been starting
     unsaved: timedelta = timedelta(0)  # work of the current gang since its newest checkpoint
     at_risk: bool = False  # the provider reported that it may soon preempt the current gang
-    home: Offer | None = None  # the last location
+    home: Offer | None = None  # the job's last location
     setup: timedelta | None = None  # the measured setup time; None: it has not run
     budget_left: Money | None = None
     saved_bytes: int = 0  # the size of the checkpoint that a move copies
@@ -73,14 +73,14 @@ class PolicyInputs:
     """The inputs of a policy for this job."""
 
     places: tuple[SteeredMarket, ...]
-    terms: JobTerms  # with production's margins
+    terms: JobTerms  # the terms with production's margins
     nodes: int
     run_time: timedelta = field(
         default=timedelta(0)
     )  # duration of the whole work on the reference machine
     start: timedelta = field(
         default=timedelta(0)
-    )  # from a launch until work continues, if no work has to be repeated
+    )  # time from a launch until work continues, if no work has to be repeated
 
     def index(self, offer: Offer | None) -> int:
         """The market of an offer."""

@@ -227,9 +227,9 @@ class PolicyMargins:
     last checkpoint may be repeated.
     """
 
-    spare_s: float = 60.0  # before the deadline, for small delays
+    spare_s: float = 60.0  # time before the deadline, reserved for small delays
     spare_share: float = 0.01  # the same, as a share of the work
-    again_s: float = 0.0  # work that is repeated after each launch
+    again_s: float = 0.0  # time of work that is repeated after each launch
 
     def keep(self, terms: JobTerms) -> JobTerms:
         """The terms that the policy gets."""

@@ -163,7 +163,7 @@ def _recommendation(
         offers = _spots(inputs, question, market)
         return Recommendation(mode=mode, offers=offers, again_at=at, reason=reason)
     order = sorted(range(len(inputs.places)), key=lambda i: (i != market, question.fixed_cost(i)))
-    if view.mode is RunMode.ON_DEMAND:  # a move goes only to where it pays off
+    if view.mode is RunMode.ON_DEMAND:  # moves only to markets that pay off
         order = order[:1]
     fixed = [offer for i in order if (offer := inputs.places[i].fixed) is not None]
     return Recommendation(mode=mode, offers=tuple(dict.fromkeys(fixed)), again_at=at, reason=reason)

@@ -46,13 +46,13 @@ class DeviceRates:
 
     name: str
     memory_mib: int
-    half: float  # bf16 or fp16, whichever it has
-    tf32: float  # fp32 if it has none
+    half: float  # the peak in bf16 or fp16, whichever the device has
+    tf32: float  # the fp32 peak if it has none
     fp32: float
-    fp8: float  # half if it has none
+    fp8: float  # the half-precision peak if it has none
     achieved: float
     bandwidth: float
-    link: float  # one way, to the other accelerators of its node
+    link: float  # bytes per second, one way, to the other accelerators of its node
 
 
 def device_of(name: str, memory_mib: int | None = None) -> DeviceRates | None:

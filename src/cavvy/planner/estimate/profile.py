@@ -21,7 +21,7 @@ class KernelProfile:
     backward: bool
     flops: float
     bytes: float
-    fixed_bytes: float  # the part of them that is parameters, which does not grow with the batch
+    fixed_bytes: float  # parameter bytes among them, which do not grow with the batch
     fused_bytes: float  # the bytes left after fusion by a compiler
     size: tuple[int, int, int, int]  # attention: heads x batch, queries, keys, width of a head
     count: int

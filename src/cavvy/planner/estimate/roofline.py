@@ -20,7 +20,7 @@ class RooflineConstants:
     half: float = 0.634
     tf32: float = 0.419
     fp32: float = 0.924
-    conv: float = 0.572  # share of the rate of matrix products
+    conv: float = 0.572  # share share of the rate of matrix products
     attention: float = 0.618  # of the rate of matrix products
     memory: float = 0.524  # share of bandwidth: pointwise kernels and copies
     reduction: float = 0.467  # share of bandwidth: norms, softmax, look-ups
@@ -39,9 +39,9 @@ CALIBRATED = RooflineConstants()
 # three tables of docs/reference/estimate.md, whose rows suggest exponents of arithmetic and
 # bandwidth that add up to about 0.9.
 _FALLOFF = 0.1
-_H200_FLOPS, _H200_BANDWIDTH = 989.4e12, 4.8e12  # the device of the fit
+_H200_FLOPS, _H200_BANDWIDTH = 989.4e12, 4.8e12  # the device of the measurements
 
-_KERNEL_FLOOR_S = 3e-6  # from the start of one kernel to the start of the next
+_KERNEL_FLOOR_S = 3e-6  # seconds from the start of one kernel to the start of the next
 _COMPILED_LAUNCH = 0.3  # share of the host's time: fewer kernels, without Python between them
 _BLEND = 4  # host and device overlap: (a^4 + b^4)^(1/4), near the larger of the two
 _LINK_SHARE = 0.7  # share of a link's rate that ring collectives of large messages reach: assumed
@@ -57,7 +57,7 @@ class StepTime:
     host: float
     communication: float  # communication that is not hidden
     arithmetic: float  # part of the device's time in matrix products, convolutions and attention
-    samples_per_s: float  # over all accelerators
+    samples_per_s: float  # FLOPs over all accelerators
     mfu: float  # share of the data sheet's peak, of all accelerators
 
 

@@ -14,14 +14,14 @@ class MeasuredRate:
 
     device: DeviceRates
     count: int
-    rate: float  # of anything, per second
+    rate: float  # units of work per second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExponentPrior:
     """The prior of the exponents, and its weight (in rows of one e-fold)."""
 
-    arithmetic: float = 0.5  # of achieved FLOP/s
+    arithmetic: float = 0.5  # exponent of achieved FLOP/s
     bandwidth: float = 0.4
     count: float = 0.92
     firmness: float = 3.0

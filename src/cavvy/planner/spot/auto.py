@@ -37,7 +37,7 @@ class AutoPolicy(MarketPolicy):
         self._overhead = terms.overhead_s / _HOUR_S
         self._unit = min(market.on_demand_usd_hr for market in terms.markets) or 1.0
         self._learned = [MarketMemory(self._unit) for _ in terms.markets]
-        self._watches = self._learned  # from the view, during a decision
+        self._watches = self._learned  # replaced by the view's watches during a decision
         self._home = NOWHERE
 
     def learn(self, at_s: float, quotes: Sequence[SpotQuote]) -> None:

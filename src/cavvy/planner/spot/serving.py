@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 _HOUR_S, _DAY_S = 3600.0, 86400.0
 _PRIOR_LOSSES, _PRIOR_HR = 0.6, 0.5  # the assumption for every zone without observations
 _MOST_SPARES = 2
-# the allowed shortfall of the whole time may occur in the part of it without a spare
+# factor for the time without a spare, in which the whole allowed shortfall may occur
 _THRIFT = 3.0
 _SCARCE_BACKING = 2  # on-demand replicas beyond those missing, if spot cannot even fill the service
 _STORM = 3  # after this many lost zones within an hour, on-demand backs up the remaining spot
@@ -142,14 +142,14 @@ class SteadyPlacement:
         excess = sum(spot) - need - self._spares
         for _ in range(
             min(excess, seen.ready - need)
-        ):  # never a ready one for one that still loads
+        ):  # never replace a ready replica by one that still loads
             spot[self._worst(spot)] -= 1
         while sum(spot) < need + self._spares:
             spot[self._best(spot, seen.now_s)] += 1
         empty = [zone for zone in range(len(spot)) if not spot[zone]]
         if (
             risk > self._allowed() and max(spot) > 1 and empty
-        ):  # two in a zone are lost together: try another zone
+        ):  # two replicas in a zone are lost together: try another zone
             spot[min(empty, key=lambda zone: (self._failed_at[zone], self.rate(zone)))] += 1
         backed = int(risk > self._allowed() or self._recently_lost() >= _STORM)
         if sum(held) < need:

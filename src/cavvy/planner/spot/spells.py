@@ -50,7 +50,7 @@ class SpellLengths:
     def __init__(self, lengths: Sequence[tuple[float, float]] = _PRIOR) -> None:
         self._lengths = lengths
 
-    def __getattr__(self, name: str) -> Any:  # called when a slot is still empty
+    def __getattr__(self, name: str) -> Any:  # called while a slot is empty
         if name not in self.__slots__:
             raise AttributeError(name)
         self._sum()

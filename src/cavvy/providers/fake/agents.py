@@ -29,9 +29,9 @@ from cavvy.providers.fake.machines import FakeGang, FakeMachine
 T = TypeVar("T")
 Call = Callable[[AgentCalls], Coroutine[Any, Any, T]]
 _LONG_POLL = timedelta(minutes=5)
-_RETRY_S = 5.0  # between two tries to reach a silent control plane
-_REACTION_S = 1.0  # from a signal to the end of cooperative work
-_CHECKPOINT_S = 600.0  # between checkpoints, if the task sets no interval
+_RETRY_S = 5.0  # pause between two tries to reach a silent control plane
+_REACTION_S = 1.0  # time from a signal to the end of cooperative work
+_CHECKPOINT_S = 600.0  # time between checkpoints, if the task sets no interval
 
 
 class LeaseExpired(Exception):

@@ -36,13 +36,13 @@ class FaultScript:
     latency_s: float = 0.5  # duration of the call; the change happens at half time
     hidden_s: float = 0.0  # gangs() does not list it yet; at most the manifest's `settle`
     queue_s: float = 0.0  # in the provider's own queue, before billing starts
-    boot_s: float = 30.0  # from a node's start to its agent's start
+    boot_s: float = 30.0  # time from a node's start to its agent's start
     boots: bool = True
-    told_late_s: float = 0.0  # gangs() tells that a node has started so long after it has
-    preempted_after_s: float | None = None  # from the nodes' start
+    told_late_s: float = 0.0  # delay after which gangs() reports that a node has started
+    preempted_after_s: float | None = None  # time from the nodes' start
     notice_s: float = 0.0  # notice to the agents before that time
     advised_after_s: float | None = (
-        None  # from the nodes' start: the agents learn that they are at risk
+        None  # time from the nodes' start at which the agents learn that they are at risk
     )
     lost_rank: int | None = None  # only this node dies
     lost_after_s: float = 60.0
@@ -62,7 +62,7 @@ class RemovalScript:
 
     reply: CallOutcome = CallOutcome.OK
     latency_s: float = 0.2
-    takes_s: float = 5.0  # until the nodes are gone and no longer billed
+    takes_s: float = 5.0  # time until the nodes are gone and no longer billed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class CloudScript:
     """The whole script. Launches and removals beyond the listed ones have no faults."""
 
     offers: tuple[Offer, ...] = ()
-    hosts: tuple[Host, ...] = ()  # of the offers that are shared
+    hosts: tuple[Host, ...] = ()  # size of the shared hosts
     launches: tuple[FaultScript, ...] = ()
     removals: tuple[RemovalScript, ...] = ()
     prices: tuple[PriceChange, ...] = ()

@@ -21,7 +21,9 @@ from cavvy.scheduler.pools import pool_of
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, QueueCapacity, WaitingJob
 from cavvy.sim.traces.readers import TraceError
 
-_EPOCH = datetime(2017, 8, 1, tzinfo=UTC)  # an arbitrary day: the traces count from their own start
+_EPOCH = datetime(
+    2017, 8, 1, tzinfo=UTC
+)  # an arbitrary start date: traces count from their own start
 _LONGEST_S = 1e10  # three hundred years, the latest representable time
 _COLUMNS = ("arrival_s", "duration_s", "gpus", "vc")
 _POOL_COLUMNS = ("vc", "node num")

@@ -14,7 +14,7 @@ from cavvy.sim.traces.trials import ResultTally, TrialResult
 
 _HOUR_S = 3600.0
 _COLOURS = {RunMode.SPOT: "tab:green", RunMode.ON_DEMAND: "tab:red", RunMode.IDLE: "lightgrey"}
-matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # equal plots are equal files
+matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # makes equal plots identical files
 
 
 def plot_cost(results: Sequence[TrialResult], path: Path) -> None:

@@ -17,7 +17,7 @@ from cavvy.sim.traces.trials import TrialResult, TrialSetting
 from cavvy.sim.traces.world import MarketSeries, make_world
 
 T = TypeVar("T")
-_GAP_S = 60.0  # for markets in the file
+_GAP_S = 60.0  # tick length of markets in the file
 _MOST_JOBS = 1_000_000
 
 

@@ -76,7 +76,7 @@ class TrialResult:
     setting: TrialSetting
     run: TraceRun
     optimum_usd: float | None
-    files: tuple[str, ...] = ()  # the records: two folders may have equal names
+    files: tuple[str, ...] = ()  # keyed by the records, because two folders may have equal names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ def run_trials(trials: Sequence[PolicyTrial], processes: int = 1) -> Iterator[li
         return
     with ProcessPoolExecutor(
         processes, mp_context=get_context("spawn")
-    ) as pool:  # forks and threads do not mix
+    ) as pool:  # fork is unsafe with threads
         yield from pool.map(
             run_trial, trials, chunksize=max(1, min(8, len(trials) // (4 * processes)))
         )

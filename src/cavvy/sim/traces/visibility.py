@@ -15,8 +15,8 @@ _Quotes = tuple[SpotQuote, ...]
 class Knows(StrEnum):
     """What a job knows of the markets."""
 
-    EVERYTHING = "everything"  # whether each has spot, at every moment
-    LAUNCHES = "launches"  # launches granted and refused, preemptions and prices, as in production
+    EVERYTHING = "everything"  # the policy sees whether each market has spot, at every moment
+    LAUNCHES = "launches"  # the policy sees only what production sees
 
 
 class Watcher:

@@ -70,7 +70,7 @@ def check_host(url: str) -> None:
     try:
         found = socket.getaddrinfo(parts.hostname or "", parts.port or 443, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
-        return  # the request itself reports it
+        return  # the later request reports it
     for *_, address in found:
         number = ipaddress.ip_address(str(address[0]).partition("%")[0])
         number = getattr(number, "ipv4_mapped", None) or number
@@ -183,7 +183,7 @@ class WebPages:
         answer = ask("HEAD", self._url(key))
         if answer.status in (404, 410):
             return None
-        if answer.status in (405, 501):  # it does not support HEAD
+        if answer.status in (405, 501):  # the server does not support HEAD
             return ObjectInfo(key=key, size=None)
         return found_of(key, check(answer, self._url(key)))
 

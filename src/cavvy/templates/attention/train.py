@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from cavvy import train
 
-PATCHES = 16  # of 2x2 pixels
+PATCHES = 16  # patches of 2x2 pixels
 
 
 class Attention(nn.Module):
@@ -28,7 +28,7 @@ class Attention(nn.Module):
         self.heads = heads
         self.ask = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        self.weights = torch.empty(0)  # of the last call: batch, head, patch, patch
+        self.weights = torch.empty(0)  # weights of the last call: batch, head, patch, patch
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, places, width = x.shape

@@ -73,13 +73,13 @@ def main() -> None:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     first = int(
         hvd.allreduce(torch.tensor([float(first)]), name="first")[0] * hvd.size()
-    )  # the other ranks send 0
+    )  # other ranks send 0
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
 
     for epoch in range(first, options.epochs):
         shuffled = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(epoch))]
         for batch in shuffled.split(64):
-            mine = batch[hvd.rank() :: hvd.size()]  # this rank's share
+            mine = batch[hvd.rank() :: hvd.size()]  # this rank's share of the batch
             optimizer.zero_grad()
             loss = (
                 F.cross_entropy(model(images[mine]), labels[mine], reduction="sum")

@@ -63,7 +63,7 @@ def main() -> None:
     def loss(part):
         return F.cross_entropy(model(part[0]), part[1])
 
-    passes = len(known) // 64  # steps of one
+    passes = len(known) // 64  # steps of one pass
     for batch in run.batches(data, epochs=options.epochs):
         value = run.accumulate(loss, batch)
         run.step(optimizer, clip=1.0)

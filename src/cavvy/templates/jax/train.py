@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.05)
     options = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    if int(os.environ.get("NNODES", "1")) > 1:  # several nodes of a Cavvy job
+    if int(os.environ.get("NNODES", "1")) > 1:  # for several nodes of a Cavvy job
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         jax.distributed.initialize(where, int(os.environ["NNODES"]), int(os.environ["NODE_RANK"]))
 

@@ -21,7 +21,9 @@ class Reader(nn.Module):
         self.enter = nn.Linear(8, width)
         self.again = nn.Linear(width, width, bias=False)
         self.out = nn.Linear(width, 10)
-        nn.init.orthogonal_(self.again.weight)  # so that early rows count as much as late ones
+        nn.init.orthogonal_(
+            self.again.weight
+        )  # initialized so that early rows count as much as late ones
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         state = rows.new_zeros(len(rows), self.again.in_features)
@@ -55,7 +57,7 @@ def main() -> None:
 
     for batch in run.batches(data, epochs=options.epochs):
         value = run.accumulate(loss, batch)
-        run.step(optimizer, clip=1.0)  # recurrent networks need it
+        run.step(optimizer, clip=1.0)  # recurrent networks need gradient clipping
         run.log(loss=value)
 
     device = next(model.parameters()).device

@@ -21,4 +21,4 @@ def tell_cost(seconds: float) -> None:
             line_out.connect(path)
             line_out.sendall(line)
     except OSError:
-        return  # the agent is older, or has exited: the run uses its own measurement
+        return  # the agent is too old, or has exited: the run uses its own measurement

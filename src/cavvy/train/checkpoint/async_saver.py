@@ -30,7 +30,7 @@ FLAT = StateDictOptions(
 )  # by parameter name, so that pipeline stages do not collide
 Facts = Callable[[], dict[str, Any]]  # collecting them is part of the cost of a save
 LEAVE, SAVE = 2, 1  # requests of a rank; the highest one wins
-LOOK_S = 1.0  # between two checks of Cavvy's interval
+LOOK_S = 1.0  # seconds between two checks of Cavvy's interval
 
 
 class AsyncSaver:

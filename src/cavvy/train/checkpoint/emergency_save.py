@@ -78,7 +78,7 @@ def find(
             step = number
         else:
             for part in parts:
-                part.unlink(missing_ok=True)  # otherwise the next attempt could take it for its own
+                part.unlink(missing_ok=True)  # otherwise, the next attempt could use it as its own
     return step, micro
 
 

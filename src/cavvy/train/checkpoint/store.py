@@ -62,7 +62,7 @@ class CheckpointStore:
         self._fault: BaseException | None = None
         self.seconds = 0.0  # time until the last save was durable
         self.safe_step: int | None = (
-            None  # the newest that this process has saved; known to the first rank
+            None  # step of the newest save of this process; known to the first rank
         )
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -96,7 +96,7 @@ class CheckpointStore:
         path = self.folder / f"step-{step:012d}"
         if _read_mark(path) is not None:
             return
-        self._world.device.synchronize()  # the stager copies on a stream of its own
+        self._world.device.synchronize()  # the stager copies on its own stream
         _expect_to_be_alone()
         answer = async_save(
             state,
@@ -121,7 +121,7 @@ class CheckpointStore:
             staging.exception()  # the thread of the save gets the same error and reports it
             if (
                 self._world.size > 1
-            ):  # other ranks wait in that save, and this rank's next save would match it: raise
+            ):  # other ranks wait in that save and would match it with this rank's next one: raise
                 self._stager.synchronize_staging()  # `staging` itself may not report an early error
 
     def wait(self) -> bool:

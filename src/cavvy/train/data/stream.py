@@ -160,7 +160,9 @@ class Data:
             first = start + step * size
             return self.fetch(range(first + low, first + high))
 
-        if self.is_in_memory:  # a thread would only take the interpreter from the training loop
+        if (
+            self.is_in_memory
+        ):  # a thread would only compete with the training loop for the interpreter
             yield from map(fetch, range(count))
             return
         steps = grain.MapDataset.range(count).map(

@@ -27,9 +27,9 @@ AXES = ("pipeline", "replicas", "shards", "tensor")
 class ShardOptions:
     """The user's knowledge about a model."""
 
-    blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None  # its repeated parts
-    tensor_plan: dict[str, Any] | None = None  # for torch's parallelize_module
-    meta: bool = False  # build without memory, then fill in place with reset_parameters()
+    blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None  # finds its repeated parts
+    tensor_plan: dict[str, Any] | None = None  # a plan for torch's parallelize_module
+    meta: bool = False  # builds without memory, then fills in place with reset_parameters()
 
 
 @dataclass(slots=True)
@@ -124,7 +124,9 @@ def _split_layers(model: nn.Module, mesh: Any, options: ShardOptions) -> None:
             "tensor parallel needs to know how each layer is split: run.model(build, "
             "tensor_plan={'mlp.up': ColwiseParallel(), 'mlp.down': RowwiseParallel()})"
         )
-    known = {name for name, _ in model.named_modules()}  # a pipeline stage has only some of them
+    known = {
+        name for name, _ in model.named_modules()
+    }  # a pipeline stage has only some of these parts
     parallelize_module(
         model, mesh, {name: how for name, how in layers.items() if name in known or "*" in name}
     )

@@ -80,7 +80,7 @@ class Meter:
             ):  # no library, no driver, no permission, or a lost GPU: nothing to show
                 found["gpu_busy_percent"] = float(
                     torch.cuda.utilization(self._device.torch)
-                )  # in any kernel, by NVML
+                )  # share of time in any kernel, from NVML
         self._clear()
         return found
 

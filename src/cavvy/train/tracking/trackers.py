@@ -19,7 +19,7 @@ from cavvy.train.clock import StepRecord
 from cavvy.train.progress import plain
 from cavvy.train.tracking.meter import Meter
 
-EVERY_S = 1.0  # between two rows: reading a loss waits for the device
+EVERY_S = 1.0  # seconds between two rows: reading a loss waits for the device
 
 
 class Tracker(Protocol):

@@ -123,7 +123,7 @@ class ScriptProbe:
         self._loop.guard(ProbeDone)
         run.world.device.synchronize()
         self._sampler, self._began = StackSampler(run.clock, code_at_work()), perf_counter()
-        run.save(wait=True)  # as at the end of each pass
+        run.save(wait=True)  # raises like at the end of each pass
 
     def _came_back(self, epochs: float) -> None:
         """The script's own loop has reached its next pass: report the time between two passes of

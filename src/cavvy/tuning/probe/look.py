@@ -286,7 +286,7 @@ class UserLoop(NamedTuple):
             return look
 
         self.frame.f_trace = look
-        sys.settrace(lambda frame, event, given: None)  # for no other frame
+        sys.settrace(lambda frame, event, given: None)  # no tracing for other frames
 
 
 def find_loop(frame: Any) -> UserLoop | None:
@@ -361,9 +361,7 @@ class traced(AbstractContextManager["traced"]):
         self._profile.stop()
         events: Any = self._profile.events()  # type: ignore[no-untyped-call]  # torch's
         results: Any = self._profile.profiler
-        begun = (
-            results.kineto_results.trace_start_ns()
-        )  # to which the events' microseconds are relative
+        begun = results.kineto_results.trace_start_ns()  # base of the events' microseconds
         for event in sorted((e for e in events if _is_work(e)), key=lambda e: e.time_range.start):
             start, end = (
                 begun + int(at * 1000) for at in (event.time_range.start, event.time_range.end)

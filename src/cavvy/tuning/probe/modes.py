@@ -22,7 +22,7 @@ from cavvy.tuning.probe.look import APART, INSIDE
 
 NAMES = ("", "cached", "resident", "alone", "double", "larger", "bf16", "saving")
 GROWN = ("double", "larger")
-GROWTH = {"cpu": 4}  # 2 elsewhere, where memory is short
+GROWTH = {"cpu": 4}  # 2 on other devices, where memory is short
 COLLECTIVES = (
     "all_gather",
     "all_gather_into_tensor",
@@ -63,14 +63,14 @@ class WindowModes:
         if self.name in GROWN and self._size:
             micro.settle(
                 self._size
-            )  # as before, also if the mode ran out of memory and continued with less
+            )  # restored even if the mode ran out of memory and continued with less
         self._size = micro.size
         if name == "larger":
             micro.settle(self._size * GROWTH.get(self.run.world.device.kind, 2))
         if self._ours:
-            self._time_collectives()  # as the script has replaced them by now
+            self._time_collectives()  # with the script's own replacements
         self.name, self._reading = name, reading or {}
-        self._saves = skip + 1 if name == "saving" else 0  # after the first step that counts
+        self._saves = skip + 1 if name == "saving" else 0  # set after the first step that counts
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -78,7 +78,7 @@ class WindowModes:
             for where, name, new in self._list_patches():
                 stack.enter_context(patch.object(where, name, new))
             for name in COLLECTIVES if dist.is_available() else ():
-                # So that they are restored at the end.
+                # Records the originals, so that they are restored at the end.
                 stack.enter_context(patch.object(dist, name, getattr(dist, name)))
             self._time_collectives()
             yield
