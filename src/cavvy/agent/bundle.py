@@ -22,27 +22,27 @@ def make_command() -> list[str]:
     return [sys.executable, "-I", "-S", os.path.join(HERE, "__main__.py")]
 
 
-def make_archive() -> bytes:
-    """A zip application with the agent's files, uncompressed, sorted, without timestamps: equal
-    sources give equal bytes.
+def make_archive(folder: str = HERE) -> bytes:
+    """A zip application with a folder's files, by default the agent's, uncompressed, sorted, without
+    timestamps: equal sources give equal bytes.
 
     Any Python from 3.8 on starts it as `python -I -S agent.pyz CONFIG`.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name in sorted(list_sources()):
+        for name in sorted(list_sources(folder)):
             entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             entry.create_system, entry.external_attr = 3, 0o100644 << 16
-            with open(os.path.join(HERE, name), "rb") as file:
+            with open(os.path.join(folder, name), "rb") as file:
                 archive.writestr(entry, file.read())
     return buffer.getvalue()
 
 
-def list_sources() -> list[str]:
-    """Paths of the agent's own files, relative to this folder."""
+def list_sources(folder: str = HERE) -> list[str]:
+    """Paths of the files to pack, relative to the folder."""
     found = []
-    for folder, _, names in os.walk(HERE):
-        relative = os.path.relpath(folder, HERE)
+    for inner, _, names in os.walk(folder):
+        relative = os.path.relpath(inner, folder)
         found += [
             os.path.normpath(os.path.join(relative, name)) for name in names if name.endswith(".py")
         ]

@@ -16,15 +16,15 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from cavvy.agent.bundle import make_archive
 from cavvy.providers.base import Refused
 
-_SUPERVISOR = Path(__file__).with_name("supervisor")
+_SUPERVISOR = str(Path(__file__).with_name("supervisor"))
 _LISTED = re.compile(r"=> (/\S+)|^\s+(/\S+) \(", re.MULTILINE)  # of a loader's --list
 # Parts of the standard library that neither the agent nor the supervisor can use.
 _LEFT_OUT = frozenset(
@@ -69,14 +69,8 @@ def make_bundle(content: bytes, suffix: str) -> Bundle:
 
 
 def pack_supervisor() -> Bundle:
-    """The supervisor as one file that Python runs: equal sources give equal bytes."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for path in sorted(_SUPERVISOR.glob("*.py")):
-            entry = zipfile.ZipInfo(path.name, (1980, 1, 1, 0, 0, 0))
-            entry.create_system, entry.external_attr = 3, 0o100644 << 16
-            archive.writestr(entry, path.read_bytes())
-    return make_bundle(buffer.getvalue(), ".supervisor")
+    """The supervisor as one file that Python runs."""
+    return make_bundle(make_archive(_SUPERVISOR), ".supervisor")
 
 
 def platform() -> str:

@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from re import sub
 
@@ -30,6 +30,19 @@ class ThisMachine:
     disk_gib: int
     devices: Sequence[HostDevice] = ()
     notes: Sequence[str] = ()
+
+    def limit(
+        self, *, cpus: float | None, memory_gib: float | None, accelerators: bool
+    ) -> "ThisMachine":
+        """The part that jobs may use; None leaves all."""
+        return replace(
+            self,
+            cpus=self.cpus if cpus is None else min(self.cpus, cpus),
+            memory_mib=self.memory_mib
+            if memory_gib is None
+            else min(self.memory_mib, round(memory_gib * 1024)),
+            devices=self.devices if accelerators else (),
+        )
 
 
 def discover(sources: MachineSources) -> ThisMachine:

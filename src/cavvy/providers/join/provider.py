@@ -4,8 +4,6 @@ say who holds what.
 
 import asyncio
 import hashlib
-import io
-import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,10 +13,11 @@ from pathlib import Path
 
 import msgspec
 
+from cavvy.agent.bundle import make_archive
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, Task
-from cavvy.domain.units import HourlyRate, format_memory, parse_rate
+from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.abilities import JoinedMachine, JoinInvitation
 from cavvy.providers.base import (
     GangSeen,
@@ -34,16 +33,14 @@ from cavvy.providers.hosts.bootstrap import make_preamble
 from cavvy.providers.hosts.bundles import pack_supervisor
 from cavvy.providers.hosts.fleet.gangs import HostFleet
 from cavvy.providers.hosts.fleet.host_link import HostSetup
-from cavvy.providers.hosts.fleet.launch_ledger import FleetLedger
-from cavvy.providers.hosts.fleet.machines import KnownHost, list_offers, make_hosts, make_machine
-from cavvy.providers.hosts.fleet.placing import AgentRoute, place_ranks
-from cavvy.providers.hosts.models import say_models
+from cavvy.providers.hosts.fleet.machines import KnownHost, list_offers, make_hosts
+from cavvy.providers.hosts.fleet.placing import AgentRoute
 from cavvy.providers.join import calls
 from cavvy.providers.join.host_link import JoinLink
 from cavvy.providers.join.invitation import make_invitation
 from cavvy.providers.join.members import MachineRegister, MemberMachine
 
-_REMOTE = Path(__file__).with_name("remote")
+_REMOTE = str(Path(__file__).with_name("remote"))
 _TICK_S = 1.0
 _FIRST_WAIT_S = (
     6.0  # after a start, for machines that were there before it: they call again within that
@@ -78,25 +75,13 @@ class JoinProvider:
         self._now = context.now
         self._mark = hashlib.sha256(context.installation.encode()).hexdigest()[:8]
         self._rate = parse_rate(str(context.settings.get("price_usd_hr", 0)))
-        self._lost_after = timedelta(seconds=float(context.settings.get("lost_after_s", 600)))
         self._members = MachineRegister(context.state, context.now)
-        self._known: dict[str, KnownHost] = {}
-        self._changes: asyncio.Queue[str] = asyncio.Queue()
-        self._queued: set[str] = set()
-        self._mourned: set[str] = set()  # machines whose long silence was announced
         self._arrived = asyncio.Event()
         self._settled = False
         self._noted: dict[str, datetime] = {}
         self._lines: dict[str, JoinLink] = {}
-        self._ledger = FleetLedger(context.state, context.now)
-        self._fleet = HostFleet(
-            lambda: self._lines,
-            self._ledger,
-            installation=context.installation,
-            lost_after=self._lost_after,
-            way=self._way,
-            now=context.now,
-        )
+        self._fleet = HostFleet(manifest.name, context, self._lines, self._way)
+        self._known = self._fleet.known
         self._supervisor = cache(lambda: pack_supervisor().content)
 
     async def offers(self) -> Sequence[Offer]:
@@ -109,7 +94,7 @@ class JoinProvider:
     async def launch(self, gang: GangSpec) -> None:
         await self._settle_in()
         await self._ready()
-        await self._fleet.launch(gang, lambda: place_ranks(gang, self._known))
+        await self._fleet.launch(gang)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         await self._settle_in()
@@ -121,9 +106,7 @@ class JoinProvider:
         await self._fleet.remove(name)
 
     async def changed(self) -> str:
-        name = await self._changes.get()
-        self._queued.discard(name)
-        return name
+        return await self._fleet.changes.get()
 
     async def relay(self) -> None:
         """Nothing is carried, machines reach us; their silence is counted here."""
@@ -199,7 +182,7 @@ class JoinProvider:
         preamble = await asyncio.to_thread(
             make_preamble, node_endpoint, "${CAVVY_FOLDER:-$HOME/.cavvy-agent}"
         )
-        setup = node_endpoint.publish(pack_remote())
+        setup = node_endpoint.publish(make_archive(_REMOTE))
         start = Path(__file__).with_name("start.sh").read_text()
         return f"{preamble}far={setup}\nplace={self.manifest.name}\n{start}".encode()
 
@@ -285,7 +268,7 @@ class JoinProvider:
     def _hang_up(self, name: str) -> None:
         self._known.pop(name, None)
         self._lines.pop(name).hang_up("it was dismissed")
-        self._announce(name)
+        self._fleet.announce(name)
 
     # What is known of them
 
@@ -312,18 +295,8 @@ class JoinProvider:
                     in_group=member.group is not None,
                     rate=self._rate,
                 )
-                machine = await asyncio.to_thread(make_machine, entry, member.facts)
-                self._known[name] = KnownHost(
-                    provider=self.manifest.name,
-                    entry=entry,
-                    facts=member.facts,
-                    machine=machine,
-                    ready=False,
-                )
-        return [
-            replace(known, ready=self._lines[name].up and not self._lines[name].leaving)
-            for name, known in sorted(self._known.items())
-        ]
+                await self._fleet.keep(entry, member.facts)
+        return self._fleet.list_known()
 
     async def _settle_in(self) -> None:
         """After a start, wait a little for the machines that were there before it: they call
@@ -364,29 +337,18 @@ class JoinProvider:
         known = self._known.get(name)
         if known is None:
             return "it has not said what it has yet"
-        machine, facts = known.machine, known.facts
-        size = (
-            f"{machine.cpus:g} CPUs, {format_memory(machine.memory_mib)}, {machine.disk_gib} "
-            "GiB free disk"
-        )
-        engine = f"containers by {facts.engine}" if facts.engine else "no containers"
-        return f"accelerators {say_models(machine)}, {size}, Python {facts.python}, {engine}"
+        return known.describe()
 
     # Changes
 
     def _make_line(self, name: str) -> JoinLink:
         def changed(gang: str | None) -> None:
             if gang is None:
-                self._announce(name)
+                self._fleet.announce(name)
             else:
-                self._change(gang)
+                self._fleet.changes.put(gang)
 
         return JoinLink(name, changed, self._now)
-
-    def _change(self, gang: str) -> None:
-        if gang not in self._queued:
-            self._queued.add(gang)
-            self._changes.put_nowait(gang)
 
     async def _tick(self) -> None:
         """Count the silence of machines; one that was silent for too long changes what its gangs
@@ -395,21 +357,14 @@ class JoinProvider:
         for name, line in list(self._lines.items()):
             if line.tick():
                 await self._note(name, line)
-                self._announce(name)
+                self._fleet.announce(name)
             elif (
                 line.up
                 and self._now() - (self._noted.get(name) or line.heard_at or self._now())
                 >= _NOTE_EVERY
             ):
                 await self._note(name, line)
-        silent = {
-            name
-            for name, line in self._lines.items()
-            if line.silent_s >= self._lost_after.total_seconds()
-        }
-        for name in silent - self._mourned:
-            self._announce(name)
-        self._mourned = silent
+        self._fleet.announce_lost()
 
     async def _note(self, name: str, line: JoinLink) -> None:
         """Write down when a machine was heard, and whether it is there: after a start those are
@@ -420,20 +375,3 @@ class JoinProvider:
         if member is not None and line.heard_at is not None:
             with suppress(TryAgain):
                 await self._members.put(replace(member, heard_at=line.heard_at, there=line.up))
-
-    def _announce(self, name: str) -> None:
-        """Whatever runs on the machine is to be looked at."""
-        for intent in self._ledger.intents.values():
-            if name in intent.hosts:
-                self._change(intent.name)
-
-
-def pack_remote() -> bytes:
-    """The program that a joined machine runs, as one file: equal sources give equal bytes."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for path in sorted(_REMOTE.glob("*.py")):
-            entry = zipfile.ZipInfo(path.name, (1980, 1, 1, 0, 0, 0))
-            entry.create_system, entry.external_attr = 3, 0o100644 << 16
-            archive.writestr(entry, path.read_bytes())
-    return buffer.getvalue()

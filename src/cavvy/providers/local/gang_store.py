@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from threading import Lock, get_ident
 
-from cavvy.providers.base import GangSpec, NoCapacity, Refused, TryAgain
+from cavvy.providers.base import GangSpec, NoCapacity, NodeSeen, Refused, TryAgain
 from cavvy.providers.hosts.configs import HostAgentConfig
 from cavvy.providers.hosts.devices import read_text
 from cavvy.providers.hosts.records import AgentExit, note, read, settle, write
@@ -29,7 +29,6 @@ from cavvy.providers.local.records import (
     LastDelivery,
     LocalGangEnd,
     LocalIntent,
-    LocalRankEnd,
     LocalRemoval,
     RankDeath,
 )
@@ -60,6 +59,16 @@ class LocalRank:
     )
     waits_for: str = ""  # why a dead agent's rank is not over yet
     again_s: float = 0  # when to look again, where no process can be watched
+
+    def see(self, intent: LocalIntent) -> NodeSeen:
+        """The node for the control plane; it is lost only when nothing of it can be saved."""
+        return NodeSeen(
+            rank=self.number,
+            engine_id=str(self.process.pid) if self.process else "",
+            started_at=intent.launched_at,
+            ended_at=None if self.waits_for else self.dead_at,
+            address="127.0.0.1",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,7 +433,7 @@ class LocalGangStore:
             exit_code=first.exit_code
             if first
             else next((r.exit.exit_code for r in gang.ranks if r.exit), None),
-            ranks=[_ended_rank(gang.intent, rank) for rank in gang.ranks],
+            ranks=[rank.see(gang.intent) for rank in gang.ranks],
             seen_at=self.now(),
         )
         (self.home / "ended").mkdir(mode=0o700, exist_ok=True)
@@ -521,14 +530,6 @@ def _last_written(folder: Path) -> float:
         with suppress(FileNotFoundError):
             latest = max(latest, (folder / name).lstat().st_mtime)
     return latest
-
-
-def _ended_rank(intent: LocalIntent, rank: LocalRank) -> LocalRankEnd:
-    assert rank.dead_at is not None
-    engine_id = str(rank.process.pid) if rank.process is not None else ""
-    return LocalRankEnd(
-        rank=rank.number, engine_id=engine_id, started_at=intent.launched_at, ended_at=rank.dead_at
-    )
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from cavvy.providers.base import (
     GangSpec,
     GangState,
     Manifest,
-    NodeSeen,
     ProviderContext,
     Refused,
     TryAgain,
@@ -183,46 +182,27 @@ def _user() -> str:
 def limited(machine: ThisMachine, settings: Mapping[str, str | int | float | bool]) -> ThisMachine:
     """The part of the machine that the settings let jobs use."""
     cpus, memory_gib = settings.get("cpus"), settings.get("memory_gib")
-    return replace(
-        machine,
-        cpus=machine.cpus if cpus is None else min(machine.cpus, float(cpus)),
-        memory_mib=machine.memory_mib
-        if memory_gib is None
-        else min(machine.memory_mib, round(float(memory_gib) * 1024)),
-        devices=machine.devices if settings.get("accelerators", True) else (),
+    return machine.limit(
+        cpus=None if cpus is None else float(cpus),
+        memory_gib=None if memory_gib is None else float(memory_gib),
+        accelerators=bool(settings.get("accelerators", True)),
     )
 
 
 def _seen(gang: LivingGang | LocalGangEnd) -> GangSeen:
     if isinstance(gang, LocalGangEnd):
-        nodes = [
-            NodeSeen(
-                rank=rank.rank,
-                engine_id=rank.engine_id,
-                started_at=rank.started_at,
-                ended_at=rank.ended_at,
-                address="127.0.0.1",
-            )
-            for rank in gang.ranks
-        ]
-        state, reason, code = GangState.ENDED, gang.reason, gang.exit_code
-        return GangSeen(name=gang.name, state=state, reason=reason, exit_code=code, nodes=nodes)
-    nodes = [
-        NodeSeen(
-            rank=rank.number,
-            engine_id=str(rank.process.pid) if rank.process else "",
-            started_at=gang.intent.launched_at,
-            ended_at=None
-            if rank.waits_for
-            else rank.dead_at,  # a node is lost only when nothing of it can be saved
-            address="127.0.0.1",
+        return GangSeen(
+            name=gang.name,
+            state=GangState.ENDED,
+            reason=gang.reason,
+            exit_code=gang.exit_code,
+            nodes=gang.ranks,
         )
-        for rank in gang.ranks
-    ]
     started = all(rank.process is not None or rank.dead_at is not None for rank in gang.ranks)
-    reason = next(
-        (rank.waits_for for rank in gang.ranks if rank.waits_for),
-        "being removed" if gang.removal else "",
+    waits = next((rank.waits_for for rank in gang.ranks if rank.waits_for), "")
+    return GangSeen(
+        name=gang.intent.name,
+        state=GangState.RUNNING if started else GangState.STARTING,
+        reason=waits or ("being removed" if gang.removal else ""),
+        nodes=[rank.see(gang.intent) for rank in gang.ranks],
     )
-    state = GangState.RUNNING if started else GangState.STARTING
-    return GangSeen(name=gang.intent.name, state=state, reason=reason, nodes=nodes)

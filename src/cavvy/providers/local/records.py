@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from cavvy.providers.base import NodeSeen
 from cavvy.providers.local.processes import LocalProcess
 
 
@@ -54,14 +55,6 @@ class LastDelivery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalRankEnd:
-    rank: int
-    engine_id: str
-    started_at: datetime
-    ended_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalGangEnd:
     """A gang that is over. `seen_at` is when that was found out: it is remembered from then on."""
 
@@ -69,5 +62,5 @@ class LocalGangEnd:
     installation: str
     reason: str
     exit_code: int | None
-    ranks: Sequence[LocalRankEnd]
+    ranks: Sequence[NodeSeen]
     seen_at: datetime

@@ -45,9 +45,9 @@ class LinkDependencies:
 
 
 class SshLink:
-    """One host. `ask` connects where it must; a host that did not answer is asked again after a
-    pause only.
-    """
+    """Implements HostLink. A host that did not answer is asked again only after a pause."""
+
+    leaving = False
 
     def __init__(self, entry: InventoryHost, base: LinkDependencies) -> None:
         self.entry = entry

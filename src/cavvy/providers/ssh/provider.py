@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,6 @@ import msgspec
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, Task
-from cavvy.domain.units import format_memory
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
@@ -30,16 +28,12 @@ from cavvy.providers.base import (
 from cavvy.providers.hosts.bundles import Bundle, make_bundle
 from cavvy.providers.hosts.fleet.gangs import HostFleet
 from cavvy.providers.hosts.fleet.host_link import HostSetup
-from cavvy.providers.hosts.fleet.launch_ledger import FleetLedger
 from cavvy.providers.hosts.fleet.machines import (
-    KnownHost,
     SupervisorFacts,
     list_offers,
     make_hosts,
-    make_machine,
 )
-from cavvy.providers.hosts.fleet.placing import AgentRoute, place_ranks
-from cavvy.providers.hosts.models import say_models
+from cavvy.providers.hosts.fleet.placing import AgentRoute
 from cavvy.providers.hosts.records import read, write
 from cavvy.providers.ssh.dial import SshOptions
 from cavvy.providers.ssh.inventory import read_inventory
@@ -60,36 +54,24 @@ class SshProvider:
         self.manifest = manifest
         self._context = context
         self._now = context.now
-        mark = hashlib.sha256(context.installation.encode()).hexdigest()[:8]
+        self._mark = hashlib.sha256(context.installation.encode()).hexdigest()[:8]
         self._home = context.home.absolute()
-        for folder in (self._home / "facts", self._home / "bundles", self._home / mark):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in ("facts", "bundles"):
+            (self._home / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         # Short paths: those of sockets have at most 104 bytes.
         self._sockets = TemporaryDirectory(prefix="cavvy-", dir="/tmp")
         self._links: dict[str, SshLink] = {}
         self._idle: Sequence[str] = ()  # patterns of the settings that no host matches
-        self._known: dict[str, KnownHost] = {}
         self._learnt_at: dict[str, datetime] = {}
         self._learning: dict[str, asyncio.Task[None]] = {}
-        self._changes: asyncio.Queue[str] = asyncio.Queue()
-        self._queued: set[str] = set()
         self._wake = asyncio.Event()
-        self._mourned: set[str] = set()  # hosts whose long silence was announced
-        self._mark = mark
-        self._ledger = FleetLedger(context.state, context.now)
         self._agent = cache(self._pack_agent)
-        self._fleet = HostFleet(
-            lambda: self._links,
-            self._ledger,
-            installation=context.installation,
-            lost_after=timedelta(seconds=float(context.settings.get("lost_after_s", 600))),
-            way=self._way,
-            now=context.now,
-        )
+        self._fleet = HostFleet(manifest.name, context, self._links, self._way)
+        self._known = self._fleet.known
 
     async def offers(self) -> Sequence[Offer]:
         await self._learn(_FIRST_WAIT_S)
-        offers = list_offers(self._ready())
+        offers = list_offers(self._fleet.list_known())
         if not offers and (silent := self.silent()):
             raise TryAgain("; ".join(silent))
         return offers
@@ -100,11 +82,11 @@ class SshProvider:
 
     async def hosts(self) -> Sequence[Host]:
         await self._learn(_HOSTS_WAIT_S)
-        return make_hosts(self._ready())
+        return make_hosts(self._fleet.list_known())
 
     async def launch(self, gang: GangSpec) -> None:
         await self._learn(_FIRST_WAIT_S)
-        await self._fleet.launch(gang, lambda: place_ranks(gang, self._known))
+        await self._fleet.launch(gang)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         self._follow()
@@ -115,9 +97,7 @@ class SshProvider:
         await self._fleet.remove(name)
 
     async def changed(self) -> str:
-        name = await self._changes.get()
-        self._queued.discard(name)
-        return name
+        return await self._fleet.changes.get()
 
     async def relay(self) -> None:
         """Keep every host's line up: agents' requests come through it."""
@@ -129,7 +109,7 @@ class SshProvider:
                     if link.due and name not in self._learning:
                         self._learning[name] = asyncio.create_task(self._learn_one(name))
                 self._collect()
-                self._announce_the_dead()
+                self._fleet.announce_lost()
                 self._wake.clear()
                 with suppress(TimeoutError):
                     calm = all(link.up for link in self._links.values())
@@ -177,15 +157,8 @@ class SshProvider:
         )
         if known is None:
             return [(name, problem)]
-        machine, facts = known.machine, known.facts
-        at = f"{facts.user}@{link.target[0]}"
-        size = (
-            f"{machine.cpus:g} CPUs, {format_memory(machine.memory_mib)}, {machine.disk_gib} "
-            "GiB free disk"
-        )
-        engine = f"containers by {facts.engine}" if facts.engine else "no containers"
-        text = f"{at}: accelerators {say_models(machine)}, {size}, Python {facts.python}, {engine}"
-        notes = [*machine.notes, *([problem] if problem else [])]
+        text = f"{known.facts.user}@{link.target[0]}: {known.describe()}"
+        notes = [*known.machine.notes, *([problem] if problem else [])]
         return [(name, text), *((name, note) for note in notes)]
 
     async def close(self) -> None:
@@ -282,7 +255,7 @@ class SshProvider:
                 return
             self._learnt_at[name] = self._now()
             facts = await link.read_facts()
-            await self._keep(name, facts)
+            await self._fleet.keep(link.entry, facts)
             write(self._home / "facts" / f"{name}.json", facts)
         except (ProviderError, OSError, msgspec.MsgspecError) as error:
             link.problem = link.problem or str(error)
@@ -293,14 +266,7 @@ class SshProvider:
         """What a host had when it last answered, as long as it does not."""
         facts = read(self._home / "facts" / f"{name}.json", SupervisorFacts)
         if facts is not None:
-            await self._keep(name, facts)
-
-    async def _keep(self, name: str, facts: SupervisorFacts) -> None:
-        entry = self._links[name].entry
-        machine = await asyncio.to_thread(make_machine, entry, facts)
-        self._known[name] = KnownHost(
-            provider=self.manifest.name, entry=entry, facts=facts, machine=machine, ready=False
-        )
+            await self._fleet.keep(self._links[name].entry, facts)
 
     def _collect(self) -> None:
         for name, task in list(self._learning.items()):
@@ -308,12 +274,6 @@ class SshProvider:
                 del self._learning[name]
                 if not task.cancelled():
                     task.result()
-
-    def _ready(self) -> Sequence[KnownHost]:
-        return [
-            replace(known, ready=self._links[name].up)
-            for name, known in sorted(self._known.items())
-        ]
 
     def _pack_agent(self) -> Bundle | None:
         make = self._context.agent_archive
@@ -323,24 +283,10 @@ class SshProvider:
 
     def _changed(self, host: str, gang: str | None) -> None:
         self._wake.set()
-        intents = self._ledger.intents.values()
-        names = (
-            [gang]
-            if gang is not None
-            else [intent.name for intent in intents if host in intent.hosts]
-        )
-        for name in names:
-            if name not in self._queued:
-                self._queued.add(name)
-                self._changes.put_nowait(name)
-
-    def _announce_the_dead(self) -> None:
-        """A host that was silent for too long changes what its gangs are."""
-        lost_after = float(self._context.settings.get("lost_after_s", 600))
-        silent = {name for name, link in self._links.items() if link.silent_s >= lost_after}
-        for name in silent - self._mourned:
-            self._changed(name, None)
-        self._mourned = silent
+        if gang is None:
+            self._fleet.announce(host)
+        else:
+            self._fleet.changes.put(gang)
 
 
 def _silence(link: SshLink) -> str:

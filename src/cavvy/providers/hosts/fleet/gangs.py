@@ -11,23 +11,36 @@ may have been started elsewhere.
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from weakref import WeakValueDictionary
 
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
     NoCapacity,
+    ProviderContext,
     ProviderError,
     Refused,
     TryAgain,
 )
+from cavvy.providers.changed_gangs import ChangedGangs
 from cavvy.providers.hosts.connection import CannotConnect, LoginRefused
 from cavvy.providers.hosts.fleet.host_link import HostLink, HostSetup
 from cavvy.providers.hosts.fleet.launch_ledger import FleetIntent, FleetLedger
-from cavvy.providers.hosts.fleet.placing import AgentRoute, PlacedRank, make_config, node_address
+from cavvy.providers.hosts.fleet.machines import (
+    HostEntry,
+    KnownHost,
+    SupervisorFacts,
+    make_machine,
+)
+from cavvy.providers.hosts.fleet.placing import (
+    AgentRoute,
+    PlacedRank,
+    make_config,
+    place_ranks,
+)
 from cavvy.providers.hosts.fleet.status import (
     HostLook,
     RankStatus,
@@ -60,38 +73,62 @@ class _Glance:
 
 
 class HostFleet:
-    """`links` are the hosts by name; `way` says how the agent of a gang's rank on a host reaches
-    the control plane.
+    """The hosts of one provider by name, and its gangs on them. `way` says how the agent of a
+    gang's rank on a host reaches the control plane.
     """
 
     def __init__(
         self,
-        links: Callable[[], Mapping[str, HostLink]],
-        ledger: FleetLedger,
-        *,
-        installation: str,
-        lost_after: timedelta,
+        provider: str,
+        context: ProviderContext,
+        links: Mapping[str, HostLink],
         way: Callable[[GangSpec, HostSetup, int], AgentRoute],
-        now: Callable[[], datetime],
     ) -> None:
-        self._links = links
-        self._ledger = ledger
-        self._installation = installation
-        self._lost_after = lost_after
-        self._way = way
-        self._now = now
-        self.patient = True  # connect where it must; False while somebody else keeps the lines up
+        self._provider, self._links, self._way = provider, links, way
+        self._installation, self._now = context.installation, context.now
+        self._ledger = FleetLedger(context.state, context.now)
+        self._lost_after_s = float(context.settings.get("lost_after_s", 600))
+        self.known: dict[str, KnownHost] = {}  # hosts whose facts are known
+        self.changes = ChangedGangs()
+        self.patient = True  # False: `launch` and `look` do not wait for a host to be connected
         self._glances: dict[str, _Glance] = {}
         self._launching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._witnessed: dict[
-            str, float
-        ] = {}  # host -> its silence when the others last said that it is dead
-        self._ended_at: dict[tuple[str, int], datetime] = {}  # an end is told once and stays so
+        # By host: how long it was silent when the other hosts last could not reach it either.
+        self._witnessed: dict[str, float] = {}
+        self._ended_at: dict[tuple[str, int], datetime] = {}  # an end is reported once, unchanged
+        self._lost: set[str] = set()  # hosts whose long silence was announced
+
+    # Hosts
+
+    async def keep(self, entry: HostEntry, facts: SupervisorFacts) -> None:
+        """Remember what a host has."""
+        machine = await asyncio.to_thread(make_machine, entry, facts)
+        self.known[entry.name] = KnownHost(
+            provider=self._provider, entry=entry, facts=facts, machine=machine, ready=False
+        )
+
+    def list_known(self) -> Sequence[KnownHost]:
+        """The known hosts, and whether each takes work now."""
+        pairs = ((known, self._links.get(name)) for name, known in sorted(self.known.items()))
+        return [replace(known, ready=link.up and not link.leaving) for known, link in pairs if link]
+
+    def announce(self, host: str) -> None:
+        """Report a change of all gangs on a host."""
+        for intent in self._ledger.intents.values():
+            if host in intent.hosts:
+                self.changes.put(intent.name)
+
+    def announce_lost(self) -> None:
+        """Announce each host that has just been silent for too long."""
+        lost = {name for name, link in self._links.items() if link.silent_s >= self._lost_after_s}
+        for name in lost - self._lost:
+            self.announce(name)
+        self._lost = lost
 
     # Launching
 
-    async def launch(self, gang: GangSpec, placing: Callable[[], Sequence[PlacedRank]]) -> None:
-        """As Provider.launch; `placing` says where each rank goes, or raises NoCapacity."""
+    async def launch(self, gang: GangSpec) -> None:
+        """As Provider.launch."""
         if _NAME.fullmatch(gang.name) is None or gang.installation != self._installation:
             raise Refused(f"{gang.name}: not a gang's name of this installation")
         async with self._launching.setdefault(gang.name, asyncio.Lock()):
@@ -103,12 +140,9 @@ class HostFleet:
                 return
             if known is not None and known.given_up:
                 raise NoCapacity(known.given_up)
-            placed = placing()
+            placed = place_ranks(gang, self.known)
             intent = known or await self._intend(gang, placed)
-            hosts = {
-                host: [each for each in placed if each.known.entry.name == host]
-                for host in intent.used
-            }
+            hosts = {host: [each for each in placed if each.host == host] for host in intent.used}
             tasks = [self._launch_on(gang, intent, host, ranks) for host, ranks in hosts.items()]
             problems = [
                 each
@@ -121,8 +155,8 @@ class HostFleet:
         intent = FleetIntent(
             name=gang.name,
             installation=gang.installation,
-            hosts=[each.known.entry.name for each in placed],
-            addresses=[node_address(each.known) for each in placed],
+            hosts=[each.host for each in placed],
+            addresses=[each.node_address for each in placed],
             launched_at=self._now(),
             grace_s=gang.grace.total_seconds(),
         )
@@ -190,7 +224,7 @@ class HostFleet:
         """What of a gang is on a host goes at once; where it cannot be asked now, when it comes
         back.
         """
-        link = self._links().get(host)
+        link = self._links.get(host)
         if link is None or not link.up:
             return
         try:
@@ -213,28 +247,29 @@ class HostFleet:
     async def look(self, name: str | None) -> Sequence[GangSeen]:
         """As Provider.gangs."""
         await self._ledger.refresh(name)
-        if name is not None and name in self._ledger.ended:
+        if name is None:
+            return await self._look_at_all()
+        if name in self._ledger.ended:
             return [see_ended(self._ledger.ended[name])]
-        if name is not None and name not in self._ledger.intents:
+        intent = self._ledger.intents.get(name)
+        if intent is None:
             return []
-        wanted = self._ledger.intents.values() if name is None else [self._ledger.intents[name]]
-        hosts = {host for intent in wanted for host in intent.used}
-        if name is None:
-            hosts |= {host for host, link in self._links().items() if link.up}
-        looks = dict(
-            zip(
-                sorted(hosts),
-                await asyncio.gather(*(self._glance(h) for h in sorted(hosts))),
-                strict=True,
-            )
-        )
-        if name is None:
-            await self._adopt(looks)
-        intents = [each for each in self._ledger.intents.values() if name in (None, each.name)]
-        found = [await self._see(intent, looks, one=name is not None) for intent in intents]
-        ended = [see_ended(each) for each in self._ledger.ended.values()] if name is None else []
+        seen = await self._see(intent, await self._look_on(intent.used), one=True)
+        return [] if seen is None else [seen]
+
+    async def _look_at_all(self) -> Sequence[GangSeen]:
+        hosts = {host for intent in self._ledger.intents.values() for host in intent.used}
+        looks = await self._look_on(hosts | {host for host, link in self._links.items() if link.up})
+        await self._adopt(looks)
+        intents = list(self._ledger.intents.values())
+        found = [await self._see(intent, looks, one=False) for intent in intents]
+        ended = [see_ended(each) for each in self._ledger.ended.values()]
         known = {each.name for each in ended}
         return [*(each for each in found if each is not None and each.name not in known), *ended]
+
+    async def _look_on(self, hosts: Collection[str]) -> Mapping[str, HostLook | SilentHost]:
+        looks = await asyncio.gather(*(self._glance(host) for host in hosts))
+        return dict(zip(hosts, looks, strict=True))
 
     async def _see(
         self, intent: FleetIntent, looks: Mapping[str, HostLook | SilentHost], *, one: bool
@@ -274,7 +309,7 @@ class HostFleet:
         return None if intent.given_up else see_ended(ended)
 
     async def _forget(self, name: str, host: str) -> None:
-        link = self._links().get(host)
+        link = self._links.get(host)
         if link is None or not link.up:
             return
         try:
@@ -294,7 +329,7 @@ class HostFleet:
                     or there.name in self._ledger.ended
                 ):
                     continue
-                if all(host in self._links() for host in there.intent.used):
+                if all(host in self._links for host in there.intent.used):
                     await self._ledger.put(
                         replace(there.intent, launched=True, removing=there.removing)
                     )
@@ -310,7 +345,7 @@ class HostFleet:
             return glance.found
 
     async def _look_at(self, host: str) -> HostLook | SilentHost:
-        link = self._links().get(host)
+        link = self._links.get(host)
         if link is None:
             return SilentHost(
                 problem=f"{host} is no longer in the inventory", dead_since=self._now()
@@ -332,12 +367,12 @@ class HostFleet:
         """Whether two witnesses say so: our own tries for long enough, and the hosts that we do
         reach.
         """
-        if link.up or link.silent_s < self._lost_after.total_seconds() or not link.let_in:
+        if link.up or link.silent_s < self._lost_after_s or not link.let_in:
             return False
         said = self._witnessed.get(link.name)
         if said is not None and said <= link.silent_s < said + _WITNESS_EVERY_S:
             return True
-        others = [each for each in self._links().values() if each is not link]
+        others = [each for each in self._links.values() if each is not link]
         reached = [each for each in others if each.up][:_WITNESSES]
         if others and not reached:
             return False  # it may be our own network that is down
@@ -395,7 +430,7 @@ class HostFleet:
 
     async def _remove_from(self, intent: FleetIntent, host: str) -> str:
         """Ask a host to let the gang go; why it could not be asked."""
-        link = self._links().get(host)
+        link = self._links.get(host)
         if link is None:
             return ""
         try:
@@ -409,7 +444,7 @@ class HostFleet:
         return ""
 
     def _link(self, host: str) -> HostLink:
-        link = self._links().get(host)
+        link = self._links.get(host)
         if link is None:
             raise NoCapacity(f"{host} is not in the inventory")
         return link

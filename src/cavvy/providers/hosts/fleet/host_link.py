@@ -30,6 +30,7 @@ class HostLink(Protocol):
     """One host. Times are the control plane's."""
 
     problem: str  # why it is not connected
+    leaving: bool  # it takes no new work
     let_in: bool  # False: the host answers and refuses the login
     heard_at: datetime | None
     silent_since: datetime | None

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from cavvy.providers.base import NodeSeen
 from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.state import ProviderState
 
@@ -31,15 +32,6 @@ class FleetIntent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetRankEnd:
-    rank: int
-    engine_id: str
-    address: str
-    started_at: datetime
-    ended_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetGangEnd:
     """A gang that is over. Hosts in `owing` have not said so themselves: what lives there still
     is killed.
@@ -49,7 +41,7 @@ class FleetGangEnd:
     installation: str
     reason: str
     exit_code: int | None
-    ranks: Sequence[FleetRankEnd]
+    ranks: Sequence[NodeSeen]
     seen_at: datetime
     owing: Sequence[str] = ()
 

@@ -8,10 +8,18 @@ from typing import Protocol
 
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.units import HourlyRate
+from cavvy.domain.units import HourlyRate, format_memory
 from cavvy.providers.hosts.devices import MachineSources, NvmlQueries
 from cavvy.providers.hosts.machine import ThisMachine, discover
-from cavvy.providers.hosts.models import DeviceModel, count_models, instance_type, model_of
+from cavvy.providers.hosts.models import (
+    DeviceModel,
+    count_models,
+    instance_type,
+    model_of,
+    say_models,
+)
+
+DeviceShape = tuple[DeviceModel | None, int]  # a model, and how many of it
 
 
 class HostEntry(Protocol):
@@ -80,6 +88,15 @@ class KnownHost:
     machine: ThisMachine
     ready: bool
 
+    def describe(self) -> str:
+        """What it has, for people."""
+        engine = f"containers by {self.facts.engine}" if self.facts.engine else "no containers"
+        return (
+            f"accelerators {say_models(self.machine)}, {self.machine.cpus:g} CPUs, "
+            f"{format_memory(self.machine.memory_mib)}, {self.machine.disk_gib} GiB free disk, "
+            f"Python {self.facts.python}, {engine}"
+        )
+
 
 class _SmiRows:
     """Answers the questions asked of NVIDIA's library from what its tool printed."""
@@ -134,13 +151,8 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
             usable=lambda path: f"/{path.relative_to(root)}" in facts.usable,
         )
         machine = discover(sources)
-    return replace(
-        machine,
-        cpus=machine.cpus if entry.cpus is None else min(machine.cpus, entry.cpus),
-        memory_mib=machine.memory_mib
-        if entry.memory_gib is None
-        else min(machine.memory_mib, round(entry.memory_gib * 1024)),
-        devices=machine.devices if entry.accelerators else (),
+    return machine.limit(
+        cpus=entry.cpus, memory_gib=entry.memory_gib, accelerators=entry.accelerators
     )
 
 
@@ -164,17 +176,23 @@ def make_hosts(known: Sequence[KnownHost]) -> Sequence[Host]:
     none.
     """
     return [
-        Host(
-            name=f"{each.provider}/{each.entry.name}",
-            cpus=each.machine.cpus,
-            memory_mib=each.machine.memory_mib,
-            devices=tuple(device.id for device in each.machine.devices),
-            kinds=tuple(instance_type(model_of(device)) for device in each.machine.devices),
+        replace(
+            make_host(f"{each.provider}/{each.entry.name}", each.machine),
             group=f"{each.provider}/{each.entry.group if each.entry.in_group else each.entry.name}",
             ready=each.ready,
         )
         for each in known
     ]
+
+
+def make_host(name: str, machine: ThisMachine) -> Host:
+    return Host(
+        name=name,
+        cpus=machine.cpus,
+        memory_mib=machine.memory_mib,
+        devices=tuple(device.id for device in machine.devices),
+        kinds=tuple(instance_type(model_of(device)) for device in machine.devices),
+    )
 
 
 def list_offers(known: Sequence[KnownHost]) -> Sequence[Offer]:
@@ -196,40 +214,65 @@ def list_offers(known: Sequence[KnownHost]) -> Sequence[Offer]:
 
 
 def _of_host(known: KnownHost) -> Sequence[Offer]:
-    shapes: list[tuple[DeviceModel | None, int]] = [(None, 0)]
-    for model, total in count_models(known.machine).items():
-        shapes += [(model, count) for count in range(1, total + 1)]
+    capacity = 1 if known.ready else 0
     return [
-        _offer([known], model, count, zone=known.entry.name, capacity=1 if known.ready else 0)
-        for model, count in shapes
+        _offer([known], shape, zone=known.entry.name, capacity=capacity)
+        for shape in list_shapes(known.machine)
     ]
 
 
 def _of_group(members: Sequence[KnownHost]) -> Sequence[Offer]:
-    having: dict[tuple[DeviceModel | None, int], list[KnownHost]] = {(None, 0): list(members)}
+    having: dict[DeviceShape, list[KnownHost]] = {}
     for each in members:
-        for model, total in count_models(each.machine).items():
-            for count in range(1, total + 1):
-                having.setdefault((model, count), []).append(each)
+        for shape in list_shapes(each.machine):
+            having.setdefault(shape, []).append(each)
     return [
-        _offer(hosts, model, count, zone=None, capacity=sum(host.ready for host in hosts))
-        for (model, count), hosts in having.items()
+        _offer(hosts, shape, zone=None, capacity=sum(host.ready for host in hosts))
+        for shape, hosts in having.items()
         if len(hosts) > 1
     ]
 
 
 def _offer(
-    hosts: Sequence[KnownHost],
-    model: DeviceModel | None,
-    count: int,
-    *,
-    zone: str | None,
-    capacity: int,
+    hosts: Sequence[KnownHost], shape: DeviceShape, *, zone: str | None, capacity: int
 ) -> Offer:
-    machines = [host.machine for host in hosts]
-    return Offer(
+    entry = hosts[0].entry
+    return make_offer(
+        [host.machine for host in hosts],
+        shape,
+        entry.rate,
         provider=hosts[0].provider,
-        region=hosts[0].entry.group,
+        region=entry.group,
+        zone=zone,
+        capacity=capacity,
+        source="your hosts",
+    )
+
+
+def list_shapes(machine: ThisMachine) -> Sequence[DeviceShape]:
+    """Each model with each number of accelerators that the machine has, none included."""
+    models = count_models(machine).items()
+    return [(None, 0), *((model, n + 1) for model, total in models for n in range(total))]
+
+
+def make_offer(
+    machines: Sequence[ThisMachine],
+    shape: DeviceShape,
+    price: HourlyRate,
+    *,
+    provider: str,
+    region: str,
+    source: str,
+    zone: str | None = None,
+    capacity: int | None = None,
+) -> Offer:
+    """What each of these machines can give. `price` is of one accelerator, or of a node that holds
+    none. CPUs and memory are the whole machine's; a job holds the part that it asks for.
+    """
+    model, count = shape
+    return Offer(
+        provider=provider,
+        region=region,
         zone=zone,
         instance_type=instance_type(model),
         accelerator=model.name if model else None,
@@ -238,8 +281,8 @@ def _offer(
         vcpus=min(machine.cpus for machine in machines),
         memory_mib=min(machine.memory_mib for machine in machines),
         disk_gib=min(machine.disk_gib for machine in machines),
-        rate=hosts[0].entry.rate.times(max(1, count)),
+        rate=price.times(max(1, count)),
         capacity=capacity,
         shared=True,
-        source="your hosts",
+        source=source,
     )

@@ -8,16 +8,19 @@ from cavvy.providers.base import GangSpec, NoCapacity
 from cavvy.providers.hosts.configs import HostAgentConfig
 from cavvy.providers.hosts.devices import HostDevice
 from cavvy.providers.hosts.fleet.machines import KnownHost
+from cavvy.providers.hosts.machine import ThisMachine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedRank:
-    """One rank and where it goes."""
+    """One rank and what it holds of its host."""
 
     rank: int
-    known: KnownHost
+    host: str
+    node_address: str  # where the other ranks of the gang find it
     allocation: Allocation | None
     devices: Sequence[HostDevice]
+    vendor: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +37,6 @@ def make_config(
     gang: GangSpec, placed: PlacedRank, way: AgentRoute, home: str, cache: str
 ) -> HostAgentConfig:
     """The configuration of one rank's agent, which reports by `way` and works in `home`."""
-    vendors = [device.vendor for device in (placed.devices or placed.known.machine.devices)]
     return HostAgentConfig(
         gang=gang.name,
         rank=placed.rank,
@@ -47,10 +49,10 @@ def make_config(
         grace_s=gang.grace.total_seconds(),
         devices=[device.id for device in placed.devices],
         device_indices=[device.index for device in placed.devices],
-        vendor=vendors[0] if vendors else None,
+        vendor=placed.vendor,
         cpus=placed.allocation.cpus if placed.allocation else None,
         memory_mib=placed.allocation.memory_mib if placed.allocation else None,
-        node_address=node_address(placed.known),
+        node_address=placed.node_address,
         taken=_taken(gang, way, home),
     )
 
@@ -61,11 +63,6 @@ def _taken(gang: GangSpec, way: AgentRoute, home: str) -> Mapping[str, str | flo
     # as the supervisor writes it when we remove the gang
     ours = f"{home.rpartition('/')[0]}/removing.json"
     return {"unless": ours, "seconds": gang.grace.total_seconds(), "source": way.taken_by}
-
-
-def node_address(known: KnownHost) -> str:
-    """Where the other ranks of a gang find a host."""
-    return known.entry.node_address or known.facts.address or "127.0.0.1"
 
 
 def place_ranks(gang: GangSpec, known: Mapping[str, KnownHost]) -> Sequence[PlacedRank]:
@@ -87,13 +84,25 @@ def _place(
     )
     if name not in known:
         raise NoCapacity(f"{gang.offer.key}: no host {name!r} that we know of")
-    devices = {device.id: device for device in known[name].machine.devices}
-    missing = [each for each in (allocation.devices if allocation else ()) if each not in devices]
-    if missing:
-        raise NoCapacity(f"{', '.join(missing)}: no such accelerator on {name} any more")
+    host = known[name]
+    address = host.entry.node_address or host.facts.address or "127.0.0.1"
+    return hold_devices(rank, allocation, host.machine, name, address)
+
+
+def hold_devices(
+    rank: int, allocation: Allocation | None, machine: ThisMachine, host: str, node_address: str
+) -> PlacedRank:
+    """Raises NoCapacity if the machine no longer has a device of the allocation."""
+    known = {device.id: device for device in machine.devices}
+    wanted = allocation.devices if allocation else ()
+    if missing := [each for each in wanted if each not in known]:
+        raise NoCapacity(f"{', '.join(missing)}: no such accelerator on {host} any more")
+    devices = [known[each] for each in wanted]
     return PlacedRank(
         rank=rank,
-        known=known[name],
+        host=host,
+        node_address=node_address,
         allocation=allocation,
-        devices=[devices[each] for each in (allocation.devices if allocation else ())],
+        devices=devices,
+        vendor=next((device.vendor for device in devices or machine.devices), None),
     )

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from cavvy.providers.base import GangSeen, GangState, NodeSeen
-from cavvy.providers.hosts.fleet.launch_ledger import FleetGangEnd, FleetIntent, FleetRankEnd
+from cavvy.providers.hosts.fleet.launch_ledger import FleetGangEnd, FleetIntent
 from cavvy.providers.hosts.records import AgentExit
 
 
@@ -126,16 +126,7 @@ def close_gang(intent: FleetIntent, ranks: Sequence[RankStatus], now: datetime) 
         installation=intent.installation,
         reason="removed" if intent.removing else _say_end(ranks, first),
         exit_code=first.exit_code if first is not None else None,
-        ranks=[
-            FleetRankEnd(
-                rank=rank.number,
-                engine_id=rank.engine_id,
-                address=rank.address,
-                started_at=intent.launched_at,
-                ended_at=rank.ended_at or now,
-            )
-            for rank in ranks
-        ],
+        ranks=[_node(intent, rank) for rank in ranks],
         seen_at=now,
         owing=[rank.host for rank in ranks if rank.dead_host],
     )
@@ -166,29 +157,25 @@ def see_living(intent: FleetIntent, ranks: Sequence[RankStatus]) -> GangSeen:
     )
     lost = [rank for rank in ranks if rank.ended_at is not None]
     reason = waits or (_say_end(lost, None) if lost else "")
-    nodes = [
-        NodeSeen(
-            rank=rank.number,
-            engine_id=rank.engine_id,
-            started_at=intent.launched_at,
-            ended_at=rank.ended_at,
-            address=rank.address,
-        )
-        for rank in ranks
-    ]
+    nodes = [_node(intent, rank) for rank in ranks]
     return GangSeen(name=intent.name, state=GangState.RUNNING, reason=reason, nodes=nodes)
 
 
+def _node(intent: FleetIntent, rank: RankStatus) -> NodeSeen:
+    return NodeSeen(
+        rank=rank.number,
+        engine_id=rank.engine_id,
+        started_at=intent.launched_at,
+        ended_at=rank.ended_at,
+        address=rank.address,
+    )
+
+
 def see_ended(ended: FleetGangEnd) -> GangSeen:
-    nodes = [
-        NodeSeen(
-            rank=rank.rank,
-            engine_id=rank.engine_id,
-            started_at=rank.started_at,
-            ended_at=rank.ended_at,
-            address=rank.address,
-        )
-        for rank in ended.ranks
-    ]
-    state, code = GangState.ENDED, ended.exit_code
-    return GangSeen(name=ended.name, state=state, reason=ended.reason, exit_code=code, nodes=nodes)
+    return GangSeen(
+        name=ended.name,
+        state=GangState.ENDED,
+        reason=ended.reason,
+        exit_code=ended.exit_code,
+        nodes=ended.ranks,
+    )

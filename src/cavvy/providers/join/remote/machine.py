@@ -18,8 +18,10 @@ from .calls import MachineDismissed, ServerCalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Any, TypeVar
 
+    _T = TypeVar("_T")
     Fields = dict[str, Any]
 
 POLL_S = 20.0
@@ -31,6 +33,20 @@ LAST_WORDS_S = 15.0  # beyond that, for their agents and for the control plane t
 def say(text: str) -> None:
     sys.stderr.write(f"cavvy: {text}\n")
     sys.stderr.flush()
+
+
+def retry(work: Callable[[], _T], over: threading.Event, *, loud: bool = False) -> _T | None:
+    """Repeat until no OSError is raised; None once `over` is set."""
+    pause = FIRST_PAUSE_S
+    while not over.is_set():
+        try:
+            return work()
+        except OSError as error:
+            if loud:
+                say(f"{error}; trying again")
+            over.wait(pause)
+            pause = min(LAST_PAUSE_S, pause * 2)
+    return None
 
 
 class MachineClient:
@@ -61,58 +77,46 @@ class MachineClient:
         except BlockingIOError:
             say(f"this machine has joined as {self._card['name']} already, and is at it")
             return 0
-        pause = FIRST_PAUSE_S
         while not self._leaving.is_set():
+            session = None
             try:
-                session = SupervisorSession(self)
-            except MachineDismissed as error:
-                return self._end_for_good(str(error))
-            except OSError as error:
-                say(f"{error}; trying again")
-                self._leaving.wait(pause)
-                pause = min(LAST_PAUSE_S, pause * 2)
-                continue
-            pause = FIRST_PAUSE_S
-            say(f"joined as {self._card['name']}; Ctrl-C leaves")
-            try:
+                session = retry(lambda: SupervisorSession(self), self._leaving, loud=True)
+                if session is None:
+                    break
+                say(f"joined as {self._card['name']}; Ctrl-C leaves")
                 session.relay(self._leaving)
                 if session.wanted_to_leave or self._leaving.is_set():
                     session.leave()
                     if session.wanted_to_leave:
                         os.unlink(self._card_path)
                     say("left")
-                    return 0
+                    break
             except MachineDismissed as error:
-                session.close()
+                if session is not None:
+                    session.close()
                 return self._end_for_good(str(error))
             finally:
-                session.close()
+                if session is not None:
+                    session.close()
             self._leaving.wait(FIRST_PAUSE_S)
         return 0
 
     def _enter(self, token: str) -> bool:
         self._calls.token = token
         write_json(self._card_path, self._card)  # its nonce: a lost answer is asked for again
-        pause = FIRST_PAUSE_S
-        while not self._leaving.is_set():
-            try:
-                entered = self._calls.ask(
-                    "enter", {"nonce": self._card["nonce"], "hostname": os.uname().nodename}
-                )
-            except MachineDismissed as error:
-                os.unlink(self._card_path)
-                say(str(error))
-                return False
-            except OSError as error:
-                say(f"{error}; trying again")
-                self._leaving.wait(pause)
-                pause = min(LAST_PAUSE_S, pause * 2)
-                continue
-            self._card.update(entered)
-            write_json(self._card_path, self._card)
-            self._calls.token = entered["token"]
-            return True
-        return False
+        wish = {"nonce": self._card["nonce"], "hostname": os.uname().nodename}
+        try:
+            entered = retry(lambda: self._calls.ask("enter", wish), self._leaving, loud=True)
+        except MachineDismissed as error:
+            os.unlink(self._card_path)
+            say(str(error))
+            return False
+        if entered is None:
+            return False
+        self._card.update(entered)
+        write_json(self._card_path, self._card)
+        self._calls.token = entered["token"]
+        return True
 
     def make_calls(self) -> ServerCalls:
         return ServerCalls(*self._where, self._card.get("token", ""))
@@ -135,20 +139,11 @@ class SupervisorSession:
 
     def __init__(self, machine: MachineClient) -> None:
         self._id = os.urandom(8).hex()
-        self._machine = machine
-        self._calls, self._tell, self.root = (
-            machine.make_calls(),
-            machine.make_calls(),
-            machine.root,
-        )
-        wanted = self._calls.ask("bundles", {})
-        folder = machine.folder
-        supervisor = f"{folder}/{wanted['supervisor']}.supervisor.pyz"
-        self._calls.fetch(wanted["supervisor"], supervisor)
-        self._calls.fetch(wanted["agent"], f"{folder}/{wanted['agent']}.pyz")
+        self._machine, self.root = machine, machine.root
+        self._calls, self._tell = machine.make_calls(), machine.make_calls()
+        command = [*machine.start, self._fetch()]
         environ = dict(os.environ, CAVVY_NODE_ADDRESS=self._calls.own_address)
         environ.pop("CAVVY_JOIN_TOKEN", None)
-        command = [*machine.start, supervisor]
         facts = subprocess.run(
             [*command, "facts", self.root],
             stdout=subprocess.PIPE,
@@ -161,24 +156,35 @@ class SupervisorSession:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environ,
-            start_new_session=True,  # Ctrl-C is for us
+            start_new_session=True,  # Ctrl-C is for this program
         )
         self._over = threading.Event()
         self.wanted_to_leave = False
         self._failure: MachineDismissed | None = None
-        self._lines: list[str] = []  # of the supervisor, not told yet
+        self._lines: list[str] = []  # of the supervisor, not sent yet
         self._first = 1  # the number of the first of them
         self._written = threading.Lock()
         self._news = threading.Condition()
+        self._greet(json.loads(facts))
+
+    def _fetch(self) -> str:
+        """Fetch the supervisor and the agent; the supervisor's path."""
+        wanted, folder = self._calls.ask("bundles", {}), self._machine.folder
+        supervisor = f"{folder}/{wanted['supervisor']}.supervisor.pyz"
+        self._calls.fetch(wanted["supervisor"], supervisor)
+        self._calls.fetch(wanted["agent"], f"{folder}/{wanted['agent']}.pyz")
+        return supervisor
+
+    def _greet(self, facts: Fields) -> None:
         self._calls.ask(
             "hello",
             {
                 "session": self._id,
                 "root": self.root,
-                "cache": folder + "/cache",
-                "start": machine.start,
-                "folder": folder,
-                "facts": json.loads(facts),
+                "cache": self._machine.folder + "/cache",
+                "start": self._machine.start,
+                "folder": self._machine.folder,
+                "facts": facts,
             },
         )
 
@@ -192,15 +198,10 @@ class SupervisorSession:
             raise self._failure
 
     def leave(self) -> None:
-        """End the work as when a machine is taken away, while the control plane still hears of
-        it.
-        """
+        """End the work as if the machine were taken away, and report it to the control plane."""
         say(f"leaving: jobs have {GRACE_S:g} s to save what they have")
         calls = self._machine.make_calls()
-        try:
-            calls.ask("leave", {"session": self._id})
-        except (OSError, MachineDismissed) as error:
-            say(f"it could not be told: {error}")
+        self._notify(calls, "leave")
         self._write(json.dumps({"id": -1, "do": "leave", "grace_s": GRACE_S}))
         until = time.monotonic() + GRACE_S + LAST_WORDS_S
         while (
@@ -210,10 +211,13 @@ class SupervisorSession:
         ):
             time.sleep(0.1)
         time.sleep(0.5)
+        self._notify(calls, "gone")
+
+    def _notify(self, calls: ServerCalls, call: str) -> None:
         try:
-            calls.ask("gone", {"session": self._id})
+            calls.ask(call, {"session": self._id})
         except (OSError, MachineDismissed) as error:
-            say(f"it could not be told: {error}")
+            say(f"the control plane was not informed: {error}")
 
     def close(self) -> None:
         self._over.set()
@@ -222,25 +226,28 @@ class SupervisorSession:
         with self._news:
             self._news.notify_all()
 
+    def _ask(
+        self, calls: ServerCalls, call: str, fields: Fields, wait_s: float = 0
+    ) -> Fields | None:
+        """The answer; None once the session is over."""
+        answer = None
+        try:
+            asked = dict(fields, session=self._id)
+            answer = retry(lambda: calls.ask(call, asked, wait_s), self._over)
+        except MachineDismissed as error:
+            self._failure = error
+        if answer is None or answer.get("again"):
+            self._over.set()
+            return None
+        return answer
+
     def _listen(self) -> None:
-        """What the control plane wants of the supervisor."""
-        after, pause = 0, FIRST_PAUSE_S
+        """Pass the control plane's lines to the supervisor."""
+        after = 0
         while not self._over.is_set():
-            try:
-                heard = self._calls.ask(
-                    "listen", {"session": self._id, "after": after, "wait_s": POLL_S}, POLL_S
-                )
-            except MachineDismissed as error:
-                self._failure = error
-                self._over.set()
-                return
-            except OSError:
-                self._over.wait(pause)
-                pause = min(LAST_PAUSE_S, pause * 2)
-                continue
-            pause = FIRST_PAUSE_S
-            if heard.get("again"):
-                self._over.set()
+            asked = {"after": after, "wait_s": POLL_S}
+            heard = self._ask(self._calls, "listen", asked, POLL_S)
+            if heard is None:
                 return
             for number, line in heard.get("lines", ()):
                 if number > after:
@@ -270,8 +277,7 @@ class SupervisorSession:
         self._over.set()
 
     def _say(self) -> None:
-        """What the supervisor says, to the control plane."""
-        pause = FIRST_PAUSE_S
+        """Pass the supervisor's lines to the control plane."""
         while not self._over.is_set():
             with self._news:
                 while not self._lines and not self._over.is_set():
@@ -279,24 +285,13 @@ class SupervisorSession:
                 lines, first = self._lines[:1000], self._first
             if not lines:
                 continue
-            try:
-                said = self._tell.ask("say", {"session": self._id, "first": first, "lines": lines})
-            except MachineDismissed as error:
-                self._failure = error
-                self._over.set()
-                return
-            except OSError:
-                self._over.wait(pause)
-                pause = min(LAST_PAUSE_S, pause * 2)
-                continue
-            pause = FIRST_PAUSE_S
-            if said.get("again"):
-                self._over.set()
+            said = self._ask(self._tell, "say", {"first": first, "lines": lines})
+            if said is None:
                 return
             with self._news:
-                told = int(said["next"]) - self._first
-                del self._lines[:told]
-                self._first += told
+                taken = int(said["next"]) - self._first
+                del self._lines[:taken]
+                self._first += taken
 
 
 def alive(root: str) -> bool:
