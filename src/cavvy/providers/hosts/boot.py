@@ -87,25 +87,37 @@ def await_end(end: dict[str, Any]) -> None:
     timer.start()
 
 
-def main(python: str) -> None:
-    boot = read("boot.json")
-    until = time.monotonic() + boot["patience_s"]
+def learn_by(metadata: dict[str, Any], until: float) -> tuple[int, str]:
+    """As `learn`, repeated until then. Raises SystemExit."""
     while True:
         try:
-            rank, address = learn(boot["metadata"])
-            break
+            return learn(metadata)
         except (OSError, ValueError, http.client.HTTPException) as error:
             sys.stderr.write(f"cavvy: the metadata service: {error}\n")
             if time.monotonic() > until:
                 raise SystemExit(1) from error
         time.sleep(2)  # noqa: TID251 - a process of its own
+
+
+def work(command: list[str], path: str, lease_s: float) -> None:
+    """Run the agent. Its undelivered reports are tried again until the lease is over; then the
+    machine goes all the same.
+    """
+    code = subprocess.call([*command, path])
+    until = time.monotonic() + lease_s
+    while code in (1, os.EX_TEMPFAIL) and time.monotonic() < until:
+        time.sleep(5)  # noqa: TID251 - a process of its own
+        code = subprocess.call([*command, "--deliver", path])
+
+
+def main(python: str) -> None:
+    boot = read("boot.json")
+    until = time.monotonic() + boot["patience_s"]
+    rank, address = learn_by(boot["metadata"], until)
     try:
         for disk in boot["disks"]:
             mount(disk, until)
-    except (
-        OSError,
-        subprocess.SubprocessError,
-    ) as error:  # the agent finds that it is not mounted, and tells the user
+    except (OSError, subprocess.SubprocessError) as error:  # the agent reports a missing mount
         sys.stderr.write(f"cavvy: {error}\n")
     if "end" in boot:
         await_end(boot["end"])
@@ -113,18 +125,11 @@ def main(python: str) -> None:
     config = dict(boot["config"], rank=rank, token=tokens[rank], node_address=address)
     config.update(home=os.path.join(HOME, "work"), cache=os.path.join(HOME, "cache"))
     path = os.path.join(HOME, "config.json")
-    with open(
-        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
-    ) as out:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as out:
         json.dump(config, out)
     command = [*python.split(), "-I", "-S", os.path.join(HOME, "agent.pyz")]
-    code = subprocess.call([*command, path])
-    # What could not be delivered is tried again for as long as the lease says; then the machine
-    # goes all the same.
-    until = time.monotonic() + config["lease_s"]
-    while code in (1, os.EX_TEMPFAIL) and time.monotonic() < until:
-        time.sleep(5)  # noqa: TID251 - a process of its own
-        code = subprocess.call([*command, "--deliver", path])
+    work(command, path, config["lease_s"])
 
 
 if __name__ == "__main__":

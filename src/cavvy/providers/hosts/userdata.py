@@ -4,7 +4,7 @@ secrets that last.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from cavvy.providers.notices import NoticeSource, NoticeTokenSource, make_notice
 _SCRIPT, _PYTHON = Path(__file__).with_name("userdata.sh"), Path(__file__).with_name("boot.py")
 _MOST_TOKENS = 64  # in the script itself: clouds limit it to some KiB
 FOLDER = "/var/lib/cavvy"
+_END_FILE = f"{FOLDER}/ends"
 PATIENCE = timedelta(
     minutes=15
 )  # how long a node tries to reach the control plane before it ends itself
@@ -70,37 +71,14 @@ def make_user_data(
     boot: dict[str, Any] = {
         "tokens": None if shelved else tokens,
         "patience_s": PATIENCE.total_seconds(),
-        "disks": [
-            {
-                "devices": list(each.devices),
-                "path": each.path,
-                "read_only": each.read_only,
-                "make": each.make,
-            }
-            for each in disks
-        ],
-        "metadata": {
-            "rank": metadata.rank,
-            "address": metadata.address,
-            "headers": dict(metadata.headers),
-            "token": metadata.token
-            and {
-                "url": metadata.token.url,
-                "header": metadata.token.header,
-                "method": metadata.token.method,
-                "headers": dict(metadata.token.headers),
-            },
-        },
+        "disks": [asdict(each) for each in disks],
+        "metadata": asdict(metadata),
         "config": {**make_config(gang, node_endpoint), "notices": make_notice_fields(notices)},
     }
+    if metadata.token is not None:
+        del boot["metadata"]["token"]["life"]
     if end is not None:
-        boot["end"] = {"warn_at": (end.at - end.notice).timestamp(), "file": f"{FOLDER}/ends"}
-        boot["config"]["taken"] = {
-            "seconds": gang.grace.total_seconds(),
-            "warning": f"{FOLDER}/ends",
-            "warning_s": end.notice.total_seconds(),
-            "source": end.source,
-        }
+        _announce_end(boot, gang, end)
     script = _SCRIPT.read_text("utf-8")
     for mark, text in (
         ("@BOOT@", json.dumps(boot, sort_keys=True)),
@@ -110,3 +88,13 @@ def make_user_data(
     ):
         script = script.replace(mark, text)
     return f'#!/bin/sh\n{make_preamble(node_endpoint, FOLDER)}\nmkdir -p "$CAVVY_FOLDER"\n{script}'
+
+
+def _announce_end(boot: dict[str, Any], gang: GangSpec, end: KnownEnd) -> None:
+    boot["end"] = {"warn_at": (end.at - end.notice).timestamp(), "file": _END_FILE}
+    boot["config"]["taken"] = {
+        "seconds": gang.grace.total_seconds(),
+        "warning": _END_FILE,
+        "warning_s": end.notice.total_seconds(),
+        "source": end.source,
+    }

@@ -206,11 +206,7 @@ class JoinProvider:
         line = self._line(member.name)
         match call:
             case "bundles":
-                node_endpoint = self._node_endpoint()
-                agent = await asyncio.to_thread(node_endpoint.agent)
-                return calls.BundlesAnswer(
-                    supervisor=node_endpoint.publish(self._supervisor()), agent=agent
-                )
+                return await self._publish_bundles()
             case "hello":
                 await self._greet(member, line, msgspec.json.decode(body, type=calls.HelloCall))
                 return calls.SayAnswer(next=1)
@@ -227,19 +223,26 @@ class JoinProvider:
                 line.leave("it leaves")
                 return calls.SayAnswer()
             case "gone":
-                if self._members.all.get(member.name, member).dismissed:
-                    await self._forget(member.name)
-                else:
-                    line.hang_up("it has left; the same line brings it back")
-                    await self._note(member.name, line)
+                await self._let_go(member, line)
                 return calls.SayAnswer()
         raise NotFound(f"machines cannot ask for {call}")
 
-    async def _greet(self, member: MemberMachine, line: JoinLink, hello: calls.HelloCall) -> None:
-        bundles = calls.BundlesAnswer(
-            supervisor=self._node_endpoint().publish(self._supervisor()),
-            agent=await asyncio.to_thread(self._node_endpoint().agent),
+    async def _let_go(self, member: MemberMachine, line: JoinLink) -> None:
+        if self._members.all.get(member.name, member).dismissed:
+            await self._forget(member.name)
+        else:
+            line.hang_up("it has left; the same line brings it back")
+            await self._note(member.name, line)
+
+    async def _publish_bundles(self) -> calls.BundlesAnswer:
+        node_endpoint = self._node_endpoint()
+        return calls.BundlesAnswer(
+            supervisor=node_endpoint.publish(self._supervisor()),
+            agent=await asyncio.to_thread(node_endpoint.agent),
         )
+
+    async def _greet(self, member: MemberMachine, line: JoinLink, hello: calls.HelloCall) -> None:
+        bundles = await self._publish_bundles()
         member = replace(
             self._members.all.get(member.name, member),
             facts=hello.facts,

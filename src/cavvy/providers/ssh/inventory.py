@@ -101,19 +101,13 @@ def read_inventory(settings: Mapping[str, Scalar]) -> HostInventory:
         raise Refused(f"[providers.ssh] ssh_config: there is no file {config}")
     where, file = _read_file(settings.get("inventory"))
     hosts = dict(file.hosts)
-    group_of: dict[str, str] = {}
     idle: list[str] = []
     for word in _named(str(settings.get("hosts", "")), config, idle):
         name, host = _split(word)
         hosts.setdefault(name, host)
-    for group, told in file.groups.items():
-        for name in told.hosts:
-            if name in group_of:
-                raise Refused(
-                    f"{where}: {name} is in the groups {group_of[name]} and {group}; a host has one"
-                )
-            group_of[name] = group
-            hosts.setdefault(name, _Host())
+    group_of = _list_groups(where, file)
+    for name in group_of:
+        hosts.setdefault(name, _Host())
     entries = {}
     for name, host in hosts.items():
         group = host.group or group_of.get(name, GROUP)
@@ -122,6 +116,27 @@ def read_inventory(settings: Mapping[str, Scalar]) -> HostInventory:
                 f"{where}: {name} says it is in {group} and is listed in {group_of[name]}"
             )
         entries[name] = _entry(name, host, group, file.groups.get(group, _Group()), settings)
+    _check_names(where, entries)
+    found = dict(sorted(entries.items()))
+    return HostInventory(
+        entries=found, ssh_config=config, accept_new=keys == "accept-new", idle=idle
+    )
+
+
+def _list_groups(where: str, file: _File) -> dict[str, str]:
+    """The group of each host that a group lists. Raises Refused."""
+    found: dict[str, str] = {}
+    for group, listed in file.groups.items():
+        for name in listed.hosts:
+            if name in found:
+                raise Refused(
+                    f"{where}: {name} is in the groups {found[name]} and {group}; a host has one"
+                )
+            found[name] = group
+    return found
+
+
+def _check_names(where: str, entries: Mapping[str, InventoryHost]) -> None:
     groups = {entry.group for entry in entries.values()}
     wrong = [name for name in (*entries, *groups) if _NAME.fullmatch(name) is None]
     if wrong:
@@ -131,10 +146,6 @@ def read_inventory(settings: Mapping[str, Scalar]) -> HostInventory:
         )
     if both := sorted(groups & entries.keys()):
         raise Refused(f"{where}: {both[0]} names a host and a group; give one of them another name")
-    found = dict(sorted(entries.items()))
-    return HostInventory(
-        entries=found, ssh_config=config, accept_new=keys == "accept-new", idle=idle
-    )
 
 
 def _entry(

@@ -5,7 +5,7 @@ Raises what `fleet/host_link.py` lists.
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -190,18 +190,7 @@ class SshLink:
             *(bundle.name for bundle in wanted),
         ]
         packed = sorted(path.name for path in self._base.cache.glob("*.python"))
-        out = await self._run(["sh", "-s", *names, *packed], script)
-        words = [
-            line.split("=", 1) for line in out.decode(errors="replace").splitlines() if "=" in line
-        ]
-        said = {name: value for name, value in words if name != "has"}
-        has = {value for name, value in words if name == "has"}
-        if not {"base", "system"} <= said.keys():
-            raise CannotConnect(
-                f"{self.entry.name}: its shell does not run a plain script; it said {out[-200:]!r}"
-            )
-        if not said["system"].startswith("Linux "):
-            raise Refused(f"{self.entry.name} runs {said['system']}; only Linux hosts can be used")
+        said, has = self._read_host(await self._run(["sh", "-s", *names, *packed], script))
         folder = said["base"]
         for bundle in wanted:
             if bundle.name not in has:
@@ -223,6 +212,19 @@ class SshLink:
             agent=(*start, f"{folder}/{agent.name}") if agent is not None else (),
             supervisor=(*start, f"{folder}/{supervisor.name}"),
         )
+
+    def _read_host(self, out: bytes) -> tuple[Mapping[str, str], set[str]]:
+        """What `bootstrap.sh` printed: facts by name, and the files that are there."""
+        lines = out.decode(errors="replace").splitlines()
+        words = [line.split("=", 1) for line in lines if "=" in line]
+        said = {name: value for name, value in words if name != "has"}
+        if not {"base", "system"} <= said.keys():
+            raise CannotConnect(
+                f"{self.entry.name}: its shell does not run a plain script; it said {out[-200:]!r}"
+            )
+        if not said["system"].startswith("Linux "):
+            raise Refused(f"{self.entry.name} runs {said['system']}; only Linux hosts can be used")
+        return said, {value for name, value in words if name == "has"}
 
     async def _bring_python(self, folder: str, system: str, has: set[str]) -> Sequence[str]:
         if system != bundles.platform():

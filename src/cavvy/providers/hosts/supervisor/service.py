@@ -346,21 +346,23 @@ class HostSupervisor:
         in_order = left == "0"
         if (not in_order or overdue) and self._rest_lives(name, rank, overdue):
             return {**seen, "state": "ends", "why": "what its agent left behind is being killed"}
-        if (not in_order or os.path.exists(folder + "/undelivered")) and self._follow_up(
-            name, rank, removing
-        ):
+        undelivered = not in_order or os.path.exists(folder + "/undelivered")
+        if undelivered and self._follow_up(name, rank, removing):
             return {**seen, "state": "ends", "why": DELIVERING}
-        dead = {
-            "pid": seen["pid"],
-            "at": self._died_at(folder),
-            "in_order": in_order,
-            "exit": read_json(folder + "/exit.json"),
-            "rebooted": run is not None and run["boot"] != boot(),
-            "complaint": (read_text(folder + "/agent.log").splitlines() or [""])[-1][:500],
-        }
+        return self._bury_rank(folder, {"pid": seen["pid"], "in_order": in_order}, run)
+
+    def _bury_rank(self, folder: str, dead: Fields, run: Fields | None) -> Fields:
+        """Record the end of a rank, which never changes afterwards."""
+        dead = dict(
+            dead,
+            at=self._died_at(folder),
+            exit=read_json(folder + "/exit.json"),
+            rebooted=run is not None and run["boot"] != boot(),
+            complaint=(read_text(folder + "/agent.log").splitlines() or [""])[-1][:500],
+        )
         write_json(folder + "/dead.json", dead)
         self._alive.discard(folder)
-        return {"rank": int(rank), "state": "over", **dead}
+        return {"rank": int(os.path.basename(folder)), "state": "over", **dead}
 
     def _rest_lives(self, name: str, rank: str, at_once: bool) -> bool:
         """Whether processes of a dead agent's rank are left; its reaper ends them, and we when
@@ -379,25 +381,27 @@ class HostSupervisor:
 
     def _follow_up(self, name: str, rank: str, removing: Fields | None) -> bool:
         """Do for an agent what it could not: remove its container, deliver its log and exit. True
-        while at it.
-
-        What nobody answers is tried for days: the server may be away for longer than the lease of
-        the work was.
+        until done.
         """
         folder = f"{self._folder(name)}/{rank}"
         engine = next((each for each in ("podman", "docker") if shutil.which(each)), None)
-        if (
-            engine is not None
-            and os.path.exists(folder + "/entry.sh")
-            and not os.path.exists(folder + "/removed")
-        ):
+        boxed = os.path.exists(folder + "/entry.sh") and not os.path.exists(folder + "/removed")
+        if engine is not None and boxed:
             write_text(folder + "/removed", "")
-            command = [engine, "rm", "-f", f"{name}-{rank}"]
-            null = subprocess.DEVNULL
-            self._children.append(subprocess.Popen(command, stdin=null, stdout=null, stderr=null))
+            self._run_aside([engine, "rm", "-f", f"{name}-{rank}"])
             return True
         if removing is not None or not os.path.exists(folder + "/started"):
             return False
+        return self._deliver(name, rank, folder)
+
+    def _run_aside(self, command: list[str]) -> None:
+        null = subprocess.DEVNULL
+        self._children.append(subprocess.Popen(command, stdin=null, stdout=null, stderr=null))
+
+    def _deliver(self, name: str, rank: str, folder: str) -> bool:
+        """Start to deliver what an agent left on disk; True until done. If no server answers, it
+        is tried for days: the server may be away for longer than the lease of the work was.
+        """
         last = read_json(folder + "/deliver.json") or {"run": None, "tries": 0}
         if (
             last["run"] is not None
@@ -435,28 +439,32 @@ class HostSupervisor:
         self._children = [child for child in self._children if child.poll() is None]
         if self._kill_all_at is not None and time.time() >= self._kill_all_at:
             self._remove_all()
-        pause: float | None = POLL_S if self._children and not hasattr(os, "pidfd_open") else None
+        watched = hasattr(os, "pidfd_open")
+        pauses = [POLL_S] if self._kill_all_at is not None else []
+        if self._children and not watched:
+            pauses.append(POLL_S)
         try:
             with FileLock(self._root + "/lock"):
                 for name in self._names():
                     seen = self._look(name)
-                    states = {rank["state"] for rank in seen["ranks"]}
-                    # A delivery, which may be tried for days, wakes us when it ends.
-                    hurried = any(
-                        rank["state"] == "ends" and rank["why"] != DELIVERING
-                        for rank in seen["ranks"]
-                    )
-                    if hurried or (seen["removing"] and states != {"over"}):
-                        pause = SOON_S
-                    elif "ends" in states or ("runs" in states and not hasattr(os, "pidfd_open")):
-                        pause = min(pause or POLL_S, POLL_S)
-                    self._tell(
-                        name,
-                        json.dumps([seen["removing"], [rank["state"] for rank in seen["ranks"]]]),
-                    )
-        except OSError:  # a disk that is full or away: the next look tells
+                    pauses += self._find_pause(seen, watched)
+                    states = [rank["state"] for rank in seen["ranks"]]
+                    self._tell(name, json.dumps([seen["removing"], states]))
+        except OSError:  # a disk that is full or away: the next look reports it
             return POLL_S
-        return pause if self._kill_all_at is None else min(pause or POLL_S, POLL_S)
+        return min(pauses, default=None)
+
+    def _find_pause(self, seen: Fields, watched: bool) -> list[float]:
+        """How soon a gang must be looked at again, if at all. The end of a delivery, which may be
+        tried for days, wakes this program.
+        """
+        states = {rank["state"] for rank in seen["ranks"]}
+        killing = any(
+            rank["state"] == "ends" and rank["why"] != DELIVERING for rank in seen["ranks"]
+        )
+        if killing or (seen["removing"] and states != {"over"}):
+            return [SOON_S]
+        return [POLL_S] if "ends" in states or ("runs" in states and not watched) else []
 
     def _remove_all(self) -> None:
         for name in self._names():
@@ -510,10 +518,7 @@ class HostSupervisor:
         os.makedirs(trash, 0o700, exist_ok=True)
         if os.path.exists(folder):
             os.rename(folder, f"{trash}/{os.path.basename(folder)}-{time.time_ns()}")
-        null = subprocess.DEVNULL
-        self._children.append(
-            subprocess.Popen(["rm", "-rf", trash], stdin=null, stdout=null, stderr=null)
-        )
+        self._run_aside(["rm", "-rf", trash])
 
     def _names(self) -> list[str]:
         try:
