@@ -95,7 +95,7 @@ def test_the_record_of_an_end() -> None:
         in close_gang(INTENT, views(look(killed), look(OVER, 1)), NOW).reason
     )
     anew = close_gang(INTENT, views(look(replace(killed, rebooted=True)), look(OVER, 1)), NOW)
-    assert anew.reason == "a was started anew"
+    assert anew.reason == "a was rebooted"
     dead = close_gang(INTENT, views(look(OVER), SilentHost(problem="", dead_since=T0)), NOW)
     assert dead.owing == ["b"]
     assert (

@@ -23,8 +23,8 @@ def make_command() -> list[str]:
 
 
 def make_archive(folder: str = HERE) -> bytes:
-    """A zip application with a folder's files, by default the agent's, uncompressed, sorted, without
-    timestamps: equal sources give equal bytes.
+    """A zip application with a folder's files, by default the agent's: sorted and without
+    timestamps, so that equal sources give equal bytes.
 
     Any Python from 3.8 on starts it as `python -I -S agent.pyz CONFIG`.
     """

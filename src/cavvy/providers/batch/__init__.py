@@ -1,3 +1,3 @@
-"""What places with a batch system share: a session on the login node, the shared folder, the
-agents' mail; no provider.
+"""The parts that providers of batch systems share: a session on the login node, the shared folder,
+the agents' mail.
 """

@@ -17,12 +17,12 @@ from cavvy.providers.batch.shapes import (
 )
 
 _NOTHING = NodeShape(cpus=0, memory_mib=0, gpus=0, gpu="")
-_PREPARATION = timedelta(hours=1)  # for folders and setups, beyond what the work is given
+_PREPARATION = timedelta(hours=1)  # for folders and setups, on top of the work's own limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNode:
-    """One node. `free` is what no job holds now: nothing of a node that is down or drained."""
+    """One node. `free` is the unallocated part; a node that is down or drained has none."""
 
     name: str
     shape: NodeShape
@@ -57,8 +57,8 @@ class BatchCluster:
 def list_offers(
     cluster: BatchCluster, prices: PartPrices, *, provider: str, title: str, queue: bool
 ) -> Sequence[Offer]:
-    """One offer for each queue, kind of node and number of accelerators, or size where there are
-    none. CPUs and memory go with the accelerators, in equal shares of the node.
+    """One offer for each queue, kind of node and number of accelerators, or size if there are none.
+    An accelerator comes with an equal share of the node's CPUs and memory.
 
     `queue` True: jobs may wait in the batch system's own queue, so offers have no capacity.
     """
@@ -68,7 +68,7 @@ def list_offers(
             kinds.setdefault((each.name, node.shape), []).append(node)
     taken = {each.name: each.taken for each in cluster.queues}
     groups = [{node.name for node in alike} for alike in kinds.values()]
-    offers = {}  # by key: a size of two kinds of nodes is one offer
+    offers = {}  # by key: two kinds of nodes may have the same size
     for (name, shape), alike in kinds.items():
         location = OfferLocation(
             provider=provider,
@@ -107,7 +107,7 @@ def count_room(queue: ClusterQueue, offer: Offer) -> int:
 
 
 def time_limit(gang: GangSpec, queue: ClusterQueue) -> timedelta | None:
-    """The longest time that the work needs, and an hour; the queue's limit where it is unknown.
+    """The longest time that the work needs plus an hour, or the queue's limit if that is unknown.
 
     Never the queue's default, which would cut long work into pieces.
     """

@@ -1,4 +1,4 @@
-"""The commands of a batch system, run on its login node, and what their complaints mean."""
+"""The commands of a batch system, run on its login node, and the meaning of their complaints."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ class BatchDialect:
     cancel: str
     job_id: str  # a pattern: the job's id at the start of what `submit` prints
     prefix: str = ""  # of complaints, left out of messages
-    later: str  # complaints that may pass
-    not_sent: str  # those of `later` after which no job can exist
+    later: str  # complaints that may be temporary
+    not_sent: str  # the part of `later` after which no job can exist
     elsewhere: str  # complaints about this offer only
-    gone: str  # what `cancel` says of a job that is over
+    gone: str  # the complaint of `cancel` about a job that is over
     environ: Mapping[str, str] = field(default_factory=dict)  # of commands that only read
 
 
@@ -41,7 +41,7 @@ class BatchCommands:
         raise sort_complaint(done, self._dialect)
 
     async def cancel(self, jobs: Sequence[str]) -> None:
-        """Cancel jobs; those that are over already are no error."""
+        """Cancel jobs; a job that is over already is no error."""
         command = self._dialect.cancel
         for job in jobs:
             done = await self.login_session.run([command, job])

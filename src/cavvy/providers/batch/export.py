@@ -1,5 +1,5 @@
-"""A task as work that runs without Cavvy: what the exports of Slurm, PBS and Kubernetes have in
-common.
+"""A task as a script that runs without Cavvy: the common parts of the exports for Slurm, PBS and
+Kubernetes.
 """
 
 import re
@@ -12,7 +12,7 @@ MASTER_PORT = 29500  # torchrun's default
 
 
 def list_notes(task: Task) -> Sequence[str]:
-    """What the script leaves to its user, each as a comment's text."""
+    """Notes about the steps that the script leaves to its user."""
     notes = [
         f"Set {name} in your environment before you submit; its value is not written here."
         for name in task.secrets
@@ -39,12 +39,12 @@ def list_notes(task: Task) -> Sequence[str]:
         f"See to it that nodes have {each.source} under {each.path}." for each in task.volumes
     ]
     if task.checkpoint is not None:
-        notes.append(f"Checkpoints stay in {task.checkpoint.path}; nobody starts the work again.")
+        notes.append(f"Checkpoints stay in {task.checkpoint.path}; the work is not restarted.")
     return notes
 
 
 def make_header(provider: str, directive: str, options: Sequence[str], task: Task) -> Sequence[str]:
-    """The first lines of a script: its options, where it comes from, and what it leaves undone."""
+    """The first lines of a script: its options, its origin, and the notes."""
     return [
         "#!/bin/bash",
         *(f"{directive} {option}" for option in options),
@@ -61,7 +61,7 @@ def list_exports(task: Task, nodes: int) -> Sequence[str]:
 
 
 def list_variables(task: Task, nodes: int) -> dict[str, str]:
-    """What Cavvy would promise the work on every node, but for its rank and the addresses."""
+    """The variables that Cavvy sets on every node, except rank and addresses."""
     variables = dict(task.env)
     for name, value in task.params.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -79,7 +79,9 @@ def make_work(task: Task) -> str:
 
 
 def here_document(text: str) -> str:
-    """A here-document that the shell takes as it is; its end is a word that the text has not."""
+    """A here-document without expansion; its end marker is a word that the text does
+    not contain.
+    """
     word = "CAVVY_WORK"
     while word in text:
         word += "_"

@@ -1,4 +1,4 @@
-"""Asking all clusters of a provider at once: one that is silent keeps nobody from the others."""
+"""Asks all clusters of a provider at once; a silent one does not block the others."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -7,13 +7,15 @@ from typing import Any, Generic, TypeVar
 from cavvy.providers.base import GangSeen, ProviderError, TryAgain
 
 _T = TypeVar("_T")
-_PATIENCE_S = 15.0  # less than what the control plane has for a provider's offers
-# for one that was silent when it was last asked: it may not hold up the others at every look
+_PATIENCE_S = 15.0  # less than the control plane's limit for a provider's offers
+# for a cluster that was silent last time, so that it does not delay every look
 _BRIEF_S = 1.0
 
 
 async def remove_from_all(asked: Iterable[Awaitable[bool]]) -> None:
-    """Each says whether it had what is removed. Raises the first problem, unless another had it."""
+    """Remove from all; each reports whether it had the gang. Raises the first problem, unless
+    another had it.
+    """
     answers = await asyncio.gather(*asked, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException) and (
@@ -25,9 +27,7 @@ async def remove_from_all(asked: Iterable[Awaitable[bool]]) -> None:
 async def look_at_all(
     asked: Iterable[Awaitable[Sequence[GangSeen]]], name: str | None
 ) -> Sequence[GangSeen]:
-    """The gangs of all. Raises the first problem, unless the one of that name is seen: that
-    waits for nobody else.
-    """
+    """The gangs of all. Raises the first problem, unless the named gang was seen."""
     looks = [asyncio.ensure_future(each) for each in asked]
     found: list[GangSeen] = []
     problem: ProviderError | None = None
@@ -51,8 +51,8 @@ async def look_at_all(
 async def whoami_all(
     asked: Mapping[str, Callable[[], Coroutine[Any, Any, Sequence[tuple[str, str]]]]],
 ) -> Sequence[tuple[str, str]]:
-    """What each cluster that answers says about itself, and who is silent. Raises all problems
-    as one where all are.
+    """The facts of each cluster that answers, and the silent ones. Raises all problems as one if
+    none answers.
     """
     parts = FanOut[Sequence[tuple[str, str]]]()
     try:
@@ -66,8 +66,8 @@ async def whoami_all(
 
 
 class FanOut(Generic[_T]):
-    """The clusters of one provider, asked again and again for the same: who answers is heard,
-    who does not is named.
+    """Repeats one question to the clusters of a provider: collects the answers and names the silent
+    ones.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class FanOut(Generic[_T]):
 
     @property
     def silent(self) -> Sequence[str]:
-        """Who did not answer when all were last asked, with the reason."""
+        """The clusters that did not answer the last question, with the reason."""
         told = {name: str(problem) for name, problem in self._problems.items()}
         return [
             text if text.startswith(f"{name}: ") else f"{name}: {text}"
@@ -86,7 +86,7 @@ class FanOut(Generic[_T]):
     async def ask(
         self, parts: Mapping[str, Callable[[], Coroutine[Any, Any, _T]]]
     ) -> dict[str, _T]:
-        """The answers by name. Raises all problems as one where nobody answers."""
+        """The answers by name. Raises all problems as one if none answers."""
         asked = {name: self._ask(name, ask) for name, ask in parts.items()}
         usual = [task for name, task in asked.items() if name not in self._problems]
         slow = [task for name, task in asked.items() if name in self._problems]
@@ -106,7 +106,7 @@ class FanOut(Generic[_T]):
         return answers
 
     def _sum_up(self, problems: Sequence[ProviderError]) -> ProviderError:
-        """All problems as one, that may pass if one of them may."""
+        """All problems as one; TryAgain if one of them is."""
         worst = next(
             (problem for problem in problems if isinstance(problem, TryAgain)), problems[0]
         )
@@ -115,8 +115,8 @@ class FanOut(Generic[_T]):
     def _ask(
         self, name: str, ask: Callable[[], Coroutine[Any, Any, _T]]
     ) -> "asyncio.Task[_T | ProviderError]":
-        """Unless the last question is still open; what was said after nobody listened any more
-        is old.
+        """Ask, unless the last question is still open. An answer that came after its timeout is
+        dropped.
         """
         task = self._asking.get(name)
         if task is not None and not task.done():
@@ -125,7 +125,7 @@ class FanOut(Generic[_T]):
         if task is not None and answered and not isinstance(task.result(), ProviderError):
             self._problems.pop(
                 name, None
-            )  # it answers again, if late: it is waited for as the others are
+            )  # it answered late, so the next question waits for it as for the others
         fresh = self._asking[name] = asyncio.create_task(_catch(ask()))
         return fresh
 
@@ -134,14 +134,12 @@ class FanOut(Generic[_T]):
             return self._problems.get(name) or TryAgain(
                 f"{name}: no answer within {_PATIENCE_S:.0f} s"
             )
-        if (
-            self._asking.get(name) is task
-        ):  # else another who asks at the same time has heard it first
+        if self._asking.get(name) is task:  # else a concurrent call has taken the answer
             del self._asking[name]
         return task.result()
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Cancel all open questions."""
         tasks = list(self._asking.values())
         self._asking.clear()
         for task in tasks:

@@ -1,4 +1,4 @@
-"""Gangs as batch jobs: noted before they are submitted, found again by name, remembered when
+"""Gangs as batch jobs: recorded before they are submitted, found again by name, remembered when
 they are over.
 """
 
@@ -30,16 +30,16 @@ from cavvy.providers.batch.workspace import (
     list_nodes,
 )
 
-_DELIVERY_S = 45.0  # an agent that only delivers waits 15 s for a lock and tries for 20 s
+_DELIVERY_S = 45.0  # a delivering agent waits 15 s for a lock and tries for 20 s
 _SUBMISSION = timedelta(
     seconds=60
-)  # a submission whose answer was lost has arrived by then, or never will
+)  # after this time a submission without an answer has arrived or never will
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReclaimRules:
-    """How a batch system takes its nodes back: the time after SIGTERM, and between its warning
-    and its limit.
+    """How a batch system takes nodes back: the time after SIGTERM, and between warning
+    and limit.
     """
 
     source: str
@@ -49,7 +49,7 @@ class ReclaimRules:
 
 Submit = Callable[
     [SharedWorkspace, str], Awaitable[str]
-]  # with the folder of what nodes run; the job's id
+]  # takes the agent's folder; returns the job's id
 
 
 class BatchGangs:
@@ -68,7 +68,7 @@ class BatchGangs:
         self._couriers: dict[str, asyncio.Task[None]] = {}
 
     async def launch(self, gang: GangSpec, taking: ReclaimRules, submit: Submit) -> None:
-        """As Provider.launch. `submit` is called at most once, after the gang was noted."""
+        """As Provider.launch. Calls `submit` at most once, after the gang was recorded."""
         async with self._launching.setdefault(gang.name, asyncio.Lock()):
             try:
                 await self._launch(gang, taking, submit)
@@ -80,7 +80,7 @@ class BatchGangs:
         return name in await self._remembered(await self._grounded())
 
     async def gangs(self, name: str | None) -> Sequence[GangSeen]:
-        """As Provider.gangs; those who ask while a look is under way share the next."""
+        """As Provider.gangs; callers that come during a look share the next one."""
         asked = self._looks
         async with self._looking:
             if self._last[0] <= asked:  # the last look began before this question
@@ -106,12 +106,12 @@ class BatchGangs:
         )
 
     async def relay(self) -> None:
-        """As RelaysAgents.carry."""
+        """As RelaysAgents.relay."""
         workspace = await self._grounded()
         await relay_mail(self._login_session, workspace.mail, self._context.server_address)
 
     async def close(self) -> None:
-        """Let go of what is under way; whoever comes next begins it again."""
+        """Cancel running deliveries; another server or a restart repeats them."""
         for courier in self._couriers.values():
             courier.cancel()
         if self._couriers:
@@ -138,13 +138,13 @@ class BatchGangs:
         await workspace.note_job(gang.name, job)
 
     async def _was_submitted(self, workspace: SharedWorkspace, name: str, now: datetime) -> bool:
-        """Whether a gang that was noted has its job, or needs none any more. Raises TryAgain
-        while nobody can know.
+        """Whether a recorded gang has its job, or needs none any more. Raises TryAgain while that
+        is unknown.
         """
         record = await workspace.record(name)
         if (
             record is None or record.job or record.removing
-        ):  # without a record it has ended meanwhile
+        ):  # without a record, it has ended meanwhile
             return True
         found = [row for row in await self._jobs(workspace) if row.name == name]
         if found:
@@ -159,7 +159,7 @@ class BatchGangs:
         ended = await self._remembered(workspace)
         records = (
             await workspace.records()
-        )  # before the jobs: what is noted here is in the queue by then, or over
+        )  # read before the jobs, so that a recorded gang is in the queue or over
         rows: dict[str, BatchJobRow] = {}
         for row in await self._jobs(workspace):
             if row.name not in rows or rows[row.name].phase is BatchPhase.OVER:
@@ -177,14 +177,14 @@ class BatchGangs:
         if row is None:
             assert record is not None
             if not record.job and not record.removing:
-                # noted, and never submitted as far as anybody knows: a launch will find out
+                # recorded, perhaps never submitted: a launch will find out
                 return None
             if record.job and not await self._has_delivered(workspace, record):
                 return _delivering(record, record.job, record.seen)
             return as_seen(await self._close_forgotten(workspace, record))
         if row.phase is BatchPhase.OVER:
             if record is None:
-                return None  # nobody can have waited for it since the folder was lost
+                return None  # its folder was lost, so no job waits for it
             if not await self._has_delivered(workspace, record):
                 return _delivering(record, row.id, status.began_of(row, record))
             return as_seen(await self._close(workspace, row, record))
@@ -195,8 +195,8 @@ class BatchGangs:
         return seen
 
     async def _has_delivered(self, workspace: SharedWorkspace, record: BatchGangRecord) -> bool:
-        """Whether nothing is left of what killed agents had to say; has it delivered from the
-        login node.
+        """Whether all reports of killed agents are delivered; starts their delivery on the login
+        node.
         """
         if record.removing or record.refusal or record.end.startswith("0 "):
             return True
@@ -213,7 +213,7 @@ class BatchGangs:
     async def _deliver(
         self, workspace: SharedWorkspace, record: BatchGangRecord, agent: str, begun: Sequence[int]
     ) -> None:
-        with suppress(ProviderError):  # what cannot be delivered is lost, as it is elsewhere
+        with suppress(ProviderError):  # undeliverable reports are lost, as with other providers
             python = str(self._context.settings.get("python", "python3"))
             command = [python, "-I", "-S", f"{agent}/agent/__main__.py", "--deliver"]
             homes = [f"{workspace.gang(record.name)}/{rank}" for rank in begun]
@@ -237,8 +237,8 @@ class BatchGangs:
     async def _close_forgotten(
         self, workspace: SharedWorkspace, record: BatchGangRecord
     ) -> BatchGangEnd:
-        """Batch systems forget ended jobs after minutes; their accounting, or the job's own
-        record, knows more.
+        """Close a gang whose job the batch system has forgotten, by the accounting or the job's own
+        record.
         """
         accounted = await self._system.accounted(record.job) if record.job else None
         if accounted is not None and accounted.phase is BatchPhase.OVER:
@@ -278,13 +278,13 @@ class BatchGangs:
 
 
 def mark_of(workspace: SharedWorkspace) -> str:
-    """What all jobs of this installation carry, and no others."""
+    """The mark that only the jobs of this installation carry."""
     return f"cavvy:{workspace.mark}"
 
 
 def _delivering(record: BatchGangRecord, job: str, began: GangStart | None) -> GangSeen:
-    """A gang whose job is over while its last words are on their way: its end is told when they
-    have arrived.
+    """A gang whose job is over while its last reports are being delivered; its end is reported
+    afterwards.
     """
     reason = "its last words are being delivered"
     nodes = list_nodes(job, began)
@@ -298,7 +298,7 @@ def _count(record: BatchGangRecord) -> int:
 
 
 def _epoch(text: str, at: int) -> datetime | None:
-    """A time among the words of a record."""
+    """The time at one position of a record."""
     words = text.split()
     return (
         datetime.fromtimestamp(int(words[at]), UTC)

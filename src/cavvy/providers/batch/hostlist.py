@@ -11,7 +11,7 @@ _PIECES = re.compile(r"\[([^\]]*)\]|([^\[]+)")
 
 
 def expand(text: str) -> Sequence[str]:
-    """The hosts in the order of the list."""
+    """The hosts, in the list's order."""
     return [host for part in _PARTS.findall(text) for host in _expand(part)]
 
 

@@ -24,13 +24,13 @@ from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
 FIRST_PAUSE_S, LAST_PAUSE_S = (
     0.02,
     1.0,
-)  # between looks at the mail; a network file system tells nobody of new files
-HOT_S = 30.0  # how long after a sign of life looks come as fast as they do
+)  # between looks at the mail, since a network file system reports no new files
+HOT_S = 30.0  # after activity, for how long looks stay frequent
 LETTER_LIMIT = 64 * 1024 * 1024
 
 
 class HelperRefused(Exception):
-    """A person must change something; the message says what."""
+    """A person must act; the message says how."""
 
 
 class FileMissing(OSError):
@@ -53,7 +53,7 @@ class LoginHelper:
         while True:
             read = self._source.read1(1 << 18)
             if not read:
-                os._exit(0)  # what a thread still does is of no use any more
+                os._exit(0)  # running threads are useless now
             for asked, data in frames.feed(read):
                 threading.Thread(target=self._answer, args=(asked, data), daemon=True).start()
 
@@ -72,10 +72,12 @@ class LoginHelper:
             self._sink.write(encode_frame(head, data))
             self._sink.flush()
 
-    # What can be asked for. Paths are absolute, but for `do_hello`.
+    # Requests. Paths are absolute, except in `do_hello`.
 
     def do_hello(self, data: bytes, folder: str, tools: list[str]) -> dict[str, Any]:
-        """Make the shared folder; who and where we are, and which of the tools there are."""
+        """Make the shared folder. Returns facts about this login node and which of the
+        tools exist.
+        """
         path = os.path.abspath(os.path.expanduser(folder))
         try:
             os.makedirs(path, mode=0o700, exist_ok=True)
@@ -116,7 +118,7 @@ class LoginHelper:
                 "code": 127,
                 "out": "",
                 "err": f"{argv[0]}: command not found",
-            }  # as a shell says it
+            }  # as a shell reports it
         except subprocess.TimeoutExpired:
             return {"code": None, "out": "", "err": f"no answer within {limit_s:g} s"}
         out, err = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
@@ -125,8 +127,8 @@ class LoginHelper:
     def do_make(
         self, data: bytes, path: str, unless: list[str], files: list[tuple[str, int]]
     ) -> bool:
-        """Make a folder with files, all at once by a rename; False where it, or one of `unless`,
-        is there already.
+        """Make a folder with files, all at once by a rename. Returns False if it, or one of
+        `unless`, exists.
         """
         self._heat()
         if any(os.path.lexists(each) for each in [path, *unless]):
@@ -146,16 +148,14 @@ class LoginHelper:
             shutil.rmtree(fresh, ignore_errors=True)
 
     def do_write(self, data: bytes, files: list[tuple[str, int]], keep: bool) -> None:
-        """Write files, each whole or not at all; with `keep` those that are there stay as they
-        are.
-        """
+        """Write files, each whole or not at all; `keep` leaves existing files unchanged."""
         self._write(data, files, keep)
 
     def do_has(self, data: bytes, path: str) -> bool:
         return os.path.exists(path)
 
     def do_read(self, data: bytes, paths: list[str]) -> dict[str, str]:
-        """The texts of files; those that are not there are left out."""
+        """The texts of the files that exist."""
         found = {}
         for path in paths:
             try:
@@ -189,7 +189,7 @@ class LoginHelper:
         return {os.path.basename(path): text for path, text in texts.items()}
 
     def do_drop(self, data: bytes, paths: list[str], trash: str) -> None:
-        """Take files and folders away: out of sight at once, deleted beside everything else."""
+        """Move files and folders to the trash and delete them in the background."""
         os.makedirs(trash, mode=0o700, exist_ok=True)
         for path in paths:
             try:
@@ -199,23 +199,23 @@ class LoginHelper:
         threading.Thread(target=self._empty, args=(trash,), daemon=True).start()
 
     def do_mail(self, data: bytes, folder: str) -> None:
-        """Begin to announce the letters that come into a folder."""
+        """Start to announce the letters in a folder."""
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self._heat()
         threading.Thread(target=self._pump, args=(folder,), daemon=True).start()
 
     def do_reply(self, data: bytes, letter: str) -> None:
-        """Answer a letter: the answer appears in the folder of its sender, then the letter goes."""
+        """Write the answer to a letter into its sender's folder, then delete the letter."""
         self._heat()
         folder, name = os.path.split(letter)
         sender, _, number = name.rpartition("@")
-        if os.path.isdir(os.path.join(folder, sender)):  # else the sender is gone for good
+        if os.path.isdir(os.path.join(folder, sender)):  # else the sender is gone
             self._write(data, [(os.path.join(folder, sender, number), len(data))], False)
         self._announced.discard(name)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(letter)
 
-    # How.
+    # Implementation
 
     def _write(self, data: bytes, files: list[tuple[str, int]], keep: bool) -> None:
         at = 0
@@ -238,7 +238,7 @@ class LoginHelper:
             shutil.rmtree(os.path.join(trash, name), ignore_errors=True)
 
     def _heat(self) -> None:
-        """Something happens: letters will come soon."""
+        """Note activity: letters will come soon."""
         self._hot_until = time.monotonic() + HOT_S
         self._awake.set()
 
@@ -256,9 +256,7 @@ class LoginHelper:
                 self._awake.wait(pause)
 
     def _collect(self, folder: str) -> bool:
-        """Announce each letter once; listing a folder makes a network file system look at the
-        server again.
-        """
+        """Announce each letter once; listing a folder makes a network file system refresh it."""
         try:
             names = {
                 name for name in os.listdir(folder) if "@" in name and not name.startswith(".")

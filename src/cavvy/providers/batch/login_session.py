@@ -1,8 +1,7 @@
-"""A session on the login node: starts `login_helper.py` there, here or through SSH, and asks it for
-things.
+"""A session on the login node: starts `login_helper.py` on this machine or through SSH, and sends
+it requests.
 
-The session is opened when it is needed, and again after it broke; what was under way then fails
-with TryAgain.
+The session is opened on demand, and again after it broke; open requests then fail with TryAgain.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ _SSH = (
     "ServerAliveInterval=15",
 )
 _CALL_S = 60.0
-_NO_COMMAND = 127  # as shells say it
+_NO_COMMAND = 127  # as shells report it
 _NO_PROGRAM = (126, _NO_COMMAND)
 _FRAMES = Path(frames.__file__).read_bytes()
 _PROGRAM = (Path(__file__).parent / "login_helper.py").read_bytes()
@@ -51,7 +50,7 @@ _NOTHING = type(None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelperHello:
-    """Who and where the login-node helper is. `folder` is the shared folder's full path."""
+    """Facts about the login node. `folder` is the shared folder's full path."""
 
     folder: str
     uid: int
@@ -62,7 +61,7 @@ class HelperHello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """How a command ended; `code` None: it did not answer in time."""
+    """The result of a command; `code` None: it did not end in time."""
 
     code: int | None
     out: str
@@ -70,13 +69,13 @@ class CommandResult:
 
     @property
     def said(self) -> str:
-        """What it complained of, in one line."""
+        """Its complaint, in one line."""
         return " ".join((self.err or self.out).split())[:600]
 
 
 @dataclass(frozen=True, slots=True)
 class MailLetter:
-    """A request of an agent that arrived in the mail."""
+    """A request of an agent, sent as a file."""
 
     path: str
     data: bytes
@@ -84,7 +83,7 @@ class MailLetter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginNode:
-    """How to come to the login node: `host` "" is this machine."""
+    """How to reach the login node; `host` "" is this machine."""
 
     host: str
     ssh_options: Sequence[str]
@@ -99,7 +98,7 @@ class LoginNode:
         return HostAddress(name=self.host, ssh=[*_SSH, *self.ssh_options], destination=self.host)
 
     def say_missing(self, tool: str) -> str:
-        """That the login node lacks a command, and what to do."""
+        """The message that the login node lacks a command."""
         if not self.host:
             return (
                 f"this machine has no {tool}: name the cluster's login node by the setting `host`"
@@ -119,7 +118,7 @@ def read_words(settings: Mapping[str, Scalar], name: str) -> Sequence[str]:
 
 
 def read_where(settings: Mapping[str, Scalar], tools: tuple[str, ...]) -> LoginNode:
-    """As a batch system's settings say; `tools` are its commands."""
+    """The login node of a batch system's settings; `tools` are the system's commands."""
     return LoginNode(
         host=str(settings.get("host", "")),
         ssh_options=read_words(settings, "ssh_options"),
@@ -131,7 +130,7 @@ def read_where(settings: Mapping[str, Scalar], tools: tuple[str, ...]) -> LoginN
 
 @dataclass(slots=True)
 class _OpenLogin:
-    """One living login-node helper."""
+    """An open session with one login-node helper."""
 
     link: HostConnection
     calls: RemoteCalls
@@ -140,7 +139,7 @@ class _OpenLogin:
     hello: HelperHello | None = None
 
     async def read(self) -> None:
-        """Until the link breaks."""
+        """Read frames until the connection breaks."""
         async for head, data in self.link.frames():
             if "mail" in head:
                 self.letters.put_nowait(MailLetter(head["mail"], data))
@@ -164,7 +163,7 @@ class _OpenLogin:
 
 
 class LoginSession:
-    """Asks the login-node helper. Every method raises TryAgain and Refused."""
+    """Sends requests to the login-node helper. Every method raises TryAgain and Refused."""
 
     def __init__(self, where: LoginNode) -> None:
         self._where = where
@@ -184,8 +183,8 @@ class LoginSession:
         timeout_s: float = 30,
         env: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Run a command on the login node. Raises TryAgain where it has no such command, or not
-        yet.
+        """Run a command on the login node. Raises TryAgain if the command does not exist, perhaps
+        not yet.
         """
         done = await self._ask(
             "run", CommandResult, data, argv=list(argv), limit_s=timeout_s, env=dict(env or {})
@@ -195,8 +194,8 @@ class LoginSession:
         return done
 
     async def make(self, path: str, files: Mapping[str, bytes], unless: Sequence[str] = ()) -> bool:
-        """Make a folder with files, all at once; False where it is there already, or one of
-        `unless` is.
+        """Make a folder with files, all at once. Returns False if it, or one of
+        `unless`, exists.
         """
         parts = [[name, len(data)] for name, data in files.items()]
         data = b"".join(files.values())
@@ -226,7 +225,7 @@ class LoginSession:
 
     @asynccontextmanager
     async def mail(self, folder: str) -> AsyncIterator[asyncio.Queue[MailLetter | None]]:
-        """Letters as they come; None when the connection broke."""
+        """A queue of letters; None after the connection broke."""
         login = await self._connected()
         await login.ask("mail", _NOTHING, folder=folder)
         yield login.letters

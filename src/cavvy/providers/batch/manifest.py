@@ -1,4 +1,4 @@
-"""What providers with a batch system say about themselves; imports nothing that connects."""
+"""The manifest of a batch system's provider; imports nothing that connects."""
 
 from collections.abc import Sequence
 from datetime import timedelta

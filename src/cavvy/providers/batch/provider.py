@@ -1,4 +1,6 @@
-"""A batch system as a provider: gangs are batch jobs, found again by their name and our mark."""
+"""A batch system as a provider: gangs are batch jobs, found again by their name and the
+installation's mark.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,7 +55,7 @@ class BatchProvider:
         queue = cluster.queue(offer.zone)
         if (offer.provider, offer.region) != (self.manifest.name, cluster.name) or queue is None:
             raise NoCapacity(f"{offer.key}: not an offer of the cluster {cluster.name} now")
-        if count_room(queue, offer) < gang.nodes:  # the batch system might let it wait for ever
+        if count_room(queue, offer) < gang.nodes:  # the batch system might let it wait forever
             raise NoCapacity(f"{offer.key}: {queue.name} has fewer than {gang.nodes} such nodes")
 
         async def submit(workspace: SharedWorkspace, agent: str) -> str:

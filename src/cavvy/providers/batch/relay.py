@@ -1,4 +1,4 @@
-"""Carries the agents' mail: each letter is a request to the control plane, its answer goes back
+"""Relays the agents' mail: each letter is a request to the control plane, and its answer returns
 the same way.
 """
 
@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 from cavvy.providers.base import ProviderError, TryAgain
 from cavvy.providers.batch.login_session import LoginSession, MailLetter
 
-_ANSWER_S = 120.0  # the longest poll of an agent lasts 30 s, and it asks again after a minute
+_ANSWER_S = 120.0  # an agent's longest poll lasts 30 s; it repeats a request after a minute
 _ROUTES = (b"GET /agent/v1/", b"POST /agent/v1/", b"PUT /agent/v1/")
-_AT_ONCE = 256  # requests under way; long polls are most of them
+_AT_ONCE = 256  # concurrent requests, mostly long polls
 
 
 async def relay_mail(login_session: LoginSession, folder: str, server: str) -> None:
-    """Carry until cancelled, or until the line to the login node breaks. Raises TryAgain,
+    """Relay until cancelled, or until the connection to the login node breaks. Raises TryAgain,
     Refused.
     """
     room = asyncio.Semaphore(_AT_ONCE)
@@ -37,18 +37,16 @@ async def _relay(
         answer = await ask(server, letter.data)
         with suppress(
             ProviderError
-        ):  # the agent asks again, and the line's own end is noticed where letters are read
+        ):  # the agent repeats its request; the reader of letters notices a broken connection
             await login_session.reply(letter, answer)
     finally:
         room.release()
 
 
 async def ask(server: str, request: bytes) -> bytes:
-    """One request, byte for byte; 502 where the control plane cannot be reached or breaks off."""
+    """Pass on one request, byte for byte. Answers 502 if the control plane cannot be reached."""
     if not request.startswith(_ROUTES):
-        return _made(
-            "404 Not Found"
-        )  # whoever may write letters may speak as an agent, and as nobody else
+        return _made("404 Not Found")  # a sender of letters may act as an agent only
     line, _, rest = request.partition(b"\r\n")
     try:
         async with asyncio.timeout(_ANSWER_S):

@@ -1,4 +1,4 @@
-"""What a batch system must say and do, in words that all batch systems share."""
+"""A job's state, in terms that all batch systems share."""
 
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""Parts of nodes as offers: so many accelerators with their share of CPUs and memory, or CPUs
+"""Parts of nodes as offers: a number of accelerators with their share of CPUs and memory, or CPUs
 alone.
 """
 
@@ -13,9 +13,7 @@ from cavvy.domain.units import HourlyRate, parse_rate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeShape:
-    """What nodes of one kind have. `gpu` is what the cluster calls their GPUs, "" where it has
-    no word for them.
-    """
+    """The hardware of one kind of node. `gpu` is the cluster's name for its GPUs, or ""."""
 
     cpus: int
     memory_mib: int
@@ -25,15 +23,15 @@ class NodeShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartPrices:
-    """Per hour of an accelerator, and of a node of which no accelerator is held."""
+    """Prices per hour of an accelerator, and of a node without accelerators."""
 
     gpu: HourlyRate
     node: HourlyRate
 
 
 class AcceleratorRates:
-    """What one accelerator costs by the hour: "2.5", or "H100=2.5 A100=1.2 1" with the rest
-    last.
+    """The hourly price of one accelerator: "2.5", or "H100=2.5 A100=1.2 1", where 1 is for all
+    others.
     """
 
     def __init__(self, text: str) -> None:
@@ -55,8 +53,8 @@ class AcceleratorRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferLocation:
-    """Where an offer is: `taken` says that its nodes may be taken back, `widest` how many CPUs a
-    node has at most.
+    """The location of an offer. `taken`: its nodes may be taken back. `widest`: the most CPUs of a
+    node.
 
     `pool` names the nodes, as `name_pool` does.
     """
@@ -70,9 +68,7 @@ class OfferLocation:
 
 
 def list_parts(shape: NodeShape) -> Sequence[NodeShape]:
-    """The parts of a node that are offered: each number of accelerators, and CPUs alone in
-    powers of two.
-    """
+    """The offered parts of a node: each number of accelerators, and CPUs alone in powers of two."""
     parts = [_part(shape, cpus / shape.cpus, 0) for cpus in _sizes(shape.cpus)]
     return [
         *parts,
@@ -123,8 +119,8 @@ def count_gpus(shapes: Iterable[NodeShape]) -> str:
 
 
 def name_pool(nodes: Iterable[str], groups: Iterable[Collection[str]]) -> str:
-    """One name for nodes and whatever shares some with them, such as partitions that overlap:
-    the first of all.
+    """The first name of these nodes and of all groups that overlap with them, such as
+    partitions.
     """
     found, left = set(nodes), [set(group) for group in groups]
     while touching := [group for group in left if not found.isdisjoint(group)]:
@@ -134,9 +130,7 @@ def name_pool(nodes: Iterable[str], groups: Iterable[Collection[str]]) -> str:
 
 
 def gpu_of(offer: Offer) -> str:
-    """What the cluster calls the offer's accelerators; "" where it has none, or no word for
-    them.
-    """
+    """The cluster's name for the offer's accelerators, or ""."""
     if not offer.accelerator_count:
         return ""
     kind = offer.instance_type.partition("x")[2].rsplit("-", 2)[0]
@@ -144,8 +138,8 @@ def gpu_of(offer: Offer) -> str:
 
 
 def identify_gpu(word: str) -> tuple[str, int]:
-    """The canonical name and memory of what a cluster calls so; the memory is 0 where the
-    product has several.
+    """The canonical name and memory for a cluster's name of a GPU; 0 if the product has several
+    sizes.
     """
     known = find_accelerator(word) if word else None
     if known is None:

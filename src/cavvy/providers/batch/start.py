@@ -1,8 +1,8 @@
-"""Runs on each node as a step of the batch job: fits the gang's configuration to this rank and
+"""Runs on each node as a step of the batch job: adapts the gang's configuration to this rank and
 becomes the agent.
 
-Usage: python start.py AGENT GANG_FOLDER RANK. It needs nothing of ours and any Python from 3.8 on,
-and is read by older ones, so that it can say so.
+Usage: python start.py AGENT GANG_FOLDER RANK. Needs the standard library of Python 3.8 or newer; an
+older one can read it and reports its version.
 """
 
 import json
@@ -50,7 +50,7 @@ def refuse(folder: str) -> None:
 
 
 def find_devices(count: int) -> "dict[str, object]":
-    """What the batch system gave to this job: it says so by the variables that frameworks read."""
+    """The devices that the batch system gave to this job, by the variables that frameworks read."""
     for name, vendor in VISIBLE:
         given = [each for each in os.environ.get(name, "").split(",") if each]
         if given and count:
@@ -63,8 +63,8 @@ def find_devices(count: int) -> "dict[str, object]":
 
 
 def find_address() -> str:
-    """Where other nodes of the gang reach this one: as the batch system names it, else as it
-    names itself.
+    """The address for the other nodes of the gang, by the batch system's name of this node, else by
+    its own.
     """
     for name in (os.environ.get("SLURMD_NODENAME"), os.uname().nodename):
         try:

@@ -15,7 +15,7 @@ from cavvy.providers.batch.rows import BatchJobRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """What the settings say of every job."""
+    """The settings that apply to every job."""
 
     account: str = ""
     options: Sequence[str] = ()  # more words for the submitting command
@@ -49,7 +49,7 @@ class BatchSystem(Protocol):
         """The jobs of the installation with this mark, also those that ended a while ago."""
 
     async def accounted(self, job: str) -> BatchJobRow | None:
-        """What the accounting remembers of a job that `jobs` no longer lists; None: nothing."""
+        """The accounting's record of a job that `jobs` no longer lists, if any."""
 
     async def explain_accounts(self, user: str, hello: HelperHello) -> Sequence[tuple[str, str]]:
         """What `cavvy check` shows about accounts and limits."""
@@ -64,7 +64,7 @@ class BatchSystem(Protocol):
 
 
 def read_job_options(settings: Mapping[str, Scalar], options: str) -> JobOptions:
-    """As the settings say; `options` names the setting with more words. Raises Refused."""
+    """Read the settings; `options` names the one with more words. Raises Refused."""
     return JobOptions(
         account=str(settings.get("account", "")),
         options=read_words(settings, options),

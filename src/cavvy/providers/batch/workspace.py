@@ -1,16 +1,18 @@
-"""The shared folder: what lies where, what is written for a gang, and what is remembered of it.
+"""The shared folder: its layout, and the files of a gang.
 
-agents/HASH/agent/, start.py           what nodes run, once for each content storage/
-what outlives attempts: PROJECT/JOB/checkpoint cache/                                 fetched blobs
-and finished setups INSTALLATION/mail/                     letters of its agents, and a folder of
-answers for each INSTALLATION/gangs/NAME/gang.json      the intent; the folder appears whole, before
-anything is submitted INSTALLATION/gangs/NAME/config.json    the agents' configuration with their
-token, 0600 INSTALLATION/gangs/NAME/job            the batch job's id INSTALLATION/gangs/NAME/begun,
-end     written by the job itself: when, where, and how it ended INSTALLATION/gangs/NAME/seen
-when the place said it began, and where INSTALLATION/gangs/NAME/removing       the gang is removed
-by us INSTALLATION/gangs/NAME/warned         the batch system's time limit is near
-INSTALLATION/gangs/NAME/RANK/          an agent's home INSTALLATION/ended/NAME                what
-is remembered of a gang that is over
+agents/HASH/agent/, start.py           what nodes run, once for each version
+storage/PROJECT/JOB/checkpoint         outlives attempts
+cache/                                 fetched blobs and finished setups
+INSTALLATION/mail/                     letters of its agents, and a folder of answers for each
+INSTALLATION/gangs/NAME/gang.json      the intent; the folder appears whole, before the submission
+INSTALLATION/gangs/NAME/config.json    the agents' configuration with their token, 0600
+INSTALLATION/gangs/NAME/job            the batch job's id
+INSTALLATION/gangs/NAME/begun, end     written by the job: when, where, and how it ended
+INSTALLATION/gangs/NAME/seen           when and where the batch system reported its start
+INSTALLATION/gangs/NAME/removing       Cavvy removes the gang
+INSTALLATION/gangs/NAME/warned         the batch system's time limit is near
+INSTALLATION/gangs/NAME/RANK/          an agent's home
+INSTALLATION/ended/NAME                the record of a gang that is over
 """
 
 import hashlib
@@ -36,7 +38,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchIntent:
-    """A gang that was asked for."""
+    """A requested gang."""
 
     name: str
     nodes: int
@@ -45,7 +47,7 @@ class BatchIntent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReclaimConfig:
-    """As the agent's configuration has it: how the place takes nodes back."""
+    """How the provider takes nodes back, as in the agent's configuration."""
 
     unless: str
     seconds: float
@@ -56,7 +58,7 @@ class ReclaimConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAgentConfig:
-    """What `start.py` makes each rank's configuration of."""
+    """The gang's part of the configuration; `start.py` adds the rank's."""
 
     protocol: int = 1
     gang: str
@@ -74,7 +76,7 @@ class BatchAgentConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangStart:
-    """When and where a gang began, as the place said."""
+    """When and where a gang began, as the batch system reported."""
 
     at: datetime
     nodes: tuple[str, ...]
@@ -82,7 +84,7 @@ class GangStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchGangEnd:
-    """A gang that is over. What it says never changes."""
+    """A gang that is over. The record never changes."""
 
     name: str
     job: str
@@ -96,7 +98,7 @@ class BatchGangEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchGangRecord:
-    """What the shared folder says of one gang."""
+    """The files of one gang in the shared folder."""
 
     name: str
     intent: BatchIntent | None = None
@@ -129,15 +131,13 @@ class SharedWorkspace:
         return f"{self._own}/ended/{name}"
 
     async def place_agent(self, archive: bytes) -> str:
-        """Put what nodes run into the shared folder, once for each content; the folder it lies
-        in.
-        """
+        """Put the agent into the shared folder, once for each version. Returns its folder."""
         if self._placed is None:
             folder = f"{self._folder}/agents/{hashlib.sha256(archive + _START).hexdigest()[:16]}"
             if not await self._login_session.has(f"{folder}/start.py"):
                 with zipfile.ZipFile(
                     io.BytesIO(archive)
-                ) as files:  # unpacked, so that nodes keep its compiled forms
+                ) as files:  # unpacked, so that nodes keep the compiled files
                     agent = {
                         f"{folder}/agent/{name}": files.read(name) for name in files.namelist()
                     }
@@ -149,8 +149,8 @@ class SharedWorkspace:
     async def note_intent(
         self, spec: GangSpec, now: datetime, taken_s: float, warning_s: float, source: str
     ) -> bool:
-        """Write down what is about to be submitted; False where the name is known already,
-        running or ended.
+        """Record a gang before its submission. Returns False if the name is known, running or
+        ended.
         """
         config = BatchAgentConfig(
             gang=spec.name,
@@ -200,7 +200,7 @@ class SharedWorkspace:
         return _record(name, {paths[path]: text for path, text in found.items()}) if found else None
 
     async def exits(self, name: str, nodes: int) -> Sequence[AgentExit]:
-        """What the agents noted of their work's end, by rank."""
+        """The agents' records of their work's end, by rank."""
         paths = [f"{self.gang(name)}/{rank}/exit.json" for rank in range(nodes)]
         found = await self._login_session.read(paths)
         exits = [_decode(found[path], AgentExit) for path in paths if path in found]
@@ -212,7 +212,7 @@ class SharedWorkspace:
         return [paths[path] for path in await self._login_session.read(list(paths))]
 
     async def last_words(self, name: str) -> str:
-        """The last line that the batch job wrote for people."""
+        """The last line of the batch job's log."""
         path = f"{self.gang(name)}/batch.log"
         lines = (await self._login_session.read([path])).get(path, "").split("\n")
         return next((line.strip()[:500] for line in reversed(lines) if line.strip()), "")
@@ -230,7 +230,7 @@ class SharedWorkspace:
         await self.forget(ended.name, nodes)
 
     async def remembered(self, now: datetime) -> dict[str, BatchGangEnd]:
-        """What is remembered of gangs that are over; what is old is forgotten."""
+        """The records of gangs that are over; old ones are deleted."""
         texts = await self._login_session.texts(f"{self._own}/ended")
         read = {name: _decode(text, BatchGangEnd) for name, text in texts.items()}
         kept = {
@@ -246,7 +246,7 @@ class SharedWorkspace:
 
 
 def as_seen(ended: BatchGangEnd) -> GangSeen:
-    """What an ended gang looks like to the control plane."""
+    """An ended gang, for the control plane."""
     nodes = list_nodes(ended.job, ended.began, ended.ended_at)
     return GangSeen(
         name=ended.name,

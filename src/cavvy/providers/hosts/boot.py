@@ -1,5 +1,5 @@
-"""Runs on a machine that was just started: learns its rank from the metadata service and lets the
-agent work.
+"""Runs on a machine that was just started: reads its rank from the metadata service and runs the
+agent.
 
 Standard library of Python 3.8, one file, sent within user data by `userdata.py`: boot.py "WORDS
 THAT START PYTHON".
@@ -28,7 +28,7 @@ def ask(url: str, headers: dict[str, str], method: str = "GET") -> str:
 
 
 def learn(metadata: dict[str, Any]) -> tuple[int, str]:
-    """This machine's rank and address, by the cloud's own metadata service."""
+    """This machine's rank and address, from the cloud's metadata service."""
     headers, token = dict(metadata["headers"]), metadata.get("token")
     if token:
         headers[token["header"]] = ask(token["url"], token["headers"], token["method"])
@@ -36,7 +36,7 @@ def learn(metadata: dict[str, Any]) -> tuple[int, str]:
 
 
 def read(name: str) -> Any:
-    """A file of secrets, which is gone afterwards."""
+    """Read and delete a file of secrets."""
     path = os.path.join(HOME, name)
     with open(path, encoding="utf-8") as file:
         content = json.load(file)
@@ -45,9 +45,7 @@ def read(name: str) -> Any:
 
 
 def mount(disk: dict[str, Any], until: float) -> None:
-    """Wait for a disk, give it a file system where it is to have one and has nothing, and mount
-    it.
-    """
+    """Wait for a disk, make a file system if it is blank and should have one, and mount it."""
     device = None
     while device is None:
         device = next((each for each in disk["devices"] if os.path.exists(each)), None)
@@ -55,7 +53,7 @@ def mount(disk: dict[str, Any], until: float) -> None:
             if time.monotonic() > until:
                 raise OSError(f"the disk of {disk['path']} did not come")
             time.sleep(1)  # noqa: TID251 - a process of its own
-    # blkid says 2 where nothing is on it, and also where it could not see.
+    # blkid exits with 2 for a blank disk, and also if it could not read the disk.
     if (
         disk["make"]
         and subprocess.call(["blkid", "-p", device], stdout=subprocess.DEVNULL) == 2
@@ -69,15 +67,13 @@ def mount(disk: dict[str, Any], until: float) -> None:
 
 
 def is_blank(device: str) -> bool:
-    """Whether it begins as a new disk does. Raises OSError where it cannot be read."""
+    """Whether the disk begins like a new one. Raises OSError if it cannot be read."""
     with open(device, "rb") as file:
         return not file.read(1 << 20).strip(b"\0")
 
 
 def await_end(end: dict[str, Any]) -> None:
-    """Make the agent's file of warning when the time comes at which the cloud's own end of this
-    machine is near.
-    """
+    """Create the agent's warning file shortly before the cloud ends this machine."""
 
     def warn() -> None:
         open(end["file"], "w").close()

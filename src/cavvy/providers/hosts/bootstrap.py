@@ -1,5 +1,5 @@
-"""What makes a node out of a machine outside: the POSIX-shell part of each script, and a
-configuration. No secret.
+"""Turns a machine outside into a node: the POSIX-shell part of each script, and a configuration.
+Neither holds a secret.
 """
 
 import shlex
@@ -32,7 +32,7 @@ def make_preamble(node_endpoint: NodeEndpoint, folder: str) -> str:
 
 
 def make_config(gang: GangSpec, node_endpoint: NodeEndpoint) -> dict[str, Any]:
-    """What all agents of a gang are started with, less what each finds out where it runs."""
+    """The configuration that all agents of a gang share; each adds what it learns on its node."""
     return {
         "protocol": 1,
         "gang": gang.name,

@@ -1,9 +1,8 @@
-"""What is brought to hosts, as files named by their content: the supervisor, the agent, and a
-Python where there is none.
+"""The files that are sent to hosts, named by their content: the supervisor, the agent, and a Python
+for hosts without one.
 
-The Python is this machine's own: its program, standard library, the shared libraries that they need
-and the loader, so that it runs on any Linux of the same architecture, whatever C library that has,
-or none.
+The Python is this machine's: its program, standard library, the shared libraries that they need and
+the loader. It runs on any Linux of the same architecture, with any C library or none.
 """
 
 import gzip
@@ -58,7 +57,7 @@ _MODULES_LEFT_OUT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """One file for a host; `name` tells its content."""
+    """One file for a host, named by its content."""
 
     name: str
     content: bytes = field(repr=False)
@@ -74,7 +73,7 @@ def pack_supervisor() -> Bundle:
 
 
 def platform() -> str:
-    """For which hosts `pack_python` is good, as their `uname -s` and `uname -m` say."""
+    """The hosts that can run the Python of `pack_python`, as `uname -s` and `-m` name them."""
     return f"{os.uname().sysname} {os.uname().machine}"
 
 
@@ -93,7 +92,7 @@ def pack_python(cache: Path) -> Bundle:
 
 
 def python_command(folder: str) -> Sequence[str]:
-    """How an unpacked Python in `folder` is started."""
+    """The command that starts an unpacked Python in `folder`."""
     return [f"{folder}/lib/loader", "--library-path", f"{folder}/lib", f"{folder}/bin/python3"]
 
 
@@ -122,9 +121,7 @@ def _make_archive(program: Path) -> bytes:
 
 
 def _stripped(path: Path) -> bytes:
-    """A file's content; of programs and libraries without what only debuggers read, where this
-    machine has `strip`.
-    """
+    """A file's content, without debug information if this machine has `strip`."""
     content = path.read_bytes()
     if not content.startswith(b"\x7fELF") or shutil.which("strip") is None:
         return content
@@ -153,7 +150,7 @@ def _sources(stdlib: Path) -> Iterator[Path]:
 
 
 def _find_loader() -> Path:
-    """The loader that runs this very process. Raises Refused where none can be found."""
+    """The loader of this process. Raises Refused if it cannot be found."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -171,7 +168,7 @@ def _find_loader() -> Path:
 
 
 def _libraries(loader: Path, files: Sequence[Path]) -> Sequence[Path]:
-    """The shared libraries that these files need, by the names under which they are asked for."""
+    """The shared libraries that these files need."""
     found: dict[str, Path] = {}
     for file in files:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What an agent on a single host is started with."""
+"""The configuration of an agent on a single host."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,4 +24,4 @@ class HostAgentConfig:
     cpus: float | None = None
     memory_mib: int | None = None
     node_address: str = "127.0.0.1"
-    taken: Mapping[str, str | float] | None = None  # how the place takes its nodes back
+    taken: Mapping[str, str | float] | None = None  # how the provider takes its nodes back

@@ -1,8 +1,8 @@
-"""A link to a host: the user's own `ssh`, or a shell on this machine.
+"""A connection to a host through the user's own `ssh`, or to a shell on this machine.
 
-One process is one link. It runs a shell on the host, which becomes the program named in `start`;
-frames of that program travel over the process's standard input and output. With a `control` socket
-the process is an OpenSSH master too: commands, forwarded sockets and probes share its connection.
+One local process is one connection. It runs a shell on the host, which becomes the program named in
+`start`; that program's frames travel over the process's standard input and output. With a `control`
+socket the process is an OpenSSH master too: commands, forwarded sockets and probes share it.
 
 Errors, by what the caller does next:
 
@@ -29,7 +29,7 @@ from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
 _KEPT = frozenset(
     "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR SLURM_CONF PBS_CONF_FILE".split()  # noqa: SIM905
 )
-_MARK = b"cavvy-link"  # what the login shell prints before this line is not for us
+_MARK = b"cavvy-link"  # the login shell may print other lines before this one
 _SHELL = ("sh", "-c", f'echo {_MARK.decode()}; read -r command && eval "exec $command"')
 _STDERR_BYTES = 4000
 _WITNESS_S = 5
@@ -37,7 +37,7 @@ _END_S = 1
 
 
 class CannotConnect(TryAgain):
-    """Nothing answers now."""
+    """The host does not answer now."""
 
 
 class HostUnknown(CannotConnect):
@@ -45,22 +45,22 @@ class HostUnknown(CannotConnect):
 
 
 class LoginRefused(Refused):
-    """A person must act."""
+    """The host refuses the login; a person must act."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAddress:
-    """How to reach a host. `ssh` (): it is this machine."""
+    """How to reach a host. Without `ssh` it is this machine."""
 
     name: str  # for messages
     ssh: Sequence[str] = ()  # the command up to the destination
     destination: str = ""
-    control: Path | None = None  # of a master; the name of a socket that does not exist yet
-    host_key_hint: str = ""  # what else helps against an unknown host key
+    control: Path | None = None  # the socket of a master, which does not exist yet
+    host_key_hint: str = ""  # added to the message about an unknown host key
 
 
 class HostConnection:
-    """A link that is open. `said` is what the host and `ssh` complained about."""
+    """An open connection. `said` holds the last complaints of the host and of `ssh`."""
 
     def __init__(self, address: HostAddress, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -77,12 +77,12 @@ class HostConnection:
 
     @property
     def exit_code(self) -> int | None:
-        """Of the program, or of `ssh`; None while the link is open."""
+        """The exit code of the program or of `ssh`; None while the connection is open."""
         return self._process.returncode
 
     def start(self, argv: Sequence[str], given: bytes = b"") -> None:
-        """The host's shell becomes this program, whose words have no line breaks; `given` is the
-        first that it reads.
+        """Replace the host's shell by this program. Its words have no line breaks; it reads `given`
+        first.
         """
         self._input.write(shlex.join(argv).encode() + b"\n" + given)
 
@@ -90,15 +90,15 @@ class HostConnection:
         self._input.write(encode_frame(head, data))
 
     async def frames(self) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
-        """What the program says, until the link is lost."""
+        """The program's frames, until the connection is lost."""
         reader = FrameReader()
-        with suppress(OSError, ValueError):  # either way the link is of no use any more
+        with suppress(OSError, ValueError):  # either way the connection is unusable
             while data := await self._output.read(1 << 18):
                 for frame in reader.feed(data):
                     yield frame
 
     async def run(self, argv: Sequence[str], given: bytes = b"", *, timeout_s: float) -> bytes:
-        """The output of another command on the host. Raises CannotConnect."""
+        """Run another command on the host and return its output. Raises CannotConnect."""
         process = await self._share(shlex.join(argv))
         try:
             async with asyncio.timeout(timeout_s):
@@ -115,8 +115,8 @@ class HostConnection:
         return out
 
     async def forward(self, path: str, address: str, *, cancel: bool = False) -> None:
-        """Connections to a socket of that path on the host arrive at unix:/path or
-        http(s)://host:port here. Raises Refused.
+        """Forward a socket of this path on the host to a local unix:/path or http(s)://host:port.
+        Raises Refused.
         """
         local = address.removeprefix("unix:").partition("://")
         target = (local[2] or local[0]).rstrip("/").replace("%", "%%")
@@ -144,13 +144,13 @@ class HostConnection:
             await _end(process)
 
     def close(self) -> None:
-        """Close the link at once; what the host runs for others goes on."""
+        """Close the connection at once; agents on the host keep running."""
         _kill(self._process)
         if self.address.control is not None:
             self.address.control.unlink(missing_ok=True)
 
     async def closed(self) -> None:
-        """Wait until the link's process has ended."""
+        """Wait until the local process has ended."""
         await self._process.wait()
         await asyncio.wait([self._complaints], timeout=_END_S)
         self._complaints.cancel()
@@ -164,10 +164,10 @@ class HostConnection:
         raise explain(self.address, self.said)
 
     async def _share(self, *words: str) -> asyncio.subprocess.Process:
-        """`ssh` with these options, or this command, over the master's connection."""
+        """Run `ssh` with these options, or this command, over the master's connection."""
         options = words if words[0].startswith("-") else ()
         command = () if options else words
-        # Without its master `ssh` would connect anew; a proxy that fails prevents it.
+        # Without its master `ssh` would connect itself; a failing proxy prevents that.
         shared = ("ssh", "-F", "none", "-T", "-S", str(self.address.control))
         alone = ("-o", "ProxyCommand=false", "-o", "LogLevel=ERROR")
         return await spawn([*shared, *alone, *options, self.address.destination, *command])
@@ -200,7 +200,7 @@ async def open_connection(address: HostAddress, *, timeout_s: float) -> HostConn
 
 
 def explain(address: HostAddress, said: str) -> CannotConnect | LoginRefused:
-    """The error of a link that could not be opened, by what `ssh` printed."""
+    """The error for a failed connection, by the output of `ssh`."""
     name = address.name
     if "Host key verification failed" in said:
         return LoginRefused(
@@ -232,7 +232,7 @@ async def spawn(argv: Sequence[str]) -> asyncio.subprocess.Process:
             stdout=pipe,
             stderr=pipe,
             env=clean_environ(os.environ, _KEPT, ("LC_", "SSH_")),
-            start_new_session=True,  # a Ctrl-C at a terminal is not meant for it
+            start_new_session=True,  # a Ctrl-C at a terminal must not reach it
         )
     except OSError as error:
         if argv[0] == "ssh" and isinstance(error, FileNotFoundError):

@@ -21,7 +21,7 @@ class HostDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReading:
-    """What one vendor's reader found, and for people why something is missing."""
+    """What one vendor's reader found, and notes for people about missing devices."""
 
     devices: Sequence[HostDevice] = ()
     notes: Sequence[str] = ()
@@ -59,7 +59,7 @@ class MachineSources:
 
 
 def read_text(path: Path) -> str:
-    """A small file's text without its end of line; "" where there is none or it cannot be read."""
+    """A small file's text without its end of line; "" if it is missing or unreadable."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -67,7 +67,7 @@ def read_text(path: Path) -> str:
 
 
 def read_number(path: Path) -> int | None:
-    """A number in a file (decimal, or hexadecimal with 0x); None where there is none."""
+    """A number in a file (decimal, or hexadecimal with 0x), or None."""
     try:
         return int(read_text(path), 0)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What programs that a provider starts see of the server's environment."""
+"""The environment of programs that a provider starts."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ def clean_environ(
     *,
     own: str | None = None,
 ) -> dict[str, str]:
-    """The variables of these names and prefixes, without the server's own Python environment.
+    """The variables with these names and prefixes, without the server's own Python environment.
 
     `own`: the folder of that environment, "" for none; by default this process's. A job that found
     the server's pip on PATH would install over what the server runs on.
@@ -28,13 +28,13 @@ def clean_environ(
 
 
 def _find_own() -> str:
-    """The virtual or conda environment that this Python runs in, "" where it is in neither."""
+    """The folder of the virtual or conda environment of this Python, or ""."""
     apart = sys.prefix != sys.base_prefix or Path(sys.prefix, "conda-meta").is_dir()
     return sys.prefix if apart else ""
 
 
 def _without(path: str, own: str) -> str:
-    """The list of folders without those of the environment; conda's command itself stays."""
+    """A PATH without the folders of the environment; conda's own command stays."""
     if not own:
         return path
     root = os.path.realpath(own)

@@ -1,4 +1,4 @@
-"""This machine as a place for work: CPUs and memory that this user may use, free disk,
+"""What jobs can use of a machine: CPUs and memory within this user's limits, free disk,
 accelerators.
 """
 
@@ -22,7 +22,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThisMachine:
-    """What was found. `notes` say for people what was left out and why."""
+    """A machine's hardware. `notes` explain to people what was left out."""
 
     hostname: str  # of [a-z0-9.-]
     cpus: float

@@ -1,8 +1,8 @@
 """Records on disk: small JSON files that appear whole or not at all.
 
-`write` is for what must be known before something is bought or begun. `note` is for what has
-happened or is being removed: on a full disk it is kept in memory, where `read` finds it, and
-written with a later note.
+`write` is for a record that must exist before something is bought or started. `note` is for an
+event or a removal: on a full disk it is kept in memory, where `read` finds it, and written with a
+later note.
 """
 
 import errno
@@ -20,30 +20,32 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentExit:
-    """What an agent wrote to `exit.json` when its work was over; fields that a place does not
-    need are ignored.
-    """
+    """What an agent wrote to `exit.json` when its work was over; unknown fields are ignored."""
 
     outcome: str = ""
     exit_code: int | None = None
     reason: str = ""
 
 
-_unwritten: dict[Path, object] = {}  # notes that wait for room
+_unwritten: dict[Path, object] = {}  # notes that wait for room on the disk
 
 
 def note(path: Path, value: object) -> bool:
-    """As `write`, or keep it until there is room; whether nothing waits. Raises OSError."""
+    """As `write`, or keep the record until the disk has room. Returns whether all records are
+    written. Raises OSError.
+    """
     _unwritten[path] = value
     return settle()
 
 
 def settle() -> bool:
-    """Write the notes that wait, as far as there is room; whether none waits. Raises OSError."""
+    """Write the waiting notes, as far as the disk has room. Returns whether all are written. Raises
+    OSError.
+    """
     for each in list(_unwritten):
         try:
             write(each, _unwritten[each])
-        except FileNotFoundError:  # its folder is gone, and with it whom it told something
+        except FileNotFoundError:  # its folder was deleted, so no reader is left
             pass
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -58,7 +60,7 @@ def write(path: Path, value: object) -> None:
     """Write a record in one piece, readable by its user only. Raises OSError."""
     fresh = path.with_name(
         f".{path.name}.{os.getpid()}-{get_ident()}"
-    )  # nobody else's: two may write at once
+    )  # unique, since two threads may write at once
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         with open(descriptor, "wb") as file:
@@ -71,8 +73,8 @@ def write(path: Path, value: object) -> None:
 
 
 def read(path: Path, kind: type[_T]) -> _T | None:
-    """A record; None where there is none or it makes no sense (records are written whole, so
-    somebody changed it).
+    """A record, or None if it is missing or invalid (records are written whole, so another program
+    changed it).
     """
     kept = _unwritten.get(path)
     if isinstance(kept, kind):

@@ -14,7 +14,7 @@ _ERRORS: dict[str, type[Exception]] = {"busy": NoCapacity, "refused": Refused}
 
 
 class LinkLost(TryAgain):
-    """The link broke after something was asked: it may have been done."""
+    """The link broke after a request, which may have been carried out."""
 
 
 class RemoteCalls:
@@ -37,8 +37,8 @@ class RemoteCalls:
         timeout_s: float,
         **fields: object,
     ) -> _T:
-        """Have the program do something. Raises LinkLost, and TryAgain, NoCapacity or Refused as
-        the program answers.
+        """Send a request. Raises LinkLost, and TryAgain, NoCapacity or Refused as the program
+        answers.
         """
         number, future = next(self._numbers), asyncio.get_running_loop().create_future()
         self._waiting[number] = future
@@ -55,7 +55,7 @@ class RemoteCalls:
             self._waiting.pop(number, None)
 
     def take(self, head: dict[str, Any]) -> None:
-        """Hand an answer to the request with its number."""
+        """Pass an answer to the request with its number."""
         future = self._waiting.pop(head.get("id", -1), None)
         if future is None or future.done():
             return
@@ -66,11 +66,11 @@ class RemoteCalls:
         future.set_exception(error(f"{self._prefix}{head.get('error', '')}"))
 
     def give_up(self, error: Exception | None = None) -> None:
-        """No answer will come any more."""
+        """Fail all waiting requests, since the link is lost."""
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(
                     error or LinkLost(f"{self._prefix}the connection was lost before it answered")
                 )
-                future.exception()  # the task that asked may be gone
+                future.exception()  # the asking task may be gone
         self._waiting.clear()

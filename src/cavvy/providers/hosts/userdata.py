@@ -1,5 +1,5 @@
-"""User data for machines that a cloud starts: one script for all nodes of a gang, without
-secrets that last.
+"""User data for machines that a cloud starts: one script for all nodes of a gang, without lasting
+secrets.
 """
 
 import json
@@ -14,7 +14,7 @@ from cavvy.providers.hosts.bootstrap import make_config, make_preamble
 from cavvy.providers.notices import NoticeSource, NoticeTokenSource, make_notice_fields
 
 _SCRIPT, _PYTHON = Path(__file__).with_name("userdata.sh"), Path(__file__).with_name("boot.py")
-_MOST_TOKENS = 64  # in the script itself: clouds limit it to some KiB
+_MOST_TOKENS = 64  # in the script, which clouds limit to some KiB
 FOLDER = "/var/lib/cavvy"
 _END_FILE = f"{FOLDER}/ends"
 PATIENCE = timedelta(
@@ -24,9 +24,7 @@ PATIENCE = timedelta(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataService:
-    """Where a node learns who it is, from its cloud's metadata service: its place in the launch,
-    its own address.
-    """
+    """The URLs of a cloud's metadata service at which a node reads its rank and its address."""
 
     rank: str
     address: str
@@ -36,22 +34,20 @@ class MetadataService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDisk:
-    """A disk that comes to the node after it has booted, under one of these names, and is
-    mounted before any work.
-    """
+    """A disk that is attached after boot, under one of these names, and mounted before any work."""
 
     devices: Sequence[str]
     path: str
     read_only: bool = False
-    make: bool = False  # it gets a file system where it has none
+    make: bool = False  # make a file system if the disk has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownEnd:
-    """When the cloud takes the node back, known beforehand; the work is told `notice` earlier."""
+    """When the cloud takes the node back, if that is known; the work is warned `notice` earlier."""
 
     at: datetime
-    source: str  # for people: who takes it
+    source: str  # for people: who takes the node
     notice: timedelta = timedelta(minutes=10)
 
 
@@ -63,7 +59,7 @@ def make_user_data(
     disks: Sequence[NodeDisk] = (),
     end: KnownEnd | None = None,
 ) -> str:
-    """The script. Packs the agent when it is asked for the first time, which blocks."""
+    """The script. The first call packs the agent, which blocks."""
     tokens = [node_endpoint.claim_token(gang.name, rank) for rank in range(gang.nodes)]
     shelved = (
         None if gang.nodes <= _MOST_TOKENS else node_endpoint.publish(json.dumps(tokens).encode())

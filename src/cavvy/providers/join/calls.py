@@ -1,5 +1,5 @@
-"""What a joined machine says and is told, as JSON over `POST /nodes/v1/PLACE/CALL`; `remote/`
-speaks it without us.
+"""The requests of joined machines and their answers, as JSON over `POST /nodes/v1/PROVIDER/CALL`;
+`remote/` sends them.
 """
 
 from collections.abc import Sequence
@@ -10,16 +10,14 @@ from cavvy.providers.hosts.fleet.machines import SupervisorFacts
 
 
 class EnterCall(msgspec.Struct, frozen=True):
-    """`enter`, with a token that is good once: join. The nonce makes a lost answer harmless."""
+    """`enter`: join with a one-time token. The nonce makes a lost answer harmless."""
 
     nonce: str
     hostname: str = ""
 
 
 class EnterAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Its name, the token that it shows from now on, and the folder of this installation below
-    its own.
-    """
+    """The machine's name, its new token, and the folder of this installation below its own."""
 
     name: str
     token: str
@@ -27,14 +25,14 @@ class EnterAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BundlesAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """`bundles`: what to fetch by hash."""
+    """`bundles`: the hashes of the files to fetch."""
 
     supervisor: str
     agent: str
 
 
 class HelloCall(msgspec.Struct, frozen=True, kw_only=True):
-    """`hello`: a session begins. `start` are the words that run a Python archive there."""
+    """`hello`: begin a session. `start` is the command that runs a Python archive there."""
 
     session: str
     root: str
@@ -69,7 +67,7 @@ class SayCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SayAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The number of the next line that is wanted."""
+    """The number of the next expected line."""
 
     next: int = 0
     again: bool = False

@@ -1,9 +1,9 @@
-"""The line to one joined machine: its supervisor's lines, numbered, over requests that the machine
+"""The link to one joined machine: numbered lines of its supervisor, over requests that the machine
 makes.
 
-A session is one life of the far end. Within it lines are numbered both ways and sent until they
-were heard, so that a broken request loses none; a new session drops whatever was asked, as a broken
-connection does. Times for `silent_s` are the event loop's.
+A session is one run of the program on the machine. Its lines are numbered in both directions and
+repeated until confirmed, so that a broken request loses none. A new session fails all open
+requests, as a broken connection does. `silent_s` is measured by the event loop's clock.
 """
 
 import asyncio
@@ -18,16 +18,14 @@ from cavvy.providers.hosts.remote_calls import RemoteCalls
 from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
 
 _T = TypeVar("_T")
-POLL_S = 20.0  # of one request of a machine that waits for us
-_GONE_S = 10.0  # after its last request a machine is not there
-_COUNTED_S = (
-    60.0  # of the time between two looks at most so much counts as silence: we may have slept
-)
+POLL_S = 20.0  # of one request by which a machine waits for lines
+_GONE_S = 10.0  # after its last request a machine counts as absent
+_COUNTED_S = 60.0  # the most silence to count between two looks, since the server may have slept
 
 
 class JoinLink:
-    """Implements Line. `changed` is told a gang that changed, or None when the machine came or
-    went.
+    """Implements HostLink. `changed` gets a gang that changed, or None when the machine came or
+    left.
     """
 
     def __init__(
@@ -40,14 +38,14 @@ class JoinLink:
         self.silent_since: datetime | None = None
         self.silent_s = 0.0
         self.leaving = False
-        self.dismissed = False  # the machine is to be told to go
+        self.dismissed = False  # the machine must leave
         self.setup: HostSetup | None = None
         self._changed = changed
         self._now = now
         self._session = ""
         self._down: list[tuple[int, str]] = []  # lines that the machine has not confirmed
         self._sent = 0
-        self._heard = 0  # the number of the machine's last line that we took
+        self._heard = 0  # the number of the last line received from the machine
         self._calls = RemoteCalls(name, lambda: self.up)
         self._listening = 0
         self._last: float | None = None
@@ -65,7 +63,7 @@ class JoinLink:
         return self.name, 0
 
     async def reaches(self, address: str, port: int) -> bool:
-        return False  # machines know nothing of each other
+        return False  # machines do not know each other
 
     async def connect(self) -> HostSetup:
         if not self.up or self.setup is None:
@@ -77,7 +75,7 @@ class JoinLink:
         return await self._calls.ask(self._send, do, kind, timeout_s=ASK_TIMEOUT_S, **fields)
 
     def begin(self, session: str, setup: HostSetup) -> None:
-        """The machine's far end starts anew."""
+        """Begin a new session."""
         self._drop()
         self._session, self.setup, self.leaving = session, setup, self.dismissed
         self._down, self._sent, self._heard = [], 0, 0
@@ -85,8 +83,8 @@ class JoinLink:
         self._changed(None)
 
     def take(self, session: str, first: int, lines: Sequence[str]) -> int | None:
-        """Lines of the machine, numbered from `first`; the number of the next. None: another
-        session runs.
+        """Take lines of the machine, numbered from `first`. Returns the next expected number, or
+        None if another session runs.
         """
         if session != self._session:
             return None
@@ -100,7 +98,7 @@ class JoinLink:
     async def listen(
         self, session: str, after: int, wait_s: float
     ) -> Sequence[tuple[int, str]] | None:
-        """Lines for the machine after the one it had last; waits for some. None: another session
+        """Wait for lines for the machine after number `after`. Returns None if another session
         runs.
         """
         if session != self._session:
@@ -124,25 +122,25 @@ class JoinLink:
         return self._down if session == self._session else None
 
     def wake(self) -> None:
-        """Answer who listens now."""
+        """Answer a waiting request now."""
         self._news.set()
 
     def leave(self, problem: str) -> None:
-        """The machine goes, by its own wish or ours: nothing new is asked, what runs there is
-        told to us still.
+        """The machine leaves, or was dismissed: it gets no new work and reports its gangs until
+        they end.
         """
         self.leaving, self.problem = True, problem
         self.wake()
         self._changed(None)
 
     def hang_up(self, problem: str) -> None:
-        """The machine has gone: it is not waited for."""
+        """The machine has left."""
         self._session, self._last, self.problem, self.leaving = "", None, problem, True
         self._drop()
         self._changed(None)
 
     def tick(self) -> bool:
-        """Count silence; whether it went just now."""
+        """Count silence. Returns whether the machine has just become silent."""
         now = asyncio.get_running_loop().time()
         passed, self._looked = min(now - (self._looked or now), _COUNTED_S), now
         if self.up:
@@ -172,7 +170,7 @@ class JoinLink:
         self._news.set()
 
     def _take_line(self, line: str) -> None:
-        with suppress(ValueError):  # what its supervisor did not mean for us
+        with suppress(ValueError):  # output of the machine that is no frame
             for head, _ in FrameReader().feed(f"{line}\n".encode()):
                 if "changed" in head:
                     self._changed(head["changed"])

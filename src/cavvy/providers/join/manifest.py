@@ -1,4 +1,4 @@
-"""What this provider says about itself; imports nothing that connects."""
+"""The manifest of this provider; imports nothing that connects."""
 
 from collections.abc import Mapping
 from datetime import timedelta

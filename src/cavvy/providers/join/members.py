@@ -1,4 +1,4 @@
-"""Machines that joined and invitations to join. Only hashes of their tokens are stored.
+"""Joined machines, and invitations to join. Only hashes of their tokens are stored.
 
 A machine's token is an HMAC, keyed by its invitation's token, of its name and of a nonce that the
 machine chose. Neither of the two is stored, and a repeated request gets the same token again.
@@ -23,11 +23,11 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvitedMachine:
-    """One invitation. Once used it holds the hash of the nonce of the machine that used it."""
+    """One invitation. A used one holds the hash of its machine's nonce."""
 
-    name: str  # SHA-256 of its token
+    name: str  # SHA-256 of its tokens token
     expires_at: datetime
-    machine: str | None = None  # the name that the machine gets; None: by its host name
+    machine: str | None = None  # the name for the machine; None: from its host name
     group: str | None = None
     nonce: str = ""
     used_by: str = ""
@@ -35,18 +35,16 @@ class InvitedMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberMachine:
-    """One machine that joined. `dismissed`: it is to end its work and go."""
+    """One joined machine. `dismissed`: it must end its work and leave."""
 
     name: str
-    token: str  # SHA-256 of it
+    token: str  # SHA-256 of its token
     joined_at: datetime
-    facts: SupervisorFacts | None = None  # None: it has not said yet
+    facts: SupervisorFacts | None = None  # None until its first session
     group: str | None = None
     heard_at: datetime | None = None
     dismissed: bool = False
-    there: bool = (
-        False  # it called when it was last looked at: a server that starts waits for it a little
-    )
+    there: bool = False  # it was up at the last look: a server that starts waits for it
 
 
 class MachineRegister:
@@ -85,7 +83,7 @@ class MachineRegister:
         return token, expires
 
     async def enter(self, token: str, nonce: str, hostname: str) -> tuple[MemberMachine, str]:
-        """A machine joins: its record and its own token. The same nonce gets the same again.
+        """Join a machine. Returns its record and its token; the same nonce gets the same answer.
         Raises Refused, TryAgain.
         """
         await self.refresh()

@@ -1,5 +1,5 @@
-"""Machines that joined, as a provider: they call us, a supervisor there starts agents, our books
-say who holds what.
+"""Joined machines as a provider: they call the server, and a supervisor on each starts agents; the
+control plane allocates the devices.
 """
 
 import asyncio
@@ -42,9 +42,7 @@ from cavvy.providers.join.members import MachineRegister, MemberMachine
 
 _REMOTE = str(Path(__file__).with_name("remote"))
 _TICK_S = 1.0
-_FIRST_WAIT_S = (
-    6.0  # after a start, for machines that were there before it: they call again within that
-)
+_FIRST_WAIT_S = 6.0  # after a start, for known machines, which call again within this time
 _NOTE_EVERY = timedelta(minutes=1)
 _NO_ADDRESS = (
     "machines cannot reach this server: set `tls_listen` in [server], such as "
@@ -54,7 +52,7 @@ _NO_ADDRESS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedEntry:
-    """What is said of a joined machine beside what it says of itself."""
+    """The configured properties of a joined machine, beside its own facts."""
 
     name: str
     group: str
@@ -109,7 +107,9 @@ class JoinProvider:
         return await self._fleet.changes.get()
 
     async def relay(self) -> None:
-        """Nothing is carried, machines reach us; their silence is counted here."""
+        """Count the silence of machines. Agents' requests need no relay, since machines reach the
+        server.
+        """
         while True:
             with suppress(TryAgain):
                 await self._tick()
@@ -128,7 +128,7 @@ class JoinProvider:
     async def whoami(self) -> Sequence[tuple[str, str]]:
         node_endpoint = self._context.node_endpoint
         said = [("address", node_endpoint.address)] if node_endpoint is not None else []
-        # Who asks this is not the server, which alone knows its machines.
+        # Only the server knows its machines, and this runs in a command.
         return [
             *said,
             (
@@ -141,7 +141,7 @@ class JoinProvider:
         for line in self._lines.values():
             line.wake()
 
-    # Joining and going
+    # Joining and leaving
 
     async def invite(
         self, *, name: str | None, group: str | None, valid: timedelta
@@ -169,7 +169,7 @@ class JoinProvider:
         if member is None:
             raise NotFound(f"no machine {name} has joined")
         line = self._lines[name]
-        # it cannot be asked: its token opens nothing from now on, and then it ends its work itself
+        # a silent machine ends its work itself when its token is refused
         if not line.up:
             await self._forget(name)
             return
@@ -273,10 +273,10 @@ class JoinProvider:
         self._lines.pop(name).hang_up("it was dismissed")
         self._fleet.announce(name)
 
-    # What is known of them
+    # Known machines
 
     async def _follow(self) -> None:
-        """Know the machines that joined, or were dismissed, through any server."""
+        """Learn which machines joined or were dismissed through any server."""
         await self._members.refresh()
         for name in self._members.all:
             self._line(name)
@@ -302,9 +302,7 @@ class JoinProvider:
         return self._fleet.list_known()
 
     async def _settle_in(self) -> None:
-        """After a start, wait a little for the machines that were there before it: they call
-        within seconds.
-        """
+        """After a start, wait briefly for known machines, which call within seconds."""
         await self._follow()
         if self._settled:
             return
@@ -354,9 +352,7 @@ class JoinProvider:
         return JoinLink(name, changed, self._now)
 
     async def _tick(self) -> None:
-        """Count the silence of machines; one that was silent for too long changes what its gangs
-        are.
-        """
+        """Count the silence of machines, and announce those that were silent for too long."""
         for name, line in list(self._lines.items()):
             if line.tick():
                 await self._note(name, line)
@@ -370,8 +366,8 @@ class JoinProvider:
         self._fleet.announce_lost()
 
     async def _note(self, name: str, line: JoinLink) -> None:
-        """Write down when a machine was heard, and whether it is there: after a start those are
-        waited for.
+        """Record when a machine was heard and whether it is up; a server that starts waits for
+        those.
         """
         self._noted[name] = self._now()
         member = self._members.all.get(name)

@@ -1,5 +1,5 @@
-"""What agents on this machine are started with: one configuration for each rank, and a clean
-environment.
+"""The configuration of each rank's agent on this machine, and the environment variables that agents
+keep.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,12 @@ from cavvy.providers.hosts.models import instance_type
 from cavvy.providers.hosts.supervisor import service
 from cavvy.providers.local.offers import PROVIDER, make_host
 
-# What of the server's environment an agent gets; the rest, secrets among it, is not the job's
-# business.
+# Variables of the server's environment that agents get; the others may hold secrets.
 KEPT = service.KEPT | {"CONTAINER_HOST"}
 
 
 def make_configs(gang: GangSpec, machine: ThisMachine, home: Path) -> Sequence[HostAgentConfig]:
-    """One configuration for each rank. Raises NoCapacity where the offer or a hold does not fit
+    """One configuration for each rank. Raises NoCapacity if the offer or an allocation does not fit
     this machine.
     """
     host = make_host(machine)

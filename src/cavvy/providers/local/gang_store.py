@@ -1,10 +1,10 @@
-"""The gangs of this machine: starts agents, looks after them and gives back what they leave, all by
-files.
+"""Starts the agents of this machine's gangs, watches them and cleans up after them, with all state
+in files.
 
-Everything here blocks a little and is called in threads, one at a time. Nothing is believed that is
-not on disk, so a server that was killed at any point goes on from there: an intent is written
-before the first agent starts, an agent's process is recorded after, and one that was started in
-between is found by its command line.
+Methods block briefly and run in threads, one at a time. Only the disk counts, so a server that was
+killed at any point continues from there: the intent is written before the first agent starts, an
+agent's process is recorded afterwards, and an agent that was started in between is found by its
+command line.
 """
 
 import os
@@ -33,21 +33,21 @@ from cavvy.providers.local.records import (
     RankDeath,
 )
 
-REMEMBERED = timedelta(hours=2)  # the seam asks for one at least
-PATIENCE = timedelta(seconds=5)  # beyond the gang's own grace, for its agents' last words
-REAPER = timedelta(seconds=3)  # for the agent's own reaper to end the work of a killed agent
+REMEMBERED = timedelta(hours=2)  # the provider interface requires one hour
+PATIENCE = timedelta(seconds=5)  # after the gang's own grace, for its agents' last reports
+REAPER = timedelta(seconds=3)  # the time that the reaper of a killed agent has to end the work
 FIRST_LOOK_S, LAST_LOOK_S = (
     0.05,
     5.0,
-)  # between looks at processes that do not go, longer and longer
-CONTAINER_ENTRY = "entry.sh"  # the agent's file in its folder where the work runs in a container
-DELIVERIES = 3  # tries to deliver a killed agent's last words
+)  # between looks at processes that do not exit; grows
+CONTAINER_ENTRY = "entry.sh"  # exists in an agent's folder if the work runs in a container
+DELIVERIES = 3  # tries to deliver a killed agent's last reports
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRank:
-    """One agent as a look found it."""
+    """One rank and its agent, as found by a look."""
 
     number: int
     process: LocalProcess | None = None
@@ -55,10 +55,10 @@ class LocalRank:
     exit: AgentExit | None = None
     in_order: bool = False
     courier: LocalProcess | None = (
-        None  # does for a killed agent what it could not; its end is worth a look
+        None  # delivers or cleans up for a killed agent; its exit needs a look
     )
-    waits_for: str = ""  # why a dead agent's rank is not over yet
-    again_s: float = 0  # when to look again, where no process can be watched
+    waits_for: str = ""  # why the rank of a dead agent is not over yet
+    again_s: float = 0  # when to look again if there is no process to watch
 
     def see(self, intent: LocalIntent) -> NodeSeen:
         """The node for the control plane; it is lost only when nothing of it can be saved."""
@@ -90,19 +90,19 @@ class LocalGangStore:
     installation: str
     command: Sequence[str]
     environ: Mapping[str, str]
-    engine: Callable[[], str | None]  # podman or docker, where one works now
+    engine: Callable[[], str | None]  # podman or docker, if one works now
     now: Callable[[], datetime]
     _lock: Lock = field(default_factory=Lock)
     _seen_alive: set[LocalProcess] = field(default_factory=set)
     _orphaned: dict[tuple[str, int], datetime] = field(
         default_factory=dict
-    )  # ranks whose agent was found dead, since
+    )  # ranks with a dead agent and living processes, and since when
     _ended: dict[str, LocalGangEnd] | None = None
-    has_trash: bool = True  # perhaps some of an earlier server's
+    has_trash: bool = True  # an earlier server may have left some
 
     def launch(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> LivingGang | None:
-        """Start what is not started; None where the gang is over already. Raises NoCapacity,
-        Refused, TryAgain.
+        """Start the agents that are not started; None if the gang is over already. Raises
+        NoCapacity, Refused, TryAgain.
         """
         with self._lock, _as_try_again():
             if _NAME.fullmatch(spec.name) is None or spec.installation != self.installation:
@@ -124,8 +124,8 @@ class LocalGangStore:
             return self._living(intent)
 
     def look(self, name: str | None = None) -> Sequence[LivingGang | LocalGangEnd]:
-        """All gangs of this installation, or the one named; kills what dead agents left. Raises
-        TryAgain.
+        """All gangs of this installation, or the named one; kills the processes that dead agents
+        left. Raises TryAgain.
         """
         with self._lock, _as_try_again():
             if name is None:
@@ -144,7 +144,7 @@ class LocalGangStore:
             ]
 
     def remove(self, name: str) -> timedelta | None:
-        """Start giving back. Answers how long until whatever still lives is killed. Raises
+        """Start the removal. Returns the time until the remaining processes are killed. Raises
         TryAgain.
         """
         with self._lock, _as_try_again():
@@ -164,13 +164,13 @@ class LocalGangStore:
             )
 
     def close(self) -> None:
-        """Write down what a full disk kept from being written."""
+        """Write the records that a full disk delayed."""
         with self._lock, suppress(OSError):
             self._forget()
 
     def empty_trash(self) -> None:
-        """Delete what was discarded; may take long and needs no lock. What cannot be deleted is
-        tried again later.
+        """Delete discarded folders; may take long and needs no lock. A failed deletion is tried
+        again later.
         """
         self.has_trash = False
         for path in self._scan("trash"):
@@ -179,8 +179,8 @@ class LocalGangStore:
     # Launching
 
     def _check_free(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> None:
-        """The control plane keeps the books; this catches books that were lost or restored from
-        an old copy.
+        """Catch devices that are in use although the control plane, after a loss or an old backup,
+        believes them free.
         """
         wanted = {device for config in configs for device in config.devices}
         if not wanted:
@@ -196,7 +196,7 @@ class LocalGangStore:
                 )
 
     def _prepare(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> LocalIntent:
-        """Write the intent and all configurations; they appear together, by one rename."""
+        """Write the intent and all configurations; one rename makes them visible together."""
         intent = LocalIntent(
             name=spec.name,
             installation=spec.installation,
@@ -245,7 +245,7 @@ class LocalGangStore:
         return processes.start(command, environ, folder / "agent.log")
 
     def _undo(self, intent: LocalIntent) -> None:
-        """All or none: what was started goes at once."""
+        """Kill the agents that were started: a gang starts whole or not at all."""
         for number in range(intent.nodes):
             for process in processes.list_marked(intent.name, number):
                 processes.send(process, signal.SIGKILL)
@@ -261,7 +261,7 @@ class LocalGangStore:
         gang = self._living(intent)
         if any(
             rank.process is None and rank.dead_at is None for rank in gang.ranks
-        ):  # we were killed in a launch
+        ):  # an earlier server was killed in a launch
             self._start_missing(intent, resumed=True)
             gang = self._living(intent)
         if any(rank.dead_at is None or rank.waits_for for rank in gang.ranks):
@@ -298,7 +298,7 @@ class LocalGangStore:
     def _clear_rank(
         self, intent: LocalIntent, rank: LocalRank, removal: LocalRemoval | None
     ) -> LocalRank | RankDeath:
-        """The end of a rank, once nothing of it is left; until then the rank as it is."""
+        """The end of a rank, once nothing of it is left; until then its current state."""
         number, process = rank.number, rank.process
         folder = self._folder(intent.name) / str(number)
         overdue = removal is not None and self.now() >= removal.kill_at
@@ -320,9 +320,9 @@ class LocalGangStore:
         return RankDeath(at=self._died_at(intent, folder, process), in_order=in_order)
 
     def _rest_lives(self, gang: str, number: int, at_once: bool) -> timedelta | None:
-        """How long a dead agent's rank has had processes left, None if it has none.
+        """How long the rank of a dead agent has had living processes; None if it has none.
 
-        Its reaper ends them in good order; what is left when its time is over is killed here.
+        The agent's reaper ends them first; this kills those left when its time is over.
         """
         left = processes.list_marked(gang, number)
         if not left:
@@ -335,8 +335,8 @@ class LocalGangStore:
         return waited
 
     def _remove_container(self, gang: str, number: int) -> LocalProcess | None:
-        """Remove the container of a killed agent, which its killed reaper could not; the
-        engine while it is at it.
+        """Remove the container of a killed agent whose reaper was killed too. Returns the engine's
+        process while it runs.
         """
         folder = self._folder(gang) / str(number)
         engine = self.engine() if (folder / CONTAINER_ENTRY).exists() else None
@@ -350,7 +350,7 @@ class LocalGangStore:
             except (
                 FileNotFoundError,
                 PermissionError,
-            ):  # the engine was removed since, and with it what it ran
+            ):  # the engine was uninstalled, and its containers with it
                 return None
             note(folder / "remover.json", remover)
         if processes.lives(remover):
@@ -361,8 +361,8 @@ class LocalGangStore:
     def _deliver(
         self, gang: str, number: int, overdue: bool, removal: LocalRemoval | None
     ) -> LocalProcess | None:
-        """Have the log and the exit that a killed agent left on disk delivered; the courier
-        while it is at it.
+        """Deliver the log and the exit that a killed agent left on disk. Returns the delivering
+        process while it runs.
         """
         folder = self._folder(gang) / str(number)
         last = read(folder / "deliver.json", LastDelivery)
@@ -385,8 +385,8 @@ class LocalGangStore:
         return courier
 
     def _process(self, folder: Path) -> LocalProcess | None:
-        """The agent's process as recorded; one that was started just before we were killed is
-        found and recorded.
+        """The agent's process as recorded. A process that was started just before the server was
+        killed is found and recorded.
         """
         process = read(folder / "started.json", LocalProcess)
         if (
@@ -397,7 +397,7 @@ class LocalGangStore:
         return process
 
     def _died_at(self, intent: LocalIntent, folder: Path, process: LocalProcess | None) -> datetime:
-        """When it left by its own record; else now if we saw it alive and were told, else its
+        """When the agent exited by its own record; else now if this server saw it alive, else its
         last sign of life.
         """
         now = self.now()
@@ -440,12 +440,12 @@ class LocalGangStore:
         recorded = note(self.home / "ended" / f"{ended.name}.json", ended)
         self._remembered()[ended.name] = ended
         self._seen_alive -= {rank.process for rank in gang.ranks if rank.process is not None}
-        if recorded:  # else its folder is all that a later server would know it by
+        if recorded:  # else a later server knows the gang only by its folder
             self._discard(self._folder(ended.name))
         return ended
 
     def _complaint(self, gang: str, number: int) -> str:
-        """The last line that an agent wrote for people, if any."""
+        """The last line of the agent's log, if any."""
         lines = read_text(self._folder(gang) / str(number) / "agent.log").splitlines()
         return f": {lines[-1][:500]}" if lines else ""
 
@@ -471,7 +471,7 @@ class LocalGangStore:
         """Drop the records of gangs that ended long ago."""
         if settle():
             for path in self._scan("gangs"):
-                if self._over(path.name) is not None:  # its end was noted when there was no room
+                if self._over(path.name) is not None:  # its end was noted while the disk was full
                     self._discard(path)
         oldest = self.now() - REMEMBERED
         for name, ended in list(self._remembered().items()):
@@ -480,7 +480,7 @@ class LocalGangStore:
                 del self._remembered()[name]
 
     def _discard(self, folder: Path) -> None:
-        """Out of sight at once, by a rename; deleted by `empty_trash`."""
+        """Move a folder to the trash, which `empty_trash` deletes."""
         trash = self.home / "trash"
         trash.mkdir(mode=0o700, exist_ok=True)
         self.has_trash = True
@@ -488,7 +488,7 @@ class LocalGangStore:
             os.rename(folder, Path(mkdtemp(dir=trash)) / folder.name)
 
     def _over(self, name: str) -> LocalGangEnd | None:
-        """The record of a gang that is over; looked for on disk too, since an older server may
+        """The record of a gang that is over. It is read from disk too, since another server may
         have written it.
         """
         ended = self._remembered().get(name) or read(
@@ -519,12 +519,12 @@ class LocalGangStore:
 
 
 def _was_started(folder: Path) -> bool:
-    """Whether an agent has been here, even if no record of its process was left."""
+    """Whether an agent ran in this folder, even without a record of its process."""
     return any((folder / name).exists() for name in ("lock", "exit.json"))
 
 
 def _last_written(folder: Path) -> float:
-    """When something in a folder was last changed, as seconds since the epoch."""
+    """When a file in a folder last changed, in seconds since the epoch."""
     latest = 0.0
     for name in os.listdir(folder):
         with suppress(FileNotFoundError):
@@ -534,7 +534,7 @@ def _last_written(folder: Path) -> float:
 
 @contextmanager
 def _as_try_again() -> Iterator[None]:
-    """A disk that is full or away for a while is a passing fault."""
+    """Turn errors of the disk into TryAgain."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What this provider says about itself; imports nothing that reads the machine."""
+"""The manifest of this provider; imports nothing that reads the machine."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -44,13 +44,13 @@ MANIFEST = Manifest(
         ),
         number(
             "cpus",
-            "Jobs together get at most so many CPUs. Unset: all that the server may use.",
+            "Jobs together get at most this many CPUs. Unset: all that the server may use.",
             minimum=0.1,
             unit="CPUs",
         ),
         number(
             "memory_gib",
-            "Jobs together get at most so much memory. Unset: all that the server may use.",
+            "Jobs together get at most this much memory. Unset: all that the server may use.",
             minimum=0.1,
             unit="GiB",
         ),
@@ -61,7 +61,7 @@ MANIFEST = Manifest(
             "elsewhere, and a job "
             "that is killed while it writes one goes on from the one before. `false`: jobs write "
             "to the server's own "
-            "folder and go on from whatever lies there.",
+            "folder and continue from the files there.",
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""This machine's offers: one for each number of accelerators of a kind, none included."""
+"""This machine's offers: one for each number of accelerators of a model, and one without."""
 
 from collections.abc import Sequence
 
@@ -27,5 +27,5 @@ def list_offers(machine: ThisMachine, price: HourlyRate) -> Sequence[Offer]:
 
 
 def make_host(machine: ThisMachine) -> Host:
-    """The host that all these offers are on."""
+    """The host of all these offers."""
     return machines.make_host(f"{PROVIDER}/{machine.hostname}", machine)

@@ -1,8 +1,8 @@
-"""Processes of this machine: start one that outlives us, know it again, signal it, find those that
-bear a mark.
+"""Processes of this machine: start one that outlives the server, recognise and signal it, find
+processes by their marks.
 
-A process is known by its number and its start, never by the number alone, since numbers are used
-again. Linux is read through /proc; elsewhere `ps` answers, more slowly.
+A process is identified by its PID and its start, since PIDs are reused. Linux is read through
+/proc; other systems through `ps`, which is slower.
 """
 
 import os
@@ -24,7 +24,9 @@ RANK_MARK = "CAVVY_RANK"
 
 @dataclass(frozen=True, slots=True)
 class LocalProcess:
-    """One process, for good: `start` is the boot and the clock tick in which it began."""
+    """One process. `start` is the boot and the clock tick of its start, so that a reused PID
+    differs.
+    """
 
     pid: int
     start: str
@@ -32,7 +34,7 @@ class LocalProcess:
 
 @dataclass(frozen=True, slots=True)
 class _Stat:
-    """What /proc/PID/stat says, as far as it is needed here."""
+    """The fields of /proc/PID/stat that this module needs."""
 
     process: LocalProcess
     parent: int
@@ -41,11 +43,9 @@ class _Stat:
 
 
 def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> LocalProcess:
-    """Start a program in a session of its own, reading nothing and writing to `output`. Raises
-    OSError.
+    """Start a program in a new session, with empty input and output to a file. Raises OSError.
 
-    posix_spawn does not copy our memory map, so this costs well under a millisecond whatever our
-    size.
+    posix_spawn does not copy the server's memory map, so this takes well under a millisecond.
     """
     log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -65,26 +65,26 @@ def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> L
         )
     finally:
         os.close(log)
-    found, _ = _identify(pid)  # a zombie at worst, as long as nobody waited for it
+    found, _ = _identify(pid)  # a zombie at worst, until it is reaped
     if found is None:
         raise ProcessLookupError(f"the process {pid} cannot be looked up")
     return found
 
 
 def find(pid: int) -> LocalProcess | None:
-    """The living process of that number; None where there is none. A zombie does not live."""
+    """The living process with this PID, or None. A zombie does not live."""
     found, zombie = _identify(pid)
     return None if zombie else found
 
 
 def lives(process: LocalProcess) -> bool:
-    """Whether that very process still runs."""
+    """Whether this process still runs."""
     return find(process.pid) == process
 
 
 def reap(process: LocalProcess) -> int | None:
-    """Let our dead child go: its exit code, 128 + N where signal N killed it. None where it
-    lives or is not ours.
+    """Reap a child of this process. Returns its exit code, 128 + N if signal N killed it, or None
+    if it lives or is no child.
     """
     if _identify(process.pid) != (process, True):
         return None
@@ -97,9 +97,7 @@ def reap(process: LocalProcess) -> int | None:
 
 
 def send(process: LocalProcess, number: signal.Signals) -> None:
-    """Signal that very process; nothing where it is gone. A number used again meanwhile is never
-    hit on Linux.
-    """
+    """Signal this process, if it lives. On Linux a process with a reused PID is never hit."""
     with suppress(ProcessLookupError):
         if not hasattr(os, "pidfd_open"):
             if lives(process):
@@ -107,17 +105,17 @@ def send(process: LocalProcess, number: signal.Signals) -> None:
             return
         descriptor = os.pidfd_open(process.pid)
         try:
-            if find(process.pid) == process:  # checked while the descriptor pins the number's owner
+            if find(process.pid) == process:  # checked while the descriptor holds the process
                 signal.pidfd_send_signal(descriptor, number)
         finally:
             os.close(descriptor)
 
 
 def list_marked(gang: str, rank: int) -> Sequence[LocalProcess]:
-    """Every living process of ours that carries a rank's marks, with all that descend from it or
-    share its session.
+    """Every living process of this user that carries a rank's marks, with its descendants and the
+    processes of its session.
 
-    The environment is the one at the process's start; a child that cleared it is found through its
+    A process shows the environment of its start. A child that cleared it is found through its
     parent or session.
     """
     marks = {f"{GANG_MARK}={gang}".encode(), f"{RANK_MARK}={rank}".encode()}
@@ -149,7 +147,7 @@ def _list_by_ps(marks: set[bytes]) -> Sequence[LocalProcess]:
 
 
 def find_command(argument: str) -> LocalProcess | None:
-    """The living process of ours that was started with this argument, such as the path of its
+    """The living process of this user that was started with this argument, such as the path of its
     configuration.
     """
     if not _HAS_PROC:
@@ -168,12 +166,12 @@ def find_command(argument: str) -> LocalProcess | None:
 def _read(pid: int, name: str) -> list[bytes]:
     try:
         return (_PROC / str(pid) / name).read_bytes().split(b"\0")
-    except OSError:  # gone, or not ours to see
+    except OSError:  # it exited, or belongs to another user
         return []
 
 
 def _identify(pid: int) -> tuple[LocalProcess | None, bool]:
-    """The process of that number, and whether it is a zombie."""
+    """The process with this PID, and whether it is a zombie."""
     if _HAS_PROC:
         stat = _stat(pid)
         return (None, False) if stat is None else (stat.process, stat.zombie)

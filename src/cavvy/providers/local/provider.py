@@ -1,6 +1,4 @@
-"""This machine as a provider: agents are processes, devices are held by the control plane's
-books.
-"""
+"""This machine as a provider: agents are processes; the control plane allocates the devices."""
 
 import asyncio
 import os
@@ -33,7 +31,7 @@ from cavvy.providers.local.records import LocalGangEnd
 from cavvy.providers.local.tasks import check_task, find_engine
 from cavvy.providers.local.watch import ProcessWatch
 
-_LOOK_AGAIN = timedelta(seconds=60)  # devices come and go rarely, and asking drivers is slow
+_LOOK_AGAIN = timedelta(seconds=60)  # devices change rarely, and drivers answer slowly
 _DRIVER_TIMEOUT_S = 30
 
 
@@ -83,7 +81,7 @@ class LocalProvider:
         living = await asyncio.to_thread(self._gang_store.launch, gang, configs)
         if living is not None:
             self._attend(living)
-            if any(rank.dead_at is not None for rank in living.ranks):  # an agent that left at once
+            if any(rank.dead_at is not None for rank in living.ranks):  # an agent exited at once
                 self._watch.announce(gang.name)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
@@ -127,8 +125,8 @@ class LocalProvider:
                 await asyncio.wait([task])
 
     async def _discovered(self) -> ThisMachine:
-        """What the machine has. Only the first call waits for drivers; later ones refresh it for
-        those after them.
+        """The machine's hardware. Only the first call waits for drivers; a later call refreshes it
+        for the calls after it.
         """
         if self._refresh is not None and self._refresh.done():
             self._refresh.result()
@@ -152,9 +150,7 @@ class LocalProvider:
         self._machine, self._looked_at = limited(machine, self._settings), now
 
     def _sweep(self) -> None:
-        """Delete what ended gangs left on disk, beside everything else: a working folder may be
-        large.
-        """
+        """Delete the folders of ended gangs in the background; a working folder may be large."""
         if self._gang_store.has_trash and (self._sweeping is None or self._sweeping.done()):
             self._sweeping = asyncio.create_task(asyncio.to_thread(self._gang_store.empty_trash))
 
@@ -162,7 +158,7 @@ class LocalProvider:
         return parse_rate(str(self._settings.get("price_usd_hr", 0)))
 
     def _attend(self, gang: LivingGang) -> None:
-        """Hear of the agents' ends; look again soon where something was killed."""
+        """Watch the agents; look again soon at a rank whose processes were killed."""
         for rank in gang.ranks:
             if rank.courier is not None:
                 self._watch.add(gang.intent.name, rank.courier)

@@ -1,12 +1,12 @@
-"""What is kept on disk about gangs, and how: small JSON files that appear whole or not at all.
+"""The files that record gangs: small JSON files that appear whole or not at all.
 
 gangs/NAME/gang.json          the intent: written before anything is started
-gangs/NAME/removing.json      the gang is to go, and when the patience with it ends
+gangs/NAME/removing.json      the gang is being removed; when it is killed
 gangs/NAME/RANK/config.json   the agent's configuration (docs/concepts/agent-protocol.md)
-gangs/NAME/RANK/started.json  which process the agent is
-gangs/NAME/RANK/dead.json     when the agent was first seen dead: never changes afterwards
-gangs/NAME/RANK/...           the agent's own: lock, exit.json, agent.log, work, outbox
-ended/NAME.json               what is remembered of a gang that is over
+gangs/NAME/RANK/started.json  the agent's process
+gangs/NAME/RANK/dead.json     when the agent was first seen dead; never changes
+gangs/NAME/RANK/...           the agent's files: lock, exit.json, agent.log, work, outbox
+ended/NAME.json               the record of a gang that is over
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from cavvy.providers.local.processes import LocalProcess
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalIntent:
-    """A gang that was asked for."""
+    """A requested gang."""
 
     name: str
     installation: str
@@ -31,7 +31,7 @@ class LocalIntent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRemoval:
-    """The gang is to go; whatever of it lives at `kill_at` is killed."""
+    """The removal of a gang; processes that live at `kill_at` are killed."""
 
     asked_at: datetime
     kill_at: datetime
@@ -39,7 +39,7 @@ class LocalRemoval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDeath:
-    """The end of one rank. `in_order`: the agent left by itself, and what it had to say is said."""
+    """The end of one rank. `in_order`: the agent exited by itself and delivered its reports."""
 
     at: datetime
     in_order: bool
@@ -47,7 +47,7 @@ class RankDeath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastDelivery:
-    """An agent that only delivers; `done` when nothing is left or nothing can be done."""
+    """An agent that only delivers; `done` if nothing is left, or no more tries are made."""
 
     process: LocalProcess
     tries: int
@@ -56,7 +56,7 @@ class LastDelivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalGangEnd:
-    """A gang that is over. `seen_at` is when that was found out: it is remembered from then on."""
+    """A gang that is over. `seen_at` is when this was found; the record is kept from then on."""
 
     name: str
     installation: str

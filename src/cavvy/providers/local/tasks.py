@@ -1,4 +1,4 @@
-"""What of a task this machine can honour."""
+"""Checks whether this machine supports a task."""
 
 import os
 import shutil
@@ -24,9 +24,7 @@ def find_engine() -> str | None:
 
 
 def _daemon_answers(address: str | None) -> bool:
-    """Whether something listens where docker's client would look; one that is far away is taken
-    to.
-    """
+    """Whether a daemon listens where docker's client would connect; True for a remote one."""
     if address is not None and not address.startswith("unix://"):
         return True
     try:
@@ -39,7 +37,7 @@ def _daemon_answers(address: str | None) -> bool:
 
 
 def check_task(task: Task, engine: str | None) -> Sequence[Objection]:
-    """What of a task this machine cannot honour beyond what its manifest lacks."""
+    """Objections beyond those of the manifest."""
     if (task.image is None and task.image_build is None) or engine is not None:
         return []
     reason = (

@@ -1,4 +1,4 @@
-"""What the PBS provider says about itself."""
+"""The manifest of the PBS provider."""
 
 from cavvy.providers.batch.manifest import make_manifest, seconds
 from cavvy.providers.settings import text

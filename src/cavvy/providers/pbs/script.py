@@ -10,9 +10,9 @@ from cavvy.providers.batch.cluster import ClusterQueue, time_limit
 from cavvy.providers.batch.shapes import gpu_of
 from cavvy.providers.batch.system import JobFiles, JobOptions
 
-MARK = "CAVVY_MARK"  # the variable by which our jobs are known
-# As in Slurm's script: `started` is made by one job only, `begun` and `end` are for jobs that the
-# server has forgotten. PBS has no signal before the walltime is over, so the script watches the
+MARK = "CAVVY_MARK"  # the variable that marks an installation's jobs
+# As in Slurm's script: one job only can make `started`; `begun` and `end` serve for jobs that the
+# server has forgotten. PBS sends no signal before the walltime is over, so the script watches the
 # time itself.
 _SCRIPT = """#!/bin/sh
 # Cavvy: one agent on each node of {name}; see docs/guides/pbs.md.
@@ -54,7 +54,7 @@ def make_options(
 ) -> Sequence[str]:
     """The options of qsub. Cavvy's own come last, so that the settings cannot undo them.
 
-    `gpu_resource` "": the kind of the GPUs is not asked for.
+    `gpu_resource` "": any model of GPU.
     """
     length = time_limit(gang, queue)
     return [
@@ -74,7 +74,7 @@ def make_options(
 
 
 def make_chunk(offer: Offer, gpu_resource: str) -> str:
-    """What `select` asks for of each node."""
+    """The resources of one node, for `select`."""
     memory = f":mem={offer.memory_mib}mb" if offer.memory_mib else ""
     chunk = f"ncpus={max(1, int(offer.vcpus))}{memory}"
     if not offer.accelerator_count:

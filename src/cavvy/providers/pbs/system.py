@@ -1,4 +1,4 @@
-"""PBS: its commands, its queues and nodes, and what it says of jobs."""
+"""PBS: its commands, queues and nodes, and the states of jobs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -112,7 +112,7 @@ class PbsSystem:
         return found
 
     async def _ask_with_history(self, command: str, *arguments: str, gone: bool = False) -> str:
-        """Ended jobs included, where the server keeps a history."""
+        """Run a command on jobs, with ended ones if the server keeps a history."""
         done = await self.commands.run([command, "-x", *arguments])
         if done.code != 0 and "history" in done.said.lower():
             done = await self.commands.run([command, *arguments])
@@ -209,7 +209,7 @@ def _find_end(facts: Facts) -> datetime | None:
 
 
 def read_size(text: object) -> int:
-    """`528000000kb` in whole MiB; 0 where there is none."""
+    """`528000000kb` in whole MiB; 0 without a size."""
     found = re.fullmatch(r"(\d+)\s*([kmgt]?b)?", str(text or "").lower())
     return int(int(found[1]) * _SIZES_KIB[found[2] or "b"] / 1024) if found else 0
 
@@ -233,7 +233,7 @@ def _read_node(name: str, row: Facts, gpu: str, gpu_resource: str) -> ClusterNod
 
 
 def _length(text: object) -> timedelta | None:
-    """`48:00:00`, or seconds; None where there is none."""
+    """`48:00:00`, or seconds, as a duration, or None."""
     parts = [int(part) for part in str(text or "").split(":") if part.isdigit()]
     if not parts:
         return None
@@ -257,7 +257,7 @@ def _decode(text: str) -> dict[str, Any]:
 
 
 def _time(text: object) -> datetime | None:
-    """`Fri Nov 20 07:13:11 2026`, in UTC as we asked; some fields are seconds since the epoch."""
+    """`Fri Nov 20 07:13:11 2026`, in UTC as requested, or seconds since the epoch."""
     if str(text).isdigit():
         return datetime.fromtimestamp(int(str(text)), UTC) if int(str(text)) else None
     try:

@@ -1,6 +1,4 @@
-"""What a cluster's accounting says of the user and of the account that jobs are charged to.
-Pure.
-"""
+"""Facts from a cluster's accounting about the user and the charged account. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,16 +12,16 @@ _ENFORCING = {
     "safe",
     "wckeys",
     "all",
-}  # each of which means associations too
+}  # each of these enforces associations too
 
 
 def explain_accounts(
     account: str, user: str, config: Mapping[str, str], tools: Sequence[str], limits: Facts
 ) -> Facts:
-    """What `cavvy check` says of them. `limits` are those of the user's associations; `account` ""
-    is the default.
+    """The facts for `cavvy check`. `limits` are those of the user's associations; `account` "" is
+    the default.
 
-    Raises Refused where Slurm would refuse every job for its account.
+    Raises Refused if Slurm would refuse every job for its account.
     """
     names = list(
         dict.fromkeys(
@@ -34,7 +32,7 @@ def explain_accounts(
         why = "the cluster keeps no accounting (slurmdbd)"
     elif "sacctmgr" not in tools:
         why = "there is no sacctmgr on the login node"
-    elif not names:  # qualities of service are everybody's
+    elif not names:  # qualities of service apply to all users
         why = f"the cluster's accounting says nothing of {user}"
     else:
         told = [("account", account)] if account else []
@@ -45,7 +43,7 @@ def explain_accounts(
 
 
 def _refuse(account: str, user: str, config: Mapping[str, str], names: Sequence[str]) -> None:
-    """Where associations are not enforced, Slurm takes any account."""
+    """Without enforced associations, Slurm accepts any account."""
     enforced = {
         word.strip().lower() for word in config.get("AccountingStorageEnforce", "").split(",")
     }

@@ -1,4 +1,4 @@
-"""What the Slurm provider says about itself."""
+"""The manifest of the Slurm provider."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,7 +7,7 @@ from cavvy.providers.base import Feature, Manifest, Refused
 from cavvy.providers.batch.manifest import make_manifest
 from cavvy.providers.settings import text
 
-# What each way of running images can do.
+# The limits of each way to run images.
 CONTAINERS: Mapping[str, frozenset[Feature]] = {
     "apptainer": frozenset({Feature.IMAGE, Feature.LOGIN}),
     "podman": frozenset({Feature.IMAGE, Feature.LOGIN, Feature.BUILD}),

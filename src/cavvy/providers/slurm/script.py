@@ -12,9 +12,9 @@ from cavvy.providers.batch.shapes import gpu_of
 from cavvy.providers.batch.system import JobFiles, JobOptions
 
 # Only the script is signalled before the time limit (B:), since a step's signal would hit the work
-# itself. The folder `started` is made by one job only: should a lost reply ever lead to a second
-# job of this gang, or Slurm run this one again, it leaves at once. `begun` and `end` are for jobs
-# that slurmctld has forgotten.
+# itself. One job only can make the folder `started`: a second job of this gang, after a lost reply
+# or a requeue by Slurm, exits at once. `begun` and `end` serve for jobs that slurmctld has
+# forgotten.
 _SCRIPT = """#!/bin/sh
 # Cavvy: one agent on each node of {name}; see docs/guides/slurm.md.
 umask 077
@@ -108,7 +108,7 @@ def list_container_options(gang: GangSpec, folders: Sequence[str]) -> Sequence[s
 
 
 def name_for_enroot(image: str) -> str:
-    """Enroot wants a # between a registry and the rest."""
+    """Enroot expects a # between the registry and the rest."""
     first, slash, rest = image.partition("/")
     return (
         f"{first}#{rest}"
@@ -118,7 +118,7 @@ def name_for_enroot(image: str) -> str:
 
 
 def format_length(length: timedelta | None) -> str:
-    """As SlurmCommands reads it, in whole minutes."""
+    """A time limit for sbatch, in whole minutes."""
     if length is None:
         return "UNLIMITED"
     minutes = max(1, length // timedelta(minutes=1))
@@ -126,7 +126,7 @@ def format_length(length: timedelta | None) -> str:
 
 
 def gres_of(offer: Offer) -> str:
-    """What sbatch is asked for to get the offer's accelerators; "" where it has none."""
+    """The --gres value for the offer's accelerators, or ""."""
     if not offer.accelerator_count:
         return ""
     return ":".join(filter(None, ("gpu", gpu_of(offer), str(offer.accelerator_count))))

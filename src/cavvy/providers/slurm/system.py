@@ -1,4 +1,4 @@
-"""Slurm: its commands, its partitions and nodes, and what it says of jobs."""
+"""Slurm: its commands, partitions and nodes, and the states of jobs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ _PHASES = {
         BatchPhase.WORKS,
     ),
 }
-# How jobs end. "CANCELLED" is by another: what we cancel is marked as removed.
+# How jobs end. CANCELLED is by a person: a job that Cavvy cancels is marked as removed.
 _ENDS = {
     "COMPLETED": "its agents left",
     "FAILED": "its agents broke",
@@ -127,9 +127,7 @@ class SlurmSystem:
         return {name.strip(): value.strip() for name, equals, value in pairs if equals}
 
     async def _limits(self, user: str) -> Sequence[tuple[str, str]]:
-        """The limits of the user's associations and of qualities of service; () without
-        accounting.
-        """
+        """The limits of the user's associations and of the qualities of service."""
         found = []
         for account, qualities, *limits in await self._account_rows(
             "assoc", f"user={user}", "format=Account,QOS,GrpTRES,MaxTRES,MaxJobs"

@@ -1,7 +1,7 @@
-"""Opens links as the user's own `ssh` would: with their configuration, keys, agents, jump hosts
-and known hosts.
+"""Connects as the user's own `ssh` does: with their configuration, keys, agents, jump hosts and
+known hosts.
 
-Each link has an OpenSSH configuration of its own, which sets what Cavvy requires and includes the
+Each connection has its own OpenSSH configuration, which sets Cavvy's requirements and includes the
 user's. ProxyJump hands it on, so jump hosts follow the same rules.
 """
 
@@ -20,7 +20,7 @@ from cavvy.providers.hosts.connection import (
 from cavvy.providers.ssh.inventory import InventoryHost
 
 CONNECT_TIMEOUT_S = 10
-OPEN_TIMEOUT_S = 60  # with all jump hosts, and the login shell's own start
+OPEN_TIMEOUT_S = 60  # including jump hosts and the start of the login shell
 _UNCHECKED = {"none", "/dev/null"}
 _SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 _CONFIG = """\
@@ -41,17 +41,17 @@ RequestTTY no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshOptions:
-    """How this user reaches hosts."""
+    """The settings for reaching hosts."""
 
     ssh_config: Path
     accept_new: bool
-    known_hosts: Path  # keys of hosts that were accepted when they were new
+    known_hosts: Path  # where accepted keys of new hosts are kept
     sockets: Path  # a folder for masters, with a short path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshRoute:
-    """What `ssh` makes of a name: the address and port that it connects to, by which hosts."""
+    """How `ssh` resolves a name: the address, the port and the jump hosts."""
 
     address: str
     port: int
@@ -84,7 +84,7 @@ async def dial(entry: InventoryHost, ways: SshOptions) -> tuple[HostConnection, 
 
 
 def _overrides(entry: InventoryHost) -> Sequence[str]:
-    """Options of `ssh` for what the inventory says."""
+    """Options of `ssh` for the inventory's settings of a host."""
     given = (("-l", entry.user), ("-p", entry.port), ("-J", entry.jump))
     words = [word for option, value in given if value for word in (option, str(value))]
     if entry.identity_file is not None:
@@ -93,7 +93,7 @@ def _overrides(entry: InventoryHost) -> Sequence[str]:
 
 
 def _write_config(ways: SshOptions, known: Sequence[str], *, checked: bool) -> str:
-    """What Cavvy requires, then the user's configuration; of each option the first value counts."""
+    """Cavvy's requirements, then the user's configuration; the first value of an option counts."""
     os.close(os.open(ways.known_hosts, os.O_WRONLY | os.O_CREAT, 0o600))
     checking = "accept-new" if ways.accept_new else "yes"
     files = dict.fromkeys([str(ways.known_hosts), *known])
@@ -116,7 +116,7 @@ def _includes(config: Path) -> str:
 
 
 async def _find_route(name: str, words: Sequence[str]) -> SshRoute:
-    """What `ssh -G` says. Raises LoginRefused for a configuration that makes no sense."""
+    """Ask `ssh -G`. Raises LoginRefused for an invalid configuration."""
     process = await spawn(["ssh", "-G", *words])
     out, err = await process.communicate()
     if process.returncode != 0:

@@ -1,6 +1,4 @@
-"""Which hosts there are: from the settings, an inventory file and the names in the SSH
-configuration.
-"""
+"""The hosts, from the settings, an inventory file and the names in the SSH configuration."""
 
 import re
 import tomllib
@@ -16,7 +14,7 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.base import Refused
 
-GROUP = "hosts"  # of hosts that are in no group of their own
+GROUP = "hosts"  # of hosts without a group
 HOST_KEYS = ("strict", "accept-new")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOME = Path("~/.config/cavvy")
@@ -28,14 +26,12 @@ _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InventoryHost:
-    """One host as it was named. What is None is left to the SSH configuration."""
+    """One host of the inventory. The SSH configuration decides fields that are None."""
 
     name: str
     group: str
-    rate: HourlyRate  # of one accelerator, or of a node that holds none
-    in_group: bool = (
-        True  # False: it has a price of its own, and takes no part in its group's gangs
-    )
+    rate: HourlyRate  # for one accelerator, or for a node without accelerators
+    in_group: bool = True  # False: it has its own price, so it takes no part in its group's gangs
     address: str | None = None
     user: str | None = None
     port: int | None = None
@@ -91,13 +87,13 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_inventory(settings: Mapping[str, Scalar]) -> HostInventory:
-    """Read everything anew. Raises Refused with what is wrong, where, and what to do."""
+    """Read the inventory. Raises Refused."""
     keys = str(settings.get("host_keys", HOST_KEYS[0]))
     if keys not in HOST_KEYS:
         raise Refused(f"[providers.ssh] host_keys is {keys!r}: write one of {', '.join(HOST_KEYS)}")
     named = str(settings.get("ssh_config", _SSH_CONFIG))
     config = Path(named).expanduser()
-    if named not in ("", _SSH_CONFIG) and not config.exists():  # by "" and /dev/null none is read
+    if named not in ("", _SSH_CONFIG) and not config.exists():  # "" and /dev/null: no configuration
         raise Refused(f"[providers.ssh] ssh_config: there is no file {config}")
     where, file = _read_file(settings.get("inventory"))
     hosts = dict(file.hosts)
@@ -192,7 +188,7 @@ def _read_file(given: Scalar | None) -> tuple[str, _File]:
 
 
 def _convert(path: Path, raw: Mapping[str, object], table: str, kind: type[_T]) -> dict[str, _T]:
-    """The tables of one kind by name; what is wrong in one is told with it."""
+    """The tables of one kind by name. Raises Refused, naming the table."""
     tables = raw.get(table, {})
     found = {}
     for name, content in tables.items() if isinstance(tables, dict) else [("NAME", tables)]:
@@ -205,10 +201,9 @@ def _convert(path: Path, raw: Mapping[str, object], table: str, kind: type[_T]) 
 
 
 def _named(text: str, config: Path, idle: list[str]) -> Iterator[str]:
-    """The hosts of the setting; patterns are looked up among the `Host` lines of the SSH
-    configuration.
+    """The hosts of the setting; patterns match the `Host` lines of the SSH configuration.
 
-    `idle` gets those that match none.
+    `idle` gets the patterns that match none.
     """
     known: Sequence[str] | None = None
     for word in text.replace(",", " ").split():
@@ -224,7 +219,7 @@ def _named(text: str, config: Path, idle: list[str]) -> Iterator[str]:
 
 
 def _split(word: str) -> tuple[str, _Host]:
-    """A host of the setting, with what `user@name:port` says of it."""
+    """The name and properties of a host given as `user@name:port`."""
     user, _, where = word.rpartition("@")
     name, colon, port = where.partition(":")
     if not user and not colon:

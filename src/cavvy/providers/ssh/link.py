@@ -1,6 +1,7 @@
-"""One SSH host: a link that is kept open, the supervisor at its far end, and the agents' tunnel.
+"""One SSH host: a connection that is kept open, the host's supervisor, and the forwarded socket for
+agents.
 
-Raises what `fleet/host_link.py` lists.
+Raises the errors of `fleet/host_link.py`.
 """
 
 import asyncio
@@ -24,21 +25,21 @@ from cavvy.providers.ssh.dial import SshOptions, SshRoute, dial
 from cavvy.providers.ssh.inventory import InventoryHost
 
 _T = TypeVar("_T")
-SETUP_TIMEOUT_S = 90  # bringing a Python over a slow line
+SETUP_TIMEOUT_S = 90  # sending a Python over a slow line
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # between tries to connect
-# of the time between two failed tries at most so much counts as silence: we may have slept
+# the most silence to count between two failed tries, since the server may have slept
 _COUNTED_S = 60.0
-_LONGEST_SOCKET = 100  # bytes of a Unix socket's path, with a margin to the kernel's 108
+_LONGEST_SOCKET = 100  # bytes of a Unix socket's path; the kernel's limit is 108
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkDependencies:
-    """What every link of a provider needs."""
+    """The dependencies that all links of a provider share."""
 
     ways: SshOptions
     mark: str  # names the installation in folders
     agent: Callable[[], Bundle | None]  # None: no agents are started from here
-    server_address: str  # where agents' requests go; "" where nothing is carried
+    server_address: str  # the target of agents' requests; "": no relay
     cache: Path
     now: Callable[[], datetime]
     changed: Callable[[str, str | None], None]  # host, and a gang or None for all
@@ -55,10 +56,10 @@ class SshLink:
         self.host: HostConnection | None = None  # while it is connected
         self.route: SshRoute | None = None  # of the last connection
         self.problem = ""  # why it is not connected
-        self.let_in = True  # False: somebody answers and does not let us in
+        self.let_in = True  # False: the host answers and refuses the login
         self.heard_at: datetime | None = None
         self.silent_since: datetime | None = None
-        self.silent_s = 0.0  # how long it has not been reached, as far as we tried
+        self.silent_s = 0.0  # how long tries to reach it have failed
         self._base = base
         self._serving = False  # the supervisor runs
         self._dropped: list[HostConnection] = []  # closed; their processes may not have ended yet
@@ -83,13 +84,13 @@ class SshLink:
 
     @property
     def target(self) -> tuple[str, int]:
-        """Address and port of its SSH server, as far as we know them."""
+        """Address and port of its SSH server, as far as known."""
         if self.route is not None:
             return self.route.address, self.route.port
         return self.entry.address or self.entry.name, self.entry.port or 22
 
     async def connect(self) -> HostSetup:
-        """Be connected. Raises CannotConnect, at once within the pause after a failure, and
+        """Connect if necessary. Raises CannotConnect, at once within the pause after a failure, and
         LoginRefused.
         """
         async with self._opening:
@@ -112,8 +113,8 @@ class SshLink:
                 raise
 
     async def ask(self, do: str, kind: type[_T], **fields: object) -> _T:
-        """Have the supervisor do something. Raises what this module's head lists, and NoCapacity
-        for what is in use.
+        """Send the supervisor a request. Raises the errors of HostLink, and NoCapacity for devices
+        in use.
         """
         await self.connect()
         if self.host is None:
@@ -123,19 +124,17 @@ class SshLink:
         return answer
 
     async def read_facts(self) -> SupervisorFacts:
-        """What the host has; its drivers may take seconds. Raises as `ask`."""
+        """Read the host's facts; its drivers may take seconds. Raises as `ask`."""
         setup = await self.connect()
         out = await self._run([*setup.supervisor, "facts", setup.root])
         return msgspec.json.decode(out.strip().rpartition(b"\n")[2], type=SupervisorFacts)
 
     async def reaches(self, address: str, port: int) -> bool:
-        """Whether that host's SSH port answers from here: a second witness of its being alive."""
+        """Whether the SSH port of another host answers, seen from this host: a second witness."""
         return self.host is not None and await self.host.reaches(address, port)
 
     async def can_relay(self) -> str:
-        """Why agents there could not reach us, "" where they could, or where the host cannot be
-        asked.
-        """
+        """Why agents there cannot reach the server; "" if they can, or if that is unknown."""
         if self.setup is None or self.host is None:
             return ""
         path = f"{self.setup.root}/s-{os.urandom(8).hex()}"
@@ -148,11 +147,11 @@ class SshLink:
         return ""
 
     def hang_up(self) -> None:
-        """Let the line go; what was launched goes on."""
+        """Close the connection; agents keep running."""
         self._drop()
 
     async def close(self) -> None:
-        """Hang up and wait until the line is gone."""
+        """Hang up and wait until the connection is closed."""
         self._drop()
         for host in self._dropped:
             await host.closed()
@@ -179,7 +178,7 @@ class SshLink:
         return setup
 
     async def _prepare(self) -> HostSetup:
-        """Make our folder on the host and bring what it does not have yet."""
+        """Make Cavvy's folder on the host and send the missing files."""
         supervisor, agent = bundles.pack_supervisor(), self._base.agent()
         wanted = [supervisor, *([agent] if agent is not None else [])]
         script = Path(__file__).with_name("bootstrap.sh").read_bytes()
@@ -214,7 +213,7 @@ class SshLink:
         )
 
     def _read_host(self, out: bytes) -> tuple[Mapping[str, str], set[str]]:
-        """What `bootstrap.sh` printed: facts by name, and the files that are there."""
+        """The output of `bootstrap.sh`: facts by name, and the existing files."""
         lines = out.decode(errors="replace").splitlines()
         words = [line.split("=", 1) for line in lines if "=" in line]
         said = {name: value for name, value in words if name != "has"}
@@ -240,11 +239,11 @@ class SshLink:
                 'mv "$1.d$$" "$1"'
             )
             await self._bring(bundle, folder, unpack)
-        (self._base.cache / bundle.name).touch()  # its name is asked for next time
+        (self._base.cache / bundle.name).touch()  # the next setup asks for this name
         return bundles.python_command(f"{folder}/{bundle.name}")
 
     async def _bring(self, bundle: Bundle, folder: str, finish: str) -> None:
-        """Write a file on the host under its content's name; it appears whole or not at all."""
+        """Write a file on the host, named by its content; it appears whole or not at all."""
         script = (
             f'umask 077; cat > "$1.$$" && [ "$(wc -c < "$1.$$")" -eq "$2" ] && {{ {finish}; '
             f'}} || [ -e "$1" ]'
@@ -259,11 +258,10 @@ class SshLink:
         return await self.host.run(command, given, timeout_s=SETUP_TIMEOUT_S)
 
     async def _relay(self, setup: HostSetup) -> None:
-        """Let agents there reach the control plane: a socket in a folder of ours, forwarded over
-        this connection.
+        """Let agents there reach the control plane by a socket that this connection forwards.
 
-        A fresh socket each time, since a dead connection's may still be there, behind a name that
-        stays the same.
+        Each connection has a new socket, since a dead connection's may still exist; a link with a
+        constant name leads to it.
         """
         assert self.host is not None
         name = f"s-{os.urandom(8).hex()}"

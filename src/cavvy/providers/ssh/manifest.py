@@ -1,4 +1,4 @@
-"""What this provider says about itself; imports nothing that connects."""
+"""The manifest of this provider; imports nothing that connects."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -72,7 +72,7 @@ MANIFEST = Manifest(
         ),
         price_setting("The inventory can say otherwise for groups and hosts. "),
         lost_setting(
-            "A host that could not be reached for so long, by us and by its neighbours, is taken "
+            "A host that neither the server nor its neighbours reach for this long is taken "
             "for "
             "dead: its jobs are tried again elsewhere."
         ),

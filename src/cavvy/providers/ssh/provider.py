@@ -1,5 +1,5 @@
-"""Hosts reached by SSH as a provider: agents are processes there, devices are held by the
-control plane's books.
+"""Hosts reached by SSH as a provider: agents are processes there; the control plane allocates the
+devices.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ from cavvy.providers.ssh.dial import SshOptions
 from cavvy.providers.ssh.inventory import read_inventory
 from cavvy.providers.ssh.link import LinkDependencies, SshLink
 
-_LEARN_AGAIN = timedelta(minutes=10)  # devices come and go rarely, and asking drivers is slow
-_FIRST_WAIT_S, _HOSTS_WAIT_S = 12.0, 2.0  # for hosts of which nothing is known yet
+_LEARN_AGAIN = timedelta(minutes=10)  # devices change rarely, and drivers answer slowly
+_FIRST_WAIT_S, _HOSTS_WAIT_S = 12.0, 2.0  # for hosts that are not known yet
 _TICK_S, _CALM_S = (
     0.5,
     5.0,
-)  # between looks at lines of which one is down, and at lines that are all up
+)  # between looks while a link is down, and while all are up
 
 
 class SshProvider:
@@ -100,7 +100,7 @@ class SshProvider:
         return await self._fleet.changes.get()
 
     async def relay(self) -> None:
-        """Keep every host's line up: agents' requests come through it."""
+        """Keep every host connected: agents' requests use the connection."""
         self._fleet.patient = False
         try:
             while True:
@@ -178,12 +178,10 @@ class SshProvider:
             token=gang.agent_endpoint.token,
         )
 
-    # Hosts and what they have
+    # Hosts and their facts
 
     def _follow(self) -> None:
-        """As `_update`; while the inventory cannot be read, what was launched is looked after by
-        the last one.
-        """
+        """As `_update`; while the inventory cannot be read, the last one stays in use."""
         try:
             self._update()
         except Refused:
@@ -191,7 +189,7 @@ class SshProvider:
                 raise
 
     def _update(self) -> None:
-        """Keep to the inventory: hosts that are new, changed or gone. Raises Refused."""
+        """Apply the inventory: add, replace and drop hosts. Raises Refused."""
         inventory = read_inventory(self._context.settings)
         self._idle = inventory.idle
         ways = SshOptions(
@@ -220,8 +218,8 @@ class SshProvider:
                 self._links[name] = SshLink(entry, base)
 
     async def _learn(self, patience_s: float, *, of_all: bool = False) -> None:
-        """Know what hosts have: of those that nothing is known of wait a while, of others only
-        ask anew, beside.
+        """Learn the hosts' facts: wait for hosts that are unknown, refresh the others in the
+        background.
         """
         self._update()
         self._collect()
@@ -239,7 +237,7 @@ class SshProvider:
         self._collect()
 
     def _is_new(self, name: str) -> bool:
-        """Whether a host has not been asked yet: whether it answers, and what it has."""
+        """Whether a host has not answered yet."""
         link = self._links[name]
         return not link.problem and not (link.up and name in self._known)
 
@@ -263,7 +261,7 @@ class SshProvider:
                 self._learnt_at.pop(name, None)
 
     async def _recall(self, name: str) -> None:
-        """What a host had when it last answered, as long as it does not."""
+        """Use the facts of a host's last answer until it answers again."""
         facts = read(self._home / "facts" / f"{name}.json", SupervisorFacts)
         if facts is not None:
             await self._fleet.keep(self._links[name].entry, facts)
@@ -290,5 +288,5 @@ class SshProvider:
 
 
 def _silence(link: SshLink) -> str:
-    """Why a host that does not answer does not."""
+    """Why a host does not answer."""
     return link.problem or f"{link.entry.name} has not answered yet"

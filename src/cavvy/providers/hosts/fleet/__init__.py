@@ -1,1 +1,1 @@
-"""Gangs on hosts that a supervisor looks after, however the control plane speaks to it."""
+"""Gangs on hosts with a supervisor, for every kind of link to it."""

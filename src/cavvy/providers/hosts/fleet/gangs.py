@@ -1,12 +1,12 @@
-"""The gangs of one installation on hosts that supervisors look after: started all or none, looked
-after, given back.
+"""The gangs of one installation on hosts with supervisors: launched whole or not at all, observed,
+removed.
 
-An intent is on disk here before any host is asked, so that whatever may have been started is found
-again: the name of a gang is a folder on each of its hosts, and asking twice starts nothing twice. A
-host that does not answer makes its gangs unknown, not lost. It is taken for dead only after it
-could not be reached for long, while another host of the inventory could, and none of those that can
-be reached reaches it either; what still lives there when it comes back is killed, because its job
-may have been started elsewhere.
+The ledger holds an intent before any host is asked, so that every agent that may run is found
+again: a gang is a folder of its name on each of its hosts, and a repeated request starts nothing
+twice. If a host does not answer, the state of its gangs is unknown, not lost. The host is declared
+dead only if it was silent for long while another host answered, and if no host that answers reaches
+it either. Agents that still live there when it returns are killed, because their job may run
+elsewhere by then.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.providers.changed_gangs import ChangedGangs
+from cavvy.providers.hosts.changed_gangs import ChangedGangs
 from cavvy.providers.hosts.connection import CannotConnect, LoginRefused
 from cavvy.providers.hosts.fleet.host_link import HostLink, HostSetup
 from cavvy.providers.hosts.fleet.launch_ledger import FleetIntent, FleetLedger
@@ -53,9 +53,9 @@ from cavvy.providers.hosts.fleet.status import (
 from cavvy.providers.hosts.remote_calls import LinkLost
 
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
-_WITNESSES = 3  # other hosts that are asked whether they reach one that we do not
-_WITNESS_EVERY_S = 60.0  # of a host's silence
-_AT_ONCE = -1.0  # a grace: nothing is waited for
+_WITNESSES = 3  # other hosts that are asked whether they reach a silent one
+_WITNESS_EVERY_S = 60.0  # of a host's silence, between two rounds of witnesses
+_AT_ONCE = -1.0  # a grace that waits for nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class _Nothing:
 
 @dataclass(slots=True)
 class _Glance:
-    """The last look at a host, and the lock that makes those who want one at once share it."""
+    """The last look at a host, and the lock by which concurrent callers share it."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     began: float = -1.0
@@ -191,13 +191,13 @@ class HostFleet:
         )
 
     async def _conclude(self, intent: FleetIntent, problems: Sequence[BaseException]) -> None:
-        """All or none: where one host is sure to have nothing, whatever the others started goes
-        again.
+        """Launch whole or not at all: if one host surely started nothing, remove what the others
+        started.
         """
         for problem in problems:
             if not isinstance(problem, ProviderError):
                 raise problem
-        intent = self._ledger.intents.get(intent.name, intent)  # it may be removed meanwhile
+        intent = self._ledger.intents.get(intent.name, intent)  # it may have been removed meanwhile
         if not problems:
             if intent.name in self._ledger.intents:
                 await self._ledger.put(replace(intent, launched=True))
@@ -221,9 +221,7 @@ class HostFleet:
         raise NoCapacity(reason) from problems[0]
 
     async def _undo(self, name: str, host: str) -> None:
-        """What of a gang is on a host goes at once; where it cannot be asked now, when it comes
-        back.
-        """
+        """Remove a gang's part from a host at once, or when the host returns."""
         link = self._links.get(host)
         if link is None or not link.up:
             return
@@ -235,9 +233,7 @@ class HostFleet:
     # Looking
 
     async def welcome(self, host: str) -> None:
-        """A host is back: what should have gone meanwhile goes before anything new is placed
-        there.
-        """
+        """Finish the removals of a host that is back, before new work is placed on it."""
         self._witnessed.pop(host, None)
         await self._ledger.refresh()
         owing = any(host in ended.owing for ended in self._ledger.ended.values())
@@ -274,7 +270,7 @@ class HostFleet:
     async def _see(
         self, intent: FleetIntent, looks: Mapping[str, HostLook | SilentHost], *, one: bool
     ) -> GangSeen | None:
-        if any(host not in looks for host in intent.used):  # launched since we began to look
+        if any(host not in looks for host in intent.used):  # launched after this look began
             return None
         now = self._now()
         views = view_ranks(intent, looks, now)
@@ -318,8 +314,8 @@ class HostFleet:
             return  # `_clean` asks again
 
     async def _adopt(self, looks: Mapping[str, HostLook | SilentHost]) -> None:
-        """Gangs of ours that hosts have and our records do not, as after the loss of this
-        machine's disk.
+        """Record this installation's gangs that hosts have and the ledger lacks, as after the loss
+        of the database.
         """
         for look in looks.values():
             for there in look.gangs if isinstance(look, HostLook) else ():
@@ -335,7 +331,7 @@ class HostFleet:
                     )
 
     async def _glance(self, host: str) -> HostLook | SilentHost:
-        """How a host is now. Those who ask while a look is under way share the one after it."""
+        """The current state of a host. Callers that come during a look share the next one."""
         glance = self._glances.setdefault(host, _Glance())
         asked = asyncio.get_running_loop().time()
         async with glance.lock:
@@ -364,8 +360,8 @@ class HostFleet:
         return look
 
     async def _is_dead(self, link: HostLink) -> bool:
-        """Whether two witnesses say so: our own tries for long enough, and the hosts that we do
-        reach.
+        """Whether a host is dead: this server has tried for long enough, and no host that answers
+        reaches it.
         """
         if link.up or link.silent_s < self._lost_after_s or not link.let_in:
             return False
@@ -375,7 +371,7 @@ class HostFleet:
         others = [each for each in self._links.values() if each is not link]
         reached = [each for each in others if each.up][:_WITNESSES]
         if others and not reached:
-            return False  # it may be our own network that is down
+            return False  # the server's own network may be down
         target = link.target
         if any(await asyncio.gather(*(each.reaches(*target) for each in reached))):
             link.silent_s = 0.0
@@ -384,7 +380,7 @@ class HostFleet:
         return True
 
     async def _clean(self, link: HostLink, look: HostLook) -> None:
-        """What is there of gangs that are over, given up or to go: have it go."""
+        """Remove from a host the gangs that are over, given up or being removed."""
         host = link.name
         for there in look.gangs:
             intent, ended = self._ledger.intents.get(there.name), self._ledger.ended.get(there.name)
@@ -402,7 +398,7 @@ class HostFleet:
                         "remove", _Nothing, gang=there.name, grace_s=intent.grace_s, forbid=True
                     )
             except ProviderError:
-                return  # the line is lost again
+                return  # the link is lost again
         living = {
             there.name for there in look.gangs if any(rank.state != "over" for rank in there.ranks)
         }
@@ -412,7 +408,7 @@ class HostFleet:
                     replace(ended, owing=[each for each in ended.owing if each != host])
                 )
 
-    # Giving back
+    # Removing
 
     async def remove(self, name: str) -> None:
         """As Provider.remove."""
@@ -429,7 +425,7 @@ class HostFleet:
             raise TryAgain(problem)
 
     async def _remove_from(self, intent: FleetIntent, host: str) -> str:
-        """Ask a host to let the gang go; why it could not be asked."""
+        """Ask a host to remove the gang. Returns why it could not be asked, or ""."""
         link = self._links.get(host)
         if link is None:
             return ""

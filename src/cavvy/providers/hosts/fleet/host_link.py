@@ -2,10 +2,10 @@
 
 Errors, by what the caller does next:
 
-* CannotConnect(TryAgain)  nothing answers now, and nothing was asked; a later call may work
-* LoginRefused(Refused)    a person must act
-* LinkLost(TryAgain)       the link broke after something was asked: it may have been done
-* TryAgain, NoCapacity, Refused   what the supervisor answered
+* CannotConnect(TryAgain): nothing answers now, and no request was sent; a later call may work
+* LoginRefused(Refused): a person must act
+* LinkLost(TryAgain): the link broke after a request, which may have been carried out
+* TryAgain, NoCapacity, Refused: the supervisor's answer
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from datetime import datetime
 from typing import Protocol, TypeVar
 
 _T = TypeVar("_T")
-ASK_TIMEOUT_S = 60  # of one answer; a launch writes a few files
+ASK_TIMEOUT_S = 60  # for one answer; a launch writes a few files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSetup:
-    """A host as it was set up for this connection."""
+    """Paths and commands on a host that is set up."""
 
     root: str  # of this installation on this host
     cache: str
@@ -34,7 +34,7 @@ class HostLink(Protocol):
     let_in: bool  # False: the host answers and refuses the login
     heard_at: datetime | None
     silent_since: datetime | None
-    silent_s: float  # how long it has not been reached, as far as we tried
+    silent_s: float  # how long tries to reach it have failed
 
     @property
     def name(self) -> str: ...
@@ -44,15 +44,15 @@ class HostLink(Protocol):
 
     @property
     def target(self) -> tuple[str, int]:
-        """Where it listens, as far as we know."""
+        """The address and port at which it listens, as far as known."""
 
     async def connect(self) -> HostSetup:
-        """Be connected, where that is ours to do. Raises CannotConnect, LoginRefused."""
+        """Connect, unless the host itself connects. Raises CannotConnect, LoginRefused."""
 
     async def ask(self, do: str, kind: type[_T], **fields: object) -> _T:
-        """Have the supervisor do something. Raises what this module's head lists."""
+        """Send the supervisor a request. Raises the errors in this module's docstring."""
 
     async def reaches(self, address: str, port: int) -> bool:
-        """Whether an SSH server answers there, seen from this host: a second witness that the
-        other host is alive.
+        """Whether an SSH server answers there, seen from this host: a second witness for a silent
+        host.
         """

@@ -8,12 +8,12 @@ from cavvy.providers.base import NodeSeen
 from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.state import ProviderState
 
-REMEMBERED = timedelta(hours=2)  # the seam asks for one at least
+REMEMBERED = timedelta(hours=2)  # the provider interface requires one hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetIntent:
-    """A gang that was asked for. `hosts` are by rank."""
+    """A requested gang. `hosts` are by rank."""
 
     name: str
     installation: str
@@ -23,7 +23,7 @@ class FleetIntent:
     grace_s: float
     launched: bool = False  # every host has confirmed
     removing: bool = False
-    given_up: str = ""  # why the launch failed: all or none, so that whatever was started goes
+    given_up: str = ""  # why the launch failed; agents that were started are removed
 
     @property
     def used(self) -> Sequence[str]:
@@ -33,8 +33,8 @@ class FleetIntent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetGangEnd:
-    """A gang that is over. Hosts in `owing` have not said so themselves: what lives there still
-    is killed.
+    """A gang that is over. Hosts in `owing` did not confirm it: agents that still live there are
+    killed.
     """
 
     name: str
@@ -63,8 +63,8 @@ class FleetLedger:
         return self._ended.records
 
     async def refresh(self, name: str | None = None) -> None:
-        """As LaunchLedger.refresh. Without a name, also forget gangs that ended long ago and of
-        which no host can have anything left.
+        """As LaunchLedger.refresh. Without a name, also forget gangs that ended long ago and have
+        left nothing on any host.
         """
         await self._intents.refresh(name)
         await self._ended.refresh(name)

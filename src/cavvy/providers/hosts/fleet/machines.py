@@ -1,4 +1,4 @@
-"""What a host has, made from what its supervisor read there, and the offers that follow."""
+"""A host's hardware, from the facts that its supervisor read, and the offers that follow."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ DeviceShape = tuple[DeviceModel | None, int]  # a model, and how many of it
 
 
 class HostEntry(Protocol):
-    """What is said of a host beside what it says of itself."""
+    """The configured properties of a host, beside its own facts."""
 
     @property
     def name(self) -> str: ...
@@ -31,7 +31,7 @@ class HostEntry(Protocol):
     def group(self) -> str: ...
     @property
     def in_group(self) -> bool:
-        """False: it takes no part in its group's gangs."""
+        """False if it takes no part in its group's gangs."""
 
     @property
     def rate(self) -> HourlyRate:
@@ -39,7 +39,7 @@ class HostEntry(Protocol):
 
     @property
     def node_address(self) -> str | None:
-        """Where the other ranks of a gang find it, if not where it says."""
+        """The address for the other ranks of a gang, if not the host's own."""
 
     @property
     def cpus(self) -> float | None: ...
@@ -61,13 +61,13 @@ class SmiReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorFacts:
-    """What a supervisor says of its host; see `supervisor/facts.py`."""
+    """A host's facts, as `supervisor/facts.py` reads them."""
 
     system: str
     hostname: str
     user: str
     python: str
-    address: str  # it is reached or reaches us at: where others of its network find it
+    address: str  # at which others of its network find it
     cpus: int
     memory_mib: int
     disk_gib: int
@@ -89,7 +89,7 @@ class KnownHost:
     ready: bool
 
     def describe(self) -> str:
-        """What it has, for people."""
+        """Its hardware, for people."""
         engine = f"containers by {self.facts.engine}" if self.facts.engine else "no containers"
         return (
             f"accelerators {say_models(self.machine)}, {self.machine.cpus:g} CPUs, "
@@ -99,7 +99,7 @@ class KnownHost:
 
 
 class _SmiRows:
-    """Answers the questions asked of NVIDIA's library from what its tool printed."""
+    """Answers queries of NVIDIA's library from the output of nvidia-smi."""
 
     def __init__(self, rows: Sequence[Sequence[str]]) -> None:
         self._rows = [row for row in rows if len(row) >= 5]
@@ -126,7 +126,7 @@ class _SmiRows:
 
 
 def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
-    """Make sense of a host's facts, within what the inventory lets jobs use. Blocks a little: it
+    """A host's hardware from its facts, within the inventory's limits. Blocks briefly, since it
     writes files.
     """
 
@@ -157,7 +157,7 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
 
 
 def _mirror(root: Path, facts: SupervisorFacts) -> None:
-    """The files that a host's supervisor read, under a folder of ours, so that one reader serves
+    """Write the files that a host's supervisor read below a local folder, so that one reader serves
     all machines.
     """
     for link, target in facts.links.items():
@@ -172,8 +172,8 @@ def _mirror(root: Path, facts: SupervisorFacts) -> None:
 
 
 def make_hosts(known: Sequence[KnownHost]) -> Sequence[Host]:
-    """The shared hosts; those of a group with the group's price carry gangs together, the others
-    none.
+    """The shared hosts. Those of a group with the group's price carry gangs together; the others do
+    not.
     """
     return [
         replace(
@@ -196,11 +196,10 @@ def make_host(name: str, machine: ThisMachine) -> Host:
 
 
 def list_offers(known: Sequence[KnownHost]) -> Sequence[Offer]:
-    """For each host one offer by model and count, as on this machine; for each group those that
-    gangs can take.
+    """For each host one offer by model and count, and for each group the offers for gangs.
 
-    The capacity of a host's offer is one node, none while it does not answer; of a group's, its
-    answering hosts.
+    A host's offer has a capacity of one node, or none while the host does not answer; a group's,
+    its answering hosts.
     """
     offers = [offer for each in known for offer in _of_host(each)]
     groups: dict[str, list[KnownHost]] = {}

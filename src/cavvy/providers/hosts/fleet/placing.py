@@ -1,4 +1,4 @@
-"""Where each rank of a gang goes, and what its agent is started with. Pure."""
+"""The host and devices of each rank of a gang, and its agent's configuration. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from cavvy.providers.hosts.machine import ThisMachine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedRank:
-    """One rank and what it holds of its host."""
+    """One rank with its host and devices."""
 
     rank: int
     host: str
@@ -25,12 +25,12 @@ class PlacedRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRoute:
-    """How one agent reaches the control plane, and what it shows there."""
+    """How one agent reaches the control plane, and the token that it presents."""
 
     address: str
     token: str = field(repr=False)
     pin: str | None = None
-    taken_by: str = ""  # who may end the agent by SIGTERM; "" where only we do
+    taken_by: str = ""  # who else may end the agent by SIGTERM, or ""
 
 
 def make_config(
@@ -60,13 +60,13 @@ def make_config(
 def _taken(gang: GangSpec, way: AgentRoute, home: str) -> Mapping[str, str | float] | None:
     if not way.taken_by:
         return None
-    # as the supervisor writes it when we remove the gang
-    ours = f"{home.rpartition('/')[0]}/removing.json"
-    return {"unless": ours, "seconds": gang.grace.total_seconds(), "source": way.taken_by}
+    # the supervisor writes this file if Cavvy removes the gang
+    removal = f"{home.rpartition('/')[0]}/removing.json"
+    return {"unless": removal, "seconds": gang.grace.total_seconds(), "source": way.taken_by}
 
 
 def place_ranks(gang: GangSpec, known: Mapping[str, KnownHost]) -> Sequence[PlacedRank]:
-    """Where each rank goes: as its hold says, or to the offer's host. Raises NoCapacity."""
+    """The host of each rank: that of its allocation, else the offer's. Raises NoCapacity."""
     names = {(each.provider, each.entry.group) for each in known.values()}
     if (gang.offer.provider, gang.offer.region) not in names:
         raise NoCapacity(f"{gang.offer.key}: not an offer of these hosts")
@@ -83,7 +83,7 @@ def _place(
         else gang.offer.zone or ""
     )
     if name not in known:
-        raise NoCapacity(f"{gang.offer.key}: no host {name!r} that we know of")
+        raise NoCapacity(f"{gang.offer.key}: no known host {name!r}")
     host = known[name]
     address = host.entry.node_address or host.facts.address or "127.0.0.1"
     return hold_devices(rank, allocation, host.machine, name, address)

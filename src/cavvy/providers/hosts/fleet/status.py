@@ -1,4 +1,4 @@
-"""What a look at hosts found, and what it means for a gang. Pure."""
+"""The result of a look at hosts, and the state of a gang that follows. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from cavvy.providers.hosts.records import AgentExit
 
 class RankState(StrEnum):
     RUNS = "runs"
-    ENDS = "ends"  # its agent is dead, and something of it is still there
+    ENDS = "ends"  # its agent is dead, and some of its processes or reports are left
     OVER = "over"
 
 
@@ -51,8 +51,8 @@ class HostLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilentHost:
-    """A host that did not answer a look. `dead_since`: it is taken for dead, and was last heard
-    then.
+    """A host that did not answer a look. `dead_since`: when a host that is declared dead was last
+    heard.
     """
 
     problem: str
@@ -61,7 +61,7 @@ class SilentHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """One rank of a gang, whatever is known of it. `known` False: its host did not answer."""
+    """One rank of a gang, as far as known. `known` False: its host did not answer."""
 
     number: int
     host: str
@@ -81,7 +81,7 @@ class RankStatus:
 def view_ranks(
     intent: FleetIntent, looks: Mapping[str, HostLook | SilentHost], now: datetime
 ) -> Sequence[RankStatus] | None:
-    """Every rank of the gang; None where a host that answers was never asked to start its part."""
+    """Every rank of the gang; None if a host that answers was never asked to start its part."""
     views = [_view(intent, rank, looks[host], now) for rank, host in enumerate(intent.hosts)]
     return (
         None
@@ -116,7 +116,7 @@ def _view(
 
 
 def close_gang(intent: FleetIntent, ranks: Sequence[RankStatus], now: datetime) -> FleetGangEnd:
-    """The record of a gang all of whose ranks are over."""
+    """The record of a gang whose ranks are all over."""
     exits = [
         rank.seen.exit for rank in ranks if rank.seen is not None and rank.seen.exit is not None
     ]
@@ -135,14 +135,14 @@ def close_gang(intent: FleetIntent, ranks: Sequence[RankStatus], now: datetime) 
 def _say_end(ranks: Sequence[RankStatus], first: AgentExit | None) -> str:
     for rank in ranks:
         if rank.dead_host:
-            return f"{rank.host} is taken for dead: nobody has reached it for too long"
+            return f"{rank.host} is taken for dead: it could not be reached for too long"
         if rank.seen is None:
             return (
                 f"{rank.host} has nothing of rank {rank.number} any more: its folder was "
                 "deleted there"
             )
         if rank.seen.rebooted:
-            return f"{rank.host} was started anew"
+            return f"{rank.host} was rebooted"
         if not rank.seen.in_order:
             complaint = f": {rank.seen.complaint}" if rank.seen.complaint else ""
             return f"the agent of rank {rank.number} on {rank.host} was killed or broke{complaint}"
@@ -150,7 +150,7 @@ def _say_end(ranks: Sequence[RankStatus], first: AgentExit | None) -> str:
 
 
 def see_living(intent: FleetIntent, ranks: Sequence[RankStatus]) -> GangSeen:
-    """A gang that is not over; a node is lost only when nothing of it can be saved."""
+    """A gang that is not over."""
     waits = next(
         (rank.waits_for for rank in ranks if rank.waits_for),
         "being removed" if intent.removing else "",

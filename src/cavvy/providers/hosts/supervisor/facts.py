@@ -1,4 +1,4 @@
-"""What this host has, raw; the control plane makes sense of it."""
+"""The raw facts of this host, which the control plane interprets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ SMI = [
     "--query-gpu=index,uuid,name,memory.total,mig.mode.current",
     "--format=csv,noheader,nounits",
 ]
-SMI_TIMEOUT_S = 20.0  # a driver that is not kept loaded takes seconds
-# What the control plane reads of AMD's and Intel's GPUs and of the limits of control groups, as
-# files.
+SMI_TIMEOUT_S = 20.0  # a driver that is not loaded takes seconds
+# Files from which the control plane learns of AMD's and Intel's GPUs and of control groups.
 FACT_FILES = (
     "/sys/class/kfd/kfd/topology/nodes/*/properties",
     "/sys/class/kfd/kfd/topology/nodes/*/name",
@@ -47,7 +46,7 @@ GROUP_FILES = (
 
 
 def read_facts(root: str) -> Fields:
-    """What this host has, raw."""
+    """The raw facts of this host."""
     disk = os.statvfs(root)
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
@@ -68,7 +67,7 @@ def read_facts(root: str) -> Fields:
 
 
 def find_address() -> str:
-    """Where it is reached, or from where it reaches us."""
+    """The address at which this host is reached, or from which it reaches the control plane."""
     return (
         os.environ.get("CAVVY_NODE_ADDRESS")
         or (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[2]
@@ -83,7 +82,7 @@ def find_user() -> str:
 
 
 def ask_smi() -> Fields:
-    """What NVIDIA's tool says: {"rows"}, {"error"} where it fails, {} where there is none."""
+    """The output of nvidia-smi: {"rows"}, {"error"} if it fails, {} if it is not installed."""
     if shutil.which(SMI[0]) is None:
         return {}
     try:
@@ -120,5 +119,5 @@ def read_fact_files() -> dict[str, str]:
 
 
 def read_fact_links() -> dict[str, str]:
-    """Where the links of graphics cards lead: their PCI addresses name them."""
+    """The targets of the links of graphics cards, which contain their PCI addresses."""
     return {path: os.path.realpath(path) for path in glob.glob("/sys/class/drm/card[0-9]*/device")}

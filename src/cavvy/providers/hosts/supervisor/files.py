@@ -32,7 +32,7 @@ def write_json(path: str, value: Fields) -> None:
 
 
 def write_text(path: str, text: str) -> None:
-    """In one piece, readable by its user only. Raises OSError."""
+    """Write a file whole, readable by its user only. Raises OSError."""
     fresh = f"{path}.{os.getpid()}.new"
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -53,7 +53,7 @@ def read_json(path: str) -> Fields | None:
 
 
 def read_text(path: str) -> str:
-    """A file's text without its end of line; "" where there is none or it cannot be read."""
+    """A file's text without its end of line; "" if it is missing or unreadable."""
     try:
         with open(path, errors="replace") as file:
             return file.read().strip()

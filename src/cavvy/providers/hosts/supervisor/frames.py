@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-LIMIT = 80 * 1024 * 1024  # bytes of one frame: more than the largest letter of an agent
+LIMIT = 80 * 1024 * 1024  # bytes of one frame, above the largest letter of an agent
 
 
 def encode_frame(head: Fields, data: bytes = b"") -> bytes:
@@ -32,7 +32,7 @@ class FrameReader:
         self._head: Fields | None = None  # of a frame whose bytes have not all arrived
 
     def feed(self, data: bytes) -> list[tuple[Fields, bytes]]:
-        """The frames that `data` completes. Raises ValueError for what is no frame."""
+        """The frames that `data` completes. Raises ValueError for an invalid frame."""
         self._buffer += data
         frames = []
         while True:

@@ -1,6 +1,4 @@
-"""Processes, known by number, start and boot, since numbers are used again; found by the marks
-that they carry.
-"""
+"""Processes, identified by PID, start and boot, since PIDs are reused, and found by their marks."""
 
 from __future__ import annotations
 
@@ -22,14 +20,14 @@ GANG_MARK, RANK_MARK = (
 
 
 def boot() -> str:
-    """Names this start of this host; of a container too, whose processes die with its process
+    """Identifies this boot of the host, and of a container, whose processes die with its PID
     namespace.
     """
     return read_text("/proc/sys/kernel/random/boot_id") + "/" + os.readlink("/proc/self/ns/pid")
 
 
 def identify(pid: int) -> Fields | None:
-    """The living process of that number; a zombie does not live."""
+    """The living process with this PID; a zombie does not live."""
     stat = read_stat(pid)
     return (
         None
@@ -56,8 +54,8 @@ def read_stat(pid: int | str) -> list[str] | None:
 
 
 def list_marked(gang: str, rank: str) -> list[int]:
-    """Living processes of ours that carry a rank's marks, with all that descend from one or
-    share its session.
+    """Living processes of this user that carry a rank's marks, with their descendants and the
+    processes of their sessions.
     """
     stats: dict[int, list[str]] = {}
     for name in own_pids():
@@ -79,7 +77,7 @@ def list_marked(gang: str, rank: str) -> list[int]:
 
 
 def find_command(argument: str) -> Iterator[Fields]:
-    """Living processes of ours that were started with this argument."""
+    """Living processes of this user that were started with this argument."""
     for pid in own_pids():
         if argument in read_text(f"/proc/{pid}/cmdline").split("\0"):
             found = identify(int(pid))

@@ -1,18 +1,18 @@
-"""Serves one connection: launches, looks after, removes and forgets the gangs of one installation
-on this host.
+"""Serves one connection: launches, observes, removes and forgets the gangs of one installation on
+this host.
 
-Reads one JSON object a line, `{"id", "do", ...}`, and writes one, `{"id", "answer"}` or `{"id",
-"error", "kind"}`, and `{"changed": GANG}` whenever something ended.
+A request `{"id", "do", ...}` is answered by `{"id", "answer"}` or `{"id", "error", "kind"}`.
+`{"changed": GANG}` reports that something ended.
 
-ROOT/gangs/NAME/gang.json          what the control plane wants to be remembered of the gang
-ROOT/gangs/NAME/removing.json      the gang is to go, and when the patience with it ends
-ROOT/gangs/NAME/RANK/config.json   the agent's configuration; `devices` beside it names what the
-rank holds ROOT/gangs/NAME/RANK/run.json      the process that runs the agent and notes its exit
-code in `left` ROOT/gangs/NAME/RANK/dead.json     how the rank ended: never changes afterwards
+ROOT/gangs/NAME/gang.json          the control plane's intent and the agent's command
+ROOT/gangs/NAME/removing.json      the gang is being removed; when it is killed
+ROOT/gangs/NAME/RANK/config.json   the agent's configuration; `devices` lists the rank's devices
+ROOT/gangs/NAME/RANK/run.json      the process that runs the agent; writes its exit code to `left`
+ROOT/gangs/NAME/RANK/dead.json     how the rank ended; never changes
 ROOT/over/NAME                     this name is not launched again
 
-Nothing is believed that is not on disk, and every call may be repeated. Errors: ValueError is
-`refused`, LockBusy is `busy` (somebody else holds the device), OSError is `again`.
+Only the disk counts, and every request may be repeated. Errors: ValueError is `refused`, LockBusy
+is `busy` (another gang holds the device), OSError is `again`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-REAPER_S = 3.0  # for the agent's own reaper to end the work of a killed agent
-PATIENCE_S = 5.0  # beyond a gang's grace, for its agents' last words
+REAPER_S = 3.0  # the time that the reaper of a killed agent has to end the work
+PATIENCE_S = 5.0  # after a gang's grace, for its agents' last reports
 DELIVERING = "its last words are being delivered"
-DELIVERIES = 3  # tries to deliver an agent's last words, while somebody answers
-SOON_S = 0.1  # between looks at processes that are to go
-POLL_S = 1.0  # between looks at deliveries, and at agents where the kernel or Python has no pidfd
+DELIVERIES = 3  # tries to deliver an agent's last reports, while a server answers
+SOON_S = 0.1  # between looks at processes that should end
+POLL_S = 1.0  # between looks at deliveries, and at agents without pidfd
 TOMBSTONE_S = 7 * 24 * 3600.0
-# Notes the exit code of the agent; passes over the signals that the agent, in its process group,
-# gets itself.
+# Records the exit code of the agent; ignores the signals that its process group, and so the agent,
+# receives.
 WRAPPER = 'trap : TERM INT HUP; "$@"; code=$?; echo "$code" > "$0.new" && mv "$0.new" "$0"'
 KEPT = frozenset(
     [
@@ -75,27 +75,25 @@ KEPT = frozenset(
 
 
 class LockBusy(Exception):
-    """Somebody else holds what was asked for."""
+    """Another gang holds a requested device."""
 
 
 class HostSupervisor:
-    """Serves one connection. All state that matters is on disk; the rest is for being told of
-    changes at once.
-    """
+    """Serves one connection. The state is on disk; the fields serve to report changes at once."""
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._blocked = False  # the pipe to our peer is full
+        self._blocked = False  # the output pipe is full
         self._children: list[subprocess.Popen[bytes]] = []
         self._watched: dict[int, int] = {}  # pidfd -> pid
-        self._told: dict[str, str] = {}  # gang -> what it looked like when it was last told of
+        self._told: dict[str, str] = {}  # gang -> its states in the last report
         self._orphaned: dict[
             str, float
-        ] = {}  # rank's folder -> since when its agent is dead and processes are left
-        self._alive: set[str] = set()  # folders of ranks that we saw alive
+        ] = {}  # rank's folder -> when its agent was found dead with processes left
+        self._alive: set[str] = set()  # folders of ranks that were seen alive
         self._poll = select.poll()
         self._out = b""
-        self._kill_all_at: float | None = None  # this host goes: whatever lives then is killed
+        self._kill_all_at: float | None = None  # this host leaves: then all gangs are killed
 
     def serve(self) -> None:
         """Answer until the input ends."""
@@ -138,9 +136,7 @@ class HostSupervisor:
         self._out += encode_frame(value)
 
     def _flush(self) -> None:
-        """Write what the pipe takes; the rest waits, so that a peer that is gone holds nobody
-        up.
-        """
+        """Write what the pipe accepts and keep the rest, so that a dead peer blocks nothing."""
         try:
             while self._out:
                 self._out = self._out[os.write(1, self._out) :]
@@ -153,8 +149,8 @@ class HostSupervisor:
             self._blocked = False
 
     def _succeed(self) -> None:
-        """One supervisor at a time: an earlier one, whose connection is dead without its knowing,
-        goes.
+        """Kill an earlier supervisor, which has not noticed that its connection is dead: only one
+        may run.
         """
         path = self._root + "/supervisor.json"
         with FileLock(self._root + "/lock"):
@@ -163,12 +159,10 @@ class HostSupervisor:
                 os.kill(earlier["pid"], signal.SIGKILL)
             write_json(path, identify(os.getpid()) or {})
 
-    # What can be asked
+    # Requests
 
     def do_launch(self, asked: Fields) -> Fields:
-        """Start these ranks of a gang, all or none; one that exists, or is over, is left as it
-        is.
-        """
+        """Start these ranks of a gang, all or none. A gang that exists or is over is left."""
         name = check_name(asked["gang"])
         folder = self._folder(name)
         if os.path.exists(self._root + "/over/" + name):
@@ -181,12 +175,12 @@ class HostSupervisor:
         return {"over": False, "gang": self._look(name)}
 
     def do_look(self, asked: Fields) -> Fields:
-        """Every gang of this installation here, with the time on this host's clock."""
+        """Every gang of this installation on this host, with the host's time."""
         return {"now": time.time(), "gangs": [self._look(name) for name in self._names()]}
 
     def do_remove(self, asked: Fields) -> Fields:
-        """Ask a gang to leave; what lives when its grace is over is killed. `forbid`: nor is it
-        launched later.
+        """End a gang; agents that live after its grace are killed. `forbid`: it cannot be launched
+        later.
         """
         name = check_name(asked["gang"])
         folder = self._folder(name)
@@ -202,9 +196,7 @@ class HostSupervisor:
         return {}
 
     def do_leave(self, asked: Fields) -> Fields:
-        """This host goes: agents are told as if it were taken away, and what lives after
-        `grace_s` is killed.
-        """
+        """This host leaves: signal agents as in a preemption, and kill them after `grace_s`."""
         for name in self._names():
             for rank in self._ranks(name):
                 if read_json(f"{self._folder(name)}/{rank}/dead.json") is None:
@@ -213,7 +205,7 @@ class HostSupervisor:
         return {}
 
     def do_forget(self, asked: Fields) -> Fields:
-        """The gang is over and on record elsewhere: delete what is left of it."""
+        """Delete the files of a gang that is over and recorded elsewhere."""
         name = check_name(asked["gang"])
         folder = self._folder(name)
         if any(read_json(f"{folder}/{rank}/dead.json") is None for rank in self._ranks(name)):
@@ -224,9 +216,7 @@ class HostSupervisor:
         return {}
 
     def do_relay(self, asked: Fields) -> Fields:
-        """Agents here reach the control plane through this socket from now on; its name stays
-        `sock`.
-        """
+        """Let agents reach the control plane through this socket; they know it as `sock`."""
         name = asked["socket"]
         os.chmod(f"{self._root}/{name}", 0o600)
         remove_file(self._root + "/sock.new")
@@ -264,14 +254,14 @@ class HostSupervisor:
                 raise
 
     def _start_missing(self, name: str, rank: str) -> Fields | None:
-        """The process of a rank, which is started where none ever was; None where the host was
-        started anew since.
+        """The process of a rank, started if there never was one; None if the host was rebooted
+        since.
         """
         folder = f"{self._folder(name)}/{rank}"
         known = read_json(folder + "/run.json")
         if known is not None or os.path.exists(folder + "/left"):
             return known
-        # Started just before an earlier supervisor was killed: the first of them leads the group.
+        # Started just before an earlier supervisor was killed; the first leads the group.
         found = min(
             find_command(folder + "/config.json"),
             key=lambda each: (each["start"], each["pid"]),
@@ -328,7 +318,9 @@ class HostSupervisor:
         }
 
     def _rank(self, name: str, rank: str, removing: Fields | None) -> Fields:
-        """One rank as it is now: `state` is runs, ends or over. Kills what a dead agent left."""
+        """The current state of one rank: runs, ends or over. Kills the processes that a dead agent
+        left.
+        """
         folder = f"{self._folder(name)}/{rank}"
         dead = read_json(folder + "/dead.json")
         if dead is not None:
@@ -365,8 +357,8 @@ class HostSupervisor:
         return {"rank": int(os.path.basename(folder)), "state": "over", **dead}
 
     def _rest_lives(self, name: str, rank: str, at_once: bool) -> bool:
-        """Whether processes of a dead agent's rank are left; its reaper ends them, and we when
-        its time is over.
+        """Whether a dead agent left processes. Its reaper ends them; this kills them when its time
+        is over.
         """
         folder = f"{self._folder(name)}/{rank}"
         left = list_marked(name, rank)
@@ -380,7 +372,7 @@ class HostSupervisor:
         return True
 
     def _follow_up(self, name: str, rank: str, removing: Fields | None) -> bool:
-        """Do for an agent what it could not: remove its container, deliver its log and exit. True
+        """Finish the work of a dead agent: remove its container, deliver its log and exit. True
         until done.
         """
         folder = f"{self._folder(name)}/{rank}"
@@ -420,8 +412,8 @@ class HostSupervisor:
         return True
 
     def _died_at(self, folder: str) -> float:
-        """When it left by its own record; else now if we saw it alive and were told, else its
-        last sign of life.
+        """When the agent exited by its own record; else now if this supervisor saw it alive, else
+        its last sign of life.
         """
         for name in ("exit.json", "left"):
             if os.path.exists(f"{folder}/{name}"):
@@ -433,8 +425,8 @@ class HostSupervisor:
     # Tending
 
     def _tend(self) -> float | None:
-        """Bring what is to go a step further and tell what changed; for how long nothing needs
-        us.
+        """Advance pending removals and report changes. Returns the time until the next step is
+        needed.
         """
         self._children = [child for child in self._children if child.poll() is None]
         if self._kill_all_at is not None and time.time() >= self._kill_all_at:
@@ -450,7 +442,7 @@ class HostSupervisor:
                     pauses += self._find_pause(seen, watched)
                     states = [rank["state"] for rank in seen["ranks"]]
                     self._tell(name, json.dumps([seen["removing"], states]))
-        except OSError:  # a disk that is full or away: the next look reports it
+        except OSError:  # the disk is full or unavailable; the next look reports it
             return POLL_S
         return min(pauses, default=None)
 
@@ -511,9 +503,7 @@ class HostSupervisor:
                 remove_file(f"{tombs}/{old}")
 
     def _discard(self, folder: str) -> None:
-        """Out of sight at once, by a rename; a working folder may be large, so it is deleted
-        beside everything else.
-        """
+        """Move a folder to the trash and delete it in the background; it may be large."""
         trash = f"{self._root}/trash"
         os.makedirs(trash, 0o700, exist_ok=True)
         if os.path.exists(folder):
@@ -539,17 +529,17 @@ class HostSupervisor:
 
 
 def check_name(name: str) -> str:
-    """A gang's name, which becomes a folder's. Raises ValueError."""
+    """Check a gang's name, which becomes a folder's name. Raises ValueError."""
     if not name or len(name) > 63 or not all(letter.isalnum() or letter == "-" for letter in name):
         raise ValueError(f"{name!r} is no name of a gang")
     return name
 
 
 def check_free(shared: str, wanted: set[str]) -> None:
-    """No living rank of any installation on this host may hold a wanted device. Raises LockBusy.
+    """Raises LockBusy if a living rank of any installation on this host holds a wanted device.
 
-    The control plane keeps the books; this catches two of them on one host, and books that were
-    lost.
+    The control plane allocates devices; this catches two control planes on one host, and a lost
+    database.
     """
     for path in glob.glob(glob.escape(shared) + "/*/*/gangs/*/*/devices"):
         held = wanted & set(read_text(path).split())

@@ -1,5 +1,4 @@
-"""What a joined machine runs: it calls the control plane and carries the lines of a supervisor,
-which does the rest.
+"""The program of a joined machine: calls the control plane and relays its supervisor's lines.
 
-Nothing but the standard library, any Python from 3.8 on, Linux.
+Runs on Linux with the standard library of Python 3.8 or newer.
 """

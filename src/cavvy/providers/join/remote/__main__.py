@@ -1,5 +1,5 @@
-"""Starts it: `python -I -S far.pyz ADDRESS PIN PLACE FOLDER PYTHON`, with the line's token in
-CAVVY_JOIN_TOKEN.
+"""Starts the program: `python -I -S far.pyz ADDRESS PIN PLACE FOLDER PYTHON`, with the line's token
+in CAVVY_JOIN_TOKEN.
 
 The package is loaded under a name of its own from the archive that holds this file.
 """

@@ -1,6 +1,6 @@
-"""Calls to the control plane over HTTPS; its certificate is known by its hash.
+"""Calls to the control plane over HTTPS, with its certificate pinned by hash.
 
-Errors, by what the caller does next: OSError, ask again later; MachineDismissed, go for good.
+Errors, by what the caller does next: OSError, try again later; MachineDismissed, leave for good.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ TIMEOUT_S = 30.0
 
 
 class MachineDismissed(Exception):
-    """The control plane does not want this machine, and says why."""
+    """The control plane refuses this machine; the message says why."""
 
 
 class ServerCalls:
-    """One connection, kept; each thread has its own."""
+    """One persistent connection; each thread has its own."""
 
     def __init__(self, address: str, pin: str, place: str, token: str) -> None:
         self._address, self._pin, self._place = address, pin, place
         self.token = token
         self._connection: http.client.HTTPSConnection | None = None
-        self.own_address = ""  # from where we reach the control plane
+        self.own_address = ""  # this machine's address towards the control plane
 
     def ask(self, call: str, fields: Fields, wait_s: float = 0) -> Fields:
         """Raises OSError, MachineDismissed."""
@@ -53,7 +53,7 @@ class ServerCalls:
         raise OSError(f"status {status}: {said}")
 
     def fetch(self, digest: str, path: str) -> None:
-        """Make `path` the file of that hash. Raises OSError."""
+        """Download the file with this hash to `path`. Raises OSError."""
         if os.path.exists(path):
             return
         status, data = self._request("GET", "/boot/v1/" + digest, b"", {}, 60.0)
@@ -85,7 +85,7 @@ class ServerCalls:
             return self._connection
         context = ssl.SSLContext(
             ssl.PROTOCOL_TLS_CLIENT
-        )  # reads no authorities: nobody is asked for them
+        )  # loads no certificate authorities: the pin replaces them
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -101,7 +101,7 @@ class ServerCalls:
             made.close()
             raise OSError(f"another certificate than the control plane's: {found}")
         self.own_address = made.sock.getsockname()[0]
-        made.auto_open = 0  # a connection that was made anew unseen would not be checked
+        made.auto_open = 0  # an automatic reconnection would skip the check of the pin
         self._connection = made
         return made
 

@@ -1,5 +1,5 @@
-"""The life of a joined machine: it enters once, then carries its supervisor's lines session by
-session until it goes.
+"""The life of a joined machine: it joins once, then relays its supervisor's lines, session by
+session, until it leaves.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 POLL_S = 20.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 3.0
-GRACE_S = 20.0  # for jobs to save what they have when this machine goes
-LAST_WORDS_S = 15.0  # beyond that, for their agents and for the control plane to hear of it
+GRACE_S = 20.0  # for jobs to save their state when this machine leaves
+LAST_WORDS_S = 15.0  # after that, for the agents' last reports
 
 
 def say(text: str) -> None:
@@ -59,14 +59,14 @@ class MachineClient:
         self._card: Fields = read_json(self._card_path) or {"nonce": os.urandom(16).hex()}
         self._calls = self.make_calls()
         self.root = ""
-        self._leaving = threading.Event()  # go, and come back by the same line
+        self._leaving = threading.Event()  # leave; the same command joins again
 
     def leave(self, *signalled: object) -> None:
-        """Go: to be called by a signal."""
+        """Leave; a signal handler."""
         self._leaving.set()
 
     def run(self, token: str) -> int:
-        """Until it goes; the exit code."""
+        """Run until this machine leaves. Returns the exit code."""
         if "token" not in self._card and not self._enter(token):
             return 1
         self.root = f"{self.folder}/{self._card['folder']}"
@@ -103,7 +103,7 @@ class MachineClient:
 
     def _enter(self, token: str) -> bool:
         self._calls.token = token
-        write_json(self._card_path, self._card)  # its nonce: a lost answer is asked for again
+        write_json(self._card_path, self._card)  # keeps the nonce for another try
         wish = {"nonce": self._card["nonce"], "hostname": os.uname().nodename}
         try:
             entered = retry(lambda: self._calls.ask("enter", wish), self._leaving, loud=True)
@@ -122,9 +122,7 @@ class MachineClient:
         return ServerCalls(*self._where, self._card.get("token", ""))
 
     def _end_for_good(self, reason: str) -> int:
-        """Our token opens nothing any more: end what runs here, whoever started it for that
-        installation.
-        """
+        """This machine's token is refused: end all work of that installation."""
         say(reason)
         if os.path.exists(self._card_path):
             os.unlink(self._card_path)
@@ -135,7 +133,7 @@ class MachineClient:
 
 
 class SupervisorSession:
-    """One life of the far end. Raises OSError, MachineDismissed when it is made."""
+    """One session with a supervisor. The constructor raises OSError, MachineDismissed."""
 
     def __init__(self, machine: MachineClient) -> None:
         self._id = os.urandom(8).hex()
@@ -168,7 +166,7 @@ class SupervisorSession:
         self._greet(json.loads(facts))
 
     def _fetch(self) -> str:
-        """Fetch the supervisor and the agent; the supervisor's path."""
+        """Fetch the supervisor and the agent. Returns the supervisor's path."""
         wanted, folder = self._calls.ask("bundles", {}), self._machine.folder
         supervisor = f"{folder}/{wanted['supervisor']}.supervisor.pyz"
         self._calls.fetch(wanted["supervisor"], supervisor)
@@ -189,7 +187,7 @@ class SupervisorSession:
         )
 
     def relay(self, leaving: threading.Event) -> None:
-        """Until the session is over, or this machine is to go. Raises MachineDismissed."""
+        """Run until the session is over or this machine must leave. Raises MachineDismissed."""
         for work in (self._listen, self._read, self._say):
             threading.Thread(target=work, daemon=True).start()
         while not self._over.is_set() and not leaving.is_set() and not self.wanted_to_leave:
@@ -268,7 +266,7 @@ class SupervisorSession:
             self._over.set()
 
     def _read(self) -> None:
-        """The supervisor's lines."""
+        """Collect the supervisor's lines."""
         assert self._supervisor.stdout is not None
         for line in self._supervisor.stdout:
             with self._news:
@@ -347,6 +345,6 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if (
             number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
-        ):  # in the background it stays ignored
+        ):  # stays ignored in the background
             signal.signal(number, machine.leave)
     return machine.run(token)
