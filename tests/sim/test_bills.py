@@ -2,6 +2,7 @@
 ends; the server dies, and is away for long. The truth is what the fake cloud billed.
 """
 
+from dataclasses import replace
 from datetime import timedelta
 from random import Random
 
@@ -11,7 +12,7 @@ from tests.sim.scenario_checks import check_nothing_left, stretches, tell
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Limits, Retry, Task
-from cavvy.domain.units import HourlyRate
+from cavvy.domain.units import HourlyRate, Money
 from cavvy.providers.fake.script import (
     CallOutcome,
     CloudScript,
@@ -142,3 +143,24 @@ def test_a_bill_is_what_the_cloud_billed_or_a_range_around_it(kind: str) -> None
             for each in find_wrong(ending, slack)
         ]
     assert not wrong, f"{len(wrong)} wrong\n" + "\n".join(wrong[:3])
+
+
+@pytest.mark.parametrize("budget_s", [60, 100, 300, 3600])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_tenfold_price_does_not_outrun_a_budget(budget_s: int, share: float) -> None:
+    """A budget that pays for `budget_s`, of which this share is spent when the price rises."""
+    story = make_story(0, RecordScript())
+    offer = replace(story.script.offers[0], rate=HourlyRate(3_600_000), minimum_charge=timedelta(0))
+    rise = PriceChange(offer=offer.key, at_s=budget_s * share, rate=HourlyRate(36_000_000))
+    launches = (FaultScript(boot_s=2.0),)
+    script = CloudScript(
+        offers=(offer,), prices=(rise,), launches=launches, removals=(RemovalScript(takes_s=1.0),)
+    )
+    limits = Limits(budget=Money(budget_s * 1000))
+    task = Task(name="t", run="true", env={"FAKE_RUN_S": "90000"}, limits=limits)
+    ending = play(
+        SimScenario(submissions=(SimSubmission(task=task, consented=True),), script=script)
+    )
+    [trace] = ending.traces
+    spent = sum(charge.amount.micros for charge in trace.charges)
+    assert spent <= budget_s * 1000, tell(trace)

@@ -61,6 +61,10 @@ class GangOperator:
         """The known state of the gangs, by name."""
         return self._looks
 
+    def afford(self, attempt: Attempt, pays: timedelta) -> None:
+        """The rest of the job's budget pays for so long at the present price."""
+        self._change(attempt, pays=pays)
+
     def look_now(self, gang: str) -> None:
         """The provider signalled a change: do not trust the last look."""
         if gang in self._looks:
@@ -111,6 +115,7 @@ class GangOperator:
             unsure=look.unsure,
             denied=look.denied,
             spent=rows.spent,
+            pays=look.pays,
         )
 
     async def launch(self, rows: JobRows, attempt: Attempt) -> AdvanceAttempt | None:

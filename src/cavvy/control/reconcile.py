@@ -13,7 +13,7 @@ from cavvy.control.agents.sessions import AgentSessions, lease_paid_by
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide import job as jobs
-from cavvy.control.decide.bills import budget_left, spending
+from cavvy.control.decide.bills import budget_left, paid_time, spending
 from cavvy.control.decide.rows import NEVER, JobRows
 from cavvy.control.decide.standby import take_over
 from cavvy.control.decide.transitions import (
@@ -159,6 +159,7 @@ class JobReconciler:
         if left is None or not rate.micros_per_hour:
             return
         for attempt in rows.open:
+            self._operator.afford(attempt, paid_time(left, rate))
             self._out.agents.afford(attempt.id, now + lease_paid_by(left, rate, rows.job))
 
     async def _failed_place(self, own: Attempt | None, again: jobs.RequeueJob) -> str:

@@ -15,6 +15,7 @@ from cavvy.control.agents.claims import find_objection
 from cavvy.control.agents.reports import ReportOutcome, apply_messages, step_of, tell
 from cavvy.control.agents.work import make_assignment
 from cavvy.control.clock import ControlClock
+from cavvy.control.decide.bills import paid_time
 from cavvy.control.decide.job import MARGIN, cap_of
 from cavvy.control.decide.warm_pool import waits_on
 from cavvy.domain.events import Event
@@ -46,7 +47,6 @@ _PATIENCE = timedelta(
     seconds=10
 )  # time that a claim waits for the newest checkpoint; agents retry after 30 s
 _UNREADY_ASKS_AGAIN = timedelta(seconds=1)
-_LONGEST_H = 100_000  # budgets are not projected beyond eleven years
 _TRIES = 8  # tries of a write that meets a newer version
 
 ReadBlob = Callable[[str], Awaitable[bytes]]  # manifest by hash; raises RowNotFound
@@ -505,5 +505,5 @@ def lease_paid_by(left: Money, rate: HourlyRate, job: Job) -> timedelta:
     """How long `left` pays for work at `rate`, less the cost of ending it; half of `left` if that
     cost is most of it.
     """
-    paid = timedelta(hours=min(_LONGEST_H, left.micros / rate.micros_per_hour))
+    paid = paid_time(left, rate)
     return paid - min(job.task.grace + MARGIN, paid / 2)

@@ -19,6 +19,7 @@ from cavvy.domain.jobs import (
     JobPhase,
     Node,
     NodePhase,
+    StopCause,
 )
 from cavvy.domain.units import Money
 
@@ -34,6 +35,7 @@ HEARD_LATELY = timedelta(
 MARGIN = timedelta(
     seconds=5
 )  # time beyond the grace period for the signal, the last log lines and the report
+PRICE_RISE = 10  # a price that rises so much at once must not outrun a budget
 REMOVE_AGAIN = timedelta(seconds=30)  # a removal without effect is requested again
 END_TIMES_TIMEOUT = timedelta(
     minutes=10
@@ -69,6 +71,7 @@ class AttemptSnapshot:
     unsure: bool = False  # an earlier launch request was never answered: it may still take effect
     denied: bool = False  # the provider refused the last launch request
     spent: Money | None = None  # spent by the job until now, if it has a budget
+    pays: timedelta | None = None  # how long the rest of the budget pays at the present price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,16 +344,17 @@ def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
     left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]
     if not left or job.phase is not JobPhase.STOPPING:
         return _ending(_stop_outcome(job), reason)
-    until = job.since + job.task.grace + MARGIN
+    grace, until = job.task.grace, job.since + job.task.grace + MARGIN
+    if job.stop_cause is StopCause.BUDGET and view.pays is not None:
+        grace = min(grace, max(timedelta(0), view.pays - MARGIN))
+        until = min(until, now + view.pays)
     if now >= until:
         return _ending(
             _stop_outcome(job), f"{reason}; it did not end within its grace period and was removed"
         )
     untold = tuple(node.rank for node in left if node.order is None or node.order.kind != "stop")
     if untold:
-        return OrderRanks(
-            ranks=untold, kind="stop", seconds=job.task.grace.total_seconds(), reason=reason
-        )
+        return OrderRanks(ranks=untold, kind="stop", seconds=grace.total_seconds(), reason=reason)
     return RecheckAttempt(after=until - now)
 
 
@@ -506,7 +510,16 @@ def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
         times.append(deadline - now)
     if view.seen is GangAbsence.ABSENT:
         times.append(max(view.visibility_delay / 8, timedelta(milliseconds=100)))
+    if view.pays is not None:
+        times.append(watch_price(view.pays))
     return min(times)
+
+
+def watch_price(pays: timedelta) -> timedelta:
+    """How often to look at the price: between two looks, PRICE_RISE times the price costs at most
+    half of the budget's rest, which `pays` so long at the present price.
+    """
+    return max(timedelta(seconds=1), pays / (2 * PRICE_RISE))
 
 
 def _soon(since: datetime, now: datetime) -> timedelta:

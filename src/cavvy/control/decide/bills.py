@@ -13,6 +13,7 @@ from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnseenEnd
 from cavvy.domain.units import HourlyRate, Money
 
+_LONGEST_H = 100_000
 ACCRUE = timedelta(seconds=45)  # charges of living nodes are at most a minute behind
 
 
@@ -47,6 +48,11 @@ def budget_left(job: Job, spent: Money) -> Money | None:
     """The rest of the job's budget; None: no limit."""
     cap = cap_of(job)
     return None if cap is None else Money(max(0, cap.micros - spent.micros))
+
+
+def paid_time(left: Money, rate: HourlyRate) -> timedelta:
+    """How long the money pays for the rate, which is not 0; at most eleven years."""
+    return timedelta(hours=min(_LONGEST_H, left.micros / rate.micros_per_hour))
 
 
 def accrue(attempt: Attempt, look: GangLook) -> tuple[tuple[Charge, ...], GangLook]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from cavvy.control.decide.attempt import POLL, STEADY_POLL, GangAbsence, Seen
+from cavvy.control.decide.attempt import POLL, STEADY_POLL, GangAbsence, Seen, watch_price
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
 from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import Attempt, AttemptPhase, AttemptWait, Job, JobPhase, WaitKind
@@ -29,6 +29,7 @@ class GangLook:
     told_at: datetime | None = None
     alive_at: Mapping[int, datetime] = field(default_factory=dict)  # by rank: last seen alive
     removed_at: datetime | None = None  # when the gang's removal was last requested
+    pays: timedelta | None = None  # how long the rest of the budget pays at the present price
     accrued_at: datetime | None = None  # charges are complete until then
 
 
@@ -80,7 +81,8 @@ def look_interval(
         return min(POLL, max(_SHORTEST, (now - attempt.since) / 4))
     if look.seen is GangAbsence.ABSENT:
         return max(_SHORTEST, visibility_delay / 8)
-    return STEADY_POLL if attempt.phase is AttemptPhase.RUNNING else POLL
+    interval = STEADY_POLL if attempt.phase is AttemptPhase.RUNNING else POLL
+    return interval if look.pays is None else min(interval, watch_price(look.pays))
 
 
 def find_wait(attempt: Attempt, seen: Seen) -> AttemptWait | None:
