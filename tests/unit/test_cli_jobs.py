@@ -492,3 +492,8 @@ def test_json_of_a_run_that_is_followed_is_refused(client: FakeClient, tmp_path:
     told = run("run", "-o", "json", str(file))
     assert told.exit_code == 2
     assert "--detach" in told.stderr
+
+
+def test_watching_jobs_needs_a_terminal(client: FakeClient) -> None:
+    found = run("ps", "--watch")
+    assert (found.exit_code, "--watch needs a table on a terminal" in found.stderr) == (2, True)

@@ -34,6 +34,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "status": "Show one job: phase, placement, attempts, reasons, position in the queue.",
         "logs": "Print or follow a job's log.",
         "events": "Show a job's history, each step with its reason.",
+        "wait": "Wait until jobs run, or have ended.",
         "stop": "Stop jobs.",
         "retry": "Queue an ended job again.",
         "schedules": "List jobs that repeat and when they run next.",

@@ -1,11 +1,20 @@
 """`cavvy ps`: list jobs."""
 
+import sys
+import time
+from typing import TYPE_CHECKING
+
 import click
 
 from cavvy.cli.reach.session import any_project_option, list_jobs, session
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
+if TYPE_CHECKING:
+    from cavvy.client.wire import JobListing
+
 _RECENT = 20
+_REFRESH_S = 2.0
 
 
 @click.command("ps")
@@ -24,16 +33,40 @@ _RECENT = 20
     help="Only jobs in this phase, such as running or failed.",
 )
 @click.option("-n", "--limit", type=click.IntRange(1), default=None, help="Maximum number of rows.")
+@click.option("-w", "--watch", is_flag=True, help="Refresh the table until you press Ctrl-C.")
 @output_option
 def command(
-    everything: bool, project: str | None, phase: tuple[str, ...], limit: int | None, output: str
+    everything: bool,
+    project: str | None,
+    phase: tuple[str, ...],
+    limit: int | None,
+    watch: bool,
+    output: str,
 ) -> None:
     """List jobs, newest first."""
+    wanted = limit or (None if everything else _RECENT)
+    if watch and (output != "table" or not sys.stdout.isatty()):
+        raise CommandFailure(
+            "--watch needs a table on a terminal",
+            "in scripts, `cavvy wait NAME` waits for a job",
+            2,
+        )
+    with session() as client:
+        while True:
+            rows, more = list_jobs(client, project, phase, wanted)
+            if watch:
+                click.clear()
+            _jobs_out(rows, output)
+            if more and output == "table" and not limit:
+                click.echo("… show older jobs: cavvy ps --all")
+            if not watch:
+                return
+            time.sleep(_REFRESH_S)
+
+
+def _jobs_out(rows: "list[JobListing]", output: str) -> None:
     from cavvy.cli.view import formatting
 
-    wanted = limit or (None if everything else _RECENT)
-    with session() as client:
-        rows, more = list_jobs(client, project, phase, wanted)
     columns = [
         TableColumn("name", wide=True),
         TableColumn("id", hidden=True),
@@ -49,5 +82,3 @@ def command(
         TableColumn("reason", wide=True),
     ]
     rows_out(columns, rows, output, empty="no jobs yet; start one with `cavvy run task.yaml`")
-    if more and output == "table" and not limit:
-        click.echo("… show older jobs: cavvy ps --all")

@@ -21,7 +21,7 @@ MIGRATIONS: Mapping[str, Path] = {
 }
 HEAD = max(MIGRATIONS)
 VERSION_TABLE = "cavvy_revision"
-_ADVISORY_LOCK = 0x72656D756461  # "cavvy": the lock of the process that migrates
+_ADVISORY_LOCK = 0x6361767679  # "cavvy": the lock of the process that migrates
 _JOURNAL_TRIES = 20
 _WAIT_MS = 60_000  # for another process that migrates
 # What the databases spell differently. Ids are compared by byte, so that PostgreSQL sorts them as

@@ -1,0 +1,64 @@
+"""`cavvy wait`: wait until jobs run, or have ended."""
+
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.formatting import ENDED
+
+if TYPE_CHECKING:
+    from cavvy.client import Client, wire
+
+_SHORTEST_S, _LONGEST_S = 0.2, 2.0  # between two questions to the server
+
+
+@click.command("wait")
+@click.argument("names", nargs=-1, required=True)
+@project_option
+@click.option(
+    "--for",
+    "what",
+    type=click.Choice(["end", "running"]),
+    default="end",
+    help="Wait until the jobs have ended, or until each runs or has ended.",
+)
+@click.option("--timeout", metavar="TIME", help="Give up after this time, such as 90s or 2h.")
+def command(names: tuple[str, ...], project: str, what: str, timeout: str | None) -> None:
+    """Wait for jobs. The exit code is that of the first job that failed, otherwise 0; after the
+    timeout it is 124.
+    """
+    from cavvy.domain.units import UnitError, parse_duration
+
+    try:
+        until = time.monotonic() + parse_duration(timeout).total_seconds() if timeout else None
+    except UnitError as error:
+        raise CommandFailure(f"--timeout: {error}", "write, for example, 90s or 2h", 2) from error
+    reached = ENDED | {"running"} if what == "running" else ENDED
+    code = 0
+    with session() as client:
+        for name in names:
+            job = _wait(client, project, name, reached, until)
+            click.echo(f"{name}: {job.phase}, {job.reason}")
+            if job.phase in ENDED and job.phase != "done":
+                code = code or job.exit_code or 1
+    raise SystemExit(code)
+
+
+def _wait(
+    client: "Client", project: str, name: str, reached: Collection[str], until: float | None
+) -> "wire.JobDetail":
+    pause = _SHORTEST_S
+    while (job := client.job(project, name)).phase not in reached:
+        if until is not None and time.monotonic() >= until:
+            raise CommandFailure(
+                f"{name} is still {job.phase}: {job.reason}",
+                f"`cavvy status {name}` shows why; it goes on",
+                exit_code=124,
+            )
+        time.sleep(pause)
+        pause = min(_LONGEST_S, pause * 1.5)
+    return job

@@ -1,0 +1,64 @@
+"""`cavvy wait`: its exit codes, and when it returns."""
+
+from dataclasses import dataclass
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.unit.cli_client import FakeClient, client, make_job
+
+from cavvy.cli import wait
+from cavvy.cli.main import cli
+
+__all__ = ["client"]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["wait", *arguments], prog_name="cavvy")
+
+
+@dataclass
+class Clock:
+    """Time that passes only while the command sleeps."""
+
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(wait, "time", found)
+    return found
+
+
+def test_the_exit_code_is_that_of_the_first_failed_job(client: FakeClient, clock: Clock) -> None:
+    assert run("good").exit_code == 0
+    found = run("good", "bad")
+    assert found.exit_code == 3
+    assert [line.split(":")[0] for line in found.stdout.splitlines()] == ["good", "bad"]
+
+
+def test_a_job_that_runs_is_waited_for_until_it_ends(
+    client: FakeClient, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases = iter(["queued", "running", "running", "done"])
+    monkeypatch.setattr(
+        client, "job", lambda project, name: make_job(name=name, phase=next(phases))
+    )
+    assert run("now").exit_code == 0
+    assert list(phases) == []
+    phases = iter(["queued", "running", "done"])
+    assert run("now", "--for", "running").stdout.startswith("now: running")
+    assert list(phases) == ["done"]
+
+
+def test_a_timeout_has_an_exit_code_of_its_own(client: FakeClient, clock: Clock) -> None:
+    found = run("now", "--timeout", "90s")
+    assert (found.exit_code, 90 <= clock.now < 93) == (124, True)
+    assert "still running" in found.stderr
+    assert run("now", "--timeout", "soon").exit_code == 2
