@@ -1,31 +1,50 @@
 """Compare what Cavvy and another tool understand of a folder of that tool's files.
 
-    python scripts/importers/compare.py skypilot|dstack FOLDER PYTHON [--verbose]
+    python scripts/importers/compare.py skypilot|dstack FOLDER PYTHON [--mutate] [--verbose]
 
 PYTHON is that of an environment in which the tool is installed. Prints how many files both, one or
-neither accept, and each difference in commands, environment and resources. Nothing of the tool is
-needed for Cavvy itself.
+neither accept, and each difference in any field of a task. With --mutate, each field of Cavvy's
+reading is changed in turn, and the output says in how many files the comparison notices. Nothing of
+the tool is needed for Cavvy itself.
 """
 
 import argparse
 import json
+import math
 import os
+import posixpath
+import re
 import shlex
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from cavvy.domain.tasks import AcceleratorNeed, Resources, SpotPolicy, Task
-from cavvy.importers import load_file
-from cavvy.importers.accelerators import find_needs
-from cavvy.importers.detect import Dialect
+from cavvy.domain.tasks import (
+    AcceleratorNeed,
+    Resources,
+    Retry,
+    Schedule,
+    SpotPolicy,
+    Task,
+    VolumeKind,
+    Workdir,
+)
+from cavvy.domain.units import HourlyRate
+from cavvy.importers import ReadOptions, Translation, load_file
+from cavvy.importers.accelerators import BARE_SIZES, find_needs
+from cavvy.importers.translation_header import WAIT
 from cavvy.spec import SpecError
+from cavvy.spec.problems import slug
 
 REFERENCE = Path(__file__).with_name("reference.py")
 Facts = dict[str, Any]
-OPEN = 65_536
+Point = tuple[Any, ...]  # one way to satisfy resources: cloud, region, instance, device, …
+SKYPILOT_DISK_GIB = 256
 
 
 def main() -> int:
@@ -34,15 +53,18 @@ def main() -> int:
     parser.add_argument("kind", choices=["skypilot", "dstack"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("python")
+    parser.add_argument("--mutate", action="store_true", help="also try what would be noticed")
     parser.add_argument("--verbose", action="store_true", help="also say why a file is refused")
     options = parser.parse_args()
     files = sorted(path for path in options.folder.rglob("*") if path.suffix in (".yml", ".yaml"))
     theirs = {each["file"]: each for each in ask(options.kind, options.python, files)}
-    counts = dict.fromkeys(["both", "theirs only", "ours only", "neither"], 0)
+    verdicts = ["both", "theirs only", "ours only", "neither", "refused by `run`, with the reason"]
+    counts = dict.fromkeys(verdicts, 0)
+    mutations: dict[str, list[bool]] = defaultdict(list)
     different = 0
     for path in files:
         their = theirs[str(path)]
-        mine = read_ours(path, Dialect.SKYPILOT if options.kind == "skypilot" else Dialect.DSTACK)
+        mine = read_ours(path, options.kind)
         verdict = (
             ("both" if mine["accepted"] else "theirs only")
             if their["accepted"]
@@ -51,13 +73,22 @@ def main() -> int:
         counts[verdict] += 1
         if verdict.endswith("only") or (verdict == "neither" and options.verbose):
             print(f"{path}: {verdict}: {their.get('reason') or mine.get('reason')}")
-        if verdict == "both":
-            found = list_differences(options.kind, their, mine["tasks"])
+        if verdict == "both" and any(
+            each.refused or each.until_submitted for each in mine["found"].kept
+        ):
+            counts["refused by `run`, with the reason"] += 1
+        elif verdict == "both":
+            found = list_differences(options.kind, their, mine["found"])
             different += bool(found)
             for line in found:
                 print(f"{path}: {line}")
+            if options.mutate and not found and len(mine["found"].tasks) == 1:
+                for name, seen in try_mutations(options.kind, their, mine["found"]):
+                    mutations[name].append(seen)
     print(f"{len(files)} files: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
     print(f"of those that both accept, {different} are understood differently")
+    for name, noticed in sorted(mutations.items()):
+        print(f"a change of {name} is noticed in {sum(noticed)} of {len(noticed)} files")
     return int(bool(different or counts["theirs only"] or counts["ours only"]))
 
 
@@ -78,119 +109,403 @@ def ask(kind: str, python: str, files: list[Path]) -> list[Facts]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def read_ours(path: Path, dialect: Dialect) -> Facts:
-    """Cavvy's reading of a file. A file that Cavvy takes for its own format is named."""
+def read_ours(path: Path, kind: str) -> Facts:
+    """Cavvy's reading of a file, as with `--as`."""
     try:
-        found = load_file(path)
+        found = load_file(path, options=ReadOptions(dialect=kind))
     except SpecError as error:
         return {"accepted": False, "reason": str(error)}
-    if found.kind != dialect:
-        print(f"{path}: taken for a file of {found.kind}")
-    return {"accepted": True, "tasks": found.tasks}
+    return {"accepted": True, "found": found}
 
 
-def list_differences(kind: str, their: Facts, tasks: tuple[Task, ...]) -> list[str]:
+def list_differences(kind: str, their: Facts, found: Translation) -> list[str]:
     """The differences, in words."""
-    if len(their["tasks"]) != len(tasks):
-        return [f"{len(their['tasks'])} tasks, ours {len(tasks)}"]
+    if found.kind.lower() != kind:
+        return [f"taken for a file of {found.kind}"]
+    if len(their["tasks"]) != len(found.tasks):
+        return [f"{len(their['tasks'])} tasks, ours {len(found.tasks)}"]
     compare = compare_skypilot if kind == "skypilot" else compare_dstack
     pairs = [
-        pair for one, task in zip(their["tasks"], tasks, strict=True) for pair in compare(one, task)
+        pair
+        for one, task in zip(their["tasks"], found.tasks, strict=True)
+        for pair in compare({"file": their.get("file", "task.yaml"), **one}, found, task)
     ]
     return [f"{name}: theirs {one!r}, ours {other!r}" for name, one, other in pairs if one != other]
 
 
-def compare_skypilot(their: Facts, task: Task) -> list[tuple[str, object, object]]:
+Pair = tuple[str, object, object]  # a field: theirs, ours
+
+
+def compare_skypilot(their: Facts, found: Translation, task: Task) -> list[Pair]:
     """The values of a SkyPilot task, by SkyPilot and by Cavvy."""
-    needs = task.resources.choices
-    wanted = [
-        find_needs(name, str(max(1, int(-(-count // 1))))) for name, count in their["accelerators"]
-    ]
-    names = {(one.name, one.count_min) for each in wanted for one in each.needs}
-    ours = {(one.name, one.count_min) for need in needs for one in need.accelerators}
-    if any(one.name in ("gpu", "nvidia", "amd") for need in needs for one in need.accelerators):
-        names = ours  # a size: SkyPilot lists the names that have it
-    spots = {SpotPolicy.ONLY: {True}, SpotPolicy.NEVER: {False}, SpotPolicy.AUTO: {False, True}}
-    cpus = {_amount(need.cpus_min, need.cpus_max, their["cpus"]) for need in needs}
-    memory = {_memory(need, their["memory"]) for need in needs}
-    clouds = {name for need in needs for name in need.providers}
+    wants, needs = their["resources"], task.resources.choices
+    first = wants[0]
+    images = {_image(each)[0] for each in wants}
+    ours = [_points_of(need) for need in needs]
+    theirs = [_points(each, ours) for each in wants]
+    if not their["ordered"] or len(ours) != len(theirs):
+        theirs, ours = [set().union(*theirs)], [set().union(*ours)]
     return [
-        ("run", their["run"], task.run),
+        ("name", _name(their), task.name),
+        ("run", their["run"] if their["run"].strip() else WAIT, task.run),
         ("setup", their["setup"], task.setup),
         ("env", their["env"], task.env),
+        ("secrets", their["secrets"], sorted(task.secrets)),
         ("nodes", their["nodes"], task.nodes),
-        ("accelerators", names, ours),
-        ("cpus", their["cpus"], sorted(cpus)),
-        ("memory", their["memory"], sorted(memory)),
-        ("spot", their["spot"], sorted(set[bool]().union(*(spots[need.spot] for need in needs)))),
-        ("clouds", sorted(set(their["clouds"]) - _implied(task)), sorted(clouds - _implied(task))),
-        (
-            "regions",
-            [name.removeprefix("ssh-") for name in their["regions"]],
-            sorted({name for need in needs for name in need.regions}),
-        ),
-        ("disk", their["disk"], sorted({need.disk_gib or 256 for need in needs})),
+        ("workdir", _workdir(their["workdir"]), _our_workdir(task)),
+        ("resources", theirs, ours),
+        ("ordered", their["ordered"] and len(wants) > 1, task.resources.ordered),
+        ("image", images, {task.image}),
+        ("tags", first["labels"], task.tags),
+        ("priority", max(-100, min(100, first["priority"])), task.priority),
+        ("retry", _recovery(first["recovery"]), task.retry),
+        ("volumes", their["volumes"], _our_volumes(task)),
+        *_compare_files(their, found, task),
     ]
 
 
-def _implied(task: Task) -> set[str]:
-    """SkyPilot adds the cloud that has a TPU."""
-    wanted = [one.name or "" for need in task.resources.choices for one in need.accelerators]
-    tpu = any(name.lower().startswith("tpu") for name in wanted)
-    return {"gcp", "kubernetes"} if tpu else set()
+def _compare_files(their: Facts, found: Translation, task: Task) -> list[Pair]:
+    """Buckets, and files of this machine by their paths."""
+    usual = {each["cloud"] for each in their["resources"] if each["cloud"]}
+    store = {"gcp": "gs", "azure": "az"}.get(next(iter(usual)), "s3") if len(usual) == 1 else "s3"
+    inputs, outputs, local = set(), set(), set()
+    for path, mount in their["files"].items():
+        table = mount if isinstance(mount, dict) else {"source": mount, "mode": "COPY"}
+        source, target = table.get("source"), _path(path)
+        scheme = {"gcs": "gs", "azure": "az"}.get(table.get("store", "").lower(), store)
+        url = source if "://" in str(source) else f"{scheme}://{table.get('name')}"
+        if source is None or "://" in str(source):
+            inputs.add((_url(url), target))
+        else:
+            paths = source if isinstance(source, list) else [source]
+            for each in paths:
+                end = f"{target}/{each.rstrip('/').rpartition('/')[2]}"
+                local.add((_path(each), target if len(paths) == 1 else end))
+        config = table.get("config", {})
+        read_only = any(config.get(key, {}).get("read_only") for key in ("mount", "mount_cached"))
+        if table["mode"] != "COPY" and not read_only and not table.get("type", "").endswith("_RO"):
+            outputs.add((target, _url(url)))
+    ours = _our_files(found, task)
+    pairs: list[Pair] = [
+        ("inputs", inputs, {(_url(each.source), _path(each.target)) for each in task.inputs}),
+        ("outputs", outputs, {(_path(each.source), _url(each.target)) for each in task.outputs}),
+    ]
+    # A file that lies at its path in the working folder by itself is no mount of ours.
+    missing = {
+        (source, target)
+        for source, target in local - ours
+        if source != target or target.startswith(("/", "~"))
+    }
+    return [*pairs, ("files", missing | (local & ours), ours)]
 
 
-def _memory(need: Resources, their: list[str]) -> str:
-    if need.memory_per_cpu_mib is not None:
-        return f"{need.memory_per_cpu_mib / 1024:g}x"
-    return _amount(_gib(need.memory_min_mib), _gib(need.memory_max_mib), their)
+def _our_files(found: Translation, task: Task) -> set[tuple[str, str]]:
+    base = task.workdir.path if task.workdir is not None and task.workdir.path else "."
+    sources = {each.inside: each.source for each in found.local}
+    shown = {
+        (_path(sources.get(each.source) or posixpath.join(base, each.source)), _path(each.path))
+        for each in task.volumes
+        if each.kind is VolumeKind.FOLDER
+    }
+    within = {
+        (_path(each.source), _path(each.inside))
+        for each in found.local
+        if not each.inside.startswith(".mounts/")
+    }
+    return shown | within
+
+
+def _path(path: str) -> str:
+    return posixpath.normpath(path.removeprefix("~/sky_workdir/"))
+
+
+def _url(url: str) -> str:
+    return re.sub(r"https://\w+\.blob\.core\.windows\.net/", "az://", url).rstrip("/")
+
+
+def _workdir(workdir: Any) -> object:
+    if isinstance(workdir, dict):
+        return (workdir["url"], workdir.get("ref"))
+    return workdir
+
+
+def _our_workdir(task: Task) -> object:
+    if task.workdir is None or task.workdir.path is not None:
+        return task.workdir and task.workdir.path
+    return (task.workdir.git, task.workdir.commit)
+
+
+def _our_volumes(task: Task) -> dict[str, str]:
+    return {each.path: each.source for each in task.volumes if each.kind is VolumeKind.NAMED}
+
+
+def _recovery(recovery: Facts) -> Retry:
+    codes = recovery.get("recover_on_exit_codes") or ()
+    again = Retry(
+        exit=None if codes else recovery.get("max_restarts_on_errors") or 0,
+        exit_codes=tuple(codes) if isinstance(codes, list | tuple) else (codes,),
+    )
+    never = str(recovery.get("strategy") or "").lower() == "none"
+    return replace(again, preemption=0, node=0) if never else again
+
+
+def _image(each: Facts) -> tuple[str | None, dict[str, str]]:
+    """The container's image, and machine images by region."""
+    boxes = {image for image in each["image"].values() if image.startswith("docker:")}
+    if each["docker"]:
+        boxes.add(each["docker"])
+    if each["cloud"] == "kubernetes" and not boxes:
+        boxes = set(each["image"].values())
+    machines = {
+        region: image
+        for region, image in each["image"].items()
+        if image not in boxes and not image.startswith("skypilot:")
+    }
+    return (min(boxes).removeprefix("docker:") if boxes else None), machines
+
+
+def _points(each: Facts, ours: list[set[Point]]) -> set[Point]:
+    """What SkyPilot would take, each in all its parts."""
+    devices: set[object] = set()
+    for name, count in each["accelerators"].items():
+        size = BARE_SIZES.get(name.upper())
+        wanted = find_needs(name, str(max(1, math.ceil(count))), f"{size}GB" if size else "")
+        devices |= {_describe(need) for need in wanted.needs}
+    sized = {point for points in ours for point in points if _is_size(point[3])}
+    if sized:  # a size: SkyPilot lists the names that have it
+        devices = {point[3] for point in sized}
+    tpu = any("tpu" in name.lower() for name in each["accelerators"])
+    cloud = (
+        "" if tpu and not any(point[0] for points in ours for point in points) else each["cloud"]
+    )
+    _, machines = _image(each)
+    region = "/".join(part for part in (each["region"], each["zone"]) if part)
+    places = [(name or region, image) for name, image in machines.items()] or [(region, None)]
+    disk = None if each["disk"] == SKYPILOT_DISK_GIB else each["disk"]
+    rest = (
+        *_bounds(each["cpus"], 1),
+        *_memory_bounds(each["memory"]),
+        disk,
+        {"low": "standard", "high": "gp3"}.get(each["tier"] or ""),
+        each["price"],
+        each["pod"] and json.dumps(each["pod"], default=str),
+    )
+    return {
+        (cloud, place, each["instance"], device, each["spot"], image, *rest)
+        for device in devices or {None}
+        for place, image in places
+        if not each["region"] or not machines or place == region
+    }
+
+
+def _points_of(need: Resources) -> set[Point]:
+    """What Cavvy would take, in the same form."""
+    spots = {SpotPolicy.ONLY: (True,), SpotPolicy.NEVER: (False,), SpotPolicy.AUTO: (True, False)}
+    options = {each.provider: json.loads(each.values) for each in need.options}
+    pod = options.get("kubernetes", {}).get("pod")
+    rest = (
+        need.cpus_min,
+        need.cpus_max,
+        need.memory_min_mib,
+        need.memory_max_mib,
+        need.memory_per_cpu_mib,
+        need.disk_gib,
+        need.disk_type,
+        need.max_rate and need.max_rate.micros_per_hour / 1e6,
+        pod and json.dumps(pod),
+    )
+    return {
+        (cloud, region, need.instance, device, spot, options.get(cloud, {}).get("image"), *rest)
+        for cloud in need.providers or ("",)
+        for region in need.regions or ("",)
+        for device in [_describe(each) for each in need.accelerators] or [None]
+        for spot in spots[need.spot]
+    }
+
+
+def _is_size(device: object) -> bool:
+    return isinstance(device, tuple) and device[0] is None
+
+
+def _bounds(text: str | None, unit: float) -> tuple[float | None, float | None]:
+    if text is None:
+        return None, None
+    low = float(str(text).removesuffix("+")) * unit
+    return low, None if str(text).endswith("+") else low
+
+
+def _memory_bounds(text: str | None) -> tuple[float | None, float | None, float | None]:
+    if text is not None and str(text).endswith("x"):
+        return None, None, float(str(text)[:-1]) * 1024
+    low, high = _bounds(text, 1024)
+    return low and round(low), high and round(high), None
 
 
 def _gib(mib: int | None) -> float | None:
     return None if mib is None else mib / 1024
 
 
-def _amount(low: float | None, high: float | None, their: list[str]) -> str:
-    """Bounds in SkyPilot's notation, unchanged for equal numbers."""
-    if low is None:
-        return "None"
-    suffix = "" if high is not None else "+"
-    same = [text for text in their if text.endswith("+") == bool(suffix) and _is_number(text, low)]
-    return same[0] if same else f"{low:g}{suffix}"
-
-
-def _is_number(text: str, value: float) -> bool:
-    try:
-        return abs(float(text.removesuffix("+")) - value) < 1 / 1024
-    except ValueError:
-        return False
-
-
-def compare_dstack(their: Facts, task: Task) -> list[tuple[str, object, object]]:
+def compare_dstack(their: Facts, found: Translation, task: Task) -> list[Pair]:
     """The values of a dstack run, by dstack and by Cavvy."""
     need = task.resources
-    there = (task.run, *shlex.split(task.run)) if their["entrypoint"] else (task.run,)
-    missing = [
-        command
-        for command in their["commands"]
-        if not any(command.strip() in text for text in there)
-    ]
-    spot = {SpotPolicy.ONLY: "spot", SpotPolicy.AUTO: "auto", SpotPolicy.NEVER: "on-demand"}[
-        need.spot
-    ]
-    env = {name: value for name, value in their["env"].items() if name not in task.secrets}
+    spot = {SpotPolicy.ONLY: "spot", SpotPolicy.AUTO: "auto", SpotPolicy.NEVER: "on-demand"}
+    secrets = {
+        match[1]: name
+        for name, value in their["env"].items()
+        if (match := re.fullmatch(r"\s*\$\{\{\s*secrets\.(\w+)\s*\}\}\s*", value))
+    }
+    env = {name: value for name, value in their["env"].items() if name not in secrets.values()}
+    events = their["retry"]
+    again = None if "interruption" in events else 0
+    hosts = (VolumeKind.NAMED, VolumeKind.HOST)
+    git = task.workdir and task.workdir.git
+    length = {None: None, "off": None}
     return [
-        ("commands", missing, []),
+        ("name", _name(their), task.name),
+        ("commands", *_commands(their, task.run)),
         ("env", env, task.env),
+        ("secrets", sorted({*their["secrets"], *secrets}), sorted(task.secrets)),
         ("nodes", their["nodes"], task.nodes),
+        ("image", their["image"], task.image),
+        ("login", "DSTACK_REGISTRY_LOGIN" if their["login"] else None, task.image_login),
+        ("priority", their["priority"], task.priority),
+        ("tags", their["tags"], task.tags),
+        ("workdir", their["repos"][:1], [[git or task.workdir.path, task.workdir.commit]])
+        if task.workdir is not None
+        else ("workdir", their["repos"], []),
+        (
+            "volumes",
+            [[name, path] for name, path, optional in their["volumes"] if not optional],
+            [[each.source, each.path] for each in task.volumes if each.kind in hosts],
+        ),
+        ("files", {(_path(a), _path(b)) for a, b in their["files"]}, _our_files(found, task)),
         ("cpus", their["cpus"], [need.cpus_min, need.cpus_max]),
         ("memory", their["memory"], [_gib(need.memory_min_mib), _gib(need.memory_max_mib)]),
         ("disk", their["disk"], need.disk_gib),
         ("gpus", _name_gpus(their["gpus"]), [_describe(each) for each in need.accelerators]),
-        ("spot", their["spot"] or "on-demand", spot),
+        ("spot", their["spot"] or "on-demand", spot[need.spot]),
         ("backends", their["backends"], list(need.providers)),
         ("regions", their["regions"], list(need.regions)),
+        ("instances", their["instances"], [x.instance for x in need.choices if x.instance]),
+        ("price", their["price"], need.max_rate and need.max_rate.micros_per_hour / 1e6),
+        ("retry", (again, again, 0), (task.retry.preemption, task.retry.node, task.retry.exit)),
+        (
+            "duration",
+            length.get(their["duration"], their["duration"]),
+            task.limits.duration and task.limits.duration.total_seconds(),
+        ),
+        (
+            "grace",
+            {None: 300, "off": 3600}.get(their["grace"], min(3600, their["grace"] or 0)),
+            task.grace.total_seconds(),
+        ),
+        ("cron", their["cron"], [task.schedule.cron] if task.schedule else []),
+        (
+            "idle",
+            their["idle"],
+            None if not their["idle"] else task.limits.idle and task.limits.idle.total_seconds(),
+        ),
     ]
+
+
+def _name(their: Facts) -> str:
+    stem = Path(their["file"]).stem.removesuffix(".dstack").removesuffix(".sky")
+    return slug(their["name"] or "") or slug(stem) or "task"
+
+
+def _commands(their: Facts, script: str) -> tuple[object, object]:
+    """The commands in their order, and what else the script has beside their joints."""
+    commands = [*their["commands"], *their["init"]]
+    if their["entrypoint"]:
+        return [*shlex.split(their["entrypoint"]), *commands], shlex.split(script)
+    rest, found = script.removesuffix(WAIT), []
+    for command in map(str.strip, commands):
+        before, there, rest = rest.partition(command)
+        found.append(there if not before.strip("{}& \n") else before + there)
+    return [each.strip() for each in commands], found + ([rest] if rest.strip("{}& \n") else [])
+
+
+def try_mutations(kind: str, their: Facts, found: Translation) -> Iterator[tuple[str, bool]]:
+    """Each change of one field of our reading, and whether the comparison notices."""
+    (task,) = found.tasks
+    for name, changed in mutate(task):
+        yield name, bool(list_differences(kind, their, replace(found, tasks=(changed,))))
+
+
+def mutate(task: Task) -> Iterator[tuple[str, Task]]:
+    """The task with one field changed, for each field that says something."""
+    need = task.resources
+    for field in fields(Task):
+        value = getattr(task, field.name)
+        if field.name not in _NOT_OF_A_FILE and value:
+            yield field.name, replace(task, **{field.name: _change(value)})
+    for field in fields(Resources):
+        value = getattr(need, field.name)
+        if field.name not in ("any_of", "check", "network", "cpus_max") and value:
+            changed = replace(need, **{field.name: _change(value)}, any_of=())
+            others = tuple(
+                replace(each, **{field.name: changed.__getattribute__(field.name)})
+                for each in need.any_of
+            )
+            yield (
+                f"resources.{field.name}",
+                replace(task, resources=replace(changed, any_of=others)),
+            )
+    yield "retry", replace(task, retry=replace(task.retry, exit=7, exit_codes=()))
+    for name in ("duration", "idle"):
+        if length := getattr(task.limits, name):
+            yield f"limits.{name}", replace(task, limits=replace(task.limits, **{name: 2 * length}))
+    if task.grace != Task(name="", run="").grace:
+        yield "grace", replace(task, grace=task.grace / 2)
+    if need.ordered:
+        found = need.any_of[::-1]
+        yield "order", replace(task, resources=replace(found[0], any_of=found, ordered=True))
+    for name in ("count_min", "count_max", "memory_min_mib", "memory_max_mib"):
+        if need.accelerators:
+            most = 1 + max(getattr(each, name) or 7 for each in need.accelerators)
+            devices = tuple(replace(each, **{name: most}) for each in need.accelerators)
+            others = tuple(replace(each, accelerators=devices) for each in need.any_of)
+            changed = replace(need, accelerators=devices, any_of=others)
+            yield f"gpu.{name}", replace(task, resources=changed)
+
+
+_NOT_OF_A_FILE = (
+    "resources",
+    "project",
+    "retry",
+    "limits",
+    "grace",
+    "keep",
+    "params",
+    "setup_uses",
+)
+
+
+def _change(value: Any) -> Any:
+    """Another value of the same kind."""
+    match value:
+        case bool():
+            return not value
+        case SpotPolicy():
+            return SpotPolicy.NEVER if value is SpotPolicy.ONLY else SpotPolicy.ONLY
+        case str():
+            return value + "x"
+        case int() | float():
+            return value + 1
+        case tuple():
+            return value[:-1]
+        case dict():
+            return {**value, "ADDED": "x"}
+        case HourlyRate():
+            return HourlyRate(value.micros_per_hour + 1_000_000)
+        case Workdir(path=None):
+            return replace(value, commit="0" * 40)
+        case Workdir():
+            return replace(value, path=f"{value.path}/x")
+        case Schedule():
+            return replace(value, cron="1 1 1 1 1")
+        case _:
+            raise TypeError(f"no change for {value!r}")
 
 
 def _name_gpus(gpus: Facts | None) -> list[object]:

@@ -37,21 +37,44 @@ def read_skypilot(path: str) -> Facts:
 def _describe_skypilot(task: Any, missing: set[str]) -> Facts:
     # What the file says: the properties without `_` ask the catalog too for what an instance type
     # has, or raise.
-    resources = list(task.resources)
+    mounts = {path: each.to_yaml_config() for path, each in task.storage_mounts.items()}
     return {
+        "name": task.name,
         "run": task.run or "",
         "setup": task.setup,
         "env": {name: value for name, value in task.envs.items() if name not in missing},
+        "secrets": sorted({*task.secrets, *missing}),
         "nodes": task.num_nodes,
-        "accelerators": sorted(
-            {(k, v) for each in resources for k, v in (each._accelerators or {}).items()}
-        ),
-        "cpus": sorted({str(each._cpus) for each in resources}),
-        "memory": sorted({str(each._memory) for each in resources}),
-        "spot": sorted({bool(each.use_spot) for each in resources}),
-        "clouds": sorted({str(each.cloud).lower() for each in resources if each.cloud}),
-        "regions": sorted({str(each.region) for each in resources if each.region}),
-        "disk": sorted({each.disk_size for each in resources}),
+        "workdir": task.workdir,
+        "files": {**(task.file_mounts or {}), **mounts},
+        "volumes": {
+            path: each if isinstance(each, str) else each.get("name")
+            for path, each in (task.volumes or {}).items()
+        },
+        "ordered": isinstance(task.resources, list),
+        "resources": [_describe_resources(each) for each in task.resources],
+    }
+
+
+def _describe_resources(each: Any) -> Facts:
+    return {
+        "cloud": str(each.cloud).lower() if each.cloud else "",
+        "region": (each.region or "").removeprefix("ssh-"),
+        "zone": each.zone or "",
+        "instance": each.instance_type,
+        "accelerators": dict(each._accelerators or {}),
+        "cpus": each._cpus,
+        "memory": each._memory,
+        "spot": bool(each.use_spot),
+        "disk": each.disk_size,
+        "tier": each.disk_tier.value if each.disk_tier else None,
+        "price": each.max_hourly_cost,
+        "image": {region or "": image for region, image in (each.image_id or {}).items()},
+        "docker": each._docker_image,
+        "pod": each.cluster_config_overrides.get("kubernetes", {}).get("pod_config"),
+        "labels": each.labels or {},
+        "priority": each.priority or 0,
+        "recovery": each.job_recovery or {},
     }
 
 
@@ -69,7 +92,24 @@ def read_dstack(path: str) -> Facts:
     return {
         "tasks": [
             {
+                "name": found.name,
+                "image": found.image,
+                "login": found.registry_auth is not None,
+                "secrets": sorted(name for name in found.env if name not in env),
+                "priority": found.priority or 0,
+                "tags": found.tags or {},
+                "volumes": [_describe_mount(each) for each in found.volumes],
+                "files": [[each.local_path, each.path] for each in found.files],
+                "repos": [[each.local_path or each.url, each.hash] for each in found.repos],
+                "price": found.max_price,
+                "instances": list(found.instance_types or []),
+                "duration": _seconds(found.max_duration),
+                "grace": _seconds(found.stop_duration),
+                "retry": _describe_retry(found.retry),
+                "cron": list(found.schedule.crons) if found.schedule else [],
+                "idle": found.utilization_policy.time_window if found.utilization_policy else None,
                 "commands": list(getattr(found, "commands", [])),
+                "init": list(getattr(found, "init", [])),
                 "entrypoint": found.entrypoint,
                 "env": env,
                 "nodes": getattr(found, "nodes", None) or 1,
@@ -83,6 +123,22 @@ def read_dstack(path: str) -> Facts:
             }
         ]
     }
+
+
+def _describe_mount(mount: Any) -> list[Any]:
+    name = getattr(mount, "name", None) or mount.instance_path
+    return [name, mount.path, bool(getattr(mount, "optional", False))]
+
+
+def _seconds(length: Any) -> Any:
+    return "off" if length in (False, "off") else int(length) if length else None
+
+
+def _describe_retry(retry: Any) -> list[str]:
+    if not retry:
+        return []
+    events = getattr(retry, "on_events", None) or ("no-capacity", "interruption", "error")
+    return [getattr(each, "value", each) for each in events]
 
 
 def _describe_gpus(gpu: Any) -> Facts | None:
