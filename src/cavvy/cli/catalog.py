@@ -95,7 +95,7 @@ def _head(head: "SnapshotInfo") -> list[tuple[str, object]]:
     pairs: list[tuple[str, object]] = [
         ("In use", f"{head.path} ({'shipped with Cavvy' if shipped else 'refreshed'})"),
         ("Newest price", str(head.as_of)),
-        ("Offers", f"{head.rows:,}, of which {head.rows_with_accelerator:,} have an accelerator"),
+        ("Offers", f"{head.rows_with_accelerator:,} with an accelerator ({head.rows:,} in all)"),
         ("Size", f"{head.bytes / 1e6:.1f} MB"),
     ]
     problem = problem_of_refreshed() if shipped else None

@@ -26,6 +26,7 @@ class ProviderFinding:
     docs: str = ""
     file: str = ""  # the settings file
     enabled: bool
+    test_double: bool = False
     off: bool = False  # disabled by `enabled = false`
     problem: str = ""  # why it cannot be used, "" if it can
     facts: Sequence[tuple[str, str]] = ()  # its identity and what it sees
@@ -59,7 +60,7 @@ def command(name: str | None, policy: bool, output: str) -> None:
     if policy:
         click.echo(_policy(name).rstrip("\n"))
         return
-    findings = _examine(name)
+    findings = [each for each in _examine(name) if name or each.enabled or not each.test_double]
     if output == "json":
         json_out([_plain(finding) for finding in findings] if name is None else _plain(findings[0]))
     elif name is None or output == "csv":
@@ -186,6 +187,7 @@ def _described(found: ProviderFinding, manifest: "Manifest") -> ProviderFinding:
     return replace(
         found,
         title=manifest.title,
+        test_double=manifest.test_double,
         docs=manifest.docs,
         choices={setting.name: setting.consequence for setting in manifest.settings},
         unsupported={str(feature): reason for feature, reason in manifest.unsupported.items()},

@@ -105,6 +105,7 @@ class Manifest:
     name: str
     title: str
     docs: str  # notes for users: a page under docs/, a URL, or a sentence
+    test_double: bool = False  # it rents nothing; `cavvy check` lists it only if it is configured
     unsupported: Mapping[Feature, str] = field(
         default_factory=dict
     )  # feature -> reason, shown to users

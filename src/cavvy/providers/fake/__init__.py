@@ -18,6 +18,7 @@ from cavvy.providers.settings import text
 MANIFEST = Manifest(
     name="fake",
     title="A made-up cloud",
+    test_double=True,
     docs="Lives in the server's memory, costs nothing real, and follows a script of prices, "
     "capacity and faults.",
     unsupported={

@@ -1,0 +1,28 @@
+"""Which providers `cavvy check` lists."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cavvy.cli.main import cli
+
+
+def list_names(*arguments: str) -> list[str]:
+    found = CliRunner().invoke(cli, ["check", *arguments, "-o", "json"], prog_name="cavvy")
+    told = json.loads(found.stdout)
+    return [each["provider"] for each in (told if isinstance(told, list) else [told])]
+
+
+@pytest.mark.parametrize("configured", [False, True])
+def test_a_test_double_is_listed_only_if_it_is_configured_or_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: bool
+) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text("[providers.fake]\n" if configured else "")
+    monkeypatch.setenv("CAVVY_CONFIG", str(settings))
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path))
+    listed = list_names()
+    assert ("fake" in listed, "aws" in listed) == (configured, True)
+    assert list_names("fake") == ["fake"]
