@@ -109,9 +109,7 @@ class Client:
             ceiling_micros=ceiling_micros,
         )
         headers = {"Idempotency-Key": key or make_key()}
-        return self._ask(
-            "POST", f"/v1/projects/{quote(project)}/jobs", wire.Submitted, ask, headers
-        )
+        return self._ask(f"/v1/projects/{quote(project)}/jobs", wire.Submitted, ask, headers)
 
     def jobs(
         self,
@@ -122,36 +120,30 @@ class Client:
         limit: int = 50,
     ) -> wire.JobPage:
         """One page of jobs, newest first, of a project or (None) of all."""
-        pairs = [("limit", str(limit)), *(("phase", phase) for phase in phases)]
-        if cursor:
-            pairs.append(("cursor", cursor))
         base = "/v1/jobs" if project is None else f"/v1/projects/{quote(project)}/jobs"
-        return self._ask("GET", base + query(pairs), wire.JobPage)
+        asked = query(limit=limit, phase=phases, cursor=cursor)
+        return self._ask(base + asked, wire.JobPage)
 
     def job(self, project: str, name: str) -> wire.JobDetail:
         """A job by name or id. Raises ApiError `job-not-found`."""
-        return self._ask("GET", _job(project, name), wire.JobDetail)
+        return self._ask(_job(project, name), wire.JobDetail)
 
     def forecast(self, project: str, name: str) -> wire.ForecastView:
         """The expected cost of the rest of a job with a deadline. Raises ApiError
         `job-not-found`.
         """
-        return self._ask("GET", _job(project, name) + "/forecast", wire.ForecastView)
+        return self._ask(_job(project, name) + "/forecast", wire.ForecastView)
 
     def markets(self) -> list[wire.MarketListing]:
         """The observations of each offer that was used before."""
-        return self._ask("GET", "/v1/markets", list[wire.MarketListing])
+        return self._ask("/v1/markets", list[wire.MarketListing])
 
     def events(
         self, project: str, name: str, *, after: int = 0, wait_s: float = 0
     ) -> wire.EventPage:
         """Events newer than `after`; waits up to `wait_s` for the first."""
-        target = (
-            _job(project, name)
-            + "/events"
-            + query([("after", str(after)), ("wait_s", f"{wait_s:g}")])
-        )
-        return self._ask("GET", target, wire.EventPage, timeout_s=self._timeout_s + wait_s)
+        target = _job(project, name) + "/events" + query(after=after, wait_s=wait_s)
+        return self._ask(target, wire.EventPage, wait_s=wait_s)
 
     def follow(self, project: str, name: str, *, after: int = 0) -> Iterator[wire.EventView]:
         """Every event from `after` on until the job has ended."""
@@ -229,13 +221,15 @@ class Client:
         """One piece of the log from `offset` of `attempt` (None: the first); later attempts
         follow unless `only`.
         """
-        pairs = [("rank", str(rank)), ("offset", str(offset)), ("wait_s", f"{wait_s:g}")]
-        pairs += [("only", "true")] if only else []
-        pairs += [("attempt", str(attempt))] if attempt is not None else []
-        pairs += [("tail_bytes", str(tail_bytes))] if tail_bytes is not None else []
-        answer = self._call(
-            "GET", _job(project, name) + "/logs" + query(pairs), timeout_s=self._timeout_s + wait_s
+        asked = query(
+            rank=rank,
+            offset=offset,
+            wait_s=wait_s,
+            only=only,
+            attempt=attempt,
+            tail_bytes=tail_bytes,
         )
+        answer = self._call("GET", _job(project, name) + "/logs" + asked, wait_s=wait_s)
         return LogChunk(
             data=answer.body,
             attempt=int(answer.headers["cavvy-log-attempt"]),
@@ -248,19 +242,19 @@ class Client:
     ) -> wire.JobListing:
         """Request the job's stop; returns at once. Does not change an ended job."""
         return self._ask(
-            "POST", _job(project, name) + "/stop", wire.JobListing, wire.StopAsk(reason=reason)
+            _job(project, name) + "/stop", wire.JobListing, wire.StopAsk(reason=reason)
         )
 
     def retry(self, project: str, name: str) -> wire.JobListing:
         """Queue a failed or stopped job again. Raises ApiError `job-not-ended`, `job-done`."""
-        return self._ask("POST", _job(project, name) + "/retry", wire.JobListing, retry=False)
+        return self._ask(
+            _job(project, name) + "/retry", wire.JobListing, method="POST", retry=False
+        )
 
     def drill_preempt(self, project: str, name: str, *, notice_s: float = 30.0) -> wire.JobListing:
         """Reclaim the job's nodes as a spot market would. Raises ApiError `job-not-running`."""
         target = _job(project, name) + "/drill/preempt"
-        return self._ask(
-            "POST", target, wire.JobListing, wire.DrillAsk(notice_s=notice_s), retry=False
-        )
+        return self._ask(target, wire.JobListing, wire.DrillAsk(notice_s=notice_s), retry=False)
 
     def exec(
         self, project: str, name: str, command: list[str], *, rank: int = 0
@@ -268,7 +262,7 @@ class Client:
         """Run a command next to a running job; the last chunk has its exit code."""
         base = _job(project, name) + "/exec"
         ask = wire.ExecAsk(command=command, rank=rank)
-        started = self._ask("POST", base, wire.ExecStarted, ask, retry=False)
+        started = self._ask(base, wire.ExecStarted, ask, retry=False)
         offset, exit_code = 0, None
         while exit_code is None:
             piece = self.read_exec(project, name, started.id, offset=offset)
@@ -279,15 +273,13 @@ class Client:
     def open_tunnel(self, project: str, name: str, rank: int = 0) -> str:
         """Open a remote session on a node, for `client.tunnel`; returns its id."""
         ask = wire.ExecAsk(rank=rank, session=True)
-        return self._ask(
-            "POST", _job(project, name) + "/exec", wire.ExecStarted, ask, retry=False
-        ).id
+        return self._ask(_job(project, name) + "/exec", wire.ExecStarted, ask, retry=False).id
 
     def read_exec(self, project: str, name: str, exec_id: str, *, offset: int) -> ExecChunk:
         """The next output from this byte on; waits a while for some."""
         where = f"{_job(project, name)}/exec/{exec_id}"
-        target = where + query([("offset", str(offset)), ("wait_s", f"{_WAIT_S:g}")])
-        answer = self._call("GET", target, timeout_s=self._timeout_s + _WAIT_S)
+        target = where + query(offset=offset, wait_s=_WAIT_S)
+        answer = self._call("GET", target, wait_s=_WAIT_S)
         code = answer.headers.get("cavvy-exit-code", "")
         return ExecChunk(data=answer.body, exit_code=int(code) if code else None)
 
@@ -295,41 +287,34 @@ class Client:
         self, project: str, name: str, exec_id: str, *, offset: int, data: bytes, end: bool
     ) -> wire.InputTaken:
         """Send input; waits a while until the node has read it."""
-        pairs = [("offset", str(offset)), *([("end", "true")] if end else [])]
-        target = f"{_job(project, name)}/exec/{exec_id}/input" + query(pairs)
-        answer = self._call("POST", target, data, timeout_s=self._timeout_s + _WAIT_S)
+        target = f"{_job(project, name)}/exec/{exec_id}/input" + query(offset=offset, end=end)
+        answer = self._call("POST", target, data, wait_s=_WAIT_S)
         return decode(answer.body, type=wire.InputTaken)
 
     def cost(self, project: str, name: str) -> wire.CostView:
-        return self._ask("GET", _job(project, name) + "/cost", wire.CostView)
+        return self._ask(_job(project, name) + "/cost", wire.CostView)
 
     def project_cost(self, project: str, *, since: datetime | None = None) -> wire.ProjectCost:
         """What a project has spent, in total or since a time."""
-        pairs = [("since", since.isoformat())] if since else []
-        return self._ask(
-            "GET", f"/v1/projects/{quote(project)}/cost" + query(pairs), wire.ProjectCost
-        )
+        target = f"/v1/projects/{quote(project)}/cost" + query(since=since and since.isoformat())
+        return self._ask(target, wire.ProjectCost)
 
     # What runs
 
     def nodes(self, project: str | None = None) -> list[wire.NodeListing]:
         """Nodes that run or bill now, of a project or (None) of all."""
-        return self._ask(
-            "GET",
-            "/v1/nodes" + query([("project", project)] if project else []),
-            list[wire.NodeListing],
-        )
+        return self._ask("/v1/nodes" + query(project=project), list[wire.NodeListing])
 
     def invite(
         self, *, name: str | None = None, group: str | None = None, valid_s: float = 3600
     ) -> wire.InvitationView:
         """Commands that turn a machine into a node when one of them is run there."""
         ask = wire.InviteAsk(name=name, group=group, valid_s=valid_s)
-        return self._ask("POST", "/v1/invitations", wire.InvitationView, ask, timeout_s=60)
+        return self._ask("/v1/invitations", wire.InvitationView, ask, wait_s=30)
 
     def machines(self) -> list[wire.MachineRow]:
         """Machines that joined."""
-        return self._ask("GET", "/v1/machines", list[wire.MachineRow])
+        return self._ask("/v1/machines", list[wire.MachineRow])
 
     def dismiss(self, name: str) -> None:
         """End a machine's work and revoke its token."""
@@ -338,18 +323,16 @@ class Client:
     def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.CleanupItem]:
         """Stop every unfinished job (of one project) and remove its nodes."""
         ask = wire.DownAsk(project=project, dry_run=dry_run)
-        return self._ask("POST", "/v1/down", wire.CleanupReport, ask, timeout_s=120).found
+        return self._ask("/v1/down", wire.CleanupReport, ask, wait_s=90).found
 
     def gc(self, *, dry_run: bool = True) -> list[wire.CleanupItem]:
         """Find, and without `dry_run` remove, nodes that belong to no unfinished job."""
-        return self._ask(
-            "POST", "/v1/gc", wire.CleanupReport, wire.GcAsk(dry_run=dry_run), timeout_s=120
-        ).found
+        return self._ask("/v1/gc", wire.CleanupReport, wire.GcAsk(dry_run=dry_run), wait_s=90).found
 
     # Secrets
 
     def secrets(self, project: str) -> list[wire.SecretRow]:
-        return self._ask("GET", f"/v1/projects/{quote(project)}/secrets", wire.SecretList).secrets
+        return self._ask(f"/v1/projects/{quote(project)}/secrets", wire.SecretList).secrets
 
     def put_secret(self, project: str, name: str, value: str) -> None:
         self._call(
@@ -383,7 +366,7 @@ class Client:
     def missing_blobs(self, project: str, blobs: Collection[str]) -> list[str]:
         ask = wire.BlobsAsk(blobs=list(blobs))
         return self._ask(
-            "POST", f"/v1/projects/{quote(project)}/blobs/missing", wire.BlobsMissing, ask
+            f"/v1/projects/{quote(project)}/blobs/missing", wire.BlobsMissing, ask
         ).missing
 
     def sibling(self) -> "Client":
@@ -393,10 +376,10 @@ class Client:
     # The server
 
     def health(self) -> wire.Health:
-        return self._ask("GET", "/v1/health", wire.Health)
+        return self._ask("/v1/health", wire.Health)
 
     def server(self) -> wire.ServerView:
-        return self._ask("GET", "/v1/server", wire.ServerView)
+        return self._ask("/v1/server", wire.ServerView)
 
     def stop_server(self) -> None:
         """Ask the server to stop; nodes and their work go on."""
@@ -406,17 +389,19 @@ class Client:
 
     def _ask(
         self,
-        method: str,
         target: str,
         kind: type[_T],
         ask: wire.Ask | None = None,
         headers: Mapping[str, str] | None = None,
         *,
-        timeout_s: float | None = None,
+        method: str = "",
+        wait_s: float = 0,
         retry: bool = True,
     ) -> _T:
+        """The decoded answer; the method is POST with `ask` and GET without, unless it is given."""
+        method = method or ("GET" if ask is None else "POST")
         body = b"" if ask is None else encode(ask)
-        answer = self._call(method, target, body, headers, timeout_s=timeout_s, retry=retry)
+        answer = self._call(method, target, body, headers, wait_s=wait_s, retry=retry)
         return decode(answer.body, type=kind)
 
     def _call(
@@ -426,10 +411,13 @@ class Client:
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
         *,
-        timeout_s: float | None = None,
+        wait_s: float = 0,
         retry: bool = True,
     ) -> HttpAnswer:
-        """One request, repeated after a lost connection if that is safe (`retry`)."""
+        """One request, repeated after a lost connection if that is safe (`retry`). The server may
+        take `wait_s` longer than usual.
+        """
+        timeout_s = self._timeout_s + wait_s
         for attempt in range(_TRIES):
             try:
                 return self.send(method, target, body, headers, timeout_s=timeout_s)
@@ -494,5 +482,20 @@ def quote(text: str) -> str:
     return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in text.encode())
 
 
-def query(pairs: list[tuple[str, str]]) -> str:
-    return "?" + "&".join(f"{name}={quote(value)}" for name, value in pairs) if pairs else ""
+def query(**values: object) -> str:
+    """The query of a URL: a list gives a pair for each item, None and False give none."""
+    pairs = [
+        f"{name}={quote(_plain_text(each))}"
+        for name, value in values.items()
+        for each in (
+            value if isinstance(value, Collection) and not isinstance(value, str) else [value]
+        )
+        if each is not None and each is not False
+    ]
+    return "?" + "&".join(pairs) if pairs else ""
+
+
+def _plain_text(value: object) -> str:
+    if value is True:
+        return "true"
+    return f"{value:g}" if isinstance(value, float) else str(value)
