@@ -10,7 +10,8 @@ import stat
 import struct
 import time
 
-from cavvy.client.state import host_name, on_network, read_server, read_token, write_private
+from cavvy.client.state import host_name, read_server, read_token, write_private
+from cavvy.mounts import is_shared, read_mounts
 
 _SOCKET_PATH_BYTES = 100  # the kernel's limit is 108 with the final NUL
 _BEAT_S = 20.0  # seconds between two marks of a live server in a shared folder
@@ -52,7 +53,7 @@ class StateDir:
             lock = os.open(self.file("server.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise home_error(self.path, error) from error
-        self.shared = on_network(self.path)
+        self.shared = is_shared(self.path, read_mounts())
         if self.shared:
             self._check_other_host()
         deadline = time.monotonic() + wait_s

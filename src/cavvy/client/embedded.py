@@ -66,13 +66,7 @@ def _ensure(home: str, *, start: bool) -> ServerFile:
     server = read_server(home)
     if server is not None and server_holds_lock(home) and _answers(server):
         return server if _fits(server) else _replace(home, server, start=start)
-    if not start:
-        raise Unreachable(
-            "server-not-running", f"no server runs for {home}", "start it with `cavvy server start`"
-        )
-    from cavvy.client.launch import launch
-
-    return launch(home)
+    return _launch(home, start=start)
 
 
 def _answers(server: ServerFile) -> bool:
@@ -116,10 +110,10 @@ def _replace(home: str, server: ServerFile, *, start: bool) -> ServerFile:
                 "replace it with `cavvy server restart`; jobs keep running",
             )
         _stop(home, server)
-    return _ensure_new(home, start=start)
+    return _launch(home, start=start)
 
 
-def _ensure_new(home: str, *, start: bool) -> ServerFile:
+def _launch(home: str, *, start: bool) -> ServerFile:
     if not start:
         raise Unreachable(
             "server-not-running", f"no server runs for {home}", "start it with `cavvy server start`"

@@ -10,27 +10,6 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.json import decode, encode
 
-# File systems that several hosts may share: Unix sockets do not work on them, and locks may not
-# reach the other hosts.
-_NETWORK = frozenset(
-    (
-        "nfs",
-        "nfs3",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "ceph",
-        "glusterfs",
-        "afs",
-        "9p",
-    )
-) | {"orangefs", "pvfs2", "wekafs", "panfs", "vastnfs"}
-_NETWORK_FUSE = frozenset(("sshfs", "glusterfs", "juicefs", "ceph", "gcsfuse", "s3fs", "beegfs"))
-
 
 class ServerFile(Struct, frozen=True, kw_only=True):
     """`server.json`: the server that has the lock, or had it when it died."""
@@ -119,25 +98,3 @@ def process_mark(pid: int) -> str:
 
 def host_name() -> str:
     return socket.gethostname()
-
-
-def on_network(path: str, mounts: str | None = None) -> bool:
-    """Whether the folder is on a file system that other hosts may share, according to the mount
-    table (CAVVY_MOUNTS_FILE).
-    """
-    real, best, kind = os.path.realpath(path), "", ""
-    try:
-        with open(mounts or os.environ.get("CAVVY_MOUNTS_FILE") or "/proc/mounts") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return False
-    for line in lines:
-        fields = line.split(" ")
-        if len(fields) < 3:
-            continue
-        point = fields[1].encode().decode("unicode_escape") if "\\" in fields[1] else fields[1]
-        if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
-            best, kind = point, fields[2]
-    return kind in _NETWORK or (
-        kind.startswith("fuse.") and kind.removeprefix("fuse.") in _NETWORK_FUSE
-    )

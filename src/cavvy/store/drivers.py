@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from cavvy.mounts import is_shared, read_mounts
 from cavvy.packages import extra_command
 from cavvy.store.base import (
     HashMismatch,
@@ -20,11 +21,6 @@ from cavvy.store.base import (
 )
 
 Row = tuple[Any, ...]
-# Network file systems: SQLite's WAL shares memory between processes, which they do not support.
-# https://sqlite.org/wal.html
-_SHARED = re.compile(
-    r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gpfs|beegfs|fuse\.(sshfs|glusterfs|ceph|s3fs|rclone)"
-)
 _BUSY_S = 10  # seconds that a statement waits for another process's lock
 
 
@@ -143,26 +139,13 @@ def make_driver(url: str, *, journal: str) -> DatabaseDriver:
     return DatabaseDriver(
         url=url,
         path=path,
-        journal=choose_journal(path, _read_mounts()) if journal == "auto" else journal,
+        journal=choose_journal(path, read_mounts()) if journal == "auto" else journal,
     )
 
 
 def choose_journal(path: Path, mounts: str) -> str:
-    """ "delete" if the file is on a network file system according to /proc/mounts, else "wal"."""
-    place, kind = "", ""
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1])
-        if len(point) >= len(place) and path.resolve().is_relative_to(point):
-            place, kind = point, fields[2]
-    return "delete" if _SHARED.fullmatch(kind) else "wal"
-
-
-def _read_mounts() -> str:
-    try:
-        return Path("/proc/mounts").read_text(errors="surrogateescape")
-    except OSError:
-        return ""  # not Linux
+    """ "delete" on a file system that machines share, by the table of mounts; else "wal"."""
+    return "delete" if is_shared(path, mounts) else "wal"
 
 
 def _create_file(path: Path) -> None:

@@ -1,0 +1,34 @@
+"""Whether a folder is on a file system that several machines may share, by the table of mounts."""
+
+import os
+import re
+from pathlib import Path
+
+# Unix sockets do not work on these, locks may not reach the other hosts, and SQLite's WAL needs
+# memory that processes share. https://sqlite.org/wal.html
+_SHARED = re.compile(
+    r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|pvfs2|wekafs|panfs|vastnfs"
+    r"|fuse\.(sshfs|glusterfs|juicefs|ceph|gcsfuse|s3fs|beegfs|rclone)"
+)
+
+
+def is_shared(path: str | os.PathLike[str], mounts: str) -> bool:
+    """Whether the longest mount point above `path` is of a shared file system."""
+    real, best, kind = Path(path).resolve(), "", ""
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1])
+        if len(point) >= len(best) and real.is_relative_to(point):
+            best, kind = point, fields[2]
+    return _SHARED.fullmatch(kind) is not None
+
+
+def read_mounts() -> str:
+    """The table of mounts (CAVVY_MOUNTS_FILE, else /proc/mounts); "" where there is none."""
+    path = Path(os.environ.get("CAVVY_MOUNTS_FILE") or "/proc/mounts")
+    try:
+        return path.read_text(errors="surrogateescape")
+    except OSError:
+        return ""  # not Linux
