@@ -254,7 +254,7 @@ def reference() -> str:
         "```",
         "",
         "`[providers.<name>]` holds the settings of one provider, which its own page lists. As "
-        "variables they are",
+        "variables, they are",
         "`CAVVY_PROVIDERS_<NAME>_<KEY>`.",
         "",
     ]

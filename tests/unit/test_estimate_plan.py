@@ -185,7 +185,7 @@ def test_unknown_accelerators_are_not_guessed() -> None:
                     "activations_compiled": [],
                 }
             ),
-            "no moment",
+            "has no entries",
         ),
     ],
 )

@@ -90,8 +90,8 @@ class CheckpointSync(SidecarProcess):
         """The folders of several nodes are not merged: the checkpoint of the gang is rank 0's."""
         self._off = True
         self._warn(
-            f"rank {self._config.rank} writes to its checkpoint folder, and nodes here share no "
-            "files: what it writes is lost with its node; only rank 0's folder is kept"
+            f"rank {self._config.rank} writes to its checkpoint folder, and these nodes share no "
+            "files: its files are lost with its node; only rank 0's folder is kept"
         )
 
     def _start(self) -> None:

@@ -157,7 +157,7 @@ class NoticeReplyConfig(ConfigRecord):
 
 
 class NoticeAddress(ConfigRecord):
-    """An address that reports when the node is taken back, and the form of its answers."""
+    """An address that reports when the node is reclaimed, and the form of its answers."""
 
     source: str
     url: str

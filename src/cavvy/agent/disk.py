@@ -49,7 +49,7 @@ def read_number(path: str) -> int | None:
 
 
 def read_known(path: str) -> dict[str, list[Any]]:
-    """What was noted about files, by their paths; its loss costs only time."""
+    """Records about files, by path; losing them costs only time."""
     try:
         found = json.loads(read_text(path))
     except ValueError:

@@ -26,7 +26,7 @@ class EventLoop:
     """Calls handlers when their files are ready, and timers when they are due, until `stop`."""
 
     def __init__(self, lock: int = -1) -> None:
-        self.lock = lock  # the agent's: reapers of the processes that it starts hold it too
+        self.lock = lock  # the agent's write end; its reapers hold a copy
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[int], object]] = {}
         self._timers: list[LoopTimer] = []  # only a few, so a search is cheaper than a heap
@@ -128,7 +128,7 @@ class PipeReader:
         self.pause(False)
 
     def pause(self, paused: bool) -> None:
-        """Stop reading, so that the writer waits, or go on."""
+        """Pause or resume reading; while paused, the writer waits."""
         if self._fd >= 0:
             self._loop.watch(self._fd, 0 if paused else READ, self._read)
 
@@ -141,7 +141,7 @@ class PipeReader:
                 return  # the loop hears of it
 
     def drain(self) -> None:
-        """Read what is there, and close."""
+        """Read the remaining data, and close."""
         while self._fd >= 0 and self._read(READ):
             pass
         self.close()

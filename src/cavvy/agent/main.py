@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
         lock = take_lock(config.home)
         return 0 if lock is None else serve(config, lock, deliver)
     except (OSError, ValueError, KeyError) as error:
-        complain(f"cannot go on: {error}")
+        complain(f"cannot continue: {error}")
         return 1
 
 

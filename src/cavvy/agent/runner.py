@@ -161,7 +161,7 @@ class RankRunner:
         """Run a command or a remote session beside the work."""
         stream = self.link.stream(asked.id)
         if self._work is None or self._over or not (asked.command or asked.session):
-            self._execs.refuse(stream, "the work does not run on this node (any more)")
+            self._execs.refuse(stream, "the work is not running on this node")
             return
         contained = self._work.image is not None
         if asked.session:

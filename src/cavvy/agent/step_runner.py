@@ -212,8 +212,7 @@ class StepRunner:
         self._loop.after(PHASE_S, self._look_at_container)
 
     def _look_at_container(self, said: str = "") -> None:
-        """Report the progress of the container; that it runs is reported at its end at the
-        latest."""
+        """Report the container's progress; its start is reported before its end."""
         phase = self._read_phase()
         if self._running:
             return
@@ -277,7 +276,7 @@ class StepRunner:
 
             touch(find_setup(self._config, self._work) + "/finished")
         else:
-            touch(read_text(self._config.home + "/sif"))  # of Apptainer alone
+            touch(read_text(self._config.home + "/sif"))  # exists only for Apptainer
 
     def _measure_gpus(self) -> None:
         """Runs in its own process, so that a hanging driver blocks nothing else."""

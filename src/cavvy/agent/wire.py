@@ -96,7 +96,7 @@ class BackOff:
 
 
 class RequestConnection(ABC):
-    """One request at a time to the control plane; subclasses carry it."""
+    """Sends one request at a time to the control plane; subclasses implement the transport."""
 
     silence = "no answer within {:g} s"
 
@@ -148,7 +148,7 @@ class RequestConnection(ABC):
         """Drop the transport of the request."""
 
     def _end(self) -> tuple[Replied | None, Failed | None]:
-        """The callbacks of the request, which is over."""
+        """Take the callbacks of the finished request."""
         callbacks = self._replied, self._failed
         self._replied = self._failed = None
         self._loop.cancel(self._timer)

@@ -32,7 +32,7 @@ def command(name: str, project: str, follow: bool, output: str) -> None:
 
 
 def _events_out(events: "list[EventView]", output: str) -> None:
-    # Events of a single day have it in the heading.
+    # If all events are on one day, the heading shows the day.
     days = {event.at.date() for event in events}
     clock = len(days) == 1
     columns = [

@@ -303,7 +303,7 @@ def _tables_out(answer: _Answer, which: str) -> None:
 
 def _order_text(task: "Task", by: str) -> str:
     if task.work is None:
-        return "the task states no `work`, so by price per hour and without times"
+        return "the task states no `work`, so offers are ordered by price per hour, without times"
     return "by expected total" if by == "cost" else "by expected finish"
 
 

@@ -186,7 +186,7 @@ class MarketListing(Answer, frozen=True, kw_only=True):
 
 
 class JobDetail(JobListing, frozen=True, kw_only=True):
-    """One job in full.
+    """One job with all details.
 
     `queue_position` is 1 for the next job to start, and null for a job that is not queued or may
     not start yet.
@@ -209,10 +209,11 @@ class JobDetail(JobListing, frozen=True, kw_only=True):
 class EventView(Answer, frozen=True, kw_only=True):
     """One event of a job. Ids increase.
 
-    `fact` is for programs, `text` for people. The `fact` of a `webhook` event is what it reported
-    (finish, failure, budget); of `exited` the rank's `exit_failure` or outcome; of `avoided`,
-    `standby`, `queued` and an attempt's end the `failure`; of the first `queued` event submitted or
-    scheduled; of `limit`, `stopping` and the end of a stopped job the `stop_cause`.
+    `fact` is for programs, `text` for people. The `fact` depends on the event: for `webhook`, the
+    reported delivery (finish, failure, budget); for `exited`, the rank's `exit_failure` or outcome;
+    for `avoided`, `standby`, `queued` and an attempt's end, the `failure`; for the first `queued`
+    event, submitted or scheduled; for `limit`, `stopping` and the end of a stopped job, the
+    `stop_cause`.
     """
 
     id: int

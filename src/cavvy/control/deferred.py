@@ -26,7 +26,7 @@ class Notes(Protocol):
     """Stores the ids of jobs to stop beyond this process without needing disk space."""
 
     def read(self) -> dict[str, str]:
-        """Reasons by job."""
+        """The reason for each job's stop."""
 
     def write(self, stops: dict[str, str]) -> None: ...
 

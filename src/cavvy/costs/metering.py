@@ -28,13 +28,13 @@ def bill(
     """Charge the node `rank` for its life so far, [`started`, `until`).
 
     `rates` are prices of one node and since when each holds, as `GangSeen.rates`; the first also
-    holds before its time, and () is the offer's rate throughout. `minimum` is what is billed even
-    if the node lives shorter (None: the offer's). With `final` the life has ended at `until` and
-    the minimum is topped up, once, as its own charge.
+    holds before its time, and () is the offer's rate throughout. `minimum` is the billed time even
+    if the node ends earlier (None: the offer's). With `final` the life has ended at `until` and the
+    minimum is topped up, once, as its own charge.
 
-    Stretches are contiguous and half-open, split where the price changes, each rounded once. As
-    `until` grows and `rates` gain entries that begin after the last stretch did, only that stretch
-    is replaced and others follow.
+    Stretches are contiguous and half-open, split where the price changes, each rounded once. If
+    `until` grows and `rates` gain entries that begin after the last stretch, only that stretch is
+    replaced and new ones are appended.
     """
     prices = _prices(rates or ((started, attempt.offer.rate),), started)
     charges = [

@@ -20,9 +20,8 @@ class Host:
     devices: tuple[str, ...] = ()  # accelerator ids in index order, such as GPU UUIDs
     kinds: tuple[
         str, ...
-    ] = ()  # of each device, as `Offer.instance_type`; () if all are of one kind
-    # provider/region of offers that give each rank of a gang its own host; "": a gang is on one
-    # host
+    ] = ()  # kind of each device, as `Offer.instance_type`; () if all are of one kind
+    # provider/region of offers that give each rank its own host; "": a gang is on one host
     group: str = ""
     ready: bool = True  # False: it does not answer, so nothing is placed there
 

@@ -9,7 +9,7 @@ from cavvy.domain.units import HourlyRate
 
 
 class GangState(StrEnum):
-    """Where a gang stands, as its provider reports it."""
+    """The state of a gang, as its provider reports it."""
 
     QUEUED = "queued"  # accepted by the provider's own queue; not lost
     STARTING = "starting"

@@ -163,7 +163,7 @@ class StopCause(StrEnum):
 
 
 class WaitKind(StrEnum):
-    """What an attempt's gang waits for."""
+    """The reason why an attempt's gang waits."""
 
     QUEUED = "queued"  # in its provider's own queue
     STARTING = "starting"  # its provider says why it is not up yet

@@ -1,5 +1,5 @@
-"""The task: the work that a user wants to run, as the spec module reads it from a file and all
-other modules use it.
+"""The task: the work that a user wants to run, parsed from a file by the spec module and used by
+all others.
 """
 
 from dataclasses import dataclass, field, replace
@@ -84,7 +84,7 @@ class NodeCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderOptions:
-    """What a task asks of one provider in that provider's own words; others ignore it."""
+    """A task's options for one provider in that provider's own terms; others ignore them."""
 
     provider: str
     values: str  # a JSON object, by the option's name
@@ -92,7 +92,7 @@ class ProviderOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What each node must have. Empty tuples and None mean no constraint."""
+    """Requirements that each node must meet. Empty tuples and None mean no constraint."""
 
     instance: str | None = None
     accelerators: tuple[
@@ -171,7 +171,7 @@ class ImageBuild:
 
 
 class VolumeKind(StrEnum):
-    """Where a volume's files are stored."""
+    """The kind of storage of a volume's files."""
 
     NAMED = "named"  # a volume of the provider: a cloud disk, a Kubernetes claim
     HOST = "host"  # an existing folder of the node
@@ -295,7 +295,7 @@ class Workload:
 
 
 class Delivery(StrEnum):
-    """What a webhook reports."""
+    """The events that a webhook can report."""
 
     FINISH = "finish"
     FAILURE = "failure"
@@ -304,7 +304,8 @@ class Delivery(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
-    """Where to POST a JSON event when the job ends, fails or runs into its budget."""
+    """The address to which a JSON event is posted when the job ends, fails or reaches its
+    budget."""
 
     url: str
     on: tuple[Delivery, ...] = tuple(Delivery)

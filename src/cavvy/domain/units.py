@@ -41,7 +41,7 @@ class HourlyRate:
     micros_per_hour: int = 0
 
     def over(self, length: timedelta) -> Money:
-        """What `length` at this rate costs, rounded half up to a whole micro-dollar."""
+        """The cost of `length` at this rate, rounded half up to a whole micro-dollar."""
         microseconds = length // timedelta(microseconds=1)
         return Money((2 * self.micros_per_hour * microseconds + _HOUR_US) // (2 * _HOUR_US))
 

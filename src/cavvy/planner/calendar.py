@@ -23,9 +23,7 @@ _WORTH = 0.03  # share of the price: a smaller saving is not worth waiting for
 
 @dataclass(frozen=True, slots=True)
 class CronLine:
-    """Five fields as sets. As in cron, if both day and weekday are restricted, one match
-    suffices.
-    """
+    """Five fields as sets. Like in cron, one match suffices if both day and weekday are restricted."""
 
     minutes: frozenset[int]
     hours: frozenset[int]

@@ -1,4 +1,4 @@
-"""Where a waiting job could run: the offers that it may use now, best first, or why there are none.
+"""The offers that a waiting job may use now, best first, or why there are none.
 
 Called by `control` with live offers. It decides which jobs wait for which offers; the scheduler
 decides their order.

@@ -1,5 +1,5 @@
-"""What a finished run would have cost on other offers, with its time scaled by the stated work if
-possible.
+"""The cost that a finished run would have had on other offers, with its time scaled by the stated
+work if possible.
 """
 
 from collections.abc import Iterable

@@ -14,7 +14,7 @@ from cavvy.domain.units import HourlyRate, Money, format_memory, format_rate, fo
 from cavvy.planner.limits import ceil_cent
 from cavvy.planner.placements import PlacementPlan, PlanLimit
 
-# The field field of the task file for each constraint.
+# The field field field of the task file for each constraint.
 FIELDS: dict[Constraint, str] = {
     Constraint.PURCHASE: "resources.spot",
     Constraint.ACCELERATOR: "resources.gpu",
@@ -195,7 +195,7 @@ def _miss(miss: NearMiss) -> OfferMiss:
 
 
 def _change(miss: NearMiss) -> str:
-    """What to change so that this offer fits."""
+    """The changes with which this offer would fit."""
     offer, field = miss.offer, FIELDS[miss.constraint]
     if not _STATED.get(miss.constraint, bool)(offer):
         return f"leave out {field}"

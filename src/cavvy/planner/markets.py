@@ -37,7 +37,7 @@ class MarketRecord:
 
     @property
     def preemptions_per_hour(self) -> float:
-        """Of one node, mixed with the prior."""
+        """Preemptions per hour of one node, mixed with the prior."""
         seen = self.taken + SPOT_PREEMPTIONS_PER_HOUR * _PRIOR_HOURS
         return seen / (self.node_hours + _PRIOR_HOURS)
 
@@ -114,7 +114,7 @@ def _later(known: datetime | None, at: datetime) -> datetime:
 
 
 def cooldown_until(seen: Sequence[Observation]) -> datetime | None:
-    """As MarketKnowledge.cooldown_until, from one market's observations, oldest first."""
+    """Like MarketKnowledge.cooldown_until, from one market's observations, oldest first."""
     said_no = 0
     last: datetime | None = None
     for each in reversed(seen):

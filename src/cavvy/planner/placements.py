@@ -12,7 +12,7 @@ from cavvy.domain.units import HourlyRate, Money
 
 
 class Objective(StrEnum):
-    """What the first placement is best at."""
+    """The criterion by which placements are ordered."""
 
     COST = "cost"  # orders by total cost if the work is stated, else by price per hour
     TIME = "time"  # expected finish
@@ -30,7 +30,9 @@ class PlanLimit(StrEnum):
 class SpotLoss:
     """The expected cost of preemptions. None: unknown, because the running time is."""
 
-    per_hour: float  # preemptions price of the whole gang per hour per hour, by the prior
+    per_hour: (
+        float  # preemptions price price of the whole gang per hour per hour per hour, by the prior
+    )
     checkpoint_every: timedelta | None  # None: no checkpoint, so each preemption restarts the work
     preemptions: float | None = None
     time: timedelta | None = (
@@ -63,7 +65,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningContext:
-    """What is known at planning time besides the task; the defaults are those of a job not yet
+    """The known facts at planning time besides the task; the defaults are those of a job not yet
     submitted.
     """
 

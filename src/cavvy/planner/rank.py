@@ -359,7 +359,7 @@ def _placement(task: Task, scored: _Scored, known: PlanningContext, now: datetim
 
 
 def _list_notes(task: Task, scored: _Scored, known: PlanningContext) -> list[str]:
-    """What people should know of a placement."""
+    """The notes of a placement for people."""
     offer, notes = scored.offer, []
     if not _is_available(task, offer):
         notes.append(f"{offer.capacity} of {task.nodes} nodes free now")

@@ -10,7 +10,7 @@ from cavvy.scheduler.packing import AllocationOwner, allocate_across
 
 
 def smallest_shares(task: Task, offers: Iterable[Offer]) -> list[Offer]:
-    """Of the offers of each shared host those with the fewest devices; all other offers unchanged.
+    """Keep the offers with the fewest devices of each shared host; all other offers stay.
 
     A host has an offer for each number of devices, and a task that needs two must not get eight of
     them.

@@ -49,7 +49,7 @@ def start_time(offer: Offer) -> timedelta:
 
 
 def shape_of(offer: Offer) -> tuple[object, ...]:
-    """What an estimate depends on: offers of one shape differ only in location and price."""
+    """The inputs of an estimate: offers of one shape differ only in location and price."""
     return (
         offer.accelerator,
         offer.accelerator_count,
@@ -151,7 +151,7 @@ def _by_rate(work: Workload, offer: Offer, task: Task) -> TimeEstimate:
 def _accelerator_rate(
     work: Workload, offer: Offer, task: Task
 ) -> tuple[float | None, tuple[str, ...]]:
-    """Samples per second of one node. A key "H100:8" is the rate of a node with 8; "H100" alone
+    """Samples per second of one node. A key "H100:8" is the rate of a node with 8; "H100" alone is
     that of the smallest node that fits the task.
 
     The nearest measured count is scaled in proportion; a product's own rate takes precedence over

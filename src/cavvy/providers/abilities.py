@@ -1,4 +1,4 @@
-"""What a provider can do beyond the four methods of the seam, as one table of abilities.
+"""One table of the abilities of providers beyond the four methods of their interface.
 
 A provider lists its abilities in `Manifest.abilities`; callers ask `ability(provider, WHO_AM_I)`.
 The contract suite checks that a provider has the methods that it declares, and no others.

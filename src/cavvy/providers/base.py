@@ -113,7 +113,7 @@ class Manifest:
     abilities: Sequence[Ability[Any]] = ()  # abilities beyond the four methods of the interface
     options: Mapping[str, str] = field(
         default_factory=dict
-    )  # the names in `resources.options` of a task -> what they mean
+    )  # names in a task's `resources.options` -> their meaning
     prices: str = ""  # a module that defines SOURCE: PriceSource, for `cavvy catalog refresh`
     shares_files: bool = (
         False  # its nodes see the server's own folders; False: checkpoints are uploaded

@@ -28,7 +28,7 @@ class NoticeHold:
 
     query: str
     first_tag: str  # before any answer
-    longest: timedelta  # that the place holds a request
+    longest: timedelta  # seconds that the server holds a request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,7 +117,7 @@ class JobScheduler:
 
 
 def place_of(offer: Offer) -> str:
-    """What jobs queue for: a shared host as a whole, else the offer."""
+    """The resource that jobs queue for: a shared host as a whole, else the offer."""
     return f"{offer.provider}/{offer.zone or offer.region}" if offer.shared else offer.key
 
 

@@ -27,7 +27,7 @@ class SimSubmission:
 
 
 class UserAction(StrEnum):
-    """What a user does to a submitted job."""
+    """A user's action on a submitted job."""
 
     STOP = "stop"
     DRILL = "drill"

@@ -140,8 +140,8 @@ class BlobStore:
         return data if len(data) <= limit else None
 
     def folder_parts(self, snapshot: str) -> frozenset[str]:
-        """The blobs of a frozen working folder, its manifest included; of a folder whose manifest
-        cannot be read, the manifest alone. Raises RowNotFound.
+        """The blobs of a frozen working folder, including its manifest; only the manifest if it
+        cannot be read. Raises RowNotFound.
         """
         return self._folder_parts(snapshot)
 
@@ -179,7 +179,7 @@ class ManifestEntry(Struct, frozen=True, kw_only=True):
 
 
 class FolderManifest(Struct, frozen=True, kw_only=True):
-    """What a frozen working folder holds; the hash of this document names the folder."""
+    """The contents of a frozen working folder; the hash of this document names the folder."""
 
     files: list[ManifestEntry]
 

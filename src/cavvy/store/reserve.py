@@ -18,7 +18,7 @@ class StopNotes:
         self._path = path
 
     def read(self) -> dict[str, str]:
-        """Reasons by job. Creates the file if there is space."""
+        """The reason for each job's stop. Creates the file if there is space."""
         with suppress(OSError, ValueError):
             said = json.loads(self._path.read_bytes().rstrip(b"\0 ") or b"{}")
             if isinstance(said, dict):

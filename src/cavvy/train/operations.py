@@ -111,7 +111,8 @@ def _matmul(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size
 
 
 def _conv(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
-    """As the product that computes it: m pixels, n output channels, k inputs per group and tap."""
+    """The matrix product that computes it: m pixels, n output channels, k inputs per group and
+    tap."""
     if "backward" in name:
         grad, given, weight = args[0], args[1], args[2]
         mask = args[10] if len(args) > 10 else (True, True, False)

@@ -76,7 +76,7 @@ class _Watch:
         ]
         if (
             tensors and not self._batch
-        ):  # of the first module with a tensor input, if the model got only names
+        ):  # batch size from the first module with a tensor input, if the model got only keywords
             self._batch = tensors[0].shape[0]
         if self._model is None and any(True for _ in module.parameters()):
             self._model, self._on = module, True
@@ -176,9 +176,9 @@ _TURN = threading.RLock()
 
 
 class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
-    """One thread at a time, since loaders collate meanwhile. A size that depends on values is its
-    maximum, as for a mask that selects all; experts chosen by `topk` get even shares. `assumed`
-    lists the lines with such sizes.
+    """Used by one thread at a time, since loaders collate concurrently. A size that depends on
+    values is its maximum, as for a mask that selects all; experts chosen by `topk` get even shares.
+    `assumed` lists the lines with such sizes.
     """
 
     def __init__(self) -> None:

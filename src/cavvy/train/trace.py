@@ -125,7 +125,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
             self.see(tensor, "buffer")
 
     def close(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Mark these and their gradients, and stop watching what is still alive."""
+        """Mark these and their gradients, and stop watching the tensors that are still alive."""
         for each in parameters:
             self.see(each, "parameter")
             if each.grad is not None:

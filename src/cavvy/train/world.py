@@ -92,7 +92,7 @@ class RankWorld:
             if os.environ.get("LOCAL_WORLD_SIZE") == str(size) and sys.platform == "linux":
                 os.environ.setdefault(
                     "GLOO_SOCKET_IFNAME", "lo"
-                )  # one machine, regardless of its name's address
+                )  # one machine, whose name may resolve to another address
             own = {"device_id": self.device.torch} if kind == "cuda" else {}
             dist.init_process_group(backend, rank=rank, world_size=size, timeout=PATIENCE, **own)
             self._ours = True

@@ -261,8 +261,8 @@ class Diagnoser:
         return {}
 
     def _try_readers(self, more: dict[str, int]) -> tuple[str, str, float]:
-        """Measure with these readers: what they are, the sentence, and the remaining stall in
-        seconds.
+        """Measure with these readers; returns their description, the sentence, and the remaining
+        stall in seconds.
         """
         readers = more.get("workers", 1) * more["threads"]
         told = StepWindow(
@@ -423,7 +423,7 @@ class Diagnoser:
         return False
 
     def _looked_at(self) -> list[StepWindow]:
-        """Windows with samples of what lies between the parts of a step."""
+        """Windows with samples of the code between the parts of a step."""
         names = ("own", "own seldom", "own seldom traced")
         return [window for name in names for window in self._windows.get(name, [])]
 

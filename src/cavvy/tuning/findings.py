@@ -1,4 +1,4 @@
-"""What the diagnosis measures, a window of steps, and what it finds: causes with their costs."""
+"""The diagnosis's measurement, a window of steps, and its findings: causes with their costs."""
 
 from dataclasses import dataclass, field
 from typing import Any

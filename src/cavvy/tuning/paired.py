@@ -54,7 +54,7 @@ class PairedDifference:
     half: float
     median: float = 0.0
     agree: bool = False  # all of at least `AGREE` pairs were lower
-    low: float = 0.0  # of the pairs
+    low: float = 0.0  # of the differences in all pairs
     high: float = 0.0
 
     @property

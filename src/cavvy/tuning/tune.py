@@ -112,7 +112,7 @@ class PlanTuner:
 
 
 def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[str, Any], bool]]:
-    """The changes to try, in order, each with whether it is exact."""
+    """The changes to try, in order, each marked as exact or not."""
     exact = [(change, True) for change in _list_exact(facts)]
     return exact + [(change, False) for change in _list_numerics(facts) if numerics]
 

@@ -24,7 +24,7 @@ ULIMITS = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"]
 # The first process of a container handles signals for all of them, since the engine sends SIGTERM
 # only to it.
 ENTRY = """\
-beside the folder, which may be a mount of its own
+beside it, since the folder may be a mount of its own
 """
 SETUP = """\
 echo setup >{phase}
@@ -122,7 +122,9 @@ def run_container(
         code = wait([*argv, image, "sh", config.entry_script], command.env)
         if os.path.exists(config.phase_file) or stopped:
             os.makedirs(config.cache, mode=0o700, exist_ok=True)
-            write_whole(known, str(way))  # a job's log shows no ways that do not work here
+            write_whole(
+                known, str(way)
+            )  # keeps attempts that fail on this node out of the job's log
             return code
     raise CannotBuild(f"{program} could not start a container of {image}; see the log")
 

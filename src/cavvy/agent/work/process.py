@@ -78,7 +78,7 @@ class WorkProcess:
         self._ended(code)
 
     def _finish(self) -> None:
-        """The reaper has gone, and all of the work with it: hand over what is left in the pipes."""
+        """The reaper has gone, and all of the work with it: pass on the rest of the pipes."""
         if self._reported:
             reap()
         else:

@@ -305,8 +305,8 @@ async def blob(
 
 
 async def _find_blob(app_state: AppState, attempt: Attempt, blob: str) -> PathOf:
-    """Where a part of the job's own working folder, or of one of its checkpoints, lies. Raises
-    RowNotFound.
+    """The store that holds a part of the job's own working folder, or of one of its checkpoints.
+    Raises RowNotFound.
     """
     if blob in await _folder_parts(app_state, attempt):
         with suppress(RowNotFound):
@@ -331,7 +331,7 @@ async def enter(request: Request, gang: str, rank: int = 0) -> AppState:
 
 
 async def enter_attempt(request: Request, gang: str, rank: int = 0) -> tuple[AppState, Attempt]:
-    """As `enter`, and the gang's attempt."""
+    """Like `enter`, plus the gang's attempt."""
     app_state = _speak(request)
     app_state.tokens.check(request, gang)
     return app_state, await _attempt(app_state, gang, rank)

@@ -34,7 +34,7 @@ _OVERRIDES = (
     ("--nodes", "nodes", "COUNT", "The number of nodes."),
     ("--image", "image", "IMAGE", "The container image."),
     ("--workdir", "workdir", "FOLDER", "The folder to submit."),
-    ("--env", "env", "NAME=VALUE +", "Set a variable; NAME alone takes its value here."),
+    ("--env", "env", "NAME=VALUE +", "Set a variable; NAME alone copies the local value."),
     ("--secret", "secrets", "NAME +", "Pass on a secret of the project."),
     ("--budget", "limits.budget", "USD", "The most that the job may cost."),
     ("--deadline", "limits.deadline", "TIME", "When the job is stopped, such as 8h or a time."),
@@ -84,12 +84,12 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
 def _read_options(
     file: str | None, dialect: str | None, words: list[str] | None, overrides: dict[str, Any]
 ) -> tuple[str, "ReadOptions"]:
-    """The file, or a name for what is read instead of one, and the options. Raises UsageError."""
+    """The file, or a name for its replacement, and the options. Raises UsageError."""
     from cavvy.importers import ReadOptions
 
     text = sys.stdin.read() if file == "-" else None
     if words:
-        # One word is a line of shell, as it is for ssh; several are a program's arguments.
+        # One word is a shell line, as with ssh; several are a program's arguments.
         line = words[0] if len(words) == 1 else shlex.join(words)
         if file is None:
             file, text, dialect = (

@@ -1,4 +1,4 @@
-"""Commands of other tools, and other words for our own, with what to use here."""
+"""Other tools' commands and synonyms of Cavvy's own, with their replacements."""
 
 # Words -> what to use; read when a command is unknown.
 _ADVICE = {
@@ -21,13 +21,13 @@ _ADVICE = {
     "fleet fleets cluster clusters node": "`cavvy nodes` lists nodes, `cavvy join` adds a machine",
     "price prices optimize": "`cavvy plan TASK.YAML` ranks offers with their cost",
     "config login setup": "`cavvy check` shows what is configured",
-    "autostop idle": "nodes are given back when a job ends; `keep` of a task holds them",
+    "autostop idle": "nodes are released when a job ends; a task's `keep` holds them",
     "serve service gateway pool pools": "services and pools of workers do not exist yet",
     "storage volume volumes bucket": "`inputs`, `outputs` and `volumes` of a task name them",
 }
 
 
 def find_advice(word: str) -> str:
-    """What to use in place of an unknown command; "" where it is no known synonym."""
+    """The replacement for an unknown command; "" if it is not a known synonym."""
     found = (advice for words, advice in _ADVICE.items() if word in words.split())
     return next(found, "")

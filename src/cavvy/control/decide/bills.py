@@ -103,8 +103,8 @@ def close_bill(
     now: datetime,
 ) -> ClosedBill:
     """Each node's whole life, until its reported end or its last sighting; `stored` are the charges
-    of the job so far, and `nodes` say when each agent was heard. Stored charges of a node that has
-    none any more become empty.
+    of the job so far, and `nodes` say when each agent was heard. Stored charges of a node without
+    current charges become empty.
     """
     billed = [charge for charge in stored if charge.attempt_id == attempt.id]
     billed = [charge for charge in billed if charge.kind is not ChargeKind.MINIMUM]

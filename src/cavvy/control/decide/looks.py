@@ -51,7 +51,8 @@ def after_look(look: GangLook, seen: Seen, at: datetime) -> GangLook:
 
 
 def after_move(look: GangLook, phase: AttemptPhase) -> GangLook:
-    """The knowledge once the attempt enters `phase`: an ending attempt is removed anew."""
+    """The knowledge once the attempt enters `phase`: the removal of an ending attempt is requested
+    again."""
     if phase is AttemptPhase.KEPT:
         return replace(look, removed_at=None, looked_at=None, accrued_at=None)
     return replace(look, removed_at=None) if phase is AttemptPhase.ENDING else look

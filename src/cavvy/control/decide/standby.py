@@ -410,7 +410,7 @@ def _pays_two(rows: JobRows, offer: Offer) -> bool:
 
 
 def _may_be_preempted(job: Job) -> bool:
-    """Whether the job goes on after one more preemption."""
+    """Whether the job continues after one more preemption."""
     allowed = job.task.retry.preemption
     return allowed is None or job.retries.get("preemption", 0) < allowed
 

@@ -1,4 +1,4 @@
-"""What a job knows of its markets if no provider reports whether spot is available: launches
+"""A job's knowledge of its markets if no provider reports whether spot is available: launches
 granted and refused, node lifetimes and how they ended, and prices.
 """
 

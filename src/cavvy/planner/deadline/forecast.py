@@ -1,6 +1,6 @@
-"""What a job with a deadline may cost and when it may end, before anything is bought: simulated
-runs of the production policies, on markets that change as often as the records say. Seeded: equal
-questions have equal answers. Pure.
+"""Forecasts the cost and end of a job with a deadline before any purchase: simulated runs of the
+production policies, on markets that change as often as the records say. Seeded: equal questions
+have equal answers. Pure.
 """
 
 from collections.abc import Mapping, Sequence

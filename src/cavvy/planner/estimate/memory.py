@@ -17,7 +17,7 @@ WORKSPACE_MIB = 64
 # (GPT-2, where 0 gives 14 % less than measured); ResNet-50 has almost nothing to recompute.
 KEPT_COMPILED = 0.15
 
-# What the allocator reserves above its peak through fragmentation: on an H200 at most 25 % of a
+# The allocator's reserve above its peak, caused by fragmentation: on an H200 at most 25 % of a
 # step's allocations, 34 % compiled (docs/reference/estimate.md). The driver's context and loaded
 # kernels come on top.
 MARGIN, MARGIN_COMPILED = 0.30, 0.40
@@ -88,8 +88,8 @@ def _passes(
 
 
 def _scores(profile: WorkProfile) -> float:
-    """What attention without a fused kernel keeps: the softmax of all scores, and its argument for
-    one layer.
+    """The memory of attention without a fused kernel: the softmax of all scores, and its argument
+    for one layer.
     """
     each = [
         (kernel.size[0] * kernel.size[1] * kernel.size[2] * (4 if kernel.wide else 2), kernel.count)

@@ -116,7 +116,7 @@ def _text(value: object, name: str) -> str:
 
 def _peaks(rows: list[list[float]]) -> tuple[PeakMemory, ...]:
     if not rows:
-        raise ValueError("no moment of memory is given")
+        raise ValueError("`memory` has no entries")
     return tuple(
         PeakMemory(activations=_number(row[0]), fixed=_number(row[1]), gradients=_number(row[2]))
         for row in rows

@@ -1,5 +1,5 @@
-"""What one market's spot is worth when an hour of slack has a price, and what price makes the slack
-last.
+"""The value of one market's spot at a given price per hour of slack, and the price at which the
+slack lasts.
 
 The unit of money is the price of an hour on demand, the unit of time is an hour. Running on demand
 is the zero: it does an hour's work for an hour's money and keeps the slack. Against it, an hour of

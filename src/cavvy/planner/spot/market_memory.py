@@ -1,4 +1,4 @@
-"""What a deadline policy remembers of each market, and the hours that it calculates with. Used by
+"""A deadline policy's memory of each market, and the hours in its calculations. Used by
 `auto` and `roam`.
 """
 

@@ -1,4 +1,4 @@
-"""Several markets and enough slack to do the work on spot alone: how long to wait in one before
+"""For several markets and enough slack for spot alone: decides how long to wait in one before
 moving to another.
 
 Compared with work on spot in the current market, an idle hour costs the price of slack, a launch
@@ -16,7 +16,7 @@ from cavvy.planner.spot.cycle import IdleThresholds, plan_wait
 from cavvy.planner.spot.market_memory import MarketMemory, TimeLeft
 
 _SCARCE, _CHEAP, _CLOSE = 64.0, 1e-3, 1.15  # as in `cycle`
-# slack may be overcommitted by this much: one wait too many costs a move later, not the deadline
+# slack may be overcommitted by this factor: one wait too many costs a move later, not the deadline
 _BOLDNESS = 1.25
 # leaving available spot must save this share of the remaining cost: estimates are noisy
 _WORTH_MOVING = 0.02
@@ -43,7 +43,7 @@ class RoamingTarget(NamedTuple):
 
 
 def plan_course(field: RoamingView, moment: TimeLeft, running: bool) -> RoamingTarget | None:
-    """What to do while spot alone suffices; None if it does not, so that on-demand has to be
+    """The decision while spot alone suffices; None if it does not, so that on-demand has to be
     considered.
     """
     price = _price_of_slack(field, moment)

@@ -1,4 +1,4 @@
-"""Where a service's replicas run: on spot across zones, with a spare while the risk requires one,
+"""Places a service's replicas: on spot across zones, with a spare while the risk requires one,
 and on demand if spot is insufficient. Pure; the driver asks at every tick and whenever a replica
 starts or ends.
 
@@ -37,7 +37,7 @@ class ServiceTerms:
     availability: float = 0.995
     regions: tuple[
         str, ...
-    ] = ()  # of each zone: zones of a region tend to lose their spot together
+    ] = ()  # weight of the region's other zones: zones of a region tend to lose their spot together
 
     def together(self, zone: int) -> list[int]:
         """The zones of a zone's region, including itself."""
@@ -165,7 +165,7 @@ class SteadyPlacement:
         return sum(self._before_s - at < _HOUR_S for at in self._lost_at)
 
     def _allowed(self) -> float:
-        """Losses per hour that may leave the service short."""
+        """Losses per hour that may leave the service with too few replicas."""
         return (
             _THRIFT
             * (1 - self._service.availability)
@@ -208,7 +208,7 @@ class SteadyPlacement:
         return best[0], self._risk(held)
 
     def _risk(self, spot: list[int]) -> float:
-        """Losses per hour that leave too few."""
+        """Losses per hour that leave too few replicas."""
         short = [
             zone
             for zone, count in enumerate(spot)

@@ -90,7 +90,7 @@ class PolicyDecision(NamedTuple):
 
 
 class MarketPolicy(Protocol):
-    """Decides for one job, and keeps what it has learned, so each job has its own. Asking does not
+    """Decides for one job; each job has its own, because it keeps its observations. Asking does not
     change it.
     """
 

@@ -181,7 +181,7 @@ class FakeCloud:
         return replace(told, nodes=tuple(self._report(node, now) for node in told.nodes))
 
     def _report(self, node: NodeSeen, now: datetime) -> NodeSeen:
-        """The node as the cloud's records have it, which may differ from what it bills."""
+        """The node in the cloud's records, which may differ from its bills."""
         records = self.script.records
         if node.ended_at is not None and records.ends_unseen:
             first_seen = self._ends_seen.setdefault(node.engine_id, now)

@@ -84,12 +84,12 @@ class TimeSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordScript:
-    """How well the cloud's answers reflect what it bills."""
+    """How well the cloud's answers agree with its bills."""
 
     remembers_s: float = 86_400.0  # how long an ended gang is shown
-    start_late_s: float = 0.0  # a start is reported so much too late until the node has ended
+    start_late_s: float = 0.0  # delay of a reported start time until the node has ended
     jitter_s: float = 0.0  # each look moves each start by up to this much
-    ends_unseen: bool = False  # an end is reported as of the first look after it
+    ends_unseen: bool = False  # an end is reported with the time of the first look after it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ _Quotes = tuple[SpotQuote, ...]
 
 
 class Knows(StrEnum):
-    """What a job knows of the markets."""
+    """A job's knowledge of the markets."""
 
     EVERYTHING = "everything"  # the policy sees whether each market has spot, at every moment
     LAUNCHES = "launches"  # the policy sees only what production sees

@@ -320,7 +320,7 @@ def _conditions(need: Resources) -> Iterator[ShapeCondition]:
 
 
 def _memory_by_cpus(need: Resources, each_mib: int) -> ShapeCondition:
-    """The memory that these CPUs require, beside the other bounds."""
+    """The memory required per CPU, in addition to other bounds."""
     tests = ["shape.memory_mib > 0", "shape.vcpus > 0", "shape.memory_mib >= shape.vcpus * ?"]
     tests += ["shape.memory_mib >= ?"] if need.memory_min_mib is not None else []
     tests += ["shape.memory_mib <= ?"] if need.memory_max_mib is not None else []
@@ -381,8 +381,8 @@ def _tally(
 
 
 def _tally_rows(connection: sqlite3.Connection, filters: NeedFilters) -> tuple[int, int]:
-    """Of the rows that meet everything else: those in other locations, and those in a requested
-    location that are too expensive.
+    """The counts of rows that meet everything else but are in other locations, and of those in a
+    requested location that are too expensive.
     """
     selection = replace(filters.fitting(), places=None, max_rate=None)
     shapes, values = selection.shapes_sql()

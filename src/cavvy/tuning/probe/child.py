@@ -68,7 +68,7 @@ class ScriptProbe:
         self._run: Any = None
         self._records: list[StepRecord] = []
         self._every = _none()
-        self._paused = 0.0  # of the current step; until the first command
+        self._paused = 0.0  # seconds paused in the current step
         self._command: dict[str, Any] = {}
         self._left = 1  # the first step compiles, and finds the micro-batch
         self._began = 0.0
@@ -76,7 +76,10 @@ class ScriptProbe:
         self._sampler: StackSampler | None = None
         self._lines = BusyLines()
         self._loop: UserLoop | None = None  # the script's own code around `run.batches`
-        self._pass: tuple[Any, float] = (None, 0.0)  # of which the data, and the number of epochs
+        self._pass: tuple[Any, float] = (
+            None,
+            0.0,
+        )  # part of it: the data, and the number of epochs
 
     @contextmanager
     def installed(self) -> Iterator[None]:

@@ -87,7 +87,7 @@ class StackSample(NamedTuple):
     took: int
     inside: bool  # the part of the step
     line: str  # the user's line, or none
-    kind: str = ""  # what the line does, if its callers show it
+    kind: str = ""  # kind of the line's work, if its callers show it
 
 
 class StackSampler:

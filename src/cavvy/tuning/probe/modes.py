@@ -1,5 +1,5 @@
-"""What a window of steps changes: each mode removes one cost, so that the difference is
-that cost.
+"""The changes for a window of steps: each mode removes one cost, so that the difference is that
+cost.
 """
 
 from collections.abc import Generator, Iterator
