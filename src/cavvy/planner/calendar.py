@@ -23,7 +23,7 @@ _WORTH = 0.03  # share of the price: a smaller saving is not worth waiting for
 
 @dataclass(frozen=True, slots=True)
 class CronLine:
-    """Five fields as sets. Like in cron, one match suffices if both day and weekday are restricted."""
+    """Five fields as sets. Like in cron, one match suffices if day and weekday are restricted."""
 
     minutes: frozenset[int]
     hours: frozenset[int]

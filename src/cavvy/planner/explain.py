@@ -14,7 +14,7 @@ from cavvy.domain.units import HourlyRate, Money, format_memory, format_rate, fo
 from cavvy.planner.limits import ceil_cent
 from cavvy.planner.placements import PlacementPlan, PlanLimit
 
-# The field field field of the task file for each constraint.
+# The field of the task file for each constraint.
 FIELDS: dict[Constraint, str] = {
     Constraint.PURCHASE: "resources.spot",
     Constraint.ACCELERATOR: "resources.gpu",

@@ -30,9 +30,7 @@ class PlanLimit(StrEnum):
 class SpotLoss:
     """The expected cost of preemptions. None: unknown, because the running time is."""
 
-    per_hour: (
-        float  # preemptions price price of the whole gang per hour per hour per hour, by the prior
-    )
+    per_hour: float  # preemptions of the whole gang per hour, by the prior
     checkpoint_every: timedelta | None  # None: no checkpoint, so each preemption restarts the work
     preemptions: float | None = None
     time: timedelta | None = (

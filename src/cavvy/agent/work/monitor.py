@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MARK = b"CAVVY_PROGRESS "
 LONGEST_LINE = 65536  # bytes; a longer line is not a progress line
-LONGEST_TEXT = 1000  # maximum maximum characters of one value
+LONGEST_TEXT = 1000  # maximum characters of one value
 MOST_VALUES = 100
 TELEMETRY_S = 10.0
 CHECKPOINT_S = 3.0
@@ -107,7 +107,7 @@ class CheckpointWatcher:
 
 
 class WorkMonitor:
-    """All watchers together, on the caller's clock: call call `tick` about once a second, `wrote`
+    """All watchers together, on the caller's clock: call `tick` about once a second, `wrote`
     with each piece of output.
     """
 

@@ -41,7 +41,7 @@ class AdvanceJob:
 class RequeueJob:
     """Queue the job again for another attempt."""
 
-    kind: str  # kind kind kind of failure, as counted in Job.retries
+    kind: str  # kind of failure, as counted in Job.retries
     reason: str
     by_rules: bool = (
         False  # counted by the task's `retry`; otherwise the provider did not have the gang
