@@ -83,7 +83,7 @@ JOB_ENDS = frozenset({JobPhase.DONE, JobPhase.FAILED, JobPhase.STOPPED})
 
 ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
     AttemptPhase.LAUNCHING: {
-        AttemptPhase.BOOTING: "when the provider accepted the launch the launch, or turned out to "
+        AttemptPhase.BOOTING: "the provider accepted the launch, or turned out to "
         "have accepted it",
         AttemptPhase.ENDING: (
             "the launch failed or is no longer wanted; nodes that may exist are removed"
@@ -287,7 +287,7 @@ class Attempt:
     first_failed_rank: int | None = None
     created_at: datetime
     since: datetime
-    launched_at: datetime | None = None  # the provider accepted
+    launched_at: datetime | None = None  # when the provider accepted the launch
     expected_at: datetime | None = None  # when the provider expects it to start
     running_at: datetime | None = None
     finished_at: datetime | None = None  # the work's end

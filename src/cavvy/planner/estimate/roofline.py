@@ -21,7 +21,7 @@ class RooflineConstants:
     tf32: float = 0.419
     fp32: float = 0.924
     conv: float = 0.572  # share of the rate of matrix products
-    attention: float = 0.618  # of the rate of matrix products
+    attention: float = 0.618  # share of the rate of matrix products
     memory: float = 0.524  # share of bandwidth: pointwise kernels and copies
     reduction: float = 0.467  # share of bandwidth: norms, softmax, look-ups
     layout: float = (
