@@ -354,7 +354,7 @@ def test_an_account_without_a_default_vpc_is_told_to_name_one(
     )
 
     async def scenario() -> None:
-        with pytest.raises(Refused, match="no default VPC; name one"):
+        with pytest.raises(Refused, match="no default VPC; set one"):
             await here.provider.launch(await here.gang("t3.medium"))
         here.cloud.rules.fault = None
         await here.clear()

@@ -141,7 +141,7 @@ def _unless_default(vpc: str) -> Any:
 @pytest.mark.parametrize(
     ("need", "told"),
     [
-        (NetworkNeed(subnet="subnet-0"), "there is no subnet subnet-0"),
+        (NetworkNeed(subnet="subnet-0"), "the subnet subnet-0"),
         (NetworkNeed(vpc="vpc-0"), "the VPC vpc-0 has no subnet"),
         (NetworkNeed(security_groups=("sg-0",)), "InvalidGroup.NotFound.*sg-0"),
         (NetworkNeed(key="nobody"), "InvalidKeyPair.NotFound.*nobody"),

@@ -299,7 +299,7 @@ def test_an_own_network_and_key_are_used_and_nothing_is_made(
             await here.provider.launch(
                 await here.gang("t3.medium", name="rm-c-1", network=NetworkNeed(key="nobody"))
             )
-        with pytest.raises(Refused, match="there is no subnet"):
+        with pytest.raises(Refused, match="the subnet"):
             await here.provider.launch(
                 await here.gang("t3.medium", name="rm-d-1", network=NetworkNeed(subnet="subnet-0"))
             )

@@ -62,7 +62,7 @@ def test_an_account_that_is_not_ours_is_refused(cluster: Cluster, tmp_path: Path
         place.settings["account"] = "someone-elses"
         stage = ContractHarness(place, _never)
         assert isinstance(stage.ours, BatchProvider)
-        with pytest.raises(Refused, match="is someone-elses, which is no account of root"):
+        with pytest.raises(Refused, match="is someone-elses, which is not an account of root"):
             await stage.ours.whoami()
         with pytest.raises(Refused, match="account"):
             await stage.ours.launch(await stage.spec("foreign"))
@@ -85,7 +85,7 @@ def test_the_accounting_knows_what_slurmctld_forgot(cluster: Cluster, tmp_path: 
         seen = await stage.one(gang.name)
         assert (seen.state, seen.reason) == (
             GangState.ENDED,
-            "it was cancelled in Slurm, not by Cavvy",
+            "the job was cancelled in Slurm, not by Cavvy",
         )
         assert [node.started_at for node in seen.nodes] == [
             node.started_at for node in before.nodes

@@ -25,7 +25,7 @@ def test_a_command_that_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> 
         login_session = LoginSession(make_where(tmp_path / "shared"))
         assert (await login_session.run(["id", "-u"])).code == 0
         with pytest.raises(
-            TryAgain, match="this machine has no no-such-sbatch: name the cluster's login node by"
+            TryAgain, match="this machine has no no-such-sbatch: set `host` to the cluster's login node"
         ):
             await login_session.run(["no-such-sbatch", "--parsable"])
         await login_session.close()
@@ -48,7 +48,7 @@ def test_a_folder_that_cannot_be_used_is_told_with_the_setting(tmp_path: Path) -
             ("open", "chmod 700 it", Refused),
         ):
             login_session = LoginSession(make_where(tmp_path / name))
-            with pytest.raises(problem, match=f"{told}.* by `folder`"):
+            with pytest.raises(problem, match=f"{told}.*`folder`"):
                 await login_session.hello()
             await login_session.close()
 
@@ -72,7 +72,7 @@ def test_a_login_node_whose_name_has_no_address_is_refused(
 
     async def scenario() -> None:
         where = replace(make_where(tmp_path / "shared"), host="login")
-        with pytest.raises(Refused, match="login: no address is known for it"):
+        with pytest.raises(Refused, match="login: the name has no address"):
             await LoginSession(where).hello()
 
     asyncio.run(scenario())

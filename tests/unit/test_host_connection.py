@@ -35,7 +35,7 @@ ECHO = "import sys; [(sys.stdout.write(line), sys.stdout.flush()) for line in sy
         (
             "ssh: Could not resolve hostname h: Name or service not known",
             HostUnknown,
-            "no address is known for it (Name or service not known)",
+            "the name has no address (Name or service not known)",
         ),
         ("ssh: connect to host h port 22: No route to host", CannotConnect, "No route to host"),
         ("", CannotConnect, "the connection was closed"),
@@ -68,7 +68,7 @@ def test_a_program_that_is_not_there_is_known_by_its_exit_code(tmp_path: Path) -
         assert [frame async for frame in link.frames()] == []
         await link.closed()
         assert link.exit_code == 127
-        with pytest.raises(Refused, match="cannot be started here"):
+        with pytest.raises(Refused, match="cannot be started on this machine"):
             await open_connection(HostAddress(name="h", ssh=[str(tmp_path / "ssh")]), timeout_s=60)
 
     asyncio.run(scenario())

@@ -180,7 +180,7 @@ def test_what_has_no_place_is_kept_and_refused_when_run(line: str, key: str) -> 
     found = run(line)
     assert keys(found, refused=True) == [key]
     assert found.refused[0].line == 3
-    with pytest.raises(SpecError, match="of this dstack file is not honoured: "):
+    with pytest.raises(SpecError, match="of this dstack file is not supported: "):
         parse_task(f"type: task\ncommands: [x]\n{line}")
 
 
@@ -228,7 +228,7 @@ def test_other_kinds_are_kept_and_named(text: str, what: str, tasks: int) -> Non
     found = parse_file(text)
     assert (found.what, len(found.tasks)) == (what, tasks)
     assert found.refused[0].key == "type"
-    with pytest.raises(SpecError, match="`type` of this dstack file is not honoured"):
+    with pytest.raises(SpecError, match="`type` of this dstack file is not supported"):
         parse_task(text)
 
 
@@ -298,7 +298,7 @@ def wrong(text: str) -> list[str]:
         ("commands: [x]\nnode: 2", "3:1: unknown key 'node'"),
         ("commands: x", "2:11: `commands` is the text 'x'"),
         ("commands: [no]", "2:12: `commands[0]`: no, which YAML reads as false, is not a text"),
-        ("commands: []", "1:1: there is nothing to run"),
+        ("commands: []", "1:1: the file has nothing to run"),
         ("commands: [x]\nnodes: 0", "3:8: `nodes`: 0 is too small"),
         ("commands: [x]\nnodes: true", "3:8: `nodes`: the truth value true is not a whole number"),
         ("commands: [x]\nresources: {disk: true}", "3:19: `resources.disk`: cannot use 'true'"),
@@ -354,15 +354,15 @@ def test_every_mistake_has_its_place(lines: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("type: tsk\ncommands: [x]", "1:1: dstack has no type 'tsk'"),
+        ("type: tsk\ncommands: [x]", "1:1: dstack has no configuration type 'tsk'"),
         ("type: service\ncommands: [x]", "1:1: `port` is missing"),
         (
             "type: service\nport: 1\ncommands: [x]\nreplicas: 1..3",
-            "4:11: a number of replicas that varies needs",
+            "4:11: a variable number of replicas needs",
         ),
         (
             "type: service\nport: 1\ncommands: [x]\nreplicas: 1..",
-            "4:11: the number of replicas needs an end",
+            "4:11: the number of replicas needs a maximum",
         ),
         (
             "type: service\nport: 1\ncommands: [x]\nprobes: [{type: tcp}]",
@@ -370,7 +370,7 @@ def test_every_mistake_has_its_place(lines: str, said: str) -> None:
         ),
         ("type: fleet\nnodes: 3..1", "2:8: `nodes`: cannot use '3..1'"),
         ("type: fleet\nssh_config: {user: a}", "2:13: `ssh_config.hosts` is missing"),
-        ("type: volume\nregion: eu", "1:1: the volume names no backend"),
+        ("type: volume\nregion: eu", "1:1: the volume has no backend"),
         ("type: volume\nbackend: aws", "1:1: `region` is missing"),
         ("type: gateway\nbackend: aws", "1:1: `region` is missing"),
         ("type: dev-environment\nversion: 1", "2:1: `version` needs `ide`"),

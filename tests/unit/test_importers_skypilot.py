@@ -304,7 +304,7 @@ def test_what_has_no_place_is_kept_and_refused_when_run(resources: str) -> None:
         for each in found.refused
     )
     with pytest.raises(
-        SpecError, match=r"task\.yaml:3:\d+: `resources.* of this SkyPilot file is not honoured: "
+        SpecError, match=r"task\.yaml:3:\d+: `resources.* of this SkyPilot file is not supported: "
     ):
         parse_task(f"run: x\nnum_nodes: 1\nresources: {resources}")
 
@@ -567,7 +567,7 @@ def test_a_volume_is_kept() -> None:
         ),
         (
             "run: x\nresources: {infra: awz/us}",
-            "2:20: `resources.infra`: no cloud is called 'awz'; did you mean aws?",
+            "2:20: `resources.infra`: unknown cloud 'awz'; did you mean aws?",
         ),
         (
             "run: x\nresources: {accelerators: 'H100:a'}",
@@ -603,10 +603,10 @@ def test_a_volume_is_kept() -> None:
             "run: x\nservice: {readiness_probe: health}",
             "2:28: `service.readiness_probe`: cannot use 'health'",
         ),
-        ("run: x\npool: {}", "2:7: the pool has no size"),
+        ("run: x\npool: {}", "2:7: the pool has no number of workers"),
         (
             "run: x\nservice: {replica_policy: {min_replicas: 1, max_replicas: 2}}",
-            "2:27: a number of replicas that varies needs a goal",
+            "2:27: a variable number of replicas needs a target",
         ),
         (
             "run: x\nfile_mounts: {/a: {mode: MOUTN}}",

@@ -19,9 +19,9 @@ SERVICE = "type: service\ncommands: [x]\n"
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        (SKYPILOT + "envs:", "3:1: there is nothing in `envs`"),
-        (SKYPILOT + "inputs:", "3:1: there is nothing in `inputs`"),
-        (SKYPILOT + "service: {readiness_probe: }", "3:28: there is nothing in `readiness_probe`"),
+        (SKYPILOT + "envs:", "3:1: `envs` is empty"),
+        (SKYPILOT + "inputs:", "3:1: `inputs` is empty"),
+        (SKYPILOT + "service: {readiness_probe: }", "3:28: `readiness_probe` is empty"),
         (
             SKYPILOT + "resources: {memory: 4x+}",
             "3:21: `resources.memory`: cannot use the text '4x+'",
@@ -32,12 +32,12 @@ SERVICE = "type: service\ncommands: [x]\n"
         ),
         (
             SKYPILOT + "resources: {infra: aws /us-east-1}",
-            "3:20: `resources.infra`: no cloud is called 'aws '",
+            "3:20: `resources.infra`: unknown cloud 'aws '",
         ),
         (SKYPILOT + "resources: {local_disk: ''}", "3:25: `resources.local_disk`: cannot use ''"),
         (SKYPILOT + "resources: {volumes: [{path: /a}]}", "3:23: a network volume needs a `name`"),
-        (SKYPILOT + "file_mounts: {'s3://b': /data}", "3:15: nothing can be put at s3://b"),
-        (SKYPILOT + "file_mounts: {//data: ./a}", "3:15: nothing can be put at //data"),
+        (SKYPILOT + "file_mounts: {'s3://b': /data}", "3:15: s3://b cannot be a target"),
+        (SKYPILOT + "file_mounts: {//data: ./a}", "3:15: //data cannot be a target"),
         (
             "name:\nexecution: parallel\n---\nname: a\nrun: x\n---\nname: b\nrun: y",
             "1:1: `name` is missing",
@@ -56,7 +56,7 @@ SERVICE = "type: service\ncommands: [x]\n"
         ),
         (
             SKYPILOT + "resources: {accelerators: tpu-v6e-8, instance_type: a}",
-            "3:53: an `instance_type` stands beside",
+            "3:53: `instance_type` and a TPU, which",
         ),
         (
             SKYPILOT
@@ -71,7 +71,7 @@ SERVICE = "type: service\ncommands: [x]\n"
             SKYPILOT + "config: {kubernetes: {enable_docker: {mode: BUILT}}}",
             "3:45: `config.kubernetes.enable_docker.mode`",
         ),
-        ("name: v\ntype: k8s-pvc\ninfra: k9s", "3:8: `infra`: no cloud is called 'k9s'"),
+        ("name: v\ntype: k8s-pvc\ninfra: k9s", "3:8: `infra`: unknown cloud 'k9s'"),
         (SKYPILOT + "disk_size: 100", "3:1: unknown key 'disk_size'"),
         (SKYPILOT + "resources: {cpus: 1, envs: {}}", "3:22: unknown key 'envs' in `resources`"),
         (

@@ -193,7 +193,7 @@ BAD = {"event": "ended", "rank": 1, "code": 0, "exit": {"exit_code": 3, "reason"
         (
             "FAILED",
             [{"event": "refused", "why": "taken"}],
-            "Ray could not place all of it: taken",
+            "Ray could not place all nodes: taken",
             False,
         ),
     ],

@@ -68,7 +68,7 @@ def test_one_provider_with_its_gaps_and_settings(settings: Path) -> None:
     result = check("local")
     assert "price_usd_hr" in result.output
     assert "3.5" in result.output
-    assert "this machine is never taken away" in result.output
+    assert "this machine has no cheaper preemptible capacity" in result.output
     shown = json.loads(check("prairie", "-o", "json").output)
     assert shown["unsupported"] == {"image": "only grass"}
 

@@ -106,4 +106,4 @@ def test_what_no_file_answers_to_is_explained() -> None:
     )
     assert hint.startswith("did you mean `requirements.txt`?")
     [(_, hint)] = explain_unused(FILES, ("*.txt",))
-    assert hint.startswith("patterns are not read")
+    assert hint.startswith("patterns are not supported")

@@ -55,7 +55,7 @@ def test_the_setting_says_what_can_be_honoured(container: str, refused: set[str]
 
 
 def test_an_unknown_way_is_refused() -> None:
-    with pytest.raises(Refused, match="none of apptainer"):
+    with pytest.raises(Refused, match="not one of apptainer"):
         with_containers(MANIFEST, "shifter")
 
 

@@ -211,7 +211,7 @@ def test_states_of_jobs_that_are_not_over() -> None:
 @pytest.mark.parametrize(
     ("state", "preempted", "words"),
     [
-        ("PREEMPTED", True, "goes first"),
+        ("PREEMPTED", True, "with higher priority"),
         ("TIMEOUT", True, "time limit"),
         ("NODE_FAIL", False, "a node failed"),
         ("CANCELLED", False, "not by Cavvy"),
@@ -243,7 +243,7 @@ def test_what_slurm_forgot_is_told_by_the_job_itself() -> None:
         written, [AgentExit(outcome="preempted", exit_code=143)], *times
     ).preempted
     assert "no end" in judge_forgotten(record(begun="1 n[1-2]"), (), *times).reason
-    assert "broke" in judge_forgotten(record(end="137 2"), (), *times).reason
+    assert "agents failed" in judge_forgotten(record(end="137 2"), (), *times).reason
     seen = GangStart(at=NOW - timedelta(seconds=1), nodes=("n1", "n2"))
     assert judge_forgotten(record(end="0 2", seen=seen), (), *times).began == seen
 
@@ -270,12 +270,10 @@ def test_an_account_that_nobody_can_check_is_said_to_be_unchecked() -> None:
     told = say_account("vision", KEPT, ())
     assert (
         told["account"]
-        == "vision: could not be checked: the cluster's accounting says nothing of ann"
+        == "vision: could not be checked: the cluster's accounting does not list ann"
     )
     untold = dict(explain_accounts("vision", "ann", KEPT, ("sbatch",), ()))
-    assert (
-        untold["account"] == "vision: could not be checked: there is no sacctmgr on the login node"
-    )
+    assert untold["account"] == "vision: could not be checked: the login node has no sacctmgr"
     others = say_account(
         "vision", KEPT, [("QOS few", "group gres/gpu=4")]
     )  # which says nothing of ann
@@ -285,7 +283,7 @@ def test_an_account_that_nobody_can_check_is_said_to_be_unchecked() -> None:
 
 def test_an_account_that_slurm_would_refuse_is_told_before_a_job_finds_it() -> None:
     with pytest.raises(
-        Refused, match=r"is vison, which is no account of ann, .* name one of vision, Speech"
+        Refused, match=r"is vison, which is not an account of ann, .* use one of vision, Speech"
     ):
         say_account("vison", limits=[*MINE, *MINE])  # one row for each partition
     assert say_account("speech")["account"] == "speech"

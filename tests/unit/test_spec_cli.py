@@ -40,7 +40,7 @@ def test_wrong_files_are_all_told_with_exit_code_2(folder: Path) -> None:
     assert result.exit_code == 2
     assert "a.yaml:2:8: 0 is too small" in result.stderr
     assert "did you mean `resources`?" in result.stderr
-    assert "c.yaml: there is no such file" in result.stderr
+    assert "c.yaml: the file does not exist" in result.stderr
     assert "b.yaml is valid." in result.stdout
 
 
@@ -69,7 +69,7 @@ def test_files_that_are_no_text(folder: Path, content: bytes, words: str) -> Non
 
 
 def test_a_folder_instead_of_a_file(folder: Path) -> None:
-    assert "name the file in it" in run(validate, ".").stderr
+    assert "use the file in it" in run(validate, ".").stderr
 
 
 def test_the_schema_is_printed() -> None:

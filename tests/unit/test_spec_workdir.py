@@ -257,7 +257,7 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
     for path, words in (
         (tmp_path / "no", "does not exist"),
         (tmp_path / "file", "is a file"),
-        (Path("/"), "no working"),
+        (Path("/"), "is not a folder"),
     ):
         with pytest.raises(FreezeError, match=words):
             freeze(path)
@@ -338,5 +338,5 @@ def test_cavvys_own_state_is_never_part_of_a_folder(tmp_path: Path) -> None:
     assert paths(snapshot) == ["homely", "train.py"]
     assert snapshot.notes == ("home is left out: it is Cavvy's own state",)
     assert freeze(tmp_path / "home" / "logs", state=tmp_path / "home").notes == ()
-    with pytest.raises(FreezeError, match="own folder of state"):
+    with pytest.raises(FreezeError, match="own folder for state"):
         freeze(tmp_path / "home", state=tmp_path / "home")

@@ -73,7 +73,7 @@ def test_prices_come_from_host_group_and_setting(folder: Path) -> None:
         (
             "[hosts.a]\n[hosts.b]\nprise = 1",
             {},
-            r"\[hosts.b\]: .*`prise`; known are group, price_usd_hr, address",
+            r"\[hosts.b\]: .*`prise`; valid keys are group, price_usd_hr, address",
         ),
         (
             "[groups.lab]\nhosts = 'a b'",
@@ -81,7 +81,7 @@ def test_prices_come_from_host_group_and_setting(folder: Path) -> None:
             r"\[groups.lab\]: Expected `array`, got `str` - at `\$.hosts`",
         ),
         ("hosts = ['a', 'b']", {}, r"\[hosts.NAME\]: Expected `object`, got `array`"),
-        ("[host.a]\nport = 22", {}, "'host' is unknown; known are tables"),
+        ("[host.a]\nport = 22", {}, "'host' is unknown; valid tables are"),
         ("[hosts.a]\nport = 'x'", {}, "port"),
         ("[hosts.a]\nport = 70000", {}, r"<= 65535 - at .*port"),
         ("[hosts.a]\nprice_usd_hr = -1", {}, r">= 0.* - at .*price_usd_hr"),
@@ -90,7 +90,7 @@ def test_prices_come_from_host_group_and_setting(folder: Path) -> None:
         (
             "",
             {"ssh_config": "/nonexistent/config"},
-            "ssh_config: there is no file /nonexistent/config",
+            "ssh_config: the file /nonexistent/config does not exist",
         ),
         ("[hosts.a", {}, "not TOML"),
         ("[groups.a]\nhosts = ['x']\n[groups.b]\nhosts = ['x']", {}, "x is in the groups a and b"),

@@ -91,7 +91,7 @@ def test_the_record_of_an_end() -> None:
     assert [rank.engine_id for rank in ended.ranks] == ["a:7", "b:7"]
     killed = replace(OVER, in_order=False, exit=None, complaint="no space")
     assert (
-        "killed or broke: no space"
+        "killed or failed: no space"
         in close_gang(INTENT, views(look(killed), look(OVER, 1)), NOW).reason
     )
     anew = close_gang(INTENT, views(look(replace(killed, rebooted=True)), look(OVER, 1)), NOW)

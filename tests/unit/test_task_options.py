@@ -104,7 +104,7 @@ def test_the_tool_can_be_named(sent: list[dict[str, object]], tmp_path: Path) ->
     (tmp_path / "a.yaml").write_text("name: My_Task\nrun: x")
     refused = run("a.yaml")
     assert refused.exit_code == 2
-    assert "`--as skypilot` reads it so" in refused.stderr
+    assert "use `--as skypilot` to read it as one" in refused.stderr
     assert run("a.yaml", "--as", "skypilot").exit_code == 0
     assert sent[0]["origin"].dialect == "SkyPilot"  # type: ignore[attr-defined]  # a RunOrigin
 
@@ -116,7 +116,7 @@ def test_the_tool_can_be_named(sent: list[dict[str, object]], tmp_path: Path) ->
         (["--nodes", "0"], "--nodes 0: "),
         (["--deadline", "2001-01-01T00:00Z"], "the deadline was "),
         (["--env", "CAVVY_X=1"], "is reserved for Cavvy"),
-        (["--env", "NOT_SET_HERE"], "there is no such variable here"),
+        (["--env", "NOT_SET_HERE"], "this variable is not set here"),
         (["--secret", "A=b"], "--secret A=b: "),
         (["--budget", "much"], "--budget much: "),
     ],
@@ -179,7 +179,7 @@ def test_without_a_working_folder_only_the_named_files_are_submitted(
 @pytest.mark.parametrize(
     ("mounts", "message"),
     [
-        ("{/data: ../nothing}", "nothing does not exist; it was looked for in "),
+        ("{/data: ../nothing}", "nothing does not exist; it was searched for in "),
         ("{/data: ./nothing}", "there is no nothing in the working folder, which /data shows"),
         ("{/data: ./a.log}", "there is no a.log in the working folder, which /data shows"),
     ],

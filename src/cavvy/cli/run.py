@@ -41,9 +41,9 @@ def command(
 ) -> None:
     """Run a task on the best configured offer, follow it, and exit with its exit code.
 
-    The task is a file, - for standard input, or the command after --; options replace what the
-    file says, and a command replaces its `run`. Ctrl-C leaves the job running and shows how to
-    follow it again.
+    The task is a file, - for standard input, or the command after --; options override the file,
+    and a command replaces its `run`. Ctrl-C leaves the job running and shows how to follow it
+    again.
     """
     from cavvy.cli.reach.follow import follow
 

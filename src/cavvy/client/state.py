@@ -12,7 +12,7 @@ from msgspec.json import decode, encode
 
 
 class ServerFile(Struct, frozen=True, kw_only=True):
-    """`server.json`: the server that has the lock, or had it when it died."""
+    """Ask the server to stop; nodes and their work continue."""
 
     pid: int
     process: str  # distinguishes the process from a later one with the same id

@@ -83,8 +83,7 @@ JOB_ENDS = frozenset({JobPhase.DONE, JobPhase.FAILED, JobPhase.STOPPED})
 
 ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
     AttemptPhase.LAUNCHING: {
-        AttemptPhase.BOOTING: "the provider accepted the launch, or turned out to "
-        "have accepted it",
+        AttemptPhase.BOOTING: "the provider accepted the launch, or turned out to have accepted it",
         AttemptPhase.ENDING: (
             "the launch failed or is no longer wanted; nodes that may exist are removed"
         ),

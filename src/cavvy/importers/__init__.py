@@ -1,8 +1,8 @@
-"""Task files of Cavvy, SkyPilot and dstack: which tool a file is for, and its meaning as a task.
+"""Task files of Cavvy, SkyPilot and dstack: finds a file's tool, and translates it into a task.
 
-`cli` and `api` call `load_task` and `parse_task`, which give a task that is ready to run or raise
-SpecError, which says everything that is wrong with the file. `spec` reads Cavvy's own files;
-another tool's are recognised by their keys, checked by their own rules and translated into tasks.
+`cli` and `api` call `load_task` and `parse_task`, which return a task that is ready to run or raise
+SpecError with every problem of the file. `spec` reads Cavvy's own files; another tool's are
+recognised by their keys, checked by their own rules and translated into tasks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-# Keys of the task file -> those of other tools that an override makes void.
+# Keys of the task file -> keys of other tools that an override of them replaces.
 _OVERRIDDEN = {
     "image": ("resources.image_id", "image", "registry_auth"),
     "resources.gpu": ("resources.accelerators", "resources.gpu"),
@@ -47,10 +47,11 @@ _OVERRIDDEN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What a command line says about a file.
+    """A command line's options about a file.
 
-    `dialect` names the file's tool ("": its keys, name or folder do), `text` is read instead of the
-    file, and `overrides`, a YAML table with keys of the task file, replaces the file's own values.
+    `dialect` names the file's tool ("": detected from its keys, name or folder), `text` is read
+    instead of the file, and `overrides`, a YAML table with keys of the task file, replaces the
+    file's own values.
     """
 
     dialect: str = ""
@@ -60,9 +61,9 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTask:
-    """A task with the file it was read from; relative paths of the task are meant from `folder`.
+    """A task with the file it was read from; the task's relative paths start at `folder`.
 
-    `source` is the rest of what was read: the tool, and the keys that are kept.
+    `source` has the other results: the tool, and the untranslated keys.
     """
 
     task: Task
@@ -79,7 +80,7 @@ def load_task(
     now: datetime | None = None,
     options: ReadOptions = ReadOptions(),
 ) -> LoadedTask:
-    """Read a task file, of Cavvy, SkyPilot or dstack, that is to be run.
+    """Read a task file of Cavvy, SkyPilot or dstack, to run it.
 
     `params` are the overrides, as typed or as values. With `now`, times in the past are refused.
     Raises SpecError.
@@ -106,7 +107,7 @@ def load_file(
     now: datetime | None = None,
     options: ReadOptions = ReadOptions(),
 ) -> Translation:
-    """Read a file to look at it: what it means, and what of it nothing here does yet. Raises
+    """Read a file to show it: its meaning, and its parts that Cavvy does not support yet. Raises
     SpecError.
     """
     file = Path(path)
@@ -125,17 +126,17 @@ def parse_task(
     now: datetime | None = None,
     options: ReadOptions = ReadOptions(),
 ) -> Task:
-    """The task that `text` describes, ready to run; a file without `name` gives its own.
+    """The task that `text` describes, ready to run; `file` names a task without `name`.
 
-    Another tool's file must ask for nothing that is only kept. Raises SpecError with every problem.
+    Another tool's file must not need unsupported keys. Raises SpecError with every problem.
     """
     found = _parse(text, file, params, now, options)
     return _make_ready(found, ProblemNotes(file, text, now))
 
 
 def find_local(path: str, folder: Path) -> Path:
-    """Where a path of another tool's file leads: from the file's folder, or, where that has no such
-    path, from the current one.
+    """Resolve a path of another tool's file: from the file's folder or, if it does not exist there,
+    from the current one.
     """
     given = Path(path).expanduser()
     here = Path.cwd() / given
@@ -143,16 +144,17 @@ def find_local(path: str, folder: Path) -> Path:
 
 
 def _make_ready(found: Translation, notes: ProblemNotes) -> Task:
-    """The one task of a file, with all that its commands want to find. Raises SpecError."""
+    """The only task of a file, with the files and variables that its commands expect. Raises
+    SpecError."""
     for each in found.refused:
         hint = (
-            "`cavvy validate` shows all that is kept; delete what can go, or say it as a Cavvy "
-            "file does"
+            "`cavvy validate` lists all unsupported keys; delete unneeded ones, or write a Cavvy "
+            "file"
         )
-        message = f"`{each.key}` of this {found.kind} file is not honoured: {each.reason}"
+        message = f"`{each.key}` of this {found.kind} file is not supported: {each.reason}"
         notes.add(SourceMark(line=each.line, column=each.column), message, suggestion=hint)
     notes.check()
-    assert found.task is not None  # what describes no task is refused
+    assert found.task is not None  # files that describe no task are refused
     if found.kind == Dialect.CAVVY:
         return found.task
     from cavvy.importers.translation_header import add_translation_header
@@ -168,7 +170,7 @@ def parse_file(
     now: datetime | None = None,
     options: ReadOptions = ReadOptions(),
 ) -> Translation:
-    """What `text` means, whichever tool it was written for. Raises SpecError with every problem."""
+    """Translate `text`, regardless of its tool. Raises SpecError with every problem."""
     return _parse(text, file, params, now, options)
 
 
@@ -209,10 +211,10 @@ def _parse(
 
 
 def _named_dialect(name: str, notes: ProblemNotes) -> Dialect | None:
-    """The tool of this name; None where there is no name. Raises SpecError."""
+    """The tool with this name; None without a name. Raises SpecError."""
     found = next((each for each in Dialect if each.lower() == name.lower()), None)
     if name and found is None:
-        notes.outside(f"--as {name}", "there is no such tool", expected="skypilot, dstack or cavvy")
+        notes.outside(f"--as {name}", "unknown tool", expected="skypilot, dstack or cavvy")
         notes.check()
     return found
 
@@ -224,7 +226,7 @@ def _parse_own(
     *,
     is_neutral: bool,
 ) -> Translation:
-    """A file of Cavvy's own; one without a key of any tool may be meant for another."""
+    """A Cavvy file; one without a key of any tool may be meant for another."""
     text, now = notes.text, notes.now
     try:
         task = parse_own(documents, notes, notes.file, params)
@@ -241,8 +243,8 @@ def _parse_own(
             file=notes.file,
             line=0,
             column=0,
-            message="as a file of SkyPilot it is valid, but no key of it is SkyPilot's alone",
-            suggestion="`--as skypilot` reads it so",
+            message="it is valid as a SkyPilot file, but has no key that only SkyPilot has",
+            suggestion="use `--as skypilot` to read it as one",
         )
         raise SpecError([*error.problems, hint]) from None
     return Translation(kind=Dialect.CAVVY, what="task", tasks=(task,))
@@ -255,7 +257,7 @@ def _parse_other(
     params: Mapping[str, Scalar],
     overrides: str,
 ) -> Translation:
-    """A file of another tool: its own rules hold, and its variables are no parameters."""
+    """A file of another tool: its own rules apply, and its variables are not parameters."""
     from cavvy.spec.problems import slug
     from cavvy.spec.tree import compose_all
 
@@ -281,7 +283,7 @@ def _parse_other(
             line=key.mark.line,
             column=key.mark.column,
             key=key.text,
-            reason="it appears twice; this one counts",
+            reason="it appears twice; this value is used",
         )
         for key in repeated
     )
@@ -294,9 +296,7 @@ def translate(
     notes: ProblemNotes,
     variables: Mapping[str, str] = {},
 ) -> Translation:
-    """What another tool's file means here, with these values for its variables; what is wrong with
-    it is noted.
-    """
+    """Translate another tool's file, with these values for its variables; notes its mistakes."""
     from cavvy.importers.readers import set_variables
     from cavvy.importers.yaml11 import recast
 

@@ -1,17 +1,16 @@
-"""Accelerators by the names of other tools, as needs in our own catalog's names."""
+"""Translates other tools' accelerator names into needs with the catalog's names."""
 
 import re
 from dataclasses import dataclass
 
 from cavvy.domain.tasks import AcceleratorNeed
 
-# Names that the catalog does not have as they are -> its name. SkyPilot says MI300 for the card
-# MI300X.
+# Names missing in the catalog -> its name. SkyPilot uses MI300 for the card MI300X.
 _ALIASES = {"mi300": "MI300X"}
-# A product of several sizes whose bare name means one of them in SkyPilot's catalog -> GiB.
+# A product with several sizes, of which SkyPilot's bare name means one -> GiB.
 BARE_SIZES = {"A100": 40, "V100": 16}
-# GCP's and GKE's names of TPUs, which dstack writes without `tpu-`: the number at the end counts
-# chips, or cores, of which a chip has two.
+# GCP's and GKE's names of TPUs, which dstack writes without `tpu-`: the final number counts chips,
+# or cores (two per chip).
 _TPU = re.compile(
     r"(?:tpu-?)?(v[2-7][a-z]?)(litepod|-lite-podslice|-lite-device|-podslice|-slice|-device)?(?:-(\d+))?"
 )
@@ -20,15 +19,15 @@ _CORES = ("v2", "v3", "v4", "v5p")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatedNeeds:
-    """Needs for one name; `problem` says why it cannot be had as it is written, or is ""."""
+    """Needs for one name; `problem` is the reason why it is unavailable as written, or ""."""
 
     needs: tuple[AcceleratorNeed, ...]
     problem: str = ""
 
 
 def find_needs(name: str, count: str, memory: str = "") -> TranslatedNeeds:
-    """What `count` devices called `name` are here. `count` and `memory` are as `catalog.needs`
-    reads them.
+    """The needs for `count` devices called `name`. `count` and `memory` are in the syntax of
+    `catalog.needs`.
     """
     from cavvy.catalog.needs import NeedError, parse_accelerator
 
@@ -38,7 +37,7 @@ def find_needs(name: str, count: str, memory: str = "") -> TranslatedNeeds:
     text = ":".join(part for part in (known, memory, count) if part)
     try:
         if "|" in name:
-            raise NeedError(f"no accelerator is called {name!r}")
+            raise NeedError(f"unknown accelerator {name!r}")
         return TranslatedNeeds(needs=parse_accelerator(text), problem=problem)
     except NeedError as error:
         least = re.match(r"\d{1,6}", count)
@@ -55,7 +54,7 @@ def _find_name(name: str) -> tuple[str, int | None, str]:
         return f"TPU-{version}", None, ""
     chips = int(match[3][:6]) // (2 if version in _CORES else 1) or 1
     problem = (
-        f"a TPU slice of {chips} chips is more than one node, which is not offered yet"
+        f"a TPU slice of {chips} chips spans several nodes, which is not supported yet"
         if chips > 8
         else ""
     )

@@ -1,4 +1,4 @@
-"""What the importers translate alike: names, tags, prices and the working folder."""
+"""Translations that the importers share: names, tags, prices and the working folder."""
 
 import re
 
@@ -11,11 +11,11 @@ from cavvy.spec.tree import Node, ScalarNode
 
 
 def read_name(table: Node, kept_keys: TranslationNotes) -> str | None:
-    """The job's name in our letters; None where the file has none."""
+    """The job's name in Cavvy's characters; None if the file has none."""
     name = text_at(table, "name")
     plain = None if name is None else slug(name)
     if plain != name:
-        reason = f"names are of a-z, 0-9 and - here; the job is called {plain}"
+        reason = f"names may contain only a-z, 0-9 and -; the job is called {plain}"
         kept_keys.note_at(table, "name", reason)
     return plain
 
@@ -42,8 +42,8 @@ def read_commit(
     advice: str,
     kept_keys: TranslationNotes,
 ) -> Workdir:
-    """A git repository. Without a commit it is refused, but `cavvy run` finds the commit of the
-    branch or tag `ref` and says it in place of `workdir`.
+    """A git repository. Without a commit it is refused, but `cavvy run` resolves the branch or tag
+    `ref` to a commit and replaces `workdir`.
     """
     commit = (ref or "").lower()
     if not is_commit(commit):

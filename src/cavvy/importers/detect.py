@@ -1,4 +1,5 @@
-"""Which tool a file is for, by its keys. Every file is asked, so only the upper levels are read."""
+"""Detects a file's tool from its keys. It reads only the upper levels, because it runs for every
+file."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Dialect(StrEnum):
-    """The tool that a file is for."""
+    """The tool of a file."""
 
     CAVVY = "Cavvy"
     SKYPILOT = "SkyPilot"
@@ -25,7 +26,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Keys that only our own files have.
+# Keys that only Cavvy's files have.
 _OURS = _words(
     "nodes env params image limits retry checkpoint tags project work webhooks grace schedule "
     "window priority keep"
@@ -55,7 +56,7 @@ _DSTACK_KEYS = _words(
 
 
 def find_dialect(documents: "Sequence[Node]") -> Dialect:
-    """The tool that these documents are for; Cavvy where nothing says otherwise. Only SkyPilot has
+    """The tool of these documents; Cavvy by default. Only SkyPilot has
     files of several documents.
     """
     if len(documents) == 1:
@@ -76,8 +77,8 @@ def names_no_tool(documents: "Sequence[Node]") -> bool:
 
 
 def find_by_path(path: Path) -> Dialect | None:
-    """The tool that a file's name or folder names: train.sky.yaml, a repository called skypilot, a
-    folder with a `.skyignore`.
+    """The tool that a file's name or folder suggests: train.sky.yaml, a repository called skypilot,
+    a folder with a `.skyignore`.
     """
     named = _NAMED.fullmatch(path.name.lower())
     if named:
@@ -91,7 +92,7 @@ def find_by_path(path: Path) -> Dialect | None:
 
 
 def _is_neutral(node: "Node") -> bool:
-    """Whether no key is ours alone."""
+    """Whether no key belongs only to Cavvy."""
     from cavvy.spec.tree import MapNode
 
     if not isinstance(node, MapNode):
@@ -122,9 +123,9 @@ def _find_one(node: "Node") -> Dialect:
 
 
 def _has_their_tables(node: "MapNode") -> bool:
-    """Whether a key that both kinds of files have is written as only SkyPilot's are.
+    """Whether a key that both tools have is written as only SkyPilot allows.
 
-    Ours are lists, but for a single volume, whose keys are words; SkyPilot's are paths.
+    Cavvy's are lists, or a single volume with fixed keys; SkyPilot's have paths as keys.
     """
     from cavvy.spec.tree import ListNode, MapNode, ScalarNode
 
@@ -135,7 +136,7 @@ def _has_their_tables(node: "MapNode") -> bool:
     if any(isinstance(each, ScalarNode) and each.text.startswith("secrets:") for each in named):
         return True
     if isinstance(workdir, MapNode) and workdir.get("url") is not None:
-        return True  # ours says `git`
+        return True  # Cavvy's key is `git`
     mounts = volumes.entries if isinstance(volumes, MapNode) else ()
     return any(key.text.startswith(("/", "~")) for key, _ in mounts)
 

@@ -1,4 +1,4 @@
-"""Keys that a task of ours does not carry: noted, or refused when the task is to run."""
+"""Keys that a task cannot represent: noted, or refused when the task is run."""
 
 import posixpath
 import re
@@ -13,10 +13,10 @@ from cavvy.spec.tree import Node, ScalarNode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptKey:
-    """One key of another tool's file that our task does not carry.
+    """One key of another tool's file that a task cannot represent.
 
-    `refused`: without it the work would not be what its author asked for, so the file does not run
-    as it is. `until_submitted`: `cavvy run` says what is missing when it submits the file.
+    `refused`: without it, the work would differ from the author's intention, so the file does not
+    run as it is. `until_submitted`: `cavvy run` says what is missing when it submits the file.
     """
 
     line: int
@@ -32,7 +32,7 @@ class KeptKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPath:
-    """A file or folder of this machine that is submitted beside the working folder.
+    """A file or folder of this machine that is submitted with the working folder.
 
     `source` is as its author wrote it, `inside` its path in the frozen working folder.
     """
@@ -43,46 +43,46 @@ class LocalPath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """What another tool's file means here.
+    """The translation of another tool's file.
 
-    `tasks` is empty where the file describes no work (a fleet, a volume), and has several entries
-    for a pipeline or a job group. Their `run` and `setup` are the author's own text;
+    `tasks` is empty if the file describes no work (a fleet, a volume), and has several entries for
+    a pipeline or a job group. Their `run` and `setup` are the author's text;
     `add_translation_header` makes them ready to run.
     """
 
-    kind: str  # the tool's name as people write it
+    kind: str  # the tool's usual spelling
     what: str  # task, service, fleet, …
     tasks: tuple[Task, ...] = ()
     kept: tuple[KeptKey, ...] = ()
-    before: str = ""  # commands to put before `run`
+    before: str = ""  # commands to insert before `run`
     local: tuple[LocalPath, ...] = ()
 
     @property
     def task(self) -> Task | None:
-        """The task, where the file describes one."""
+        """The task, if the file describes one."""
         return self.tasks[0] if len(self.tasks) == 1 else None
 
     @property
     def refused(self) -> tuple[KeptKey, ...]:
-        """Why the file cannot run as it is; () where it can."""
+        """Why the file cannot run as it is; () if it can."""
         return tuple(each for each in self.kept if each.refused)
 
 
 class TranslationNotes:
-    """Collects what is kept while one file is translated."""
+    """Collects the unsupported keys while a file is translated."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, str, str], KeptKey] = {}
         self._local: list[LocalPath] = []
 
     def note(self, mark: SourceMark, key: str, reason: str) -> None:
-        """Keep a key whose absence does not change what the work does."""
+        """Keep a key that does not change the work."""
         self._add(mark, key, reason, refused=False)
 
     def refuse(
         self, mark: SourceMark, key: str, reason: str, *, until_submitted: bool = False
     ) -> None:
-        """Keep a key without which the work would be another."""
+        """Keep a key without which the work would differ."""
         self._add(mark, key, reason, refused=True, until_submitted=until_submitted)
 
     def note_at(self, table: Node | None, path: str, reason: str) -> None:
@@ -100,7 +100,7 @@ class TranslationNotes:
         noted: Mapping[str, str],
         under: str = "",
     ) -> None:
-        """Keep those keys that have no place in a task, each with the reason listed."""
+        """Keep the keys that have no equivalent in a task, each with its reason."""
         for key in keys:
             if key.text in refused:
                 self.refuse(key.mark, f"{under}{key.text}", refused[key.text])
@@ -108,9 +108,9 @@ class TranslationNotes:
                 self.note(key.mark, f"{under}{key.text}", noted[key.text])
 
     def submit_local(self, source: str, workdir: Workdir | None, target: str) -> Volume | None:
-        """Submit a file or folder of this machine that the task wants at `target`, a path of the
-        node or within the working folder. Returns the volume that shows it there; None where it
-        lies there by itself.
+        """Submit a file or folder of this machine that the task expects at `target`, a path of the
+        node or within the working folder. Returns the volume that makes it visible there; None if
+        it already is.
         """
         inner = _path_within(source, workdir.path if workdir is not None else None)
         if not target.startswith(("/", "~")):
@@ -124,7 +124,7 @@ class TranslationNotes:
         return Volume(kind=VolumeKind.FOLDER, source=inner, path=target)
 
     def list_local(self) -> tuple[LocalPath, ...]:
-        """What is submitted beside the working folder."""
+        """The files submitted with the working folder."""
         return tuple(self._local)
 
     def list_kept(self) -> tuple[KeptKey, ...]:
@@ -139,8 +139,8 @@ class TranslationNotes:
 
 
 def _path_within(path: str, folder: str | None) -> str | None:
-    """A local path relative to a folder that it is in; None where it is in none. Neither depends on
-    the current folder.
+    """A local path relative to a parent folder; None if it is not inside it. Neither path depends
+    on the current folder.
     """
     if folder is None:
         return None

@@ -1,13 +1,13 @@
-"""The keys that other tools' files may have, read from the `keys.yaml` beside each importer.
+"""The keys of other tools' files, read from the `keys.yaml` beside each importer.
 
-A shape is written as
+A shape is one of
 
-* a word: a shape that the importer makes, or the name of another entry of the file
+* a word: a shape from the importer, or the name of another entry of the file
 * a word with its arguments, such as `whole 1..8`, `number above 0` or `one-of aws gcp`
 * `list of SHAPE`, or `{$list: SHAPE, $least: 1}`
 * `{$match: PATTERN, $words: WHAT}`: a text that matches a regular expression
 * a list: any of these shapes
-* a table. `key!` is required, and `key?` may be left without a value. `$with` names entries whose
+* a table. `key!` is required, and `key?` may have no value. `$with` names entries whose
   keys belong to the table as well; the other `$` keys are the options of a `TableRule`.
 """
 
@@ -30,11 +30,11 @@ from cavvy.importers.shapes import (
     optional,
 )
 
-Bounded = Callable[..., ShapeRule]  # takes `low` and `high`, and `above` where that is written
+Bounded = Callable[..., ShapeRule]  # takes `low` and `high`, and `above` if requested
 
 
 class KeyTables:
-    """The entries of one `keys.yaml`, each made when it is first asked for."""
+    """The entries of one `keys.yaml`, each created on first use."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Short ways to read a checked tree; a key without a value counts as absent."""
+"""Helpers for reading a checked tree; a key without a value counts as absent."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,19 +8,19 @@ from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 
 def child(table: Node | None, key: str) -> Node | None:
-    """A key's value; None where it is absent or empty."""
+    """A key's value; None if it is absent or empty."""
     node = table.get(key) if isinstance(table, MapNode) else None
     return None if node is None or is_null(node) else node
 
 
 def entries(table: Node | None) -> Iterator[tuple[ScalarNode, Node]]:
-    """Keys with values; nothing where it is no table."""
+    """Keys with values; empty if it is not a table."""
     if isinstance(table, MapNode):
         yield from ((key, value) for key, value in table.entries if not is_null(value))
 
 
 def items(node: Node | None) -> tuple[Node, ...]:
-    """A list's items; nothing where it is no list."""
+    """A list's items; empty if it is not a list."""
     return node.items if isinstance(node, ListNode) else ()
 
 
@@ -31,7 +31,7 @@ def text_at(table: Node | None, key: str) -> str | None:
 
 
 def as_text(node: ScalarNode) -> str:
-    """A value as a text, as the other tools make it: `str()` of what YAML read."""
+    """A value as a text, like the other tools convert it: `str()` of YAML's value."""
     return str(node.value)
 
 
@@ -42,13 +42,13 @@ def int_at(table: Node | None, key: str) -> int | None:
 
 
 def flag_at(table: Node | None, key: str) -> bool:
-    """Whether a key says true."""
+    """Whether a key is true."""
     node = child(table, key)
     return isinstance(node, ScalarNode) and node.value is True
 
 
 def mark_of(table: Node | None, key: str) -> SourceMark:
-    """Where a key stands; the table's own place where it is absent."""
+    """The position of a key; the table's own if it is absent."""
     if isinstance(table, MapNode):
         return next((name.mark for name, _ in table.entries if name.text == key), table.mark)
     return SourceMark(line=1, column=1)

@@ -1,4 +1,5 @@
-"""Rules for single values that the importers share; what counts as a text or as true is theirs."""
+"""Rules for single values that the importers share; each importer defines what counts as a text or
+as true."""
 
 from collections.abc import Callable, Iterable
 
@@ -11,14 +12,14 @@ NodeTest = Callable[[ScalarNode], bool]
 
 
 def describe_value(node: ScalarNode) -> str:
-    """A node by the value that YAML 1.1 gives it, where `describe` would call `yes` a text."""
+    """A node described by its YAML 1.1 value, because `describe` would call `yes` a text."""
     if isinstance(node.value, bool) and node.text.lower() not in ("true", "false"):
         return f"{node.text}, which YAML reads as {str(node.value).lower()},"
     return describe(node)
 
 
 def is_string(node: ScalarNode) -> bool:
-    """Whether YAML takes the value for a text."""
+    """Whether YAML reads the value as a text."""
     return isinstance(node.value, str) and not isinstance(node.value, UnquotedDate)
 
 
@@ -30,7 +31,7 @@ def make_text(
     fits: Callable[[str], object] | None = None,
     check: Callable[[str], str] | None = None,
 ) -> ScalarRule:
-    """A text that matches `pattern` and `fits`. `check` says what is wrong with it, or ""."""
+    """A text that matches `pattern` and `fits`. `check` returns the problem with it, or ""."""
     import re
 
     def test(node: ScalarNode) -> str:
@@ -57,6 +58,6 @@ def make_flag(is_flag: NodeTest) -> ScalarRule:
 
 
 def no_choice(what: str, word: str, known: Iterable[str]) -> str:
-    """The problem with a word that is none of those known."""
+    """The error for a word that is not one of the known ones."""
     close = nearest(word, known)
     return f"{what} is not one of the choices" + (f"; did you mean {close}?" if close else "")

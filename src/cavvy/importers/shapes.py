@@ -1,9 +1,8 @@
-"""What a value of another tool's file may be; each shape checks one node of the tree and notes what
-is wrong with it.
+"""The allowed values in other tools' files; each shape checks one node of the tree and notes its
+mistakes.
 
-Our own files are read by `spec.fields`, which also explains and documents. Of another tool's file
-only the rules are wanted, also for keys that nothing here honours yet, so a shape is a rule and
-nothing else.
+Cavvy's own files are read by `spec.fields`, which also explains and documents. Other tools' files
+only need checking, including unsupported keys, so a shape is only a rule.
 """
 
 import re
@@ -14,7 +13,7 @@ from typing import Protocol
 from cavvy.spec.problems import ProblemNotes, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 
-# What is wrong with a value, or "" where nothing is.
+# Returns the mistake of a value, or "".
 Test = Callable[[ScalarNode], str]
 Rule = Callable[[MapNode, ProblemNotes], None]
 
@@ -24,18 +23,18 @@ class ShapeRule(Protocol):
 
     @property
     def words(self) -> str:
-        """What is expected, for people."""
+        """A description of the expected value."""
 
     def fits(self, node: Node) -> bool:
         """Whether the node has the form (one value, list, table) that this shape checks."""
 
     def check(self, node: Node, path: str, notes: ProblemNotes) -> None:
-        """Note everything that is wrong with the node, which stands at the dotted `path`."""
+        """Note all mistakes of the node at the dotted `path`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarRule:
-    """One value that `test` lets pass."""
+    """One value that `test` accepts."""
 
     words: str
     test: Test
@@ -52,7 +51,7 @@ class ScalarRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyRule:
-    """Any value: the other tool does not check it either."""
+    """Any value, which the other tool does not check either."""
 
     words: str = "anything"
 
@@ -106,19 +105,17 @@ class ListRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRule:
-    """A table. Keys that `fields` does not name have the shape `other`, or are unknown where
-    that is None.
-    """
+    """A table. Keys missing in `fields` have the shape `other`, or are unknown if it is None."""
 
     fields: Mapping[str, ShapeRule] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     other: ShapeRule | None = None
-    key: str = ""  # what other keys must look like, as a regular expression
+    key: str = ""  # a regular expression for other keys
     least: int = 0
     most: int | None = None
-    nulls: bool = False  # a key without a value is as if it were not there
+    nulls: bool = False  # a key without a value counts as missing
     hints: Mapping[str, str] = field(default_factory=dict)
-    rule: Rule | None = None  # asked where all else is right
+    rule: Rule | None = None  # checked only if everything else is right
 
     @property
     def words(self) -> str:
@@ -216,7 +213,7 @@ def is_null(node: Node) -> bool:
 
 NULL = ScalarRule(
     "nothing",
-    lambda node: "" if node.value is None else f"{describe(node)} where nothing goes",
+    lambda node: "" if node.value is None else f"{describe(node)} where no value is allowed",
 )
 
 
@@ -225,12 +222,12 @@ def alternatives(shape: ShapeRule) -> tuple[ShapeRule, ...]:
 
 
 def optional(shape: ShapeRule) -> OneOfRule:
-    """The shape, or nothing after the colon."""
+    """The shape, or no value after the colon."""
     return OneOfRule((*alternatives(shape), NULL))
 
 
 def _explain_count(count: int, least: int, most: int | None) -> str:
-    """The bound that a number of entries breaks; "" where it breaks none."""
+    """The violated limit of the number of entries; "" if there is none."""
     if count < least:
         return f"at least {least}"
     return f"at most {most}" if most is not None and count > most else ""

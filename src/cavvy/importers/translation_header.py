@@ -1,9 +1,9 @@
-"""What is put before the author's commands, so that they find the variables and the shell that they
-were written for.
+"""The lines put before the author's commands, which provide the variables and the shell that they
+expect.
 
-The agent sets our variables when a node starts; these lines derive the other tool's from them. They
-are plain POSIX shell. Our own shell stops at the first command that fails, and the other tools' do
-not.
+The agent sets Cavvy's variables when a node starts; these lines derive the other tool's from them.
+They are plain POSIX shell. Cavvy's shell stops at the first failing command; the other tools'
+shells do not.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from shlex import quote
 
 from cavvy.domain.tasks import Task
 
-# Variables by tool, as the shell's words for their values.
+# Variables by tool, as shell words for their values.
 _LINES = r"""$(printf '%s' "$CAVVY_HOSTS" | tr ',' '\n')"""
 _SKYPILOT = {
     "SKYPILOT_NODE_RANK": '"$NODE_RANK"',
@@ -51,7 +51,7 @@ for _address in $DSTACK_NODES_IPS; do
 done > "$DSTACK_MPI_HOSTFILE"
 trap 'rm -rf "$DSTACK_MPI_HOSTFILE" "${_venv:-}"' EXIT
 """
-# Word in the commands -> what makes it work as on a node of SkyPilot.
+# Word in the commands -> lines that make it work as on a SkyPilot node.
 _SKYPILOT_NODE = {
     "sky_workdir": """\
 if [ -L ~/sky_workdir ] || [ ! -e ~/sky_workdir ]; then ln -sfn "$PWD" ~/sky_workdir; fi
@@ -63,7 +63,7 @@ for _conda in "${CONDA_EXE:-}" "$(command -v conda || :)" ~/miniconda3/bin/conda
 done
 """,
 }
-# The work of a file without any: it lasts until it is stopped.
+# The work of a file without commands: it lasts until it is stopped.
 WAIT = """\
 trap 'exit 143' TERM
 while :; do sleep 3600 & wait $!; done
@@ -73,9 +73,7 @@ VARIABLES = {"SkyPilot": _SKYPILOT, "dstack": _DSTACK}
 
 
 def add_translation_header(task: Task, kind: str, before: str = "") -> Task:
-    """The task with the other tool's variables set before its commands, and `before` carried
-    out.
-    """
+    """The task with lines before its commands that set the other tool's variables and run `before`."""
     quoted, counted = (
         ('"$NPROC_PER_NODE"', "NPROC_PER_NODE") if task.resources.accelerators else ("0", "0")
     )
@@ -89,7 +87,7 @@ def add_translation_header(task: Task, kind: str, before: str = "") -> Task:
         commands = f"{task.setup}\n{task.run}"
         text += "".join(part for word, part in _SKYPILOT_NODE.items() if word in commands)
         setup = f"{text}unset CUDA_VISIBLE_DEVICES\n"
-    note = f"# above: what {kind} would have done; below: the author's own commands\n"
+    note = f"# above: the steps that {kind} would do; below: the author's own commands\n"
     return replace(
         task,
         run=text + note + task.run if task.run else "",
@@ -98,13 +96,13 @@ def add_translation_header(task: Task, kind: str, before: str = "") -> Task:
 
 
 def enter_folder(path: str) -> str:
-    """Commands that go to a folder, made where it is missing, or end the work."""
+    """Commands that change to a folder, created if missing, or end the work."""
     return f"mkdir -p {quote(path)} && cd {quote(path)} || exit 1\n"
 
 
 def use_python(version: str) -> str:
-    """Commands that put a Python of this version, in an environment of its own, first on the
-    path, or end the work.
+    """Commands that put a virtual environment with this Python version first on the path, or end
+    the work.
     """
     return f"""\
 _venv="$(mktemp -d)"

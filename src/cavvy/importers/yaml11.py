@@ -1,4 +1,4 @@
-"""Plain values as YAML 1.1 reads them: SkyPilot and dstack both use PyYAML, for which `no` is
+"""Reads plain values as YAML 1.1 does: SkyPilot and dstack both use PyYAML, for which `no` is
 false and 010 is 8.
 """
 
@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 
 class UnquotedDate(str):
-    """A date or time that was written without quotes, which the other tools do not take for a
-    text.
-    """
+    """A date or time without quotes, which the other tools do not accept as a text."""
 
     __slots__ = ()
 
@@ -62,7 +60,7 @@ def _resolve(
     except (ValueError, OverflowError, yaml.YAMLError):
         notes.add(
             node.mark,
-            f"YAML reads {shown(node.text)} as a number or a date, and cannot",
+            f"YAML reads {shown(node.text)} as a number or a date, but cannot parse it",
             suggestion="quote it",
         )
         return node.text

@@ -1,6 +1,6 @@
 """The user's files: parse, check, explain.
 
-`importers` calls what is here for a file of Cavvy's own.
+`importers` calls this module for Cavvy's own files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _MOST_BYTES = 4 << 20
 def parse_own(
     documents: "Sequence[Node]", notes: ProblemNotes, file: str, params: Mapping[str, Scalar]
 ) -> Task:
-    """The task of a file of Cavvy's own. Raises SpecError with every problem."""
+    """The task of a Cavvy file. Raises SpecError with every problem."""
     from cavvy.spec.fields.params import read_params, substitute
     from cavvy.spec.fields.task import TASK
     from cavvy.spec.problems import slug
@@ -34,7 +34,7 @@ def parse_own(
         raise AssertionError("a file without a tree has a problem")
     values = read_params(root, params, notes)
     if isinstance(root, MapNode):
-        # The declarations themselves are read as they stand.
+        # The declarations themselves contain no expressions to replace.
         entries = tuple(
             (k, v if k.text == "params" else substitute(v, values, notes)) for k, v in root.entries
         )
@@ -47,7 +47,7 @@ def parse_own(
 
 
 def check_uses(home: Path, task: Task, file: str) -> None:
-    """Raises SpecError where the folder would be frozen without a file that the setup uses."""
+    """Raises SpecError if the frozen folder would lack a file that the setup uses."""
     if not task.setup_uses or task.workdir is None or task.workdir.path is None:
         return
     from cavvy.spec.ignore import list_files
@@ -59,7 +59,7 @@ def check_uses(home: Path, task: Task, file: str) -> None:
     except OSError:
         paths = None
     if paths is None:
-        return  # freezing the folder says what is wrong with it
+        return  # freezing the folder reports its problem
     problems = [
         SpecProblem(file=file, line=0, column=0, message=message, suggestion=hint)
         for message, hint in explain_unused(paths, task.setup_uses)
@@ -79,9 +79,9 @@ def read_file(file: Path) -> str:
     except UnicodeDecodeError as error:
         message, hint = f"this is not text in UTF-8 (byte {error.start})", "save it as UTF-8"
     except FileNotFoundError:
-        message, hint = "there is no such file", "`cavvy init` writes a starter"
+        message, hint = "the file does not exist", "`cavvy init` writes a starter file"
     except IsADirectoryError:
-        message, hint = "this is a folder", f"name the file in it, such as {file / 'task.yaml'}"
+        message, hint = "this is a folder", f"use the file in it, such as {file / 'task.yaml'}"
     except (OSError, ValueError) as error:
         message, hint = f"the file cannot be read: {getattr(error, 'strerror', None) or error}", ""
     raise SpecError(

@@ -1,4 +1,4 @@
-"""A task in plain words, so that its author can see what was understood."""
+"""A task in plain words, so that its author can check how it was understood."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from cavvy.spec.problems import listed
 
 
 def describe_task(task: Task) -> list[tuple[str, str]]:
-    """Names and texts, the important ones first, without what the file leaves out."""
+    """Names and texts, the important ones first, without keys that the file omits."""
     rows = [
         (
             "name",
@@ -53,7 +53,7 @@ def describe_task(task: Task) -> list[tuple[str, str]]:
 
 
 def describe_nodes(task: Task) -> str:
-    """What the work runs on, such as "2 nodes, each with 8 H100"."""
+    """The resources for the work, such as "2 nodes, each with 8 H100"."""
     count = f"{task.nodes} nodes, each" if task.nodes > 1 else "1 node"
     return f"{count} {_needs(task.resources)}"
 
@@ -124,7 +124,7 @@ def _where(need: Resources) -> str:
     regions = f" in {listed(need.regions)}" if need.regions else ""
     spot = {
         SpotPolicy.NEVER: "never on spot capacity",
-        SpotPolicy.AUTO: "on spot capacity where that is cheaper in the end",
+        SpotPolicy.AUTO: "on spot capacity if that is cheaper in total",
         SpotPolicy.ONLY: "on spot capacity only",
     }[need.spot]
     price = (
@@ -134,7 +134,7 @@ def _where(need: Resources) -> str:
 
 
 def _others(need: Resources) -> list[tuple[str, str]]:
-    """The other wishes that will do."""
+    """The other acceptable alternatives."""
     word = "else" if need.ordered else "or"
     return [(word, f"{_needs(each)}, {_where(each)}") for each in need.any_of[1:]]
 
@@ -192,7 +192,7 @@ def _checkpoint(task: Task) -> str:
     if task.checkpoint is None:
         return ""
     every = f", every {_length(task.checkpoint.every)}" if task.checkpoint.every else ""
-    every = ", as often as is worth it" if task.checkpoint.auto else every
+    every = ", as often as it pays off" if task.checkpoint.auto else every
     return f"{task.checkpoint.path}{every}; it outlives a node"
 
 
@@ -204,7 +204,7 @@ def _start(task: Task) -> str:
     )
     if task.schedule is None:
         return window
-    zone = f"again and again: {task.schedule.cron} ({task.schedule.time_zone})"
+    zone = f"repeatedly: {task.schedule.cron} ({task.schedule.time_zone})"
     start = _time(task.schedule.at) if task.schedule.at else zone
     return f"{start}, {window}" if window else start
 

@@ -1,8 +1,8 @@
-"""A Dockerfile made of a task: its setup, on the right base, in as few and small layers as the
-setup allows.
+"""A Dockerfile from a task: its setup on a suitable base, with as few and small layers as the setup
+allows.
 
-A setup of Python packages and Debian packages alone is done in a stage of its own, whose compilers
-and caches stay behind; any other setup runs in the final image, because it may write anywhere.
+A setup that only installs Python and Debian packages runs in a separate stage, whose compilers and
+caches are discarded; any other setup runs in the final image, because it may write anywhere.
 """
 
 import re
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from cavvy.catalog.accelerators import Vendor, find_accelerator
 from cavvy.domain.tasks import Task
 
-# By family: what builds, and what runs. Wheels of PyTorch, JAX and the like bring CUDA's libraries
-# with them, so that `base` is enough to run them; CUDA 12.8 is the first that knows Blackwell, and
-# any driver of CUDA 12 runs it.
+# By family: the build image, and the run image. Wheels of PyTorch, JAX and the like bring CUDA's
+# libraries with them, so that `base` is enough to run them; CUDA 12.8 is the first that knows
+# Blackwell, and any driver of CUDA 12 runs it.
 CUDA_BUILD = "docker.io/nvidia/cuda:12.8.1-devel-ubuntu24.04"
 CUDA_WHEELS = "docker.io/nvidia/cuda:12.8.1-base-ubuntu24.04"
 CUDA_RUN = "docker.io/nvidia/cuda:12.8.1-runtime-ubuntu24.04"
@@ -33,7 +33,7 @@ _APT = re.compile(r"(sudo )?(DEBIAN_FRONTEND=\S+ )?apt(-get)?\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DockerfileRecipe:
-    """A Dockerfile, the files that are put beside it, and what of the working folder it copies
+    """A Dockerfile, the files to put beside it, and the parts of the working folder that it copies
     (None: all).
     """
 
@@ -45,7 +45,7 @@ class DockerfileRecipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setup:
-    """A setup taken apart: Debian packages, the commands without them, and whether all of it is
+    """The parts of a setup: Debian packages, the other commands, and whether all of it was
     understood.
     """
 
@@ -55,8 +55,8 @@ class _Setup:
 
 
 def make_recipe(task: Task, *, base: str = "") -> DockerfileRecipe:
-    """The image in which the task's `run` finds what its `setup` makes. `base` is used instead
-    of ours.
+    """The image that contains the results of the task's `setup` for its `run`. `base` is used
+    instead of the default.
     """
     setup = _take_apart(task.setup or "")
     run = base or task.image or _choose_run(task)
@@ -67,7 +67,7 @@ def make_recipe(task: Task, *, base: str = "") -> DockerfileRecipe:
 
 
 def make_dockerfile(task: Task, *, base: str = "") -> str:
-    """The same as one file that needs nothing beside it but the working folder."""
+    """The same as one file that needs only the working folder beside it."""
     recipe = make_recipe(task, base=base)
     text = recipe.text
     for name, content in recipe.files.items():
@@ -95,7 +95,7 @@ def _one_stage(
         )
         if not setup.known:
             notes.append(
-                "the setup does more than install packages: all that it leaves stays in the image"
+                "the setup does more than install packages, so all of its files stay in the image"
             )
     return DockerfileRecipe(
         text=_join(task, lines), files=files, uses=uses if task.setup else (), notes=tuple(notes)
@@ -148,7 +148,7 @@ def _choose_run(task: Task) -> str:
 
 
 def _vendor(task: Task) -> Vendor | None:
-    """The vendor of the accelerators that the task asks for first; NVIDIA if any will do."""
+    """The vendor of the accelerators that the task requests first; NVIDIA if any is accepted."""
     for need in task.resources.accelerators:
         known = find_accelerator(need.name) if need.name else None
         return (
@@ -162,7 +162,7 @@ def _vendor(task: Task) -> Vendor | None:
 
 
 def _uses(task: Task) -> tuple[str, ...] | None:
-    """What of the working folder the setup sees."""
+    """The part of the working folder that the setup sees."""
     if task.setup is None or task.workdir is None:
         return ()
     return task.setup_uses

@@ -1,5 +1,5 @@
-"""Which files of a folder belong to a frozen copy: by git's own answer where there is one, else
-by the same rules.
+"""The files of a folder that belong to a frozen copy: from git if available, else by the same
+rules.
 """
 
 import os
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathspec.pattern import RegexPattern
 
 OWN_FILE = ".cavvyignore"
-# Never part of a copy: what git keeps for itself, and what is made anew wherever it is needed.
+# Never part of a copy: git's own files, and files that are recreated when needed.
 SKIPPED = frozenset({".git", ".venv", "__pycache__"})
 _GIT_TIMEOUT_S = 120
 
@@ -30,7 +30,7 @@ def list_files(folder: Path) -> list[str]:
 
 
 def _ask_git(folder: Path) -> list[str] | None:
-    """What git tracks or would track here; None where this is no repository or there is no git."""
+    """The files that git tracks or would track; None without a repository or git."""
     command = [
         "git",
         "-C",
@@ -50,15 +50,15 @@ def _ask_git(folder: Path) -> list[str] | None:
     if done.returncode != 0:
         return None
     if not done.stdout and _is_ignored(folder):
-        return None  # a folder that a repository around it ignores: its own rules count
+        return None  # a folder ignored by a repository around it: its own rules apply
     paths: list[str] = []
     for name in sorted(set(os.fsdecode(done.stdout).split("\0")) - {""}):
         full = folder / name
         if name.endswith("/") or (full.is_dir() and not full.is_symlink()):
-            # A repository within: git names it and not its files.
+            # A nested repository: git lists it without its files.
             inner = name.rstrip("/")
             paths += (f"{inner}/{path}" for path in list_files(folder / inner))
-        elif os.path.lexists(full):  # git still lists what was deleted and not committed
+        elif os.path.lexists(full):  # git still lists files that were deleted but not committed
             paths.append(name)
     return [path for path in set(paths) if not SKIPPED.intersection(path.split("/")[:-1])]
 
@@ -72,16 +72,14 @@ def _is_ignored(folder: Path) -> bool:
 
 
 def git_environment() -> dict[str, str]:
-    """The environment for asking git about a folder: nothing that points to another one, and no
-    lock taken.
+    """The environment for calling git on a folder: no variable that points to another one, and no
+    lock.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return {**kept, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
 
-Rules = tuple[
-    tuple[str, "GitIgnoreSpec"], ...
-]  # the folder that a file of patterns stands in, outermost first
+Rules = tuple[tuple[str, "GitIgnoreSpec"], ...]  # the folder of a pattern file, outermost first
 
 
 def _walk(folder: Path, inside: str, rules: Rules, *, git_rules: bool) -> Iterator[str]:
@@ -92,7 +90,7 @@ def _walk(folder: Path, inside: str, rules: Rules, *, git_rules: bool) -> Iterat
             is_folder = entry.is_dir(follow_symlinks=False)
             skipped = (
                 entry.name in SKIPPED if is_folder else entry.name == ".git"
-            )  # a submodule's is a file
+            )  # a submodule has a file
             if skipped or _matches(rules, path, is_folder):
                 continue
             if is_folder:
@@ -111,16 +109,14 @@ def _rules_of(folder: Path, inside: str, *, git_rules: bool) -> Rules:
             lines = (folder / inside / name).read_text(errors="surrogateescape").splitlines()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             continue
-        # To git `a/**/` is every folder within `a`; the library takes it for `a` itself.
+        # In git, `a/**/` means every folder within `a`; the library reads it as `a` itself.
         lines = [f"{line}*/" if line.endswith("/**/") else line for line in lines]
         found.append((inside, GitIgnoreSpec.from_lines(lines)))
     return tuple(found)
 
 
 def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
-    """As git: the innermost file that says anything about a path decides; within one, the last
-    line.
-    """
+    """Like git: the innermost file with a rule for a path decides; in one file, the last line."""
     for base, spec in reversed(rules):
         name = path[len(base) :] + ("/" if is_folder else "")
         for pattern in reversed(spec.patterns):
@@ -130,16 +126,16 @@ def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
 
 
 def _names(pattern: "RegexPattern", name: str) -> bool:
-    """Whether a pattern names this very file or folder (with its last slash), not only a folder
-    around it.
+    """Whether a pattern matches this very file or folder (with its final slash), not only a parent
+    folder.
 
-    The walk asks for each folder before what is in it, as git does; the library's own match is for
-    whole paths.
+    The walk checks each folder before its contents, like git; the library's own match is for whole
+    paths.
     """
     for match in pattern.regex.finditer(name) if pattern.regex else ():
         if (
             "ps_d" not in match.groupdict()
-        ):  # such as `a/**`, which is all that is in a folder, not the folder
+        ):  # such as `a/**`, which means a folder's contents, not the folder
             return not (name.endswith("/") and match.end() == len(name))
         if match.start("ps_d") in (-1, len(name) - 1):
             return True
@@ -160,8 +156,8 @@ class _Own:
         return self._ignores_folder(parent) or _matches(self._rules_for(parent), path, False)
 
     def _ignores_folder(self, inside: str) -> bool:
-        """Whether a folder (with its last slash) or one around it is ignored; nothing in it can
-        come back then.
+        """Whether a folder (with its final slash) or a parent is ignored; its contents cannot be
+        included again.
         """
         if inside not in self._folders:
             parent = inside[: inside.rstrip("/").rfind("/") + 1]

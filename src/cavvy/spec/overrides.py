@@ -13,7 +13,7 @@ from cavvy.spec.tree import MapNode, check_single, compose_all
 
 
 def _read_values(table: SectionReader) -> dict[str, Any]:
-    """The attributes of the keys that are there; of a section, those of its keys."""
+    """The attributes set by the given keys; for a section, those of its keys."""
     values = table.values()
     for each in table.section.fields:
         node = table.node.get(each.name)
@@ -32,7 +32,7 @@ _OVERRIDES = replace(
 def apply_overrides(task: Task, text: str, now: datetime | None = None) -> Task:
     """The task with the values of `text`, a YAML table with keys of the task file.
 
-    Of a section, such as `resources`, only the keys in `text` change, in every alternative.
+    In a section, such as `resources`, only the keys in `text` change, in every alternative.
     Variables and secrets are added. With `now`, times in the past are refused. Raises SpecError.
     """
     if not text:
@@ -46,7 +46,7 @@ def apply_overrides(task: Task, text: str, now: datetime | None = None) -> Task:
 
 
 def list_overridden(text: str) -> frozenset[str]:
-    """The keys of overrides, dotted: `nodes`, `resources.gpu`."""
+    """The keys of overrides, in dotted form: `nodes`, `resources.gpu`."""
     found: set[str] = set()
     for root in compose_all(text, ProblemNotes("the options", text)) if text else ():
         for key, value in root.entries if isinstance(root, MapNode) else ():
@@ -56,7 +56,7 @@ def list_overridden(text: str) -> frozenset[str]:
 
 
 def read_variables(text: str) -> Mapping[str, str]:
-    """The variables that overrides set. Raises SpecError."""
+    """The variables set by overrides. Raises SpecError."""
     return apply_overrides(Task(name="", run=""), text).env
 
 

@@ -1,9 +1,9 @@
-"""What is wrong with a user's file, where, and what to do about it.
+"""The problems of a user's file, with position and remedy.
 
 Errors:
 
-* SpecError      the file or a parameter must be changed; carries every problem found, not the first
-  only
+* SpecError      the file or a parameter must be changed; contains every problem found, not only the
+  first
 """
 
 import re
@@ -18,8 +18,8 @@ _EXCERPT_WIDTH = 100  # characters of a source line that an error shows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceMark:
-    """A place in a file: line and column from 1, the character's index from 0, and how many
-    characters are meant.
+    """A position in a file: line and column from 1, character index from 0, and the number of
+    characters.
     """
 
     line: int
@@ -30,7 +30,7 @@ class SourceMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecProblem:
-    """One thing that is wrong. Line 0 is outside of any file, as a command line's parameter is."""
+    """One problem. Line 0 means outside of any file, such as a command line's parameter."""
 
     file: str
     line: int
@@ -53,8 +53,8 @@ class SpecProblem:
     def _source(self) -> list[str]:
         if not self.line or not self.excerpt.strip():
             return []
-        start = max(0, self.column - 60)  # a long line is shown around its fault
-        # What cannot be printed, a tab included, is shown as one space, so that the caret stays
+        start = max(0, self.column - 60)  # a long line is shown around its mistake
+        # Unprintable characters, including tabs, are shown as one space, so that the caret stays
         # under its target.
         shown = "".join(
             char if char.isprintable() else " "
@@ -68,7 +68,7 @@ class SpecProblem:
 
 
 class SpecError(Exception):
-    """A task file that cannot be used as it is; `str()` is ready for people."""
+    """An invalid task file; `str()` is formatted for people."""
 
     code: ClassVar[str] = "invalid_task"
     status: ClassVar[int] = 422
@@ -85,12 +85,12 @@ class SpecError(Exception):
 
 
 class ProblemNotes:
-    """Collects the problems of one file while it is read."""
+    """Collects the problems of one file during parsing."""
 
     def __init__(self, file: str, text: str, now: datetime | None = None) -> None:
         self.file = file
         self.text = text
-        self.now = now  # None: times in the past are not found out
+        self.now = now  # None: times in the past are not detected
         self._lines: list[str] | None = None
         self._problems: list[SpecProblem] = []
 
@@ -108,13 +108,13 @@ class ProblemNotes:
             excerpt=excerpt,
             width=mark.width,
         )
-        if problem not in self._problems:  # one anchor used twice is wrong once
+        if problem not in self._problems:  # a mistake in a reused anchor counts once
             self._problems.append(problem)
 
     def outside(
         self, place: str, message: str, *, expected: str = "", suggestion: str = ""
     ) -> None:
-        """Note a problem that is in no line of the file."""
+        """Note a problem that belongs to no line of the file."""
         self._problems.append(
             SpecProblem(
                 file=place,
@@ -128,26 +128,26 @@ class ProblemNotes:
 
     @property
     def lines(self) -> list[str]:
-        """The file's lines as YAML counts them."""
+        """The file's lines, as counted by YAML."""
         if self._lines is None:
             self._lines = _BREAK.split(self.text)
         return self._lines
 
     def scratch(self) -> "ProblemNotes":
-        """Empty notes on the same file, for trying something."""
+        """An empty collection for the same file, for trying something."""
         notes = ProblemNotes(self.file, self.text, self.now)
         notes._lines = self.lines
         return notes
 
     def adopt(self, other: "ProblemNotes") -> None:
-        """Take over what was noted elsewhere on the same file."""
+        """Add problems noted elsewhere for the same file."""
         self._problems += [problem for problem in other._problems if problem not in self._problems]
 
     def __len__(self) -> int:
         return len(self._problems)
 
     def check(self) -> None:
-        """Raise SpecError where anything was noted, in the order of the file."""
+        """Raise SpecError if any problem was noted, in the order of the file."""
         if self._problems:
             raise SpecError(
                 sorted(self._problems, key=lambda problem: (problem.line, problem.column))
@@ -155,7 +155,7 @@ class ProblemNotes:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that `word` is most likely a slip of, or None."""
+    """The choice that `word` probably misspells, or None."""
     from difflib import get_close_matches
 
     by_folded = {choice.lower().replace("-", "_"): choice for choice in choices}
@@ -165,13 +165,13 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 
 
 def listed(words: Iterable[str], last: str = "or") -> str:
-    """Words for people: "a, b or c"."""
+    """Words joined for people: "a, b or c"."""
     *most, end = list(words)
     return f"{', '.join(most)} {last} {end}" if most else end
 
 
 def slug(text: str) -> str:
-    """The name of [a-z0-9-] closest to `text`; "" where nothing of it can stay."""
+    """The name of [a-z0-9-] closest to `text`; "" if no character remains."""
     from unicodedata import combining, normalize
 
     letters = "".join(
@@ -181,5 +181,5 @@ def slug(text: str) -> str:
 
 
 def shown(text: str, limit: int = 40) -> str:
-    """A user's text quoted for an error, cut where it is long."""
+    """A user's text quoted for an error; long texts are cut."""
     return repr(text if len(text) <= limit else text[: limit - 1] + "…")

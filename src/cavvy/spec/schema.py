@@ -11,9 +11,9 @@ EXPRESSION = {
 
 
 def make_schema() -> Schema:
-    """The schema (JSON Schema 2020-12) that the parser's own table of fields gives.
+    """The JSON Schema (2020-12) derived from the parser's own table of fields.
 
-    It is a little stricter than the parser, which reads "8" as a number, and it knows neither
+    It is slightly stricter than the parser, which reads "8" as a number, and checks neither
     accelerators nor dates.
     """
     return {

@@ -9,7 +9,7 @@ from cavvy.spec.fields.params import escape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StarterAnswers:
-    """What a person said about the task; texts as typed, "" for none."""
+    """The user's answers about the task, as typed; "" for none."""
 
     name: str = "hello"
     run: str = "echo hello from $(hostname)"
@@ -20,7 +20,7 @@ class StarterAnswers:
 
 
 def make_starter(answers: StarterAnswers) -> str:
-    """A task file of these answers; the rest of what a file can say stands in comments."""
+    """A task file from these answers, with the other keys as comments."""
     run = escape(answers.run.strip())
     return f"""\
 # A task for Cavvy: what to run, and what it needs.
@@ -81,7 +81,7 @@ def _block(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A YAML scalar of one line, in quotes only where it needs them."""
+    """A one-line YAML scalar, quoted only if necessary."""
     plain = (
         text.replace(":", "")
         .replace(".", "")

@@ -1,7 +1,7 @@
-"""What is refused although it is well written: what Cavvy does not do yet, and what one provider
-cannot do.
+"""Valid features that are refused: those that Cavvy does not support yet, and those that a provider
+lacks.
 
-The first table is asked while a file is read; `refusals` when a provider is considered.
+The first table is used while a file is read; `refusals` when a provider is considered.
 """
 
 import json
@@ -10,16 +10,17 @@ from typing import Any
 
 from cavvy.domain.tasks import NetworkNeed, Objection, Resources, SpotPolicy, Task, VolumeKind
 
-# Dotted key -> why nothing honours it yet.
+# Dotted key -> why it is not supported yet.
 NOT_YET: Mapping[str, str] = {
-    "workdir.ref": "a branch or tag moves, and every attempt must run the same; name the commit",
+    "workdir.ref": "a branch or tag can change, but every attempt must run the same commit; set "
+    "the commit",
 }
 
 
 def refusals(task: Task, unsupported: Mapping[str, str]) -> list[Objection]:
-    """What a provider cannot honour of a task; [] where all is honoured.
+    """The parts of a task that a provider does not support; [] if it supports all.
 
-    `unsupported` is the manifest's table of features, by name, with the reasons.
+    `unsupported` is the manifest's table of features with reasons.
     """
     need = task.resources
     asked = (

@@ -1,7 +1,7 @@
 """YAML text as a tree, in which every node knows its position in the file.
 
 YAML 1.2's scalars: only true and false are booleans, so `no`, `on` and `yes` are words and 10:30 is
-no number. Anchors and merge keys work; duplicate keys, several documents, foreign tags and alias
+not a number. Anchors and merge keys work; duplicate keys, several documents, foreign tags and alias
 bombs are refused.
 """
 
@@ -24,7 +24,7 @@ MAX_NODES = 50_000  # after aliases are followed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalarNode:
-    """One value. `text` is as written, `value` as YAML 1.2 reads it (None is null)."""
+    """One value. `text` is the original, `value` its meaning in YAML 1.2 (None is null)."""
 
     mark: SourceMark
     text: str
@@ -55,7 +55,7 @@ Node = ScalarNode | MapNode | ListNode
 
 
 def check_single(documents: "Sequence[Node]", notes: ProblemNotes) -> Node | None:
-    """The only document; None after its follower was noted, where there is one."""
+    """The only document; None if there is a second one, which is noted."""
     if len(documents) > 1:
         hint = "one task in one file: delete the `---` above or make a second file"
         notes.add(documents[1].mark, "a second document begins here", suggestion=hint)
@@ -66,11 +66,10 @@ def check_single(documents: "Sequence[Node]", notes: ProblemNotes) -> Node | Non
 def compose_all(
     text: str, notes: ProblemNotes, *, repeated: "list[ScalarNode] | None" = None
 ) -> "tuple[Node, ...]":
-    """The trees of all documents in `text`, () after the reason was noted.
+    """The trees of all documents in `text`; () after noting a syntax error.
 
-    With `repeated` it is read as PyYAML's own loader does, which knows nothing of libyaml: a key
-    that appears twice is no problem, the last one counts and the list gets it; and a tab between
-    words is one.
+    With `repeated`, it is read like PyYAML's own loader without libyaml: a duplicate key is no
+    error, its last value counts and the list gets it, but a tab between words is an error.
     """
     if len(text) > MAX_CHARACTERS:
         notes.outside(
@@ -98,7 +97,7 @@ def compose_all(
 
 
 def read_scalar(text: str) -> Scalar | None:
-    """What YAML 1.2 (core schema) makes of a plain scalar."""
+    """The YAML 1.2 (core schema) value of a plain scalar."""
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
@@ -122,7 +121,7 @@ def to_value(node: Node) -> object:
 
 
 def describe(node: Node) -> str:
-    """What a node is, for an error: "a list", "the text 'x'"."""
+    """A description of a node for an error: "a list", "the text 'x'"."""
     match node:
         case ScalarNode(value=None):
             return "nothing"
@@ -154,7 +153,7 @@ _UNREADABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U0001000
 
 
 class _Hopeless(Exception):
-    """The reason is noted; there is no tree."""
+    """A syntax error was noted; there is no tree."""
 
 
 def _readable(text: str, notes: ProblemNotes) -> bool:
@@ -285,7 +284,7 @@ class _Composer:
         return tuple(entries.values())
 
     def _merge(self, node: Node, entries: dict[str, tuple[ScalarNode, Node]]) -> None:
-        """YAML's merge key: a table's own keys win, then the first of those that are merged."""
+        """YAML's merge key: a table's own keys win, then those of the first merged table."""
         for source in node.items if isinstance(node, ListNode) else (node,):
             if isinstance(source, MapNode):
                 for key, value in source.entries:
@@ -325,7 +324,7 @@ def _mark(event: "Event") -> SourceMark:
     return SourceMark(line=start.line + 1, column=start.column + 1, index=start.index)
 
 
-# What libyaml and PyYAML say -> what it means to the author, and what to do.
+# Messages of libyaml and PyYAML -> explanation for the author, and remedy.
 _EXPLAINED = (
     (
         "tab between",
@@ -333,10 +332,14 @@ _EXPLAINED = (
         "use a space, or delete it at the end of the line",
     ),
     ("tab", "a tab cannot indent YAML", "use spaces, two for each level"),
-    ("cannot start any token", "this character cannot begin a value", "put the value in quotes"),
+    (
+        "cannot start any token",
+        "a value cannot begin with this character",
+        "put the value in quotes",
+    ),
     (
         "mapping values are not allowed",
-        "a colon where no key can be",
+        "a colon where a key is not allowed",
         "check the indentation, or quote the text",
     ),
     (
@@ -407,9 +410,10 @@ def _explain(error: "MarkedYAMLError", notes: ProblemNotes) -> None:
 
 
 def _place_error(error: "MarkedYAMLError", notes: ProblemNotes) -> SourceMark:
-    """Where to show the error: a line that has text."""
+    """The position to show: a line that has text."""
     for place in (error.problem_mark or error.context_mark, error.context_mark):
-        # What is never closed is missed at the file's end only; then it is shown where it begins.
+        # The parser notices an unclosed bracket or quote only at the file's end; the error shows
+        # where it begins.
         mark = SourceMark(line=place.line + 1, column=place.column + 1) if place else None
         if mark and mark.line <= len(notes.lines) and notes.lines[mark.line - 1].strip():
             return mark

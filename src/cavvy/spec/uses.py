@@ -1,5 +1,5 @@
-"""Which files of a frozen folder a setup uses; asked when a task is checked, and when its
-setup's key is made.
+"""The files of a frozen folder that a setup uses; called when a task is checked, and for its
+setup's key.
 """
 
 import os
@@ -9,14 +9,12 @@ from cavvy.spec.problems import nearest
 
 
 def is_used(path: str, uses: Sequence[str]) -> bool:
-    """Whether a file of the folder is one of `uses`, or lies in one of them."""
+    """Whether a file of the folder is in `uses` or below one of its folders."""
     return any(path == use or path.startswith(use + "/") for use in uses)
 
 
 def explain_unused(paths: Collection[str], uses: Sequence[str]) -> list[tuple[str, str]]:
-    """What is wrong with the entries of `uses` that no file of the folder answers to, each with
-    what to do.
-    """
+    """The entries of `uses` that match no file of the folder, each with a remedy."""
     return [
         (
             f"`setup.uses` names {use}, which is not in the frozen working folder ({len(paths):,} "
@@ -30,7 +28,7 @@ def explain_unused(paths: Collection[str], uses: Sequence[str]) -> list[tuple[st
 
 def _suggest(use: str, paths: Collection[str]) -> str:
     if any(letter in use for letter in "*?["):
-        return "patterns are not read here: name the files, or the folder that they are in"
+        return "patterns are not supported: list the files, or their folder"
     close = nearest(os.path.basename(use), {os.path.basename(path) for path in paths})
     found = (
         next((path for path in sorted(paths) if os.path.basename(path) == close), None)

@@ -1,8 +1,9 @@
-"""Freezes a working folder: a manifest of its files by content. The manifest's hash names it.
+"""Freezes a working folder as a manifest of its files by content. The manifest's hash is the
+snapshot's name.
 
 Errors:
 
-* FreezeError    the folder cannot be frozen as it is; the user must change it
+* FreezeError    the folder cannot be frozen; the user must change it
 """
 
 import hashlib
@@ -20,15 +21,13 @@ from cavvy.spec.ignore import OWN_FILE, list_files
 # should name.
 MOST_BYTES = 10 << 30
 MOST_FILES = 200_000
-_SETTLE_NS = (
-    2_000_000_000  # a file changed so shortly before the cache was written may change again unseen
-)
+_SETTLE_NS = 2_000_000_000  # a file changed this recently may change again unnoticed
 _CACHE_FORMAT = 1
 Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
 
 class FreezeError(Exception):
-    """A folder that cannot be frozen; the message says which file and what to do."""
+    """A folder that cannot be frozen; the message names the file and the remedy."""
 
     code: ClassVar[str] = "workdir_refused"
     status: ClassVar[int] = 422
@@ -44,7 +43,7 @@ class FolderEntry:
 
     path: str
     size: int = 0
-    mode: int = 0o644  # 0o755 where the owner may execute it
+    mode: int = 0o644  # 0o755 if the owner may execute it
     sha256: str = ""
     link: str | None = None
 
@@ -59,13 +58,13 @@ class FolderSnapshot:
     entries: tuple[FolderEntry, ...]
     manifest: bytes = field(repr=False)
     hash: str
-    notes: tuple[str, ...] = ()  # what was left out or may surprise, for people
+    notes: tuple[str, ...] = ()  # notes for people about omissions and surprises
     parts: tuple["FolderSnapshot", ...] = ()  # of several folders: the snapshot of each
     single: bool = False  # one file, not a folder
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total bytes of all files."""
         return sum(entry.size for entry in self.entries)
 
     def biggest(self, count: int = 5) -> tuple[FolderEntry, ...]:
@@ -92,12 +91,11 @@ def freeze(
     most_bytes: int = MOST_BYTES,
     most_files: int = MOST_FILES,
 ) -> FolderSnapshot:
-    """Read a folder into a snapshot. `cache` is a folder in which hashes of unchanged files are
-    remembered.
+    """Read a folder into a snapshot. `cache` is a folder for the hashes of unchanged files.
 
-    `state` is Cavvy's own folder, which holds keys and is never part of a snapshot. `.gitignore`
-    (in a repository: as git applies it) and `.cavvyignore` are honoured. With `only`, this file is
-    all of it. Raises FreezeError.
+    `state` is Cavvy's own folder, which contains keys and is never part of a snapshot. `.gitignore`
+    (in a repository: as git applies it) and `.cavvyignore` are obeyed. With `only`, the snapshot
+    has just this file. Raises FreezeError.
     """
     folder = Path(os.path.abspath(folder))
     if only is None:
@@ -127,7 +125,7 @@ def freeze(
 
 
 def combine(snapshots: Mapping[str, FolderSnapshot]) -> FolderSnapshot:
-    """One snapshot of several, each below its path; "" is the top. A snapshot of one file alone is
+    """Merge several snapshots, each below its path; "" is the top. A snapshot of a single file is
     at its path itself. Of equal paths the last one counts.
     """
     found: dict[str, FolderEntry] = {}
@@ -154,9 +152,11 @@ def _check_folder(folder: Path) -> None:
             f"the working folder {folder} does not exist", "change `workdir` in the task file"
         )
     if not folder.is_dir():
-        raise FreezeError(f"the working folder {folder} is a file", "name the folder that it is in")
+        raise FreezeError(
+            f"the working folder {folder} is a file", "use the folder that contains it"
+        )
     if folder in (Path("/"), Path.home()):
-        hint = "put the task file and what it needs into a folder of their own"
+        hint = "put the task file and its files into a separate folder"
         raise FreezeError(f"{folder} is not a folder", hint)
 
 
@@ -164,7 +164,8 @@ Found = tuple[FolderEntry, os.stat_result]
 
 
 def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
-    """What each path is now, without its content; files that vanished meanwhile are left out."""
+    """The current state of each path, without its content; files that vanished meanwhile are left
+    out."""
     found: list[Found] = []
     notes: list[str] = []
     for path in paths:
@@ -185,7 +186,7 @@ def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
             raise FreezeError(f"the name of {path!r} is not UTF-8", "rename it") from error
         except OSError as error:
             raise FreezeError(
-                f"cannot read {path}: {error.strerror}", f"or name it in {OWN_FILE}"
+                f"cannot read {path}: {error.strerror}", f"or list it in {OWN_FILE}"
             ) from error
     return found, notes
 
@@ -193,7 +194,7 @@ def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
 def _without_state(
     folder: Path, paths: list[str], state: Path | None
 ) -> tuple[list[str], list[str]]:
-    """The paths that are not in Cavvy's own folder, and a note where some are."""
+    """The paths outside Cavvy's own folder, and a note about those in it."""
     inside = (
         ".."
         if state is None
@@ -203,7 +204,7 @@ def _without_state(
         return paths, []
     if inside == ".":
         raise FreezeError(
-            f"{folder} is Cavvy's own folder of state and keys", "run from another folder"
+            f"{folder} is Cavvy's own folder for state and keys", "run from another folder"
         )
     kept = [path for path in paths if not path.startswith(f"{inside}/")]
     return kept, [f"{inside} is left out: it is Cavvy's own state"] if len(kept) < len(
@@ -217,8 +218,7 @@ def _link(folder: Path, path: str, notes: list[str]) -> FolderEntry:
     landing = os.path.normpath(os.path.join(os.path.dirname(folder / path), target))
     if os.path.isabs(target) or os.path.commonpath([landing, folder]) != str(folder):
         notes.append(
-            f"{path} is a link out of the folder, to {target}: kept as a link, its target is not "
-            "sent along"
+            f"{path} is a link out of the folder, to {target}: kept as a link without its target"
         )
     return FolderEntry(path=path, mode=0o777, link=target)
 
@@ -237,9 +237,9 @@ def _check_size(folder: Path, found: Sequence[Found], most_bytes: int) -> None:
         biggest = sorted(found, key=lambda item: -item[0].size)[:3]
         names = ", ".join(f"{entry.path} ({_size_words(entry.size)})" for entry, _ in biggest)
         raise FreezeError(
-            f"{folder} holds {_size_words(total)}, more than {_size_words(most_bytes)}; the "
+            f"{folder} contains {_size_words(total)}, more than {_size_words(most_bytes)}; the "
             f"biggest are {names}",
-            f"name what is not needed in {OWN_FILE}, and keep data outside of the working folder",
+            f"list unneeded files in {OWN_FILE}, and keep data outside of the working folder",
         )
 
 
@@ -249,7 +249,7 @@ def _ignore_hint(paths: Sequence[str]) -> str:
         top = path.split("/", 1)[0]
         counts[top] = counts.get(top, 0) + 1
     top, count = max(counts.items(), key=lambda item: item[1])
-    return f"{count:,} are in {top}; name it in {OWN_FILE} if it is not needed"
+    return f"{count:,} are in {top}; list it in {OWN_FILE} if it is not needed"
 
 
 def _size_words(size: int) -> str:
@@ -280,7 +280,7 @@ def _hash_all(
 
 
 def _hash(folder: Path, path: str, cache: "_Cache") -> tuple[int, str]:
-    """Size and SHA-256 of a file that stays the same while it is read."""
+    """Size and SHA-256 of a file that does not change while it is read."""
     for _ in range(3):
         try:
             with open(folder / path, "rb") as stream:
@@ -288,13 +288,13 @@ def _hash(folder: Path, path: str, cache: "_Cache") -> tuple[int, str]:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
                 after = os.fstat(stream.fileno())
         except OSError as error:
-            hint = f"make it readable, or name it in {OWN_FILE}"
+            hint = f"make it readable, or list it in {OWN_FILE}"
             raise FreezeError(f"cannot read {path}: {error.strerror}", hint) from error
         if _identity(before) == _identity(after):
             cache.put(path, after, digest)
             return after.st_size, digest
     raise FreezeError(
-        f"{path} changes all the time", f"stop what writes it, or name it in {OWN_FILE}"
+        f"{path} keeps changing", f"stop the program that writes it, or list it in {OWN_FILE}"
     )
 
 
@@ -315,9 +315,7 @@ def _manifest(entries: Sequence[FolderEntry]) -> bytes:
 
 
 class _Cache:
-    """Hashes of files that have not changed since, by their path, times, size and inode; losing
-    it costs time only.
-    """
+    """Hashes of unchanged files, by path, times, size and inode; losing them costs only time."""
 
     def __init__(self, root: Path | None, folder: Path) -> None:
         name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]
@@ -346,8 +344,7 @@ class _Cache:
         row = self._known.get(path)
         if not isinstance(row, list) or len(row) != 5 or row[:4] != list(_identity(seen)):
             return None
-        # Within one tick of the clock a file can change and keep its times; git calls such entries
-        # racy.
+        # Within one clock tick, a file can change and keep its times; git calls such entries racy.
         if max(seen.st_mtime_ns, seen.st_ctime_ns) > self._written_ns - _SETTLE_NS:
             return None
         digest = row[4]

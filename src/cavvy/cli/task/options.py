@@ -1,4 +1,4 @@
-"""Options of `run` and `plan` that replace what a task file says, and the command after `--`."""
+"""Options of `run` and `plan` that override a task file, and the command after `--`."""
 
 import json
 import os
@@ -22,27 +22,27 @@ as_option = click.option(
     "--as",
     "dialect",
     type=click.Choice(["skypilot", "dstack", "cavvy"]),
-    help="The tool that the file is for; the default is found from its keys.",
+    help="The tool that the file is for, by default detected from its keys.",
 )
 # Option, keys of the task file, metavar ("": a switch), help; + repeatable.
 _OVERRIDES = (
     ("--gpu", "resources.gpu", "NAME:COUNT +", "Accelerators of each node, such as H100:8."),
-    ("--spot/--no-spot", "resources.spot", "", "Use spot capacity only, or never."),
+    ("--spot/--no-spot", "resources.spot", "", "Use only spot capacity, or never."),
     ("--provider", "resources.providers", "NAME +", "Only this provider."),
     ("--region", "resources.regions", "NAME +", "Only this region, or area such as eu."),
-    ("--max-price", "resources.max_price", "USD", "The most that a node may cost per hour."),
+    ("--max-price", "resources.max_price", "USD", "The maximum cost of a node per hour."),
     ("--nodes", "nodes", "COUNT", "The number of nodes."),
     ("--image", "image", "IMAGE", "The container image."),
     ("--workdir", "workdir", "FOLDER", "The folder to submit."),
     ("--env", "env", "NAME=VALUE +", "Set a variable; NAME alone copies the local value."),
     ("--secret", "secrets", "NAME +", "Pass on a secret of the project."),
-    ("--budget", "limits.budget", "USD", "The most that the job may cost."),
+    ("--budget", "limits.budget", "USD", "The maximum cost of the job."),
     ("--deadline", "limits.deadline", "TIME", "When the job is stopped, such as 8h or a time."),
 )
 
 
 class TaskCommand(click.Command):
-    """A command on a task file, after which `-- COMMAND` may stand."""
+    """A command on a task file, optionally followed by `-- COMMAND`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -56,7 +56,8 @@ class TaskCommand(click.Command):
 
 
 def task_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the file, its tool and the overrides to a command, which gets `file` and `options`."""
+    """Add the arguments for the file, its tool and the overrides to a command, which gets `file`
+    and `options`."""
 
     @wraps(function)
     def wrapped(file: str | None, dialect: str | None, **given: Any) -> None:
@@ -109,7 +110,7 @@ def _read_options(
 
 
 def _name(flags: str) -> str:
-    """The parameter of an option, apart from those of the same name that commands have."""
+    """The parameter of an option, distinct from a command's own of the same name."""
     return "set_" + flags.split("/")[0].strip("-").replace("-", "_")
 
 
@@ -144,12 +145,12 @@ def _read_variable(pair: str) -> tuple[str, str]:
     name, equals, value = pair.partition("=")
     if not equals and name not in os.environ:
         hint = f"--env {name}=VALUE sets it"
-        raise CommandFailure(f"--env {pair}: there is no such variable here", hint, exit_code=2)
+        raise CommandFailure(f"--env {pair}: this variable is not set here", hint, exit_code=2)
     return name, value if equals else os.environ[name]
 
 
 def _check(flag: str, value: object, overrides: dict[str, Any]) -> None:
-    """Raise CommandFailure with the option's name where its value cannot be used."""
+    """Raise CommandFailure with the option's name if its value is invalid."""
     from datetime import UTC, datetime
 
     from cavvy.domain.tasks import Task

@@ -123,7 +123,7 @@ def _freeze(loaded: "LoadedTask", folder: Path | None) -> "FolderSnapshot":
     try:
         for inside, path in found.items():
             if inside and not path.exists():
-                hint = f"it was looked for in {loaded.folder} and in the current folder"
+                hint = f"it was searched for in {loaded.folder} and in the current folder"
                 raise FreezeError(f"the task's file or folder {path} does not exist", hint)
             single = inside != "" and path.is_file()
             path = path.resolve() if inside else path
@@ -139,7 +139,7 @@ def _freeze(loaded: "LoadedTask", folder: Path | None) -> "FolderSnapshot":
 
 
 def _check_parts(loaded: "LoadedTask", paths: set[str]) -> None:
-    """Raise CommandFailure where the task puts a part of the folder elsewhere that is not in it."""
+    """Raise CommandFailure if the task mounts a part of the folder that does not exist."""
     folders = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
     for volume in loaded.task.volumes:
         if volume.kind is VolumeKind.FOLDER and volume.source not in paths | folders | {"."}:

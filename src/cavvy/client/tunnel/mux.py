@@ -147,7 +147,9 @@ class TunnelChannel:
         """Mark the channel as ended, in both directions."""
         self._over = True
         if not self.opened.done():
-            self.opened.set_exception(TunnelLost(self._tunnel.problem or "the line was closed"))
+            self.opened.set_exception(
+                TunnelLost(self._tunnel.problem or "the connection was closed")
+            )
         self.opened.exception()  # marked as retrieved, because its caller may have been cancelled
         self._news.set()
         self._room.set()
@@ -218,7 +220,7 @@ class NodeTunnel:
         number = self._next
         future: asyncio.Future[tuple[Fields, bytes]] = asyncio.get_running_loop().create_future()
         if self.problem or self.lost.is_set():
-            raise TunnelLost(self.problem or "the line was closed")
+            raise TunnelLost(self.problem or "the connection was closed")
         self._calls[number] = future
         if op in ("list", "walk"):
             self._lists.add(number)
@@ -242,7 +244,7 @@ class NodeTunnel:
         accepted: Callable[[TunnelChannel, Fields], Awaitable[None]] | None = None,
     ) -> TunnelChannel:
         if self.lost.is_set():
-            raise TunnelLost(self.problem or "the line was closed")
+            raise TunnelLost(self.problem or "the connection was closed")
         self._next += 1
         channel = self._channels[self._next] = TunnelChannel(self, self._next)
         channel.accepted = accepted
@@ -316,7 +318,7 @@ class NodeTunnel:
             channel.lose()
         for future in self._calls.values():
             if not future.done():
-                future.set_exception(TunnelLost(self.problem or "the line was closed"))
+                future.set_exception(TunnelLost(self.problem or "the connection was closed"))
         self._calls.clear()
         self.lost.set()
 

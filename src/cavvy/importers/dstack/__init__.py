@@ -1,1 +1,1 @@
-"""dstack: the rules of its configurations, and what they mean here."""
+"""dstack: the rules of its configurations, and their translation."""

@@ -1,4 +1,4 @@
-"""dstack's rules for `resources`: ranges, CPUs, accelerators, sizes, and how each is read."""
+"""dstack's rules for `resources`: ranges, CPUs, accelerators, sizes, and how each is parsed."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -26,13 +26,13 @@ Unit = Callable[[str], float | None]
 
 
 def to_int(text: str) -> float | None:
-    """A whole number as pydantic reads one out of a text."""
+    """A whole number in pydantic's text syntax."""
     return float(text) if re.fullmatch(r"[-+]?\d{1,15}(\.0+)?", text.strip()) else None
 
 
 def read_range(value: str, unit: Unit) -> Range | None:
-    """Bounds of 8, 2..8, 16GB.. or ..80GB; a single one is both. None where it is no range, or
-    upside down.
+    """The bounds of 8, 2..8, 16GB.. or ..80GB; a single value is both. None if it is not a range,
+    or is reversed.
     """
     if ".." not in value:
         single = unit(value)
@@ -47,7 +47,7 @@ def read_range(value: str, unit: Unit) -> Range | None:
 
 
 def range_of(node: Node | None, unit: Unit) -> Range | None:
-    """Bounds of a range in either of its forms; None where there is none."""
+    """Bounds of a range in either of its forms; None if there is none."""
     if isinstance(node, ScalarNode):
         return read_range(str(node.value), unit)
     if node is None:
@@ -65,7 +65,7 @@ def _check_bounds(table: MapNode, unit: Unit, notes: ProblemNotes) -> None:
     if low is None and high is None:
         notes.add(table.mark, "a range without bounds", expected="`min`, `max` or both")
     elif low is not None and high is not None and low > high:
-        notes.add(table.mark, "this range is a reversed range", suggestion="swap `min` and `max`")
+        notes.add(table.mark, "this is a reversed range", suggestion="swap `min` and `max`")
 
 
 def _check_whole_bounds(table: MapNode, notes: ProblemNotes) -> None:
@@ -78,7 +78,7 @@ def _check_size_bounds(table: MapNode, notes: ProblemNotes) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRequest:
-    """What one wish for accelerators says, still as texts; "" where it says nothing."""
+    """The parts of one accelerator request, still as texts; "" for missing ones."""
 
     vendor: str = ""
     names: tuple[str, ...] = ()
@@ -87,9 +87,7 @@ class GpuRequest:
 
 
 def split_gpu(value: str) -> GpuRequest | None:
-    """The parts of `A100,H100:80GB:8`, `nvidia:24GB..` or `2`; None where they do not fit
-    together.
-    """
+    """The parts of `A100,H100:80GB:8`, `nvidia:24GB..` or `2`; None if they are inconsistent."""
     found: dict[str, str] = {}
     for token in value.replace(" ", "").split(":"):
         if token.lower() in VENDORS:
@@ -112,7 +110,7 @@ def split_gpu(value: str) -> GpuRequest | None:
 
 
 def split_cpu(value: str) -> tuple[str, str] | None:
-    """Architecture and count of `8`, `arm:8..16`, `x86`; None where they do not fit together."""
+    """Architecture and count of `8`, `arm:8..16`, `x86`; None if they are inconsistent."""
     found: dict[str, str] = {}
     for token in value.replace(" ", "").split(":"):
         key = "count" if ".." in token or token.isdigit() else "arch"
@@ -141,14 +139,12 @@ SHAPES: Mapping[str, ShapeRule] = {
     "size_range_text": _range_text("a size or a range such as 16GB..80GB", read_size_mib),
     "vendor": text(
         "a vendor",
-        check=lambda value: (
-            "" if value.lower() in VENDORS else f"no vendor is called {shown(value)}"
-        ),
+        check=lambda value: "" if value.lower() in VENDORS else f"unknown vendor {shown(value)}",
     ),
     "arch": text(
         "x86 or arm",
         check=lambda value: (
-            "" if value.lower() in _ARCHITECTURES else f"there is no {shown(value)} here"
+            "" if value.lower() in _ARCHITECTURES else f"{shown(value)} is not supported"
         ),
     ),
     "capability_text": fitting("a capability such as 8.0", _is_capability),
@@ -162,7 +158,7 @@ RULES = (_check_whole_bounds, _check_size_bounds)
 
 
 def read_gpu(node: Node | None) -> GpuRequest | None:
-    """A checked wish in either of its forms; None where there is none."""
+    """A checked request in either of its forms; None if there is none."""
     if isinstance(node, ScalarNode):
         return split_gpu(str(node.value))
     if not isinstance(node, MapNode):

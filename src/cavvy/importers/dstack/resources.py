@@ -1,6 +1,4 @@
-"""dstack's `resources` and placement as ours, with the least that dstack takes where a file is
-silent.
-"""
+"""Translates dstack's `resources` and placement, with dstack's minimum values as defaults."""
 
 from dataclasses import replace
 
@@ -22,18 +20,18 @@ from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import child, items, mark_of, text_at
 from cavvy.spec.tree import MapNode, Node, ScalarNode
 
-# What dstack asks for where the file does not say.
+# dstack's defaults for missing keys.
 CPUS, MEMORY_MIB, DISK_MIB, COUNT = (2.0, None), (8 * 1024.0, None), (100 * 1024.0, None), "1.."
 _SPOT = {"spot": SpotPolicy.ONLY, "auto": SpotPolicy.AUTO}
 
 
 def read_resources(table: Node, kept_keys: TranslationNotes) -> Resources:
-    """Translate what a checked run asks of its place."""
+    """Translate the resources of a checked run."""
     needs = child(table, "resources")
     cpus = _read_cpus(needs, kept_keys)
     memory = _as_mib(range_of(child(needs, "memory"), read_size_mib) or MEMORY_MIB)
     if child(needs, "shm_size") is not None:
-        reason = "the whole of a node's shared memory is the job's"
+        reason = "the job can use all of a node's shared memory"
         kept_keys.note_at(needs, "resources.shm_size", reason)
     request = Resources(
         accelerators=_read_accelerators(child(needs, "gpu"), kept_keys),
@@ -76,21 +74,21 @@ def _read_cpus(needs: Node | None, kept_keys: TranslationNotes) -> Range:
         )
         bounds = range_of(node if plain else table, to_int) or CPUS
     if arch == "arm":
-        kept_keys.refuse_at(needs, "resources.cpu", "an architecture cannot be asked for yet")
+        kept_keys.refuse_at(needs, "resources.cpu", "an architecture cannot be requested yet")
     return bounds or CPUS
 
 
 def _read_disk(needs: Node | None, kept_keys: TranslationNotes) -> int | None:
     node = child(needs, "disk")
     if node is None and isinstance(needs, MapNode) and needs.get("disk") is not None:
-        return None  # written out as nothing: any size will do
+        return None  # explicitly empty: any size is accepted
     size = child(node, "size") if isinstance(node, MapNode) else node
     low, high = range_of(size, read_size_mib) or DISK_MIB
     if high is not None and high != low:
         kept_keys.note_at(
             needs,
             "resources.disk",
-            "the upper end is not looked at; the least size is",
+            "the upper limit is ignored; the minimum size is used",
         )
     return None if low is None else -(-round(low) // 1024)
 
@@ -107,7 +105,7 @@ def _read_accelerators(
             kept_keys.refuse(
                 where,
                 f"resources.gpu.{key}",
-                "this cannot be asked for; name the accelerators that have it",
+                "this cannot be requested; list the accelerators that have it",
             )
     count = _as_count(gpu.count)
     if count is None:
@@ -116,24 +114,20 @@ def _read_accelerators(
         kept_keys.note(
             node.mark,
             "resources.gpu",
-            "a node without any would do too there; here it has one at least",
+            "dstack would also accept a node without one; Cavvy requires at least one",
         )
     found = [find_needs(name, count, _as_memory(gpu)) for name in gpu.names or (gpu.vendor or "",)]
     problems = [each.problem for each in found if each.problem]
     for problem in problems:
         if len(problems) < len(found):
-            kept_keys.note(
-                node.mark, "resources.gpu", f"{problem}. Only the other names are looked for"
-            )
+            kept_keys.note(node.mark, "resources.gpu", f"{problem}. Only the other names are used")
         else:
             kept_keys.refuse(node.mark, "resources.gpu", problem)
     return tuple(need for each in found for need in each.needs)
 
 
 def _as_count(text: str) -> str | None:
-    """Our form of a count; None where none is needed. dstack takes one or more where the file
-    does not say.
-    """
+    """A count in Cavvy's syntax; None if none is needed. dstack's default is one or more."""
     low, high = read_range(text or COUNT, to_int) or (1.0, None)
     if high == 0:
         return None
@@ -144,7 +138,7 @@ def _as_count(text: str) -> str | None:
 
 
 def _as_memory(gpu: GpuRequest) -> str:
-    """Our form of a size: exact where dstack's is."""
+    """A size in Cavvy's syntax: exact if dstack's is."""
     if not gpu.memory:
         return ""
     low, high = read_range(gpu.memory, read_size_mib) or (None, None)

@@ -1,6 +1,4 @@
-"""dstack's rules for what runs, beyond its table of keys: tasks, services and development
-environments.
-"""
+"""dstack's rules for runs, beyond its table of keys: tasks, services, dev environments."""
 
 import re
 from collections.abc import Mapping
@@ -21,7 +19,7 @@ def _is_variable(node: ScalarNode) -> bool:
 
 
 class _Variables:
-    """A list of NAME=VALUE, whose names are unique."""
+    """A list of NAME=VALUE with unique names."""
 
     items = ListRule(fitting("NAME=VALUE or NAME", _is_variable))
     words = items.words
@@ -69,13 +67,13 @@ def _check_cron(value: str) -> str:
 
 
 def _is_python(node: ScalarNode) -> bool:
-    # The number 3.10 is 3.1; the text "3.1" is no version.
+    # The number 3.10 is read as 3.1; the text "3.1" is not a version.
     known = str(node.value) in _PYTHONS or (isinstance(node.value, float) and node.value == 3.1)
     return is_text(node) and known
 
 
 def _make_port(words: str, local: str) -> ScalarRule:
-    """A port of the container, perhaps after one that matches `local`."""
+    """A container port, optionally after one that matches `local`."""
 
     def fits(node: ScalarNode) -> bool:
         match = re.fullmatch(rf"(?:({local}):)?(\d{{1,5}})", str(node.value))
@@ -99,7 +97,7 @@ def _is_path(path: str) -> bool:
 
 
 def split_pair(value: str) -> list[str]:
-    """Parts at the colons, those of a drive letter and of a git URL left alone."""
+    """The parts separated by colons, except those of a drive letter or a git URL."""
     parts = value.split(":")
     drive = len(parts) > 1 and re.fullmatch("[A-Za-z]", parts[0]) and parts[1][:1] in ("\\", "/")
     url = len(parts) > 1 and ("@" in parts[0] or parts[1].startswith("//"))
@@ -130,24 +128,24 @@ SHAPES: Mapping[str, ShapeRule] = {
     "service_port_text": _make_port("a port such as 8080 or 80:8080", r"\d{1,5}"),
     "path": text(
         "a full path",
-        check=lambda path: "" if _is_path(path) else f"{shown(path)} is not a full path",
+        check=lambda path: "" if _is_path(path) else f"{shown(path)} is not an absolute path",
     ),
     "mount_text": written("NAME:/PATH or /PATH:/PATH", fits=_is_mount),
-    "repo_text": written("PATH or URL, with :PATH where it shall be", fits=_is_pair),
-    "file_text": written("PATH, with :PATH where it shall be", fits=_is_pair),
+    "repo_text": written("PATH or URL, with :PATH for the target", fits=_is_pair),
+    "file_text": written("PATH, with :PATH for the target", fits=_is_pair),
     "user": text("USER or USER:GROUP", fits=_is_user),
 }
 _EXCLUSIVE = (("image", "python"), ("image", "docker"), ("python", "docker"), ("nvcc", "docker"))
 
 
 def is_set(table: Node, key: str) -> bool:
-    """Whether a key says something; false says nothing."""
+    """Whether a key has a value; false counts as none."""
     node = child(table, key)
     return node is not None and to_value(node) not in (False, "", [])
 
 
 def check_exclusive(table: MapNode, notes: ProblemNotes) -> None:
-    """Note images, Pythons and Docker beside each other."""
+    """Note files that combine an image, a Python version or Docker."""
     for one, other in _EXCLUSIVE:
         if is_set(table, one) and is_set(table, other):
             text = f"`{one}` and `{other}` exclude each other"
@@ -155,7 +153,7 @@ def check_exclusive(table: MapNode, notes: ProblemNotes) -> None:
 
 
 def check_commands(table: MapNode, notes: ProblemNotes) -> None:
-    """Note the absence of anything to run."""
+    """Note a file with nothing to run."""
     check_exclusive(table, notes)
     if (
         child(table, "groups") is None
@@ -164,15 +162,13 @@ def check_commands(table: MapNode, notes: ProblemNotes) -> None:
     ):
         notes.add(
             table.mark,
-            "there is nothing to run",
+            "the file has nothing to run",
             expected="`commands`, or an `image` that runs something",
         )
 
 
 def check_groups(table: MapNode, forbidden: tuple[str, ...], notes: ProblemNotes) -> None:
-    """Note groups whose names are taken, that run nothing, or that stand beside keys they
-    replace.
-    """
+    """Note groups with duplicate names, without commands, or next to keys that they replace."""
     groups = child(table, "groups")
     if groups is None:
         return
@@ -182,7 +178,7 @@ def check_groups(table: MapNode, forbidden: tuple[str, ...], notes: ProblemNotes
         if is_set(table, key):
             notes.add(
                 mark_of(table, key),
-                f"`{key}` stands beside `groups`",
+                f"`{key}` and `groups` exclude each other",
                 suggestion="write it into each group",
             )
     seen: set[str] = set()
@@ -206,7 +202,9 @@ def check_groups(table: MapNode, forbidden: tuple[str, ...], notes: ProblemNotes
 def _check_repo(table: MapNode, notes: ProblemNotes) -> None:
     if bool(text_at(table, "local_path")) == bool(text_at(table, "url")):
         notes.add(
-            table.mark, "a repository is at a `local_path` or at a `url`", expected="one of them"
+            table.mark,
+            "a repository needs either a `local_path` or a `url`",
+            expected="one of them",
         )
 
 
@@ -228,7 +226,7 @@ def _check_environment(table: MapNode, notes: ProblemNotes) -> None:
         notes.add(mark_of(table, "version"), "`version` needs `ide`")
     elif version and ide == "windsurf" and re.match(r"^.+@[a-f0-9]+$", version) is None:
         notes.add(
-            mark_of(table, "version"), "this is no version of windsurf", expected="VERSION@COMMIT"
+            mark_of(table, "version"), "this is not a windsurf version", expected="VERSION@COMMIT"
         )
     if child(table, "entrypoint") is not None:
         notes.add(
@@ -241,7 +239,7 @@ def _check_environment(table: MapNode, notes: ProblemNotes) -> None:
 
 
 def check_replicas(table: MapNode, notes: ProblemNotes) -> None:
-    """Note a number of replicas without an end, or that varies without saying by what."""
+    """Note a number of replicas without a maximum, or a variable one without a scaling rule."""
     node = child(table, "replicas") or child(table, "count")
     scaling = child(table, "scaling")
     bounds = range_of(node, to_int) if node is not None else None
@@ -251,15 +249,15 @@ def check_replicas(table: MapNode, notes: ProblemNotes) -> None:
     if high is None or (low is not None and low < 0):
         notes.add(
             node.mark,
-            "the number of replicas needs an end",
+            "the number of replicas needs a maximum",
             expected="a number, or a range such as 0..4",
         )
     elif (low or 0) != high and scaling is None:
-        notes.add(node.mark, "a number of replicas that varies needs `scaling`")
+        notes.add(node.mark, "a variable number of replicas needs `scaling`")
     elif (low or 0) == high and scaling is not None:
         notes.add(
             scaling.mark,
-            "`scaling` needs a number of replicas that varies",
+            "`scaling` needs a variable number of replicas",
             expected="such as replicas: 0..4",
         )
 

@@ -1,5 +1,5 @@
-"""Scalars as dstack takes them (pydantic's lax mode): "8" is a number, 8 is a text, but true is
-no text.
+"""Scalars in dstack's types (pydantic's lax mode): "8" counts as a number and 8 as a text, but true
+is not a text.
 """
 
 import re
@@ -20,17 +20,17 @@ _SIZES = {"tb": 1024 * 1024, "gb": 1024, "mb": 1}
 
 
 def is_text(node: ScalarNode) -> bool:
-    """Whether a value can stand for a text: a text or a number."""
+    """Whether a value counts as a text: a text or a number."""
     value = node.value
     return isinstance(value, str | int | float) and not isinstance(value, bool | UnquotedDate)
 
 
 text = partial(make_text, is_text)
-written = partial(make_text, is_string)  # a text that YAML takes for one too
+written = partial(make_text, is_string)  # a text that YAML also reads as one
 
 
 def choice(names: Iterable[str]) -> ScalarRule:
-    """One of several words, as they are written."""
+    """One of several words, spelled exactly."""
     known = list(names)
     return ScalarRule(
         listed(known),
@@ -41,7 +41,7 @@ def choice(names: Iterable[str]) -> ScalarRule:
 
 
 def to_number(node: ScalarNode) -> float | None:
-    """A number, or a text that is one; true is neither here, though pydantic would take it for
+    """A number, or a text that contains one; true is rejected, although pydantic would read it as
     1.
     """
     value = None if isinstance(node.value, bool) else node.value
@@ -60,7 +60,7 @@ def number(
     above: bool = False,
     fraction: bool = True,
 ) -> ScalarRule:
-    """A number within bounds; `above`: more than `low`; without `fraction` a whole one."""
+    """A number within bounds; `above`: more than `low`; without `fraction`: a whole number."""
 
     def test(node: ScalarNode) -> str:
         value = to_number(node)
@@ -84,7 +84,7 @@ whole = partial(number, fraction=False)
 
 
 def read_duration(node: ScalarNode) -> int | None:
-    """Seconds of 90, "90", 1h or "10 m"; None where it is no such length."""
+    """Seconds of 90, "90", 1h or "10 m"; None if it is not a duration."""
     if isinstance(node.value, bool):
         return None
     if isinstance(node.value, int | float) and abs(node.value) < 1e12:

@@ -1,5 +1,5 @@
-"""dstack's rules for services, and for what only has a place or a price, beyond its table of keys:
-fleets, volumes, gateways, presets.
+"""dstack's rules for services, and for files that only have a location or a price, beyond its table
+of keys: fleets, volumes, gateways, presets.
 """
 
 import ipaddress
@@ -33,9 +33,7 @@ def _check_group(table: MapNode, notes: ProblemNotes) -> None:
     check_exclusive(table, notes)
     check_replicas(table, notes)
     if child(table, "replicas") is None and child(table, "count") is None:
-        notes.add(
-            table.mark, "the group does not say how many replicas it has", expected="`replicas`"
-        )
+        notes.add(table.mark, "the group has no number of replicas", expected="`replicas`")
     if is_set(table, "docker") and text_at(table, "privileged") == "False":
         notes.add(
             mark_of(table, "privileged"), "`docker` needs `privileged`", suggestion="delete it"
@@ -123,7 +121,7 @@ def _check_nodes(table: MapNode, notes: ProblemNotes) -> None:
     high = text_at(table, "max")
     if low < 0 or target < low or (high is not None and float(high) < max(low, target)):
         notes.add(
-            table.mark, "these numbers do not fit together", expected="0 <= min <= target <= max"
+            table.mark, "these numbers are inconsistent", expected="0 <= min <= target <= max"
         )
 
 
@@ -133,7 +131,7 @@ def _check_preset(table: MapNode, notes: ProblemNotes) -> None:
         problem = (
             f"`{there[0]}` and `{there[1]}` exclude each other"
             if there
-            else "the preset names no model"
+            else "the preset has no model"
         )
         notes.add(table.mark, problem, expected="one of `model`, `base` and `repo`")
     for key in _SYNTHETIC:
@@ -147,7 +145,7 @@ def _check_preset(table: MapNode, notes: ProblemNotes) -> None:
         )
     agent = child(table, "agent")
     if text_at(agent, "provider") == "codex" and text_at(agent, "effort") == "max":
-        notes.add(mark_of(agent, "effort"), "codex has no effort `max`")
+        notes.add(mark_of(agent, "effort"), "codex does not support the effort `max`")
 
 
 def _is_count(node: ScalarNode) -> bool:

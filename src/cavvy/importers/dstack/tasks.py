@@ -1,4 +1,4 @@
-"""dstack's configurations as our tasks and what is kept of them."""
+"""Translates dstack's configurations into tasks, and keeps the rest."""
 
 import re
 import shlex
@@ -30,33 +30,33 @@ from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 KIND = "dstack"
 TYPES = ("task", "service", "dev-environment", "fleet", "volume", "gateway", "preset")
 _WHY_NOT = {
-    "service": "services are not served yet",
-    "fleet": "fleets do not exist here: nodes are found for each job, and given back",
-    "volume": "volumes are not made yet",
-    "gateway": "services are not served yet, and have no gateways",
-    "preset": "no settings are searched for a model's service yet",
+    "service": "services are not supported yet",
+    "fleet": "Cavvy has no fleets: nodes are found for each job, and released",
+    "volume": "volumes are not created yet",
+    "gateway": "services and their gateways are not supported yet",
+    "preset": "searching settings for a model's service is not supported yet",
 }
 _LATER = {
-    "groups": "nodes of several kinds in one job do not exist yet",
+    "groups": "nodes of several kinds in one job are not supported yet",
     "user": "another user within a container cannot be chosen yet",
     "docker": "a container's own Docker cannot be started yet",
     "privileged": "containers are never privileged here",
-    "dstack": "there is no dstack server to reach",
-    "availability_zones": "zones are chosen by price and capacity; name regions",
+    "dstack": "Cavvy has no dstack server to reach",
+    "availability_zones": "zones are chosen by price and capacity; list regions",
     "reservation": "reservations cannot be used yet",
-    "fleets": "fleets do not exist here",
-    "instances": "nodes cannot be named; the place is chosen by price and capacity",
-    "backend_options": "there are no such options here",
+    "fleets": "Cavvy has no fleets",
+    "instances": "nodes cannot be named; offers are chosen by price and capacity",
+    "backend_options": "Cavvy has no such options",
 }
 _NOTED = {
-    "ports": "they are not brought here by themselves; `cavvy forward NAME PORT` brings one",
-    "nvcc": "the node, or an image, must have it",
-    "ide": "open the job with `cavvy ssh NAME`, and the editor over SSH",
-    "version": "the editor's version is the one that you install",
-    "home_dir": "dstack does not read it any more",
-    "setup": "dstack does not carry it out any more",
+    "ports": "ports are not forwarded automatically; `cavvy forward NAME PORT` forwards one",
+    "nvcc": "the node or the image must provide it",
+    "ide": "connect with `cavvy ssh NAME`, and open the editor over SSH",
+    "version": "you install the editor in your own version",
+    "home_dir": "dstack no longer reads it",
+    "setup": "dstack no longer uses it",
     "single_branch": "the working folder is frozen, not cloned",
-    "idle_duration": "nodes are given back when the job ends, always",
+    "idle_duration": "nodes are always released when the job ends",
 }
 _LOGIN = "DSTACK_REGISTRY_LOGIN"
 _DEFAULT_GRACE_S = 300
@@ -64,14 +64,14 @@ _MOST_GRACE_S = 3600
 
 
 def translate(root: Node, notes: ProblemNotes) -> Translation:
-    """What a configuration means. Everything wrong is noted; the result then counts for nothing."""
+    """Translate a configuration. All mistakes are noted; the result is then invalid."""
     kind = text_at(root, "type") or ""
     if kind == "volume":
         backend, name = child(root, "backend"), text_at(root, "backend") or ""
         if name in VOLUME_BACKENDS:
             TABLES[f"volume_{name}"].check(root, "", notes)
         else:
-            message = "the volume names no backend that has volumes"
+            message = "the volume has no backend that supports volumes"
             notes.add((backend or root).mark, message, expected=listed(VOLUME_BACKENDS))
     elif kind in TYPES:
         TABLES[kind].check(root, "", notes)
@@ -80,7 +80,7 @@ def translate(root: Node, notes: ProblemNotes) -> Translation:
         hint = f"did you mean `{close}`?" if close else ""
         notes.add(
             mark_of(root, "type"),
-            f"dstack has no type {shown(kind)}",
+            f"dstack has no configuration type {shown(kind)}",
             expected=listed(TYPES),
             suggestion=hint,
         )
@@ -144,13 +144,13 @@ def _read_run(root: Node, kept_keys: TranslationNotes) -> str:
         kept_keys.refuse_at(
             root,
             "shell",
-            "commands are read by bash, or by sh where there is none",
+            "commands run in bash, or in sh if bash is missing",
         )
     if entrypoint is not None:
         try:
             return shlex.join([*shlex.split(entrypoint), *commands])
         except ValueError:
-            kept_keys.refuse_at(root, "entrypoint", "its quotes do not fit together")
+            kept_keys.refuse_at(root, "entrypoint", "its quotes do not match")
             return ""
     if text_at(root, "type") == "dev-environment":
         kept_keys.note_at(root, "type", WAITS)
@@ -163,15 +163,15 @@ def _read_run(root: Node, kept_keys: TranslationNotes) -> str:
         mark = mark_of(root, "image" if child(root, "image") is not None else "commands")
         if not groups:
             kept_keys.refuse(
-                mark, "commands", "an image's own command cannot be started yet; write it out"
+                mark,
+                "commands",
+                "an image's own command cannot be run yet; write the command in full",
             )
     return join_commands(commands)
 
 
 def join_commands(commands: list[str]) -> str:
-    """One script of several commands, each of which runs only after the one before it has
-    succeeded.
-    """
+    """Join commands into one script, in which each runs only if the previous one succeeded."""
     found = []
     for command in commands:
         text = command.strip()
@@ -208,11 +208,11 @@ def _read_env(
             kept_keys.note(mark, f"env.{name}", f"its value comes from `cavvy secret set {secret}`")
             secrets[secret] = None
             continue
-        assert value is not None  # else it is a secret
+        assert value is not None  # otherwise it is a secret
         if "${{" in value:
             reason = (
-                f"{value.strip()} cannot be put in; `secrets` of a Cavvy file are variables "
-                "of their own names"
+                f"{value.strip()} cannot be inserted; `secrets` in a Cavvy file become variables "
+                "with the secrets' names"
             )
             kept_keys.refuse(mark, f"env.{name}", reason)
         env[name] = value
@@ -220,7 +220,7 @@ def _read_env(
 
 
 def _read_secret(value: str | None) -> str | None:
-    """The secret that is the whole of a variable's value."""
+    """The secret that makes up a variable's whole value."""
     match = re.fullmatch(r"\s*\$\{\{\s*secrets\.([A-Za-z_]\w*)\s*\}\}\s*", value or "", re.ASCII)
     return match[1] if match else None
 
@@ -243,7 +243,7 @@ def _list_variables(node: Node | None) -> list[tuple[str, str | None, SourceMark
 def _read_files(
     root: Node, workdir: Workdir | None, kept_keys: TranslationNotes
 ) -> tuple[Volume, ...]:
-    """Files and folders of this machine, each at a path of the node."""
+    """Files and folders of this machine, each with a path on the node."""
     found: list[Volume] = []
     if path := _repo_path(root):
         found.append(Volume(kind=VolumeKind.FOLDER, source=".", path=path.rstrip("/")))
@@ -255,17 +255,17 @@ def _read_files(
             source, path = text_at(each, "local_path") or "", text_at(each, "path") or ""
         try:
             if workdir is not None and workdir.path is None:
-                raise WrongValue("it is not put beside a git repository")
+                raise WrongValue("it cannot be added to a git repository")
             end = path.rstrip("/") if path.startswith("~/") else check_path(path.strip())
             shown = kept_keys.submit_local(source, workdir, end)
             found += [shown] if shown else []
         except WrongValue as error:
-            kept_keys.refuse(each.mark, "files", f"{source} cannot be put at {path}: {error}")
+            kept_keys.refuse(each.mark, "files", f"{source} cannot be at {path}: {error}")
     return tuple(found)
 
 
 def _read_login(root: Node, kept_keys: TranslationNotes) -> str | None:
-    """The secret that logs in to the image's registry."""
+    """The secret for logging in to the image's registry."""
     if child(root, "registry_auth") is None:
         return None
     reason = f"its value comes from `cavvy secret set {_LOGIN}`, as USER:PASSWORD"
@@ -288,12 +288,12 @@ def _read_volumes(root: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...]
             kept_keys.note(
                 each.mark,
                 "volumes",
-                "it is optional, and not attached: nobody knows whether a place has it",
+                "it is optional, and not attached, because the nodes may not have it",
             )
             continue
         try:
             if not source or "${{" in source:
-                raise WrongValue(f"one name for all nodes is needed, not {source or 'a list'}")
+                raise WrongValue(f"all nodes need one name, not {source or 'a list'}")
             found.append(Volume(kind=kind, source=source, path=check_path(path)))
         except WrongValue as error:
             kept_keys.refuse(each.mark, "volumes", f"it cannot be attached: {error}")
@@ -301,7 +301,7 @@ def _read_volumes(root: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...]
 
 
 def _repo_path(root: Node) -> str:
-    """The full path at which a configuration wants its repository; "" for none."""
+    """The absolute path at which a configuration expects its repository; "" for none."""
     repo = next(iter(items(child(root, "repos"))), None)
     if isinstance(repo, ScalarNode):
         path = "".join(split_pair(as_text(repo))[1:])
@@ -326,7 +326,7 @@ def _read_workdir(root: Node, kept_keys: TranslationNotes) -> Workdir | None:
         branch = text_at(repo, "branch")
     if path.rstrip("/") not in (".", "") and not path.startswith("/"):
         kept_keys.refuse(
-            mark, "repos", f"the working folder is the repository; it cannot be put at {path}"
+            mark, "repos", f"the working folder is the repository; it cannot be at {path}"
         )
     if not url:
         return Workdir(path=source)
@@ -356,13 +356,11 @@ def _read_length(root: Node, key: str) -> timedelta | None:
 
 
 def _read_idle(root: Node, kept_keys: TranslationNotes) -> timedelta | None:
-    """How long the job may do nothing: dstack looks at GPUs and at logins, Cavvy at output and
-    CPUs.
-    """
+    """How long the job may be idle: dstack checks GPUs and logins, Cavvy checks output and CPUs."""
     policy = child(root, "utilization_policy")
     window = child(policy, "time_window")
     if isinstance(window, ScalarNode):
-        reason = "the job is stopped after so long without output or use of a CPU"
+        reason = "the job is stopped after this time without output or use of a CPU"
         kept_keys.note_at(root, "utilization_policy", reason)
         return timedelta(seconds=read_duration(window) or 0) or None
     idle = _read_length(root, "inactivity_duration")
@@ -390,7 +388,7 @@ def _read_grace(root: Node, kept_keys: TranslationNotes) -> timedelta:
         return timedelta(seconds=_DEFAULT_GRACE_S)
     if length > timedelta(seconds=_MOST_GRACE_S):
         kept_keys.note(
-            mark, "stop_duration", "a program gets an hour at most between SIGTERM and SIGKILL"
+            mark, "stop_duration", "the time between SIGTERM and SIGKILL is at most an hour"
         )
     return min(length, timedelta(seconds=_MOST_GRACE_S))
 
@@ -404,7 +402,8 @@ def _read_retry(root: Node, kept_keys: TranslationNotes) -> Retry:
     events = events or ["no-capacity", "interruption", "error"]
     if "error" in events:
         reason = (
-            "restarts after an error are counted here, not timed; write `retry: {exit: N}` in "
+            "Cavvy limits the number of restarts after an error, not their time; write `retry: "
+            "{exit: N}` in "
             "a Cavvy file"
         )
         kept_keys.refuse_at(root, "retry", reason)
@@ -412,7 +411,7 @@ def _read_retry(root: Node, kept_keys: TranslationNotes) -> Retry:
         kept_keys.note_at(
             node,
             "retry.duration",
-            "a job waits for a place as long as its limits allow",
+            "a job waits for capacity as long as its limits allow",
         )
     again = None if "interruption" in events else 0
     return Retry(preemption=again, node=again, exit=0)

@@ -1,1 +1,1 @@
-"""SkyPilot: the rules of its task files, and what they mean here."""
+"""SkyPilot: the rules of its task files, and their translation."""

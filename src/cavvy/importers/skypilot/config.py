@@ -1,4 +1,4 @@
-"""SkyPilot's `config`: what of it the work would notice, and what is only for SkyPilot."""
+"""SkyPilot's `config`: the settings that affect the work, and those only for SkyPilot."""
 
 import json
 from collections.abc import Collection
@@ -9,7 +9,7 @@ from cavvy.importers.readers import child, entries
 from cavvy.spec.tree import MapNode, Node, to_value
 
 _CLOUDS = ("aws", "gcp", "azure", "kubernetes", "ssh", "slurm", "vast")  # each has a section
-# Keys that change how SkyPilot gets a node, not what the work finds there.
+# Keys that change how SkyPilot gets a node, but not the node itself.
 _NOTED = frozenset(
     [
         *("active_workspace", "allowed_clouds", "api_server", "daemons", "db", "jobs", "logs"),
@@ -54,14 +54,14 @@ def keep_config(
             ):
                 continue
             if path in _NOTED or key.text in _NOTED:
-                kept_keys.note(inner.mark, where, "it is for SkyPilot itself")
+                kept_keys.note(inner.mark, where, "it only concerns SkyPilot itself")
             elif key.text in _CLOUDS and key.text not in clouds:
-                reason = f"it is not passed on, should the job run on {key.text}"
+                reason = f"it is not passed on if the job runs on {key.text}"
                 if clouds:
                     reason = f"the job does not run on {key.text}"
                 kept_keys.note(inner.mark, where, reason)
             elif key.text == "docker" and not is_image:
-                kept_keys.note(inner.mark, where, "the job runs in no container")
+                kept_keys.note(inner.mark, where, "the job does not run in a container")
             else:
                 reason = "this setting of SkyPilot is not passed on"
                 kept_keys.refuse(inner.mark, where, reason)

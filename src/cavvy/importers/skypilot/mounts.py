@@ -1,4 +1,4 @@
-"""SkyPilot's `file_mounts` and `volumes` as inputs, outputs and volumes."""
+"""Translates SkyPilot's `file_mounts` and `volumes` into inputs, outputs and volumes."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -17,17 +17,15 @@ from cavvy.spec.tree import Node, ScalarNode
 _URL = re.compile(r"([a-z0-9+.-]+)://", re.IGNORECASE)
 _SENT_EVERY = timedelta(seconds=30)
 _NOT_MOUNTED = (
-    "IT IS NOT MOUNTED but copied in before the work, and what the work changes there is sent back "
-    "every 30 s and at "
-    "its end, however that comes; what others write meanwhile is not seen, and nothing is deleted "
-    "in the bucket"
+    "IT IS NOT MOUNTED but copied in before the work, and the work's changes are sent back every "
+    "30 s and at its end, for any outcome; concurrent writes by others are not seen, and nothing "
+    "is deleted in the bucket"
 )
 _UPLOADED = (
-    "the local files are submitted with the job, not uploaded to {url} first; what the work "
-    "changes there is sent to the bucket every 30 s and at its end, and what the bucket holds is "
-    "not read"
+    "the local files are submitted with the job, not uploaded to {url} first; the work's changes "
+    "are sent to the bucket every 30 s and at its end, and the bucket's contents are not read"
 )
-# Stores by name, and clouds that have one -> our scheme for their buckets.
+# Stores and their clouds, by name -> Cavvy's URL scheme for their buckets.
 _STORES = {"s3": "s3", "aws": "s3", "gcs": "gs", "gcp": "gs", "azure": "az"}
 _BLOB = re.compile(r"https://([a-z0-9]+)\.blob\.core\.windows\.net/", re.IGNORECASE)
 _CREDENTIALS = re.compile(
@@ -41,7 +39,7 @@ class _UnsetVariable(WrongValue):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatedMounts:
-    """What a file has put beside the working folder."""
+    """The additional files beside the working folder."""
 
     inputs: tuple[Transfer, ...] = ()
     outputs: tuple[Transfer, ...] = ()
@@ -51,8 +49,8 @@ class TranslatedMounts:
 def read_mounts(
     table: Node, workdir: Workdir | None, clouds: Collection[str], kept_keys: TranslationNotes
 ) -> TranslatedMounts:
-    """Translate what can be; the rest is kept and refused. Local files are submitted with the
-    working folder. A bucket without a store is of the only one of `clouds`, else of S3.
+    """Translate the supported mounts; the rest is kept and refused. Local files are submitted with
+    the working folder. A bucket without a store belongs to the only one of `clouds`, else to S3.
     """
     found = TranslatedMounts()
     usual = _STORES.get(next(iter(clouds)), "s3") if len(clouds) == 1 else "s3"
@@ -88,10 +86,11 @@ def _read_mount(
     urls = [path for path in paths if _URL.match(path)]
     name = text_at(value, "name")
     if urls and len(paths) > 1:
-        raise WrongValue("several sources cannot be put at one place; give each a place of its own")
+        raise WrongValue("several sources cannot have one target; give each its own target")
     if urls and name:
         raise WrongValue(
-            f"{urls[0]} is not uploaded to a bucket {name}; upload it, and name that as the source"
+            f"{urls[0]} is not uploaded to a bucket {name}; upload it, and use the bucket as the "
+            "source"
         )
     if urls:
         whole = urls[0] if isinstance(value, ScalarNode) else urls[0].rstrip("/") + "/"
@@ -123,7 +122,7 @@ def _read_local(
 
 
 def _list_notes(value: Node, found: TranslatedMounts) -> Iterator[str]:
-    """What differs from a mount of SkyPilot."""
+    """The differences from a SkyPilot mount."""
     if isinstance(value, ScalarNode):
         return
     if not found.inputs:
@@ -131,7 +130,7 @@ def _list_notes(value: Node, found: TranslatedMounts) -> Iterator[str]:
             yield _UPLOADED.format(url=found.outputs[0].target)
         return
     if not text_at(value, "source"):
-        yield f"the bucket {found.inputs[0].source} must exist; none is made"
+        yield f"the bucket {found.inputs[0].source} must exist; Cavvy does not create it"
     if found.outputs:
         yield _NOT_MOUNTED
     elif _mode(value) != "COPY":
@@ -139,17 +138,17 @@ def _list_notes(value: Node, found: TranslatedMounts) -> Iterator[str]:
 
 
 def _check_local(path: str, workdir: Workdir | None) -> None:
-    """Raises WrongValue where a local path cannot be submitted."""
+    """Raises WrongValue if a local path cannot be submitted."""
     if "$" in path:
         raise _UnsetVariable(f"{path} has a variable without a value; --env sets it")
     if _CREDENTIALS.match(path):
-        raise WrongValue(f"{path} holds credentials, which are not sent along; use `secrets`")
+        raise WrongValue(f"{path} contains credentials, which are not uploaded; use `secrets`")
     if workdir is not None and workdir.path is None:
-        raise WrongValue(f"a local path ({path}) is not put beside a git repository")
+        raise WrongValue(f"a local path ({path}) cannot be added to a git repository")
 
 
 def _read_target(text: str) -> str:
-    """A full path, or one within the working folder. Raises WrongValue."""
+    """An absolute path, or one within the working folder. Raises WrongValue."""
     if text.startswith("~/sky_workdir/"):
         text = text.removeprefix("~/sky_workdir/")
     if text.startswith("~/") and ".." not in text.split("/"):
@@ -157,11 +156,11 @@ def _read_target(text: str) -> str:
     try:
         return check_path(text)
     except WrongValue as error:
-        raise WrongValue(f"nothing can be put at {text}: {error}") from error
+        raise WrongValue(f"{text} cannot be a target: {error}") from error
 
 
 def _read_bucket(table: Node, name: str | None, usual: str) -> str:
-    """The URL of the bucket of this name; "" where there is no name. Raises WrongValue."""
+    """The URL of the bucket with this name; "" without a name. Raises WrongValue."""
     if isinstance(table, ScalarNode) or not name:
         return ""
     if "$" in name:
@@ -187,7 +186,7 @@ def _mode(value: Node) -> str:
 
 
 def _is_written(value: Node) -> bool:
-    """Whether what the work writes there would reach the bucket."""
+    """Whether files that the work writes there would reach the bucket."""
     if isinstance(value, ScalarNode):
         return False
     config = child(value, "config")
@@ -225,12 +224,12 @@ def _add_volume(
     mark: SourceMark,
     kept_keys: TranslationNotes,
 ) -> None:
-    """One volume by its name; the place must have it."""
+    """One volume by its name, which must exist at the provider."""
     try:
         if not name:
-            raise WrongValue("it has no name, and no volume is made for one job alone")
+            raise WrongValue("it has no name, and Cavvy creates no volume for a single job")
         if not path.startswith("/"):
-            raise WrongValue(f"{path} is no full path")
+            raise WrongValue(f"{path} is not an absolute path")
         found.append(Volume(kind=VolumeKind.NAMED, source=name, path=check_path(path)))
     except WrongValue as error:
         kept_keys.refuse(mark, where, f"the volume cannot be attached: {error}")

@@ -1,5 +1,5 @@
-"""SkyPilot's rules for `resources`: what each key may say, and how its small languages (sizes,
-counts) are read.
+"""SkyPilot's rules for `resources`: the allowed values of each key, and the parsing of sizes and
+counts.
 """
 
 import math
@@ -18,22 +18,20 @@ _CLOUDS = (
     "nebius ssh slurm hyperbolic seeweb shadeform yotta mithril verda"
 )
 CLOUDS = _CLOUDS.split()
-DEFAULT_DISK_GIB = 256  # what SkyPilot takes for "not said"
+DEFAULT_DISK_GIB = 256  # SkyPilot's marker for "not set"
 _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
 _GPU_MEMORY = re.compile(r"[0-9]+[GgMmTt][Bb]\+?")
 _VENDORS = ("nvidia", "amd", "intel", "google", "aws")
-Amount = tuple[float, str]  # a number and its suffix: "" exactly, + at least, x times the CPUs
+Amount = tuple[float, str]  # a number with its suffix: "" exactly, + at least, x times the CPUs
 
 
 def read_cpus(value: str) -> Amount | None:
-    """`8` or `8+`; None where it is neither."""
+    """The number in `8` or `8+`; None for other texts."""
     return _amount(value.removesuffix("+"), "+" if value.endswith("+") else "", "")
 
 
 def read_memory(value: str) -> Amount | None:
-    """GiB of `16`, `16+`, `16GB`, `16GB+`; or `4x`, times the number of CPUs. None where it is
-    none of them.
-    """
+    """GiB of `16`, `16+`, `16GB`, `16GB+`; or `4x`, per CPU. None for other texts."""
     plus = value.endswith("+")
     rest = value.removesuffix("+")
     times = rest.endswith("x")
@@ -57,7 +55,7 @@ def _amount(number: str, suffix: str, unit: str) -> Amount | None:
 
 
 def read_size(value: str) -> int | None:
-    """Whole GiB of `100`, `100GB`, `1TB`; None where it is no such size."""
+    """Whole GiB of `100`, `100GB`, `1TB`; None if it is not a size."""
     match = re.fullmatch(r"([0-9]{1,12})(?:([kmgtpKMGTP])[bBiI])?", value)
     if match is None:
         return None
@@ -66,9 +64,7 @@ def read_size(value: str) -> int | None:
 
 
 def split_accelerator(value: str) -> tuple[str, str, float] | None:
-    """Name, memory and count of `A100:8`, `80GB+`, `NVIDIA:24GB:2`; None where it is none of
-    them.
-    """
+    """Name, memory and count of `A100:8`, `80GB+`, `NVIDIA:24GB:2`; None for other texts."""
     parts = value.split(":")
     name, memory, count = parts[0], "", "1"
     match parts:
@@ -106,9 +102,7 @@ def _check_infra(value: str) -> str:
         return ""
     if cloud != "*" and cloud not in CLOUDS:
         close = nearest(cloud, CLOUDS)
-        return f"no cloud is called {shown(parts[0])}" + (
-            f"; did you mean {close}?" if close else ""
-        )
+        return f"unknown cloud {shown(parts[0])}" + (f"; did you mean {close}?" if close else "")
     return f"{shown(value)} has more than three parts" if len(parts) > 3 else ""
 
 
@@ -142,7 +136,7 @@ _ACCELERATOR = text("an accelerator such as H100:8, 80GB+ or NVIDIA:24GB:2", fit
 SHAPES: Mapping[str, ShapeRule] = {
     "cloud": choice(CLOUDS),
     "infra": text(
-        "a place such as aws, gcp/us-central1, k8s/context or */us-east-1", check=_check_infra
+        "a location such as aws, gcp/us-central1, k8s/context or */us-east-1", check=_check_infra
     ),
     "disk_size": text("a size such as 100GB", fits=read_size),
     "accelerator": _ACCELERATOR,
@@ -202,7 +196,7 @@ def _check_needs(table: MapNode, notes: ProblemNotes) -> None:
 def _check_choices(
     table: MapNode, any_of: Node | None, ordered: Node | None, notes: ProblemNotes
 ) -> None:
-    """Two ways to name alternatives exclude each other."""
+    """Two ways to list alternatives exclude each other."""
     if any_of is not None and ordered is not None:
         notes.add(
             ordered.mark, "`any_of` and `ordered` exclude each other", suggestion="keep one of them"
@@ -210,9 +204,9 @@ def _check_choices(
     several = child(table, "accelerators")
     if isinstance(several, ListNode | MapNode) and _length(several) > 1:
         if ordered is not None and _length(ordered):
-            notes.add(several.mark, "several accelerators cannot stand beside `ordered`")
+            notes.add(several.mark, "several accelerators and `ordered` exclude each other")
         elif any_of is not None and _length(any_of) and isinstance(several, ListNode):
-            notes.add(several.mark, "a list of accelerators has an order, which `any_of` has not")
+            notes.add(several.mark, "a list of accelerators is ordered, but `any_of` is not")
 
 
 def _check_place(table: MapNode, alternative: MapNode, notes: ProblemNotes) -> None:
@@ -241,7 +235,9 @@ def _check_instance(table: MapNode, alternative: MapNode, notes: ProblemNotes) -
     )
     is_vm = child(options, "tpu_vm") is None or flag_at(options, "tpu_vm")
     tpus = [each.text.partition(":")[0] for each in _list_tpus(table, alternative)]
-    of_gcp = [name for name in tpus if not name.endswith(("slice", "device"))]  # GKE's names end so
+    of_gcp = [
+        name for name in tpus if not name.endswith(("slice", "device"))
+    ]  # GKE's names end like this
     if (
         not isinstance(node, ScalarNode)
         or not of_gcp
@@ -250,7 +246,7 @@ def _check_instance(table: MapNode, alternative: MapNode, notes: ProblemNotes) -
         return
     if is_vm and node.text != "TPU-VM":
         notes.add(
-            node.mark, "an `instance_type` stands beside a TPU, which is a machine of its own"
+            node.mark, "`instance_type` and a TPU, which is a separate machine, exclude each other"
         )
 
 
@@ -286,9 +282,7 @@ RULES = (_check_needs, _check_table, _check_volume)
 
 
 def unalias(table: MapNode, notes: ProblemNotes) -> MapNode:
-    """The table with the older names of keys replaced by the present ones, in its alternatives
-    too.
-    """
+    """The table with older key names replaced by the current ones, also in its alternatives."""
     found = []
     for key, value in table.entries:
         known = ALIASES.get(key.text)

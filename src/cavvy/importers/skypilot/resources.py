@@ -1,5 +1,5 @@
-"""SkyPilot's `resources` as ours: its alternatives become one wish where they can be said as
-one, else several.
+"""Translates SkyPilot's `resources`: alternatives become one set of resources if possible, else
+several.
 """
 
 import json
@@ -32,25 +32,25 @@ from cavvy.importers.skypilot.needs import (
 from cavvy.spec.problems import SourceMark
 from cavvy.spec.tree import MapNode, Node, ScalarNode
 
-# Keys whose absence changes nothing that the work does -> why.
+# Keys whose absence does not change the work -> why.
 _NOTED = {
-    "ports": "they are not opened to the world; `cavvy forward NAME PORT` brings one of them here",
-    "network_tier": "a preference; Cavvy takes the network that the place has",
-    "autostop": "nodes are given back when the job ends, always",
-    "ephemeral_storage": "SkyPilot does not read it any more",
-    "_no_missing_accel_warnings": "it is for SkyPilot itself",
-    "_is_image_managed": "it is for SkyPilot itself",
-    "_requires_fuse": "it is for SkyPilot itself",
+    "ports": "ports are not public; `cavvy forward NAME PORT` forwards one to this machine",
+    "network_tier": "it is a preference; Cavvy uses the provider's network",
+    "autostop": "nodes are always released when the job ends",
+    "ephemeral_storage": "SkyPilot no longer reads it",
+    "_no_missing_accel_warnings": "it only concerns SkyPilot itself",
+    "_is_image_managed": "it only concerns SkyPilot itself",
+    "_requires_fuse": "it only concerns SkyPilot itself",
 }
 _REFUSED = {
-    # Offers on demand are of a whole region, whose zones the catalog knows by id and providers by
+    # On-demand offers cover a whole region; the catalog knows its zones by id and providers by
     # name.
-    "zone": "zones are chosen by price and capacity; name the region only",
+    "zone": "zones are chosen by price and capacity; write only the region",
     "volumes": "volumes are not attached yet",
-    "local_disk": "a local disk cannot be asked for yet",
+    "local_disk": "a local disk cannot be requested yet",
     "priority_class": "a Kubernetes priority class is not passed on yet",
-    "_docker_login_config": "credentials of a registry are not passed on yet",
-    "_cluster_config_overrides": "SkyPilot's settings mean nothing here",
+    "_docker_login_config": "registry credentials are not passed on yet",
+    "_cluster_config_overrides": "SkyPilot's settings have no meaning in Cavvy",
 }
 
 _DISK_TYPES = {"low": "standard", "high": "gp3"}
@@ -58,7 +58,7 @@ _DISK_TYPES = {"low": "standard", "high": "gp3"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRequest:
-    """All that `resources` says, also what stands elsewhere in our tasks."""
+    """The meaning of `resources`, including parts that other sections of a task hold."""
 
     resources: Resources = field(default_factory=Resources)
     image: str | None = None
@@ -84,7 +84,7 @@ def read_request(node: Node | None, kept_keys: TranslationNotes) -> ResourceRequ
         kept_keys.refuse(
             node.mark,
             "resources.image_id",
-            "alternatives with images of their own cannot be said here",
+            "alternatives cannot have different images",
         )
     if any(
         (request.tags, request.priority, request.retry) != (first.tags, first.priority, first.retry)
@@ -93,7 +93,7 @@ def read_request(node: Node | None, kept_keys: TranslationNotes) -> ResourceRequ
         kept_keys.refuse(
             node.mark,
             "resources",
-            "labels, priority and recovery are the job's, not an alternative's",
+            "labels, priority and recovery belong to the job, not to an alternative",
         )
     return replace(first, resources=combined)
 
@@ -119,7 +119,7 @@ def _list_alternatives(node: MapNode) -> list[MapNode]:
 
 
 def _has_order(node: MapNode) -> bool:
-    """A list of accelerators has one, as `ordered` has; a {set} has none."""
+    """A list of accelerators has an order, like `ordered`; a {set} has none."""
     return bool(items(child(node, "ordered"))) or len(items(child(node, "accelerators"))) > 1
 
 
@@ -127,7 +127,7 @@ _CHOICES = ("any_of", "ordered")
 
 
 def _overlay(base: MapNode, over: MapNode) -> MapNode:
-    """The base with an alternative's keys put over it; labels are joined."""
+    """The base overridden by an alternative's keys; labels are merged."""
     labels, more = child(base, "labels"), child(over, "labels")
     table = {key.text: (key, value) for key, value in (*base.entries, *over.entries)}
     if isinstance(labels, MapNode) and isinstance(more, MapNode):
@@ -136,7 +136,7 @@ def _overlay(base: MapNode, over: MapNode) -> MapNode:
 
 
 def _split(table: MapNode) -> Iterator[MapNode]:
-    """One table for each accelerator that will do."""
+    """One table for each acceptable accelerator."""
     node = child(table, "accelerators")
     mark = mark_of(table, "accelerators")
     match node:
@@ -187,7 +187,7 @@ def _scalar(text: str, mark: SourceMark) -> ScalarNode:
 
 
 def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> ResourceRequest:
-    """One alternative. With `spare` another one can be had, so an unknown name is only a note."""
+    """One alternative. With `spare`, another one is available, so an unknown name is only noted."""
     kept_keys.keep_listed((key for key, _ in entries(table)), _REFUSED, _NOTED, "resources.")
     providers, regions = _read_place(table, kept_keys)
     cpus, memory, per_cpu = _read_amounts(table)
@@ -228,7 +228,7 @@ def _read_place(
     cloud = {"k8s": "kubernetes", "*": ""}.get(cloud.lower(), cloud.lower())
     region, _, zone = (rest, "", "") if cloud in ("kubernetes", "ssh") else rest.partition("/")
     if cloud == "slurm" and zone not in ("", "*"):
-        region = f"{region}/{zone}"  # a partition, which `regions` may name beside its cluster
+        region = f"{region}/{zone}"  # a partition, which `regions` may list beside its cluster
     elif zone not in ("", "*"):
         kept_keys.refuse_at(table, "resources.infra", _REFUSED["zone"])
     return ((cloud,) if cloud else ()), ((region,) if region not in ("", "*") else ())
@@ -238,7 +238,7 @@ _Bounds = tuple[float | None, float | None]
 
 
 def _read_amounts(table: MapNode) -> tuple[_Bounds, tuple[int | None, int | None], int | None]:
-    """CPUs, memory, and the least memory for each CPU."""
+    """CPUs, memory, and the minimum memory per CPU."""
     cpus = read_cpus(text_at(table, "cpus") or "")
     memory = read_memory(text_at(table, "memory") or "")
     many: _Bounds = (None, None) if cpus is None else (cpus[0], None if cpus[1] else cpus[0])
@@ -251,17 +251,17 @@ def _read_amounts(table: MapNode) -> tuple[_Bounds, tuple[int | None, int | None
 
 
 def _read_tier(table: MapNode, kept_keys: TranslationNotes) -> str | None:
-    """The disk type, as SkyPilot chooses it on AWS; other providers have no choice of disks."""
+    """The disk type that SkyPilot chooses on AWS; other providers offer no choice."""
     tier = (text_at(table, "disk_tier") or "").lower()
     kind = _DISK_TYPES.get(tier)
     if tier == "ultra":
-        reason = "a disk with provisioned operations cannot be asked for"
+        reason = "a disk with provisioned operations cannot be requested"
         kept_keys.refuse_at(table, "resources.disk_tier", reason)
     elif kind:
-        reason = f"a disk of the type {kind}, which only AWS has; its speed is the type's usual one"
+        reason = f"the disk type {kind}, which only AWS has, with its usual speed"
         kept_keys.note_at(table, "resources.disk_tier", reason)
     elif tier:
-        kept_keys.note_at(table, "resources.disk_tier", "the provider's usual disk is used")
+        kept_keys.note_at(table, "resources.disk_tier", "the provider's default disk is used")
     return kind
 
 
@@ -279,10 +279,12 @@ def _read_accelerators(
         return ()
     mark, key = mark_of(table, "accelerators"), "resources.accelerators"
     if not split[2].is_integer():
-        kept_keys.note(mark, key, f"{text} becomes {math.ceil(split[2])}: devices are not shared")
+        kept_keys.note(
+            mark, key, f"{text} becomes {math.ceil(split[2])}, because devices are not shared"
+        )
     found = _find(*split)
     if found.problem and spare:
-        kept_keys.note(mark, key, f"{found.problem}. Only the other alternatives are looked for")
+        kept_keys.note(mark, key, f"{found.problem}. Only the other alternatives are used")
     elif found.problem:
         kept_keys.refuse(mark, key, found.problem)
     if child(table, "accelerator_args") is not None and set(
@@ -296,7 +298,7 @@ def _read_accelerators(
 
 
 def _find(name: str, size: str, count: float) -> TranslatedNeeds:
-    # SkyPilot reads `80GB` as exactly so much; ours is the least that will do.
+    # SkyPilot reads `80GB` as exact, but Cavvy as a minimum.
     memory = "" if not size else f"{size[:-1]}.." if size.endswith("+") else f"{size}..{size}"
     if not size and name.upper() in BARE_SIZES:
         memory = f"{BARE_SIZES[name.upper()]}GB"
@@ -304,7 +306,7 @@ def _find(name: str, size: str, count: float) -> TranslatedNeeds:
 
 
 def _is_known(table: MapNode) -> bool:
-    """Whether an alternative asks for no accelerator, or for one that can be had somewhere."""
+    """Whether an alternative requests no accelerator, or one that some provider offers."""
     split = split_accelerator(text_at(table, "accelerators") or "")
     return split is None or not _find(*split).problem
 
@@ -329,7 +331,7 @@ def _read_image(
         images, machines = set(machines), []
     mark, key = mark_of(table, "image_id"), "resources.image_id"
     if len(images) > 1:
-        kept_keys.refuse(mark, key, "an image of its own for each region cannot be said here")
+        kept_keys.refuse(mark, key, "images cannot differ by region")
     image = min(images) if images else None
     usual = [each for each in machines if each.startswith("skypilot:")]
     if usual:
@@ -343,7 +345,7 @@ def _read_image(
 
 
 def _list_images(node: Node) -> dict[str, str]:
-    """Images by region; "" for one alone."""
+    """Images by region; "" for a single one."""
     if isinstance(node, ScalarNode):
         return {"": node.text.strip()}
     pairs = entries(node)
@@ -353,7 +355,7 @@ def _list_images(node: Node) -> dict[str, str]:
 def _read_priority(table: MapNode, kept_keys: TranslationNotes) -> int:
     priority = int_at(table, "priority") or 0
     if abs(priority) > 100:
-        kept_keys.refuse_at(table, "resources.priority", "priorities go from -100 to 100 here")
+        kept_keys.refuse_at(table, "resources.priority", "priorities must be from -100 to 100")
         return 100 if priority > 0 else -100
     return priority
 
@@ -366,7 +368,7 @@ def _read_recovery(table: MapNode, kept_keys: TranslationNotes) -> Retry:
     strategy = node.text if isinstance(node, ScalarNode) else text_at(node, "strategy")
     if strategy and strategy.lower() != "none":
         kept_keys.note(
-            mark, key, "Cavvy looks for the next place by price and capacity, whatever the strategy"
+            mark, key, "Cavvy chooses the next offer by price and capacity, for any strategy"
         )
     codes = child(node, "recover_on_exit_codes")
     values = [
@@ -385,7 +387,7 @@ def _read_recovery(table: MapNode, kept_keys: TranslationNotes) -> Retry:
         kept_keys.refuse(
             mark,
             key,
-            "restarts on any error and restarts on some exit codes cannot both be said here",
+            "restarts on any error and on specific exit codes cannot be combined",
         )
     return replace(
         plain,
@@ -394,11 +396,11 @@ def _read_recovery(table: MapNode, kept_keys: TranslationNotes) -> Retry:
     )
 
 
-# Alternatives as one wish.
+# Alternatives merged into one.
 
 
 def _combine(found: list[Resources]) -> Resources | None:
-    """One wish that exactly these alternatives satisfy; None where there is none."""
+    """One set of resources that exactly these alternatives satisfy; None if there is none."""
     plain = {
         replace(each, accelerators=(), providers=(), regions=(), spot=SpotPolicy.NEVER)
         for each in found
@@ -417,7 +419,7 @@ def _combine(found: list[Resources]) -> Resources | None:
 
 
 def _join(found: list[Resources]) -> Resources:
-    """The first of them with what any of them would take."""
+    """The first alternative, extended to accept the others."""
     spots = {each.spot for each in found}
     return replace(
         found[0],
@@ -429,8 +431,8 @@ def _join(found: list[Resources]) -> Resources:
 
 
 def _is_product(places: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> bool:
-    """Whether each of these providers goes with each of these regions, and all name some or none:
-    only then two lists say the same.
+    """Whether every provider is combined with every region, and all or none are set: only then two
+    lists are equivalent.
     """
     providers, regions = ({place[at] for place in places} for at in (0, 1))
     whole = all(len(names) == 1 or () not in names for names in (providers, regions))

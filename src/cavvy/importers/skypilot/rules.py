@@ -1,4 +1,4 @@
-"""SkyPilot's rules for a file: its table of keys, and what no table of keys can say."""
+"""SkyPilot's rules for a file: its table of keys, and rules that a table cannot express."""
 
 import re
 from dataclasses import replace
@@ -29,9 +29,9 @@ def _check_storage(table: MapNode, notes: ProblemNotes) -> None:
 def _check_mounts(table: MapNode, notes: ProblemNotes) -> None:
     for key, _ in table.entries:
         if re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*:)?//[^/?#]", key.text):
-            hint = "the place on the node comes first, what is put there second"
+            hint = "the path on the node comes first, the source second"
             notes.add(
-                key.mark, f"nothing can be put at {key.text}", expected="a path", suggestion=hint
+                key.mark, f"{key.text} cannot be a target", expected="a path", suggestion=hint
             )
 
 
@@ -44,7 +44,7 @@ def _check_policy(table: MapNode, notes: ProblemNotes) -> None:
         notes.add(goal.mark, "`target_qps_per_replica` needs `max_replicas`")
     elif (goal is None or is_null(goal)) and most is not None and most != least:
         hint = "write `target_qps_per_replica`, or one number of replicas"
-        notes.add(table.mark, "a number of replicas that varies needs a goal", suggestion=hint)
+        notes.add(table.mark, "a variable number of replicas needs a target", suggestion=hint)
 
 
 def _check_pool(table: MapNode, notes: ProblemNotes) -> None:
@@ -54,7 +54,7 @@ def _check_pool(table: MapNode, notes: ProblemNotes) -> None:
     if workers is None and least is None and most is None:
         notes.add(
             table.mark,
-            "the pool has no size",
+            "the pool has no number of workers",
             expected="`workers`, or `min_workers` and `max_workers`",
         )
     for key in ("min_workers", "queue_length_threshold"):
@@ -66,7 +66,7 @@ def _check_pool(table: MapNode, notes: ProblemNotes) -> None:
     ):
         notes.add(table.mark, "a delay of scaling needs `max_workers`")
     if most is not None and most < (1 if least is None else least):
-        notes.add(table.mark, f"max_workers is {most:g}, below the least number of workers")
+        notes.add(table.mark, f"max_workers is {most:g}, below the minimum number of workers")
 
 
 def _check_service(table: MapNode, notes: ProblemNotes) -> None:
@@ -75,7 +75,7 @@ def _check_service(table: MapNode, notes: ProblemNotes) -> None:
     if probe is not None and is_null(probe):
         notes.add(
             probe.mark,
-            "there is nothing in `readiness_probe`",
+            "`readiness_probe` is empty",
             expected="a path that begins with /, or a table",
         )
     for one, other in (
@@ -113,7 +113,7 @@ def _check_secrets(table: MapNode, notes: ProblemNotes) -> None:
 def _check_task(table: MapNode, notes: ProblemNotes) -> None:
     for key, value in table.entries:
         if key.text in ("envs", "inputs", "outputs") and is_null(value):
-            notes.add(key.mark, f"there is nothing in `{key.text}`", suggestion="delete the line")
+            notes.add(key.mark, f"`{key.text}` is empty", suggestion="delete the line")
     service, pool = table.get("service"), table.get("pool")
     if service is not None and pool is not None and not is_null(service) and not is_null(pool):
         notes.add(
@@ -123,7 +123,7 @@ def _check_task(table: MapNode, notes: ProblemNotes) -> None:
     there = {name: login & _names(table.get(name)) for name in ("envs", "secrets")}
     for name, known in there.items():
         if known and (known != login or all(there.values())):
-            missing = ", ".join(sorted(login - known)) or "they are also elsewhere"
+            missing = ", ".join(sorted(login - known)) or "they are also set elsewhere"
             notes.add(
                 table.mark, f"the SKYPILOT_DOCKER_ variables must all be in `{name}`: {missing}"
             )
@@ -165,7 +165,7 @@ def _names(node: Node | None) -> set[str]:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether a job of a group can be called so."""
+    """Whether the text is a valid name for a job of a group."""
     return re.fullmatch(r"[\w-]+", name) is not None
 
 

@@ -1,5 +1,5 @@
-"""Scalars as JSON Schema takes them, which is how SkyPilot checks its files: a number is no
-text, true is no number.
+"""Scalars in JSON Schema's types, which SkyPilot uses: a number is not a text, true is not a
+number.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ def choice(names: Iterable[str], *, any_case: bool = True) -> ScalarRule:
 def whole(
     low: float | None = None, high: float | None = None, *, exact: bool = False
 ) -> ScalarRule:
-    """A whole number within bounds; `exact`: not 2.0 either, which JSON Schema takes for one."""
+    """A whole number within bounds; `exact`: rejects 2.0, which JSON Schema accepts."""
 
     def test(node: ScalarNode) -> str:
         value = node.value
@@ -59,7 +59,7 @@ def number(
 
 
 def _check_bounds(value: float, low: float | None, high: float | None) -> str:
-    """What is wrong with a number outside of its bounds, or ""."""
+    """The error for a number outside its bounds, or ""."""
     if low is not None and not value >= low:
         return f"{value} is too small"
     if high is not None and not value <= high:

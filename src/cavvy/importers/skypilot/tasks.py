@@ -1,5 +1,5 @@
-"""SkyPilot's task files, pipelines, job groups and volumes, as our tasks and what is kept of
-them.
+"""Translates SkyPilot's task files, pipelines, job groups and volumes into tasks, and keeps the
+rest.
 """
 
 import re
@@ -22,17 +22,17 @@ from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value
 
 KIND = "SkyPilot"
 _LATER = {
-    "service": "services are not served yet",
-    "pool": "pools of warm workers do not exist yet",
-    "file_mounts_mapping": "it is for SkyPilot itself",
-    "event_callback": "nothing is called at each change of state; `webhooks` of a Cavvy file are "
-    "called at its end",
+    "service": "services are not supported yet",
+    "pool": "pools of warm workers are not supported yet",
+    "file_mounts_mapping": "it only concerns SkyPilot itself",
+    "event_callback": "changes of state trigger no calls; `webhooks` of a Cavvy file are called "
+    "at the job's end",
 }
 _NOTED = {
-    "inputs": "SkyPilot only prices the traffic with it",
-    "outputs": "SkyPilot only prices the traffic with it",
-    "api_server_access": "there is no SkyPilot server to reach",
-    "_metadata": "it is for SkyPilot itself",
+    "inputs": "SkyPilot only uses it to price traffic",
+    "outputs": "SkyPilot only uses it to price traffic",
+    "api_server_access": "Cavvy has no SkyPilot server to reach",
+    "_metadata": "it only concerns SkyPilot itself",
 }
 
 
@@ -41,9 +41,7 @@ _VARIABLE = re.compile(r"\$\{?\b([a-zA-Z_][a-zA-Z0-9_]*)\b\}?")
 
 
 def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
-    """What the documents of one file mean. Everything wrong is noted; the result then counts for
-    nothing.
-    """
+    """Translate the documents of one file. All mistakes are noted; the result is then invalid."""
     tables = [_unalias(each, notes) for each in documents if not is_null(each)]
     if not tables:
         notes.add(
@@ -66,10 +64,8 @@ def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
     what = _what(bodies[0])
     if len(tasks) > 1:
         what = "job group" if parallel else "pipeline"
-        each = "at the same time" if parallel else "one after another"
-        reason = (
-            f"{len(tasks)} tasks to run {each} are not one job; put each into a file of its own"
-        )
+        each = "in parallel" if parallel else "one after another"
+        reason = f"{len(tasks)} tasks to run {each} are not one job; put each into its own file"
         kept_keys.refuse(bodies[1].mark, "---", reason)
     return Translation(
         kind=KIND,
@@ -114,8 +110,8 @@ def _unalias(node: Node, notes: ProblemNotes) -> Node:
 
 
 def _fill_in(node: Node) -> Node:
-    """The document with its own variables put where SkyPilot puts them, before it looks at what
-    is there.
+    """The document with its own variables substituted, in the way that SkyPilot does it before
+    checking.
     """
     if not isinstance(node, MapNode):
         return node
@@ -157,7 +153,7 @@ def _fill_text(node: ScalarNode, known: Mapping[str, str]) -> ScalarNode:
 def _translate_volume(table: Node, notes: ProblemNotes) -> Translation:
     VOLUME.check(table, "", notes)
     kept_keys = TranslationNotes()
-    kept_keys.refuse_at(table, "type", "volumes are not made yet")
+    kept_keys.refuse_at(table, "type", "volumes are not created yet")
     return Translation(kind=KIND, what="volume", kept=kept_keys.list_kept())
 
 
@@ -187,7 +183,7 @@ def _check_group(header: Node, bodies: Sequence[Node], notes: ProblemNotes) -> N
         if each.text not in known:
             notes.add(
                 each.mark,
-                f"no job of this group is called {each.text!r}",
+                f"this group has no job called {each.text!r}",
                 expected=", ".join(sorted(known)),
             )
 
@@ -205,7 +201,7 @@ def _translate_task(
     mounts = read_mounts(table, workdir, clouds, kept_keys)
     setup, run = text_at(table, "setup"), text_at(table, "run") or ""
     if not run.strip():
-        kept_keys.note_at(table, "run", f"there is nothing to run: {WAITS}")
+        kept_keys.note_at(table, "run", f"it has nothing to run: {WAITS}")
         run = WAIT
     if re.search(r"\bconda\b", f"{setup}\n{run}") and request.image is None:
         where = "setup" if "conda" in (setup or "") else "run"
@@ -230,7 +226,7 @@ def _translate_task(
 
 
 def _keep_keys(table: Node, header: Node | None, kept_keys: TranslationNotes) -> None:
-    """Keep the keys that have no place in a task."""
+    """Keep the keys that have no equivalent in a task."""
     kept_keys.keep_listed((key for key, _ in entries(table)), _LATER, _NOTED)
     for key, _ in entries(header):
         if key.text not in ("name", "execution"):
@@ -260,9 +256,7 @@ def _read_variables(
         for name, mark, options in _managed(each):
             _want_secret(_secret_name(name), "managed_secrets", mark, secrets, kept_keys)
             if child(options, "mount_path") is not None:
-                kept_keys.refuse(
-                    mark, "managed_secrets", "a secret becomes a variable here, not a file"
-                )
+                kept_keys.refuse(mark, "managed_secrets", "a secret becomes a variable, not a file")
     left = {name: value for name, value in env.items() if name not in secrets}
     return left, tuple(dict.fromkeys(secrets))
 
@@ -273,8 +267,8 @@ def _read_secrets(node: Node | None, secrets: list[str], kept_keys: TranslationN
         _want_secret(name, f"secrets.{key.text}", key.mark, secrets, kept_keys)
         if not is_null(value) and to_value(value) != "":
             reason = (
-                "a secret's value in a file would be kept in the open; `cavvy secret set "
-                f"{name}` keeps it sealed"
+                "a secret's value in a file would be stored unencrypted; `cavvy secret set "
+                f"{name}` encrypts it"
             )
             kept_keys.refuse(key.mark, f"secrets.{key.text}", reason)
     for each in items(node):
@@ -299,7 +293,7 @@ def _want_secret(
     name: str, key: str, mark: SourceMark, secrets: list[str], kept_keys: TranslationNotes
 ) -> None:
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
-        kept_keys.refuse(mark, key, f"no variable can be called {name!r}")
+        kept_keys.refuse(mark, key, f"{name!r} is not a valid variable name")
         return
     kept_keys.note(mark, key, f"its value comes from `cavvy secret set {name}`")
     secrets.append(name)
@@ -312,5 +306,5 @@ def _read_workdir(table: Node, kept_keys: TranslationNotes) -> Workdir | None:
     url = text_at(node, "url") or ""
     if url:
         ref = text_at(node, "ref")
-        return read_commit(url, ref, "workdir", mark, "name the commit as `ref`", kept_keys)
+        return read_commit(url, ref, "workdir", mark, "write the commit as `ref`", kept_keys)
     return Workdir(path=as_text(node) if isinstance(node, ScalarNode) else ".")

@@ -20,8 +20,8 @@ _CONNECT_S, _READ_S = 5, 30
 _MOST_PAGES = 500
 _THREADS = ThreadPoolExecutor(
     16, "aws"
-)  # not the loop's own: calls that hang must not delay those of other providers
-Json = Mapping[str, Any]  # AWS's answers, as botocore reads them; they stay within this package
+)  # separate threads: hanging calls must not delay other providers' calls
+Json = Mapping[str, Any]  # AWS's answers as parsed by botocore, used only within this package
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
@@ -31,12 +31,12 @@ async def in_thread(call: Callable[[], Any]) -> Any:
 
 
 class AwsAccount:
-    """One AWS account, as the settings name it. `run` says where calls run, for simulations that
-    have no threads.
+    """One AWS account, from the settings. `run` executes blocking calls, so that simulations can
+    avoid threads.
     """
 
-    # The SDK repeats calls that only read, in its thread, after pauses that grow when AWS throttles
-    # them. The control plane repeats the others, after it has looked whether they took effect.
+    # The SDK retries read-only calls, in its thread, with growing pauses when AWS throttles them.
+    # The control plane retries other calls, after checking whether they took effect.
     read_attempts = 3
 
     def __init__(self, settings: Mapping[str, Scalar], run: InThread = in_thread) -> None:
@@ -54,7 +54,7 @@ class AwsAccount:
         return answer
 
     async def ask(self, region: str, operation: str, **arguments: Any) -> Json:
-        """As `call`; raises TryAgain, NoCapacity, Refused, NotFound."""
+        """Like `call`; raises TryAgain, NoCapacity, Refused, NotFound."""
         try:
             return await self.call(region, operation, **arguments)
         except AwsFault as fault:
@@ -68,8 +68,8 @@ class AwsAccount:
         field: str = "",
         **arguments: Any,
     ) -> list[Json]:
-        """All items of a list of EC2, such as "describe_volumes"; `field` of the answer holds them.
-        Raises as `ask`.
+        """All items of an EC2 list, such as "describe_volumes", from the answer's `field`.
+        Raises the same as `ask`.
         """
         if filters:
             arguments["Filters"] = [{"Name": name, "Values": [filters[name]]} for name in filters]
@@ -78,7 +78,7 @@ class AwsAccount:
         )
 
     async def pages(self, region: str, operation: str, field: str, **arguments: Any) -> list[Json]:
-        """All items of a list that comes in pages. Raises as `ask`."""
+        """All items of a paged list. Raises the same as `ask`."""
         found: list[Json] = []
         token = "NextToken"
         for _ in range(_MOST_PAGES):
@@ -101,7 +101,7 @@ class AwsAccount:
         found = await self.run(lambda: self._get_session().region_name)
         if not found:
             raise Refused(
-                "[providers.aws] regions: name one or more, such as `us-east-1, eu-west-1`"
+                "[providers.aws] regions: list one or more, such as `us-east-1, eu-west-1`"
             )
         return (str(found),)
 
@@ -172,5 +172,5 @@ def _import(name: str) -> Any:
 
 
 def camel(operation: str) -> str:
-    """AWS's name for one of boto3's names, such as RunInstances for run_instances."""
+    """AWS's name for a boto3 name, such as RunInstances for run_instances."""
     return "".join(word.capitalize() for word in operation.split("_"))

@@ -30,7 +30,7 @@ ELSEWHERE = frozenset(
         "UnsupportedOperation",
         "InvalidAvailabilityZone",
         "InvalidZone.NotFound",
-        "InvalidCapacityReservationId.NotFound",  # it was offered a moment ago
+        "InvalidCapacityReservationId.NotFound",  # it was offered recently
         "InvalidCapacityReservationState.PendingActivation",
         "InvalidCapacityReservationState.Unavailable",
     }
@@ -75,7 +75,7 @@ _HINTS = {
     "rights it needs",
     "AccessDeniedException": "the account lacks this right; `cavvy check aws --policy` prints the "
     "rights it needs",
-    "NoCredentials": "set AWS_PROFILE or AWS_ACCESS_KEY_ID for the server, or write "
+    "NoCredentials": "set AWS_PROFILE or AWS_ACCESS_KEY_ID for the server, or create "
     "~/.aws/credentials",
     **dict.fromkeys(
         (
@@ -90,7 +90,7 @@ _HINTS = {
         ("ExpiredToken", "ExpiredTokenException"), "the credentials have expired; sign in again"
     ),
     "PendingVerification": "AWS is still verifying the account for this region, which takes hours",
-    "VPCIdNotSpecified": "the region has no default VPC; name one with `resources.network` or in "
+    "VPCIdNotSpecified": "the region has no default VPC; set one with `resources.network` or in "
     "[providers.aws]",
     "OptInRequired": "the account has not accepted the terms of this image or region",
 }

@@ -75,7 +75,9 @@ class MachineImages:
         except NotFound as error:
             raise Refused(f"image: {error}") from error
         if not told.get("Images"):
-            raise Refused(f"image: there is no {named} in {region}, or this account may not use it")
+            raise Refused(
+                f"image: {named} does not exist in {region}, or this account may not use it"
+            )
         image = told["Images"][0]
         root = str(image.get("RootDeviceName") or "/dev/xvda")
         sizes = [

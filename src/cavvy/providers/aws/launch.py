@@ -91,7 +91,7 @@ class AwsLauncher:
     async def launch(
         self, gang: GangSpec, write: Callable[[AwsGangRecord], Awaitable[str]]
     ) -> None:
-        """As Provider.launch; the caller holds the gang's lock. `write` makes the nodes' user
+        """Like Provider.launch; the caller holds the gang's lock. `write` creates the nodes' user
         data.
         """
         record = self._ledger.get(gang.name)
@@ -297,7 +297,7 @@ class AwsLauncher:
 
     async def _give_up(self, record: AwsGangRecord, error: Exception) -> None:
         """Nothing was started: remove what was created for it, now or later."""
-        if isinstance(error, TryAgain):  # perhaps it was started
+        if isinstance(error, TryAgain):  # it may have been created started
             return
         record = self._ledger.get(record.name) or record
         try:

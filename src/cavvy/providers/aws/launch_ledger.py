@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-KEPT = timedelta(days=2)  # after its end
+KEPT = timedelta(days=2)  # after the gang's end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class AwsGangRecord:
     reservation: str | None = None
     block: bool = False
     ends_at: datetime | None = None  # when EC2 reclaims the nodes, if known beforehand
-    makes_group: bool = False  # it gets a security group of its own
+    makes_group: bool = False  # it gets its own security group
     group: str | None = None  # its id, once it exists
     makes_placement: bool = False
     launched: bool = False  # EC2 confirmed the launch

@@ -27,8 +27,8 @@ _TOKEN = NoticeTokenSource(
     headers={"X-aws-ec2-metadata-token-ttl-seconds": "21600"},
     life=timedelta(hours=6),
 )
-# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html says
-# two minutes, and to ask every 5 seconds;
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+# documents two minutes, and polling every 5 seconds;
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
 NOTICES = (
     NoticeSource(
@@ -67,7 +67,7 @@ MANIFEST = Manifest(
         ),
         text(
             "profile",
-            "The profile of `~/.aws` to act as. Unset: AWS's usual search for credentials.",
+            "The profile of `~/.aws` to use. Unset: AWS's usual search for credentials.",
         ),
         text(
             "endpoint",
@@ -75,13 +75,13 @@ MANIFEST = Manifest(
         ),
         text(
             "instances",
-            "Patterns with commas between them, such as `p5.*, g6.xlarge`; only these types are "
+            "Patterns separated by commas, such as `p5.*, g6.xlarge`; only these types are "
             "offered. Unset: every type with accelerators, and the families c7i, m7i, r7i and t3.",
         ),
         text(
             "image",
-            "The machine image: an AMI's id, or the name of a parameter of Systems Manager that "
-            "holds one. Unset: the newest AWS Deep Learning Base image (Ubuntu 22.04) for types "
+            "The machine image: an AMI's id, or the name of a Systems Manager parameter that "
+            "contains one. Unset: the newest AWS Deep Learning Base image (Ubuntu 22.04) for types "
             "with NVIDIA GPUs, otherwise Amazon Linux 2023.",
         ),
         number(
@@ -114,7 +114,7 @@ MANIFEST = Manifest(
         ),
         number(
             "reserved_price_usd_hr",
-            "What a job is charged for a node in a reservation. Unset: the on-demand price, and "
+            "The price of a node in a reservation. Unset: the on-demand price, and "
             "nothing in a capacity block, which is paid in advance.",
             unit="USD per hour",
         ),

@@ -1,4 +1,4 @@
-"""What EC2 offers now. Types and on-demand prices are read once a day, spot prices every few
+"""Reads EC2's current offers. Types and on-demand prices are read once a day, spot prices every few
 minutes.
 """
 

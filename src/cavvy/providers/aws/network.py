@@ -32,7 +32,7 @@ def make_tags(mark: str, gang: str, labels: Mapping[str, str]) -> list[Mapping[s
 
 
 def filters(mark: str, gang: str | None = None) -> Mapping[str, str]:
-    """Filters for what belongs to this installation, or to one of its gangs."""
+    """Filters for the objects of this installation, or of one of its gangs."""
     return {f"tag:{TAG}": mark} | ({} if gang is None else {f"tag:{GANG}": gang})
 
 
@@ -51,7 +51,7 @@ class GangNetworks:
         """Raises Refused if there is no such subnet."""
         found = await self._account.items(region, "describe_subnets", {"subnet-id": named})
         if not found:
-            raise Refused(f"network: there is no subnet {named} in {region}")
+            raise Refused(f"network: the subnet {named} does not exist in {region}")
         return found[0]
 
     async def subnet(
@@ -72,7 +72,7 @@ class GangNetworks:
             )
             what = "the account has no default subnet"
         if not found:
-            raise Refused(f"network: {what} in {region}; name one")
+            raise Refused(f"network: {what} in {region}; set one")
         fits = [each for each in found if each.get("AvailabilityZone") in zones]
         if not fits:
             text = f"the subnet {named} is not" if named else what
@@ -98,7 +98,9 @@ class GangNetworks:
         try:
             tables = await self._account.items(region, "describe_route_tables", own)
             tables = tables or await self._account.items(region, "describe_route_tables", main)
-        except Refused:  # without the right to see routes, the launch shows whether nodes connect
+        except (
+            Refused
+        ):  # without the right to read routes, only the launch shows whether nodes connect
             return
         routes = [
             each
@@ -146,7 +148,7 @@ class GangNetworks:
         """
         arguments: dict[str, Any] = {
             "GroupName": gang,
-            "Description": "Made by Cavvy for one gang and removed after it",
+            "Description": "Created by Cavvy for one gang and removed after it",
             "TagSpecifications": [{"ResourceType": "security-group", "Tags": list(tags)}],
         }
         if vpc:

@@ -23,7 +23,7 @@ class AwsPrices:
     """Reads all regions of the account, one after the other."""
 
     provider: str = "aws"
-    title: str = "AWS Price List API and EC2's spot price history, by your AWS credentials"
+    title: str = "AWS Price List API and EC2's spot price history, with your AWS credentials"
     account: Callable[[], AwsAccount] = lambda: AwsAccount({})
 
     def fetch(self, query: PriceQuery) -> ProviderPrices:

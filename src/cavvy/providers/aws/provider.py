@@ -41,7 +41,7 @@ _LONELY = timedelta(
 )  # a launch that EC2 has not listed after this time was never granted
 _CLOSING_S = 10
 _TIDY_AGAIN = timedelta(seconds=5)  # between two attempts to remove objects that are still in use
-_NO_WAY = "nodes on EC2 call the server, and `server.tls_listen` is not set; see docs/guides/aws.md"
+_NO_WAY = "nodes on EC2 call the server, but `server.tls_listen` is not set; see docs/guides/aws.md"
 
 
 class AwsProvider:

@@ -198,7 +198,7 @@ class GangVolumes:
         if len(found) > 1:
             ids = ", ".join(sorted(str(each["VolumeId"]) for each in found))
             raise Refused(
-                f"volumes: several volumes in {region} are called {name}; name one by its id: {ids}"
+                f"volumes: several volumes in {region} are called {name}; use the id of one: {ids}"
             )
         if found:
             return found[0]
@@ -212,7 +212,7 @@ class GangVolumes:
                     and record.name != gang
                 ):
                     if not record.launched and record.ended_at is not None:
-                        continue  # it was removed
+                        continue  # it was deleted
                     if not disk.id:
                         raise NoCapacity(f"the volume {name} is being created for {record.name}")
                     if await self._account.items(

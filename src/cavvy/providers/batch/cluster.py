@@ -32,18 +32,18 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterQueue:
-    """One queue of PBS, or one partition of Slurm, with the nodes that its jobs may use."""
+    """A PBS queue or a Slurm partition, with the nodes that its jobs may use."""
 
     name: str
     nodes: Sequence[ClusterNode]
-    longest: timedelta | None  # of a job; None: without limit
+    longest: timedelta | None  # time limit of a job; None: no limit
     taken: bool  # its jobs may be preempted
-    reclaim_s: float  # between SIGTERM and SIGKILL when that happens
+    reclaim_s: float  # time between SIGTERM and SIGKILL in that case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCluster:
-    """A cluster at one moment."""
+    """A cluster's state at one moment."""
 
     name: str
     version: str

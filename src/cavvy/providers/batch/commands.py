@@ -11,18 +11,18 @@ from cavvy.providers.batch.rows import SubmissionUnsure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDialect:
-    """How one batch system is called and how it complains. Patterns are compared without case."""
+    """How one batch system is called, and the patterns of its errors. Patterns ignore case."""
 
     title: str  # for people
     submit: Sequence[str]
     cancel: str
-    job_id: str  # a pattern: the job's id at the start of what `submit` prints
-    prefix: str = ""  # of complaints, left out of messages
+    job_id: str  # pattern of the job's id at the start of `submit`'s output
+    prefix: str = ""  # prefix of errors, left out of messages
     later: str  # complaints that may be temporary
     not_sent: str  # the part of `later` after which no job can exist
-    elsewhere: str  # complaints about this offer only
+    elsewhere: str  # errors about this offer only
     gone: str  # the complaint of `cancel` about a job that is over
-    environ: Mapping[str, str] = field(default_factory=dict)  # of commands that only read
+    environ: Mapping[str, str] = field(default_factory=dict)  # time limit of read-only commands
 
 
 class BatchCommands:
@@ -49,25 +49,25 @@ class BatchCommands:
                 raise TryAgain(f"{command}: {done.said}")
 
     async def run(self, argv: Sequence[str]) -> CommandResult:
-        """Run a command that only reads; its exit code does not matter."""
+        """Run a read-only command; its exit code does not matter."""
         return await self.login_session.run(argv, env=self._dialect.environ)
 
     async def ask(self, argv: Sequence[str]) -> str:
-        """The output of a command that only reads."""
+        """The output of a read-only command."""
         done = await self.run(argv)
         if done.code != 0:
             raise self.explain(argv[0], done)
         return done.out
 
     def explain(self, command: str, done: CommandResult) -> ProviderError:
-        """The error of a command that only reads."""
+        """The error of a read-only command."""
         if done.code is None or _says(self._dialect.later, done.said):
             return TryAgain(f"{self._dialect.title} does not answer: {done.said}")
         return Refused(f"{command}: {done.said}")
 
 
 def sort_complaint(done: CommandResult, dialect: BatchDialect) -> ProviderError:
-    """The error of a submission that was refused or whose answer was lost."""
+    """The error for a submission that was refused or whose answer was lost."""
     said = done.said.replace(dialect.prefix, "")
     text = f"{dialect.submit[0]}: {said}"
     later = _says(dialect.later, said)

@@ -14,12 +14,12 @@ MASTER_PORT = 29500  # torchrun's default
 def list_notes(task: Task) -> Sequence[str]:
     """Notes about the steps that the script leaves to its user."""
     notes = [
-        f"Set {name} in your environment before you submit; its value is not written here."
+        f"Set {name} in your environment before you submit; this script does not contain its value."
         for name in task.secrets
     ]
     if task.image is not None:
         notes.append(
-            f"The task names the image {task.image}; run the work in it by your cluster's means."
+            f"The task names the image {task.image}; run the work in it with your cluster's tools."
         )
     if task.image_build is not None:
         notes.append(
@@ -35,9 +35,7 @@ def list_notes(task: Task) -> Sequence[str]:
         notes.append(f"Submit this from the folder {task.workdir.path}, which all nodes must see.")
     notes += [f"Copy {each.source} to {each.target} before it starts." for each in task.inputs]
     notes += [f"Copy {each.source} to {each.target} when it has ended." for each in task.outputs]
-    notes += [
-        f"See to it that nodes have {each.source} under {each.path}." for each in task.volumes
-    ]
+    notes += [f"Make sure that nodes have {each.source} at {each.path}." for each in task.volumes]
     if task.checkpoint is not None:
         notes.append(f"Checkpoints stay in {task.checkpoint.path}; the work is not restarted.")
     return notes
@@ -54,7 +52,7 @@ def make_header(provider: str, directive: str, options: Sequence[str], task: Tas
 
 
 def list_exports(task: Task, nodes: int) -> Sequence[str]:
-    """`list_variables` as `export` lines."""
+    """The variables of `list_variables` as `export` lines."""
     return [
         f"export {name}={shlex.quote(value)}" for name, value in list_variables(task, nodes).items()
     ]
@@ -73,7 +71,7 @@ def list_variables(task: Task, nodes: int) -> dict[str, str]:
 
 
 def make_work(task: Task) -> str:
-    """`setup`, then `run`, as one program of a shell."""
+    """`setup`, then `run`, as one shell program."""
     parts = ["set -e", task.setup.rstrip("\n"), "set +e"] if task.setup else []
     return "\n".join([*parts, task.run.rstrip("\n")]) + "\n"
 

@@ -14,7 +14,7 @@ _BRIEF_S = 1.0
 
 async def remove_from_all(asked: Iterable[Awaitable[bool]]) -> None:
     """Remove from all; each reports whether it had the gang. Raises the first problem, unless
-    another had it.
+    another cluster had the gang.
     """
     answers = await asyncio.gather(*asked, return_exceptions=True)
     for answer in answers:
@@ -27,7 +27,7 @@ async def remove_from_all(asked: Iterable[Awaitable[bool]]) -> None:
 async def look_at_all(
     asked: Iterable[Awaitable[Sequence[GangSeen]]], name: str | None
 ) -> Sequence[GangSeen]:
-    """The gangs of all. Raises the first problem, unless the named gang was seen."""
+    """The gangs of all clusters. Raises the first problem, unless the named gang was seen."""
     looks = [asyncio.ensure_future(each) for each in asked]
     found: list[GangSeen] = []
     problem: ProviderError | None = None

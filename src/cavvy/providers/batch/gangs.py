@@ -76,14 +76,14 @@ class BatchGangs:
                 self._launching.pop(gang.name, None)
 
     async def knows_end(self, name: str) -> bool:
-        """Whether the gang is over already."""
+        """Whether the gang is already over."""
         return name in await self._remembered(await self._grounded())
 
     async def gangs(self, name: str | None) -> Sequence[GangSeen]:
         """As Provider.gangs; callers that come during a look share the next one."""
         asked = self._looks
         async with self._looking:
-            if self._last[0] <= asked:  # the last look began before this question
+            if self._last[0] <= asked:  # the last look began before this request
                 self._looks += 1
                 self._last = (self._looks, await self._look())
             found = self._last[1]
@@ -120,7 +120,7 @@ class BatchGangs:
     async def _launch(self, gang: GangSpec, taking: ReclaimRules, submit: Submit) -> None:
         workspace = await self._grounded()
         if self._context.agent_archive is None:
-            raise Refused("no agent can be started here: the server did not say how")
+            raise Refused("no agent can be started: the server has no agent command")
         agent = await workspace.place_agent(self._context.agent_archive())
         now = self._context.now()
         fresh = await workspace.note_intent(
@@ -151,7 +151,7 @@ class BatchGangs:
             await workspace.note_job(name, found[0].id)
             return True
         if record.intent is not None and now - record.intent.asked_at < _SUBMISSION:
-            raise TryAgain(f"{name}: an earlier submission may still be under way")
+            raise TryAgain(f"{name}: an earlier submission may still be in progress")
         return False
 
     async def _look(self) -> dict[str, GangSeen]:
@@ -286,7 +286,7 @@ def _delivering(record: BatchGangRecord, job: str, began: GangStart | None) -> G
     """A gang whose job is over while its last reports are being delivered; its end is reported
     afterwards.
     """
-    reason = "its last words are being delivered"
+    reason = "its last messages are being delivered"
     nodes = list_nodes(job, began)
     return GangSeen(
         name=record.name, state=GangState.RUNNING, engine_id=job, reason=reason, nodes=nodes

@@ -1,4 +1,4 @@
-"""Host lists as batch systems write them: "gpu[01-03,7],login" is gpu01, gpu02, gpu03, gpu7 and
+"""Host lists as batch systems write them: "gpu[01-03,7],login" means gpu01, gpu02, gpu03, gpu7 and
 login.
 """
 

@@ -1,9 +1,9 @@
-"""Runs on the login node, sent there by `login_session.py`: commands, files of the shared folder,
-and the agents' mail.
+"""Runs on the login node, sent there by `login_session.py`: runs commands, serves files of the
+shared folder, and forwards the agents' mail.
 
-It needs a Python from 3.8 on and its standard library, and exits when its input ends. It speaks
+It needs a Python from 3.8 on and its standard library, and exits when its input ends. It exchanges
 frames: a request `{"id", "do", ...}` is answered, in any order, by `{"id", "answer"}` or `{"id",
-"error", "kind"}`; `{"mail": path}` brings a letter of an agent.
+"error", "kind"}`; `{"mail": path}` announces an agent's letter.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class LoginHelper:
             os.makedirs(path, mode=0o700, exist_ok=True)
         except OSError as error:
             raise FileMissing(
-                f"the folder {path} cannot be made: {error.strerror}; name another by `folder`"
+                f"the folder {path} cannot be made: {error.strerror}; set `folder` to another one"
             ) from error
         state = os.stat(path)
         if state.st_uid != os.getuid() or state.st_mode & 0o077:
             raise HelperRefused(
-                f"{path} must belong to user {os.getuid()} alone: chmod 700 it, or name another by "
-                "`folder`"
+                f"{path} must belong to user {os.getuid()} alone: chmod 700 it, or set `folder` "
+                "to another one"
             )
         return {
             "folder": path,

@@ -100,16 +100,14 @@ class LoginNode:
     def say_missing(self, tool: str) -> str:
         """The message that the login node lacks a command."""
         if not self.host:
-            return (
-                f"this machine has no {tool}: name the cluster's login node by the setting `host`"
-            )
+            return f"this machine has no {tool}: set `host` to the cluster's login node"
         return (
             f"the login node {self.host} has no {tool}: `ssh {self.host} which {tool}` must find it"
         )
 
 
 def read_words(settings: Mapping[str, Scalar], name: str) -> Sequence[str]:
-    """The words of a setting, as a shell reads them. Raises Refused."""
+    """The words of a setting, split like a shell does. Raises Refused."""
     text = str(settings.get(name, ""))
     try:
         return shlex.split(text)

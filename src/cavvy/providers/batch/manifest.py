@@ -11,8 +11,8 @@ from cavvy.providers.settings import flag, gpu_price, login_node, node_price, nu
 def make_manifest(
     name: str, title: str, *, image: str, limit: str, settings: Sequence[ProviderSetting]
 ) -> Manifest:
-    """The manifest of one batch system. `image`: why tasks with an image are refused; `limit`:
-    what the system calls the end of a job's time.
+    """The manifest of one batch system. `image`: why tasks with an image are refused; `limit`: the
+    system's word for a job's time limit.
     """
     return Manifest(
         name=name,
@@ -20,13 +20,13 @@ def make_manifest(
         docs=f"docs/guides/{name}.md",
         unsupported={
             Feature.IMAGE: image,
-            Feature.BUILD: "Dockerfiles are built where there is podman or docker; "
-            "`cavvy image build TASK.YAML --push NAME` makes one",
-            Feature.LOGIN: "jobs run in no images here",
-            Feature.VOLUMES: "a cluster has no volumes to attach by name; give the `host` folder "
-            "or the `nfs` export",
-            Feature.NETWORK: f"{title} does not say how fast the network between its nodes is",
-            Feature.DISK: "jobs use the disks that the nodes have; size and type cannot be chosen",
+            Feature.BUILD: "Dockerfiles can be built only with podman or docker; `cavvy image "
+            "build TASK.YAML --push NAME` builds and pushes one",
+            Feature.LOGIN: "jobs cannot run in images",
+            Feature.VOLUMES: "a cluster has no named volumes to attach; use a `host` folder or an "
+            "`nfs` export",
+            Feature.NETWORK: f"{title} does not report the speed of the network between its nodes",
+            Feature.DISK: "jobs use the nodes' existing disks; size and type cannot be chosen",
         },
         abilities=(WHO_AM_I, EXPORTS_TASKS, RELAYS_AGENTS, CLOSEABLE),
         visibility_delay=timedelta(0),
@@ -35,7 +35,7 @@ def make_manifest(
             *settings,
             text(
                 "python",
-                "The Python (3.8 or newer) that nodes and the login node run the agent with.",
+                "The Python (3.8 or newer) that runs the agent on nodes and on the login node.",
                 "python3",
             ),
             gpu_price(),
@@ -43,14 +43,13 @@ def make_manifest(
             flag(
                 "queue",
                 f"`true`: jobs wait in {title}'s own queue when nothing is free. "
-                "`false`: Cavvy keeps them until enough nodes are idle.",
+                "`false`: Cavvy holds them until enough nodes are idle.",
                 default=True,
             ),
             seconds(
                 "warning_s",
                 60,
-                f"A job is told to save its state this long before {limit}; it goes on in a new "
-                "job.",
+                f"A job must save its state this long before {limit}; it continues in a new job.",
             ),
         ),
     )

@@ -17,7 +17,7 @@ from cavvy.providers.batch.shapes import PartPrices, count_gpus
 from cavvy.providers.batch.system import BatchSystem, JobFiles
 from cavvy.providers.batch.workspace import SharedWorkspace
 
-_CLUSTER_AGE = timedelta(minutes=10)  # of queues and nodes, for launches; offers read them anew
+_CLUSTER_AGE = timedelta(minutes=10)  # age of queues and nodes for launches; offers read them anew
 
 
 class BatchProvider:
@@ -54,7 +54,7 @@ class BatchProvider:
         cluster, offer = await self._known_cluster(), gang.offer
         queue = cluster.queue(offer.zone)
         if (offer.provider, offer.region) != (self.manifest.name, cluster.name) or queue is None:
-            raise NoCapacity(f"{offer.key}: not an offer of the cluster {cluster.name} now")
+            raise NoCapacity(f"{offer.key}: the cluster {cluster.name} no longer has this offer")
         if count_room(queue, offer) < gang.nodes:  # the batch system might let it wait forever
             raise NoCapacity(f"{offer.key}: {queue.name} has fewer than {gang.nodes} such nodes")
 
@@ -87,7 +87,7 @@ class BatchProvider:
             ("cluster", f"{cluster.name}, {self.system.title} {cluster.version}"),
             ("login node", hello.host),
             ("user", user),
-            (self.system.queues, ", ".join(queues) or "none that accepts jobs"),
+            (self.system.queues, ", ".join(queues) or "none accepts jobs"),
             ("nodes", f"{len(up)} of {len(cluster.nodes)} up"),
             ("GPUs", count_gpus(node.shape for node in up)),
             ("shared folder", hello.folder),
@@ -115,8 +115,8 @@ class BatchProvider:
             usable = {each.name: each for each in cluster.queues}
             if missing := [name for name in wanted if name not in usable]:
                 raise Refused(
-                    f"[providers.{self.manifest.name}] {setting}: {', '.join(missing)}: none that "
-                    f"accepts jobs of this user; those that do: {', '.join(usable) or 'none'}"
+                    f"[providers.{self.manifest.name}] {setting}: {', '.join(missing)}: not "
+                    f"available for this user's jobs; available: {', '.join(usable) or 'none'}"
                 )
             cluster = replace(cluster, queues=[usable[name] for name in usable if name in wanted])
         self._cluster = (self._context.now(), cluster)

@@ -25,7 +25,7 @@ async def relay_mail(login_session: LoginSession, folder: str, server: str) -> N
                 while (letter := await letters.get()) is not None:
                     await room.acquire()
                     group.create_task(_relay(login_session, letter, server, room))
-                raise TryAgain("the line to the login node broke")
+                raise TryAgain("the connection to the login node broke")
         except* ProviderError as errors:
             raise errors.exceptions[0] from None
 

@@ -8,7 +8,7 @@ from cavvy.providers.base import TryAgain
 
 
 class BatchPhase(StrEnum):
-    """How far a job is."""
+    """The state of a job."""
 
     WAITS = "waits"
     BEGINS = "begins"
@@ -18,11 +18,10 @@ class BatchPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchJobRow:
-    """One job. `start` and `end` are expected times where they lie ahead.
+    """One job. `start` and `end` are expected times if they are in the future.
 
     `reason`: why it waits, what it does, or how it ended, for people. `taken`: it ended because the
-    batch system took its nodes back. `broke`: it ended by a failure of its own, which its log may
-    explain.
+    batch system reclaimed its nodes. `broke`: it failed by itself, and its log may explain why.
     """
 
     id: str

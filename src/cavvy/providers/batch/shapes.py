@@ -87,7 +87,7 @@ def make_offer(
 ) -> Offer:
     """The offer of a part of nodes of this shape."""
     name, memory = identify_gpu(shape.gpu) if part.gpus else (None, 0)
-    width = len(str(place.widest))  # so that of equal prices the smallest comes first
+    width = len(str(place.widest))  # so that the smallest of equal prices comes first
     size = f"{part.cpus:0{width}}cpu-{round(part.memory_mib / 1024)}gb"
     kind = f"{shape.gpus}x{shape.gpu or 'gpu'}-{shape.cpus}cpu-{round(shape.memory_mib / 1024)}gb"
     share = HourlyRate(prices.node.times(part.cpus).micros_per_hour // shape.cpus)

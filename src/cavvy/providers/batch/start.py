@@ -32,7 +32,7 @@ def main(agent: str, folder: str, rank: int) -> None:
         **find_devices(config.pop("accelerators")),
     )
     config["address"] = f"mailbox:{config['address']}.{rank}"
-    if os.environ.pop("CAVVY_BOXED", ""):  # this step runs in the work's image already
+    if os.environ.pop("CAVVY_BOXED", ""):  # this step already runs in the work's image
         config["boxed"] = True
     path = home + "/config.json"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -45,7 +45,7 @@ def main(agent: str, folder: str, rank: int) -> None:
 def refuse(folder: str) -> None:
     found = f"{sys.executable} of {os.uname().nodename} is Python {sys.version.split()[0]}"
     with open(folder + "/refusal", "w") as file:
-        file.write(found + "; the agent needs 3.8 or newer: name one by the setting `python`")
+        file.write(found + "; the agent needs 3.8 or newer: set `python` to one")
     sys.exit(78)
 
 

@@ -1,4 +1,4 @@
-"""What a job's row, and the records of the shared folder, say about its gang. Pure."""
+"""Derives a gang's state from a job's row and the records in the shared folder. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ def began_of(row: BatchJobRow, record: BatchGangRecord | None) -> GangStart | No
 
 
 def judge(row: BatchJobRow, record: BatchGangRecord, words: str, now: datetime) -> JobEnd:
-    """How a job ended, as its batch system says; `words` are the last of its log."""
+    """How a job ended, according to its batch system; `words` are the end of its log."""
     reason = row.reason
     if record.refusal:
         reason = record.refusal
@@ -72,7 +72,7 @@ def judge_forgotten(
     began_at: datetime | None,
     ended_at: datetime,
 ) -> JobEnd:
-    """How a job ended that its batch system no longer knows, by its own record."""
+    """How a job ended that its batch system no longer knows, from its own record."""
     began = record.seen
     if began is None and began_at is not None:
         began = GangStart(at=began_at, nodes=tuple(expand(record.begun.partition(" ")[2])))
@@ -84,9 +84,9 @@ def judge_forgotten(
     elif record.removing:
         reason = "removed"
     elif not record.end:
-        reason = "the batch system no longer knows the job, and it wrote no end"
+        reason = "the batch system no longer knows the job, and the job recorded no end"
     elif worst is None and not record.end.startswith("0 "):
-        reason = f"its agents broke: they ended with exit code {record.end.split()[0]}"
+        reason = f"its agents failed: they ended with exit code {record.end.split()[0]}"
     else:
         reason = worst.reason if worst is not None and worst.reason else "its agents left"
     preempted = not record.removing and any(each.outcome == "preempted" for each in exits)
@@ -96,7 +96,7 @@ def judge_forgotten(
 def close(
     record: BatchGangRecord, job: str, over: JobEnd, exits: Sequence[AgentExit], now: datetime
 ) -> BatchGangEnd:
-    """What is remembered of a gang."""
+    """The stored record of a gang."""
     codes = [each.exit_code for each in exits if each.exit_code is not None]
     return BatchGangEnd(
         name=record.name,

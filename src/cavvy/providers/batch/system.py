@@ -1,4 +1,5 @@
-"""What differs between batch systems: command lines, what their output means, resource flags."""
+"""The differences between batch systems: command lines, the meaning of their output, resource
+flags."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +19,14 @@ class JobOptions:
     """The settings that apply to every job."""
 
     account: str = ""
-    options: Sequence[str] = ()  # more words for the submitting command
+    options: Sequence[str] = ()  # more arguments of the submit command
     python: str = "python3"
-    warning_s: int = 60  # between the warning and the time limit
+    warning_s: int = 60  # time between the warning and the time limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFiles:
-    """Where a gang's job finds its files, and the mark by which the job is found again."""
+    """The path of a gang's job files, and the mark by which the job is found again."""
 
     mark: str
     folder: str  # of the gang
@@ -46,13 +47,13 @@ class BatchSystem(Protocol):
         """All queues that this user may submit to, and all nodes."""
 
     async def jobs(self, uid: int, mark: str) -> Sequence[BatchJobRow]:
-        """The jobs of the installation with this mark, also those that ended a while ago."""
+        """The jobs with this installation's mark, including those that ended recently."""
 
     async def accounted(self, job: str) -> BatchJobRow | None:
         """The accounting's record of a job that `jobs` no longer lists, if any."""
 
     async def explain_accounts(self, user: str, hello: HelperHello) -> Sequence[tuple[str, str]]:
-        """What `cavvy check` shows about accounts and limits."""
+        """Accounts and limits for `cavvy check`."""
 
     def make_job(
         self, gang: GangSpec, queue: ClusterQueue, files: JobFiles

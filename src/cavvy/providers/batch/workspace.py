@@ -62,7 +62,7 @@ class BatchAgentConfig:
 
     protocol: int = 1
     gang: str
-    address: str  # the mailbox, less the rank
+    address: str  # mailbox path without the rank
     token: str = field(repr=False)
     cache: str
     storage: str
@@ -84,14 +84,14 @@ class GangStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchGangEnd:
-    """A gang that is over. The record never changes."""
+    """An ended gang. The record never changes."""
 
     name: str
     job: str
     reason: str
     preempted: bool = False
     exit_code: int | None = None
-    began: GangStart | None = None  # None: it never ran
+    began: GangStart | None = None  # None: the gang never ran
     ended_at: datetime
     noted_at: datetime
 
@@ -114,7 +114,7 @@ _FILES = ("gang.json", "job", "begun", "end", "refusal", "seen", "removing")
 
 
 class SharedWorkspace:
-    """One installation's part of the shared folder, through a login session."""
+    """One installation's part of the shared folder, accessed through a login session."""
 
     def __init__(self, login_session: LoginSession, installation: str, folder: str) -> None:
         self._login_session = login_session
@@ -161,7 +161,7 @@ class SharedWorkspace:
             lease_s=spec.lease.total_seconds(),
             grace_s=spec.grace.total_seconds(),
             cpus=spec.offer.vcpus,
-            memory_mib=0,  # the batch system's own limit holds
+            memory_mib=0,  # the batch system's own limit applies
             accelerators=spec.offer.accelerator_count,
             taken=ReclaimConfig(
                 unless=f"{self.gang(spec.name)}/removing",
@@ -207,7 +207,7 @@ class SharedWorkspace:
         return [each for each in exits if each is not None]
 
     async def begun_ranks(self, name: str, nodes: int) -> Sequence[int]:
-        """The ranks whose agent has begun to work."""
+        """The ranks whose agent has started to work."""
         paths = {f"{self.gang(name)}/{rank}/started": rank for rank in range(nodes)}
         return [paths[path] for path in await self._login_session.read(list(paths))]
 
@@ -218,12 +218,12 @@ class SharedWorkspace:
         return next((line.strip()[:500] for line in reversed(lines) if line.strip()), "")
 
     async def forget(self, name: str, nodes: int) -> None:
-        """Take a gang's files away."""
+        """Remove a gang's files."""
         letters = [f"{self.mail}/{name}.{rank}" for rank in range(nodes)]
         await self._login_session.drop([self.gang(name), *letters], f"{self._own}/trash")
 
     async def close(self, ended: BatchGangEnd, nodes: int) -> None:
-        """Remember how a gang ended, then take its files away."""
+        """Record how a gang ended, then remove its files."""
         await self._login_session.write(
             {self.ended(ended.name): msgspec.json.encode(ended)}, keep=True
         )

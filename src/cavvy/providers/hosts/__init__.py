@@ -1,3 +1,3 @@
-"""What providers of single hosts share: reading what a machine has, its offers, the agents'
-configurations, records.
+"""Shared code of providers of single hosts: reads a machine's resources, and builds its offers, the
+agents' configurations, and records.
 """

@@ -16,7 +16,7 @@ from cavvy.providers.hosts.devices import (
     read_text,
 )
 
-# PCI device id -> product, from the PCI ID repository; used where the driver gives no product name.
+# PCI device id -> product, from the PCI ID repository; used if the driver gives no product name.
 _PRODUCTS = {
     0x738C: "Instinct MI100",
     0x7408: "Instinct MI250X",
@@ -46,7 +46,8 @@ def find_amd(sources: MachineSources) -> DeviceReading:
     if devices and not sources.usable(sources.root / "dev/kfd"):
         return DeviceReading(
             notes=[
-                "AMD: this user may not open /dev/kfd (add them to the group `render`); no GPU is "
+                "AMD: this user may not open /dev/kfd (add the user to the group `render`); no "
+                "GPU is "
                 "offered"
             ]
         )

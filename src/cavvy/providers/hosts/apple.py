@@ -4,7 +4,7 @@ from cavvy.providers.hosts.devices import DeviceReading, HostDevice, MachineSour
 
 
 def find_apple(sources: MachineSources) -> DeviceReading:
-    """One GPU where the chip is Apple's own; its memory is the machine's."""
+    """One GPU if the chip is Apple's own; its memory is the machine's."""
     if sources.system != "Darwin":
         return DeviceReading()
     try:

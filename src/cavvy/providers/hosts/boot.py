@@ -51,7 +51,7 @@ def mount(disk: dict[str, Any], until: float) -> None:
         device = next((each for each in disk["devices"] if os.path.exists(each)), None)
         if device is None:
             if time.monotonic() > until:
-                raise OSError(f"the disk of {disk['path']} did not come")
+                raise OSError(f"the disk of {disk['path']} did not appear")
             time.sleep(1)  # noqa: TID251 - a process of its own
     # blkid exits with 2 for a blank disk, and also if it could not read the disk.
     if (

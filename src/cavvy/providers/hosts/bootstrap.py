@@ -12,10 +12,11 @@ _SCRIPT = Path(__file__).with_name("bootstrap.sh")
 
 
 def make_preamble(node_endpoint: NodeEndpoint, folder: str) -> str:
-    """Functions and addresses; blocks for seconds when it packs a Python for the first time.
+    """Functions and addresses for the shell; blocks for seconds when it packs a Python for the
+    first time.
 
-    `folder` is expanded by the shell within double quotes. Afterwards `cavvy_start` has made it and
-    set `$CAVVY_PYTHON`, and `cavvy_fetch HASH NAME` brings a file into it.
+    `folder` is expanded by the shell within double quotes. `cavvy_start` creates it and sets
+    `$CAVVY_PYTHON`; `cavvy_fetch HASH NAME` then downloads a file into it.
     """
     cases = "".join(
         f"    {shlex.quote(name)}) echo {digest} ;;\n"

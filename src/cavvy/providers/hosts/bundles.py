@@ -78,7 +78,7 @@ def platform() -> str:
 
 
 def pack_python(cache: Path) -> Bundle:
-    """This machine's Python as a .tar.gz, made once for each version. Blocks for seconds. Raises
+    """This machine's Python as a .tar.gz, created once for each version. Blocks for seconds. Raises
     Refused.
     """
     program = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
@@ -161,8 +161,7 @@ def _find_loader() -> Path:
     )
     if not found:
         raise Refused(
-            "no Python can be brought to hosts from this machine; install python3 (3.8 or newer) "
-            "on them"
+            "this machine cannot provide a Python for hosts; install python3 (3.8 or newer) on them"
         )
     return Path(found[0])
 

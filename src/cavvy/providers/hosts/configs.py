@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAgentConfig:
-    """One rank's configuration, as docs/concepts/agent-protocol.md describes it."""
+    """One rank's configuration, as documented in docs/concepts/agent-protocol.md."""
 
     protocol: int = 1
     gang: str
     rank: int
     address: str
-    pin: str | None = None  # of the certificate behind an https address
+    pin: str | None = None  # hash of the certificate of an https address
     token: str = field(repr=False)
     home: str
     cache: str

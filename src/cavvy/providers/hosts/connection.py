@@ -6,8 +6,8 @@ socket the process is an OpenSSH master too: commands, forwarded sockets and pro
 
 Errors, by what the caller does next:
 
-* CannotConnect(TryAgain)  nothing answers now, and nothing was asked; a later call may work.
-  HostUnknown is the case of a name without an address
+* CannotConnect(TryAgain)  no answer, and no request was sent; a later call may succeed.
+  HostUnknown: the name has no address
 * LoginRefused(Refused)    a person must act: an unknown or changed host key, no accepted key
 """
 
@@ -104,13 +104,16 @@ class HostConnection:
             async with asyncio.timeout(timeout_s):
                 out, err = await process.communicate(given)
         except TimeoutError:
-            raise CannotConnect(f"{self.address.name}: {argv[0]} takes too long there") from None
+            raise CannotConnect(
+                f"{self.address.name}: {argv[0]} takes too long on the host"
+            ) from None
         finally:
             await _end(process)
         if process.returncode != 0:
             complaint = err.decode("utf-8", "replace").strip()[-500:]
             raise CannotConnect(
-                f"{self.address.name}: {argv[0]} failed there: {complaint or process.returncode}"
+                f"{self.address.name}: {argv[0]} failed on the host: "
+                f"{complaint or process.returncode}"
             )
         return out
 
@@ -131,7 +134,7 @@ class HostConnection:
             )
 
     async def reaches(self, address: str, port: int) -> bool:
-        """Whether an SSH server answers at that address, seen from the host."""
+        """Whether an SSH server answers at that address, tested from the host."""
         where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         process = await self._share("-W", where)
         assert process.stdout is not None
@@ -156,7 +159,7 @@ class HostConnection:
         self._complaints.cancel()
 
     async def wait_open(self) -> None:
-        """Wait for the host's shell. Raises CannotConnect, LoginRefused."""
+        """Wait until the host's shell answers. Raises CannotConnect, LoginRefused."""
         while line := await self._output.readline():
             if line.strip() == _MARK:
                 return
@@ -192,9 +195,7 @@ async def open_connection(address: HostAddress, *, timeout_s: float) -> HostConn
         link.close()
         await link.closed()
         if isinstance(error, TimeoutError):
-            raise CannotConnect(
-                f"{address.name}: it does not answer within {timeout_s:g} s"
-            ) from None
+            raise CannotConnect(f"{address.name}: no answer within {timeout_s:g} s") from None
         raise
     return link
 
@@ -204,7 +205,7 @@ def explain(address: HostAddress, said: str) -> CannotConnect | LoginRefused:
     name = address.name
     if "Host key verification failed" in said:
         return LoginRefused(
-            f"{name}: its host key is not in known_hosts, or is another one than there ({said}). "
+            f"{name}: its host key is not in known_hosts, or differs from it ({said}). "
             f"Run `ssh {name}` once and compare the key{address.host_key_hint}"
         )
     if "Permission denied" in said or "Too many authentication failures" in said:
@@ -216,14 +217,16 @@ def explain(address: HostAddress, said: str) -> CannotConnect | LoginRefused:
         return LoginRefused(f"{name}: {said}")
     if found := re.search(r"Could not resolve hostname \S+ (.*)", said):
         return HostUnknown(
-            f"{name}: no address is known for it ({found[1]}): give it a `Host {name}` with its "
-            "HostName in ~/.ssh/config, or use its address"
+            f"{name}: the name has no address ({found[1]}): add a `Host {name}` with its HostName "
+            "to ~/.ssh/config, or use its address"
         )
-    return CannotConnect(f"{name}: it cannot be reached: {said or 'the connection was closed'}")
+    return CannotConnect(
+        f"{name}: the host cannot be reached: {said or 'the connection was closed'}"
+    )
 
 
 async def spawn(argv: Sequence[str]) -> asyncio.subprocess.Process:
-    """Start a program with pipes, without the server's secrets. Raises Refused."""
+    """Start a program with pipes, without the server's secret variables. Raises Refused."""
     pipe = asyncio.subprocess.PIPE
     try:
         return await asyncio.create_subprocess_exec(
@@ -240,11 +243,11 @@ async def spawn(argv: Sequence[str]) -> asyncio.subprocess.Process:
                 "this machine has no OpenSSH client: install the package openssh-client (Debian, "
                 "Ubuntu) or openssh-clients (Fedora, RHEL)"
             ) from error
-        raise Refused(f"{argv[0]} cannot be started here: {error}") from error
+        raise Refused(f"{argv[0]} cannot be started on this machine: {error}") from error
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    # `Process.kill` would take the exit code away from asyncio.
+    # `Process.kill` would hide the exit code from asyncio.
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The accelerators of this machine: what is common to the vendors' readers."""
+"""The accelerators of this machine: the shared code of the vendors' readers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class DeviceReading:
 
 
 class NvmlQueries(Protocol):
-    """The few questions asked of NVIDIA's library, so that tests can answer them. Errors are
+    """The few functions of NVIDIA's library in use, so that tests can replace them. Errors are
     OSError.
     """
 
@@ -37,18 +37,18 @@ class NvmlQueries(Protocol):
     def name(self, index: int) -> str: ...
     def memory_mib(self, index: int) -> int: ...
     def partitioned(self, index: int) -> bool:
-        """Whether the GPU is split by MIG, so that it cannot be used whole."""
+        """Whether MIG splits the GPU, so that it cannot be used whole."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSources:
-    """Where facts about the machine are read. Tests replace any of them, folders included."""
+    """The sources of facts about the machine. Tests can replace any of them, including folders."""
 
-    root: Path = Path("/")  # holds proc/, sys/ and dev/
+    root: Path = Path("/")  # contains proc/, sys/ and dev/
     environ: Mapping[str, str]
-    system: str  # as uname says: Linux, Darwin
+    system: str  # from uname: Linux, Darwin
     hostname: str
     cpus: Callable[[], int]  # those that this process may run on
     memory_mib: Callable[[], int]  # installed

@@ -15,8 +15,8 @@ def clean_environ(
 ) -> dict[str, str]:
     """The variables with these names and prefixes, without the server's own Python environment.
 
-    `own`: the folder of that environment, "" for none; by default this process's. A job that found
-    the server's pip on PATH would install over what the server runs on.
+    `own`: the folder of that environment, "" for none; default: this process's. A job that found
+    the server's pip on PATH would overwrite the server's own packages.
     """
     if own is None:
         own = _find_own()

@@ -1,5 +1,5 @@
-"""Intel's discrete GPUs from the kernel's graphics drivers (`/sys/class/drm`); those inside a
-CPU are left out.
+"""Intel's discrete GPUs from the kernel's graphics drivers (`/sys/class/drm`); those integrated in
+a CPU are left out.
 """
 
 from pathlib import Path
@@ -17,13 +17,12 @@ _PRODUCTS = {
     0x56A1: "Arc A750",
     0xE20B: "Arc B580",
 }
-# Where the drivers say how much memory of its own a card has: xe by tile, i915 where it has the
-# file.
+# The drivers' files with the size of a card's own memory: xe by tile, i915 if it has the file.
 _MEMORY_FILES = ("device/tile*/physical_vram_size_bytes", "lmem_total_bytes")
 
 
 def find_intel(sources: MachineSources) -> DeviceReading:
-    """Cards with memory of their own or a known discrete product, in the order of their numbers."""
+    """Cards with their own memory or a known discrete product, in numerical order."""
     drm = sources.root / "sys/class/drm"
     try:
         cards = [

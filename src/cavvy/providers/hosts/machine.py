@@ -46,7 +46,7 @@ class ThisMachine:
 
 
 def discover(sources: MachineSources) -> ThisMachine:
-    """Read everything anew. Blocks for as long as the drivers take."""
+    """Read all facts again. Blocks for as long as the drivers take."""
     found = [find(sources) for find in (find_nvidia, find_amd, find_intel, find_apple)]
     groups = _cgroups(sources)
     return ThisMachine(
@@ -90,7 +90,7 @@ def _sysctl(name: str) -> str:
 
 
 def _cgroups(sources: MachineSources) -> list[Path]:
-    """The folders of this process's control groups and all above them, of either version of
+    """The folders of this process's control groups and all their parents, of either version of
     cgroups.
     """
     mount = sources.root / "sys/fs/cgroup"

@@ -1,4 +1,4 @@
-"""What a host's accelerators are called in offers: one kind for each model and memory size."""
+"""The names of a host's accelerators in offers: one kind for each model and memory size."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ NO_DEVICE = "cpu"  # the instance type of an offer without accelerators
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceModel:
-    """What a device is called in the catalog; unknown ones keep the driver's words."""
+    """A device's catalog name; unknown devices keep the driver's name."""
 
     name: str
     memory_mib: int  # nominal, as the product is sold
@@ -28,7 +28,7 @@ def model_of(device: HostDevice) -> DeviceModel:
 
 
 def count_models(machine: ThisMachine) -> Mapping[DeviceModel, int]:
-    """How many accelerators of each model a machine has, in the order of its devices."""
+    """The number of accelerators of each model, in the order of the machine's devices."""
     groups: dict[DeviceModel, int] = {}
     for device in machine.devices:
         model = model_of(device)
@@ -37,12 +37,12 @@ def count_models(machine: ThisMachine) -> Mapping[DeviceModel, int]:
 
 
 def instance_type(model: DeviceModel | None) -> str:
-    """Tells the models of one machine apart: "H100-80GB", or "cpu" where no accelerator is held."""
+    """Distinguishes the models of one machine: "H100-80GB", or "cpu" without held accelerators."""
     return f"{model.name}-{model.memory_mib // 1024}GB" if model else NO_DEVICE
 
 
 def say_models(machine: ThisMachine) -> str:
-    """The accelerators for people: "8 x H100"."""
+    """A text about the accelerators for people: "8 x H100"."""
     return (
         ", ".join(f"{count} x {model.name}" for model, count in count_models(machine).items())
         or "none"

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML, the library that comes with the driver; no Python package is needed.
+"""NVIDIA GPUs through NVML, the driver's library; needs no Python package.
 
 Function names and constants are those of NVIDIA's NVML API reference (nvml.h).
 """
@@ -25,7 +25,7 @@ class _Memory(ctypes.Structure):
 
 
 class NvmlLibrary:
-    """The driver's library, opened. Raises OSError where a call fails."""
+    """The opened driver library. Raises OSError if a call fails."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -57,7 +57,7 @@ class NvmlLibrary:
                 ctypes.byref(pending),
             )
         except OSError:
-            return False  # GPUs without MIG answer "not supported"
+            return False  # GPUs without MIG report "not supported"
         return current.value == 1
 
     def close(self) -> None:
@@ -83,9 +83,7 @@ class NvmlLibrary:
 
 
 def open_nvml() -> NvmlQueries | None:
-    """The driver's library; None where no driver is installed. Raises OSError where there is one
-    that fails.
-    """
+    """The driver's library; None if no driver is installed. Raises OSError if it fails."""
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError:
@@ -94,14 +92,14 @@ def open_nvml() -> NvmlQueries | None:
 
 
 def find_nvidia(sources: MachineSources) -> DeviceReading:
-    """Whole GPUs in the order of the PCI bus, which is NVML's; those split by MIG are left out
+    """Whole GPUs in NVML's order, which is that of the PCI bus; those split by MIG are left out
     with a note.
     """
     try:
         nvml = sources.nvml()
     except OSError as error:
         return DeviceReading(
-            notes=[f"NVIDIA: the driver answers with an error, no GPU is offered ({error})"]
+            notes=[f"NVIDIA: the driver reports an error, so no GPU is offered ({error})"]
         )
     if nvml is None:
         return DeviceReading()

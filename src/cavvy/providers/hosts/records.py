@@ -1,4 +1,4 @@
-"""Records on disk: small JSON files that appear whole or not at all.
+"""Records on disk: small JSON files, written atomically.
 
 `write` is for a record that must exist before something is bought or started. `note` is for an
 event or a removal: on a full disk it is kept in memory, where `read` finds it, and written with a
@@ -27,7 +27,7 @@ class AgentExit:
     reason: str = ""
 
 
-_unwritten: dict[Path, object] = {}  # notes that wait for room on the disk
+_unwritten: dict[Path, object] = {}  # notes waiting for disk space on the disk
 
 
 def note(path: Path, value: object) -> bool:
@@ -57,7 +57,7 @@ def settle() -> bool:
 
 
 def write(path: Path, value: object) -> None:
-    """Write a record in one piece, readable by its user only. Raises OSError."""
+    """Write a record atomically, readable by its user only. Raises OSError."""
     fresh = path.with_name(
         f".{path.name}.{os.getpid()}-{get_ident()}"
     )  # unique, since two threads may write at once
@@ -66,7 +66,7 @@ def write(path: Path, value: object) -> None:
         with open(descriptor, "wb") as file:
             file.write(msgspec.json.encode(value))
         os.replace(fresh, path)
-    except OSError:  # a full disk must not leave a torn file behind
+    except OSError:  # a full disk must not leave a partial file
         with suppress(OSError):
             os.unlink(fresh)
         raise

@@ -1,4 +1,4 @@
-"""Requests to a program on another machine, and its answers, by number."""
+"""Numbered requests to a program on another machine, and its answers."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,8 +18,8 @@ class LinkLost(TryAgain):
 
 
 class RemoteCalls:
-    """Requests that wait for an answer. `name`, if given, starts every message. `up` is asked each
-    second whether an answer can still come.
+    """The requests that wait for an answer. `name`, if given, starts every message. `up` is checked
+    each second: whether an answer can still come.
     """
 
     def __init__(self, name: str = "", up: Callable[[], bool] = lambda: True) -> None:
@@ -37,8 +37,8 @@ class RemoteCalls:
         timeout_s: float,
         **fields: object,
     ) -> _T:
-        """Send a request. Raises LinkLost, and TryAgain, NoCapacity or Refused as the program
-        answers.
+        """Send a request. Raises LinkLost, or TryAgain, NoCapacity or Refused if the program
+        answers that.
         """
         number, future = next(self._numbers), asyncio.get_running_loop().create_future()
         self._waiting[number] = future

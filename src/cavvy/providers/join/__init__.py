@@ -1,4 +1,4 @@
-"""Machines that joined: any machine that can call the control plane, by one pasted line."""
+"""Machines that join: any machine that can call the control plane joins with one pasted command."""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.join.manifest import MANIFEST

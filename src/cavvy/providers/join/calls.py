@@ -38,7 +38,7 @@ class HelloCall(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     cache: str
     start: Sequence[str]
-    folder: str  # that holds the bundles
+    folder: str  # folder of the bundles
     facts: SupervisorFacts
 
 
@@ -51,7 +51,7 @@ class ListenCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListenAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Lines for the supervisor; `again`: begin a new session; `leave`: end the work and go."""
+    """Lines for the supervisor; `again`: start a new session; `leave`: end the work and leave."""
 
     lines: Sequence[tuple[int, str]] = ()
     again: bool = False

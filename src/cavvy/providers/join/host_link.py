@@ -32,7 +32,7 @@ class JoinLink:
         self, name: str, changed: Callable[[str | None], None], now: Callable[[], datetime]
     ) -> None:
         self.name = name
-        self.problem = f"{name} has not called yet"
+        self.problem = f"{name} has not connected yet"
         self.let_in = True
         self.heard_at: datetime | None = None
         self.silent_since: datetime | None = None
@@ -43,7 +43,7 @@ class JoinLink:
         self._changed = changed
         self._now = now
         self._session = ""
-        self._down: list[tuple[int, str]] = []  # lines that the machine has not confirmed
+        self._down: list[tuple[int, str]] = []  # lines not yet confirmed by the machine
         self._sent = 0
         self._heard = 0  # the number of the last line received from the machine
         self._calls = RemoteCalls(name, lambda: self.up)
@@ -151,9 +151,7 @@ class JoinLink:
             return False
         self.silent_since = self.heard_at or self._now()
         self.problem = (
-            self.problem
-            if self.leaving or self._last is None
-            else f"{self.name} does not call any more"
+            self.problem if self.leaving or self._last is None else f"{self.name} no longer calls"
         )
         self._drop()
         return True

@@ -1,4 +1,4 @@
-"""The commands that a user pastes on a machine to join it."""
+"""The commands that users paste on a machine to join it."""
 
 import json
 import shlex
@@ -7,18 +7,18 @@ from datetime import datetime
 from cavvy.providers.abilities import JoinInvitation
 from cavvy.providers.base import NodeEndpoint
 
-_WRONG_SERVER = "the server's certificate is not the one that this command expects; nothing was run"
+_WRONG_SERVER = "the server's certificate does not match this command; nothing was run"
 
 
 def make_invitation(
     node_endpoint: NodeEndpoint, provider: str, token: str, expires: datetime
 ) -> JoinInvitation:
-    """A command for a shell and one for Python; each fetches the join script over TLS and runs it
-    if the server has the pinned certificate.
+    """A shell command and a Python command; each fetches the join script over TLS and runs it if
+    the server has the pinned certificate.
     """
     host, _, port = node_endpoint.address.removeprefix("https://").rpartition(":")
     path = f"/nodes/v1/{provider}/script"
-    text = json.dumps  # a Python literal without single quotes, which the shell's quotes hold
+    text = json.dumps  # a Python literal without single quotes, since the shell quotes it
     program = (
         "import hashlib,http.client as h,ssl,subprocess as s,sys;"
         f"c=h.HTTPSConnection({text(host.strip('[]'))},{int(port)},context=ssl._create_unverified_context());"

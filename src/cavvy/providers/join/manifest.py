@@ -17,18 +17,18 @@ from cavvy.providers.settings import lost_setting, price_setting
 
 UNSUPPORTED: Mapping[Feature, str] = {
     Feature.SPOT: "joined machines have one price, so there are no spot offers",
-    Feature.VOLUMES: "jobs use the folders of a machine as they are; there is nothing to attach",
-    Feature.NETWORK: "the network between joined machines is as it is; Cavvy neither measures nor "
-    "makes one",
+    Feature.VOLUMES: "jobs use the existing folders of a machine; there are no volumes to attach",
+    Feature.NETWORK: "Cavvy neither measures nor configures the network between joined machines",
     Feature.DISK: "jobs share the disk that holds Cavvy's folder on a machine; its type cannot be "
     "chosen",
     Feature.SELF_END: "an agent ends its work when its lease is over, but the machine stays on",
-    Feature.CAPACITY: "what is free is known from the jobs that hold it, not from the machines",
+    Feature.CAPACITY: "free capacity is derived from the jobs' allocations, not reported by the "
+    "machines",
 }
 
 MANIFEST = Manifest(
     name="join",
-    title="machines that joined by a pasted line",
+    title="machines that joined with a pasted command",
     docs="docs/guides/join.md",
     unsupported=UNSUPPORTED,
     abilities=(
@@ -44,8 +44,8 @@ MANIFEST = Manifest(
     settings=(
         price_setting(),
         lost_setting(
-            "A machine that has not called for so long is taken for dead: its jobs are tried again "
-            "elsewhere, and what still runs there is ended when it comes back."
+            "A machine that has not called for this long counts as dead: its jobs are retried "
+            "elsewhere, and its remaining work is ended when it returns."
         ),
     ),
 )

@@ -1,7 +1,7 @@
 """Joined machines, and invitations to join. Only hashes of their tokens are stored.
 
-A machine's token is an HMAC, keyed by its invitation's token, of its name and of a nonce that the
-machine chose. Neither of the two is stored, and a repeated request gets the same token again.
+A machine's token is an HMAC of its name and its own nonce, keyed by its invitation's token. Neither
+token is stored, and a repeated request gets the same token again.
 """
 
 import base64
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 class InvitedMachine:
     """One invitation. A used one holds the hash of its machine's nonce."""
 
-    name: str  # SHA-256 of its tokens token
+    name: str  # SHA-256 of the machine's tokens token
     expires_at: datetime
     machine: str | None = None  # the name for the machine; None: from its host name
     group: str | None = None
@@ -38,7 +38,7 @@ class MemberMachine:
     """One joined machine. `dismissed`: it must end its work and leave."""
 
     name: str
-    token: str  # SHA-256 of its token
+    token: str  # SHA-256 of the nonces token
     joined_at: datetime
     facts: SupervisorFacts | None = None  # None until its first session
     group: str | None = None
@@ -60,21 +60,23 @@ class MachineRegister:
         return self._members.records
 
     async def refresh(self) -> None:
-        """Read the machines that joined through any server. Raises TryAgain."""
+        """Read the machines that joined through any server of this installation. Raises
+        TryAgain."""
         await self._members.refresh()
 
     async def invite(
         self, *, name: str | None, group: str | None, valid: timedelta
     ) -> tuple[str, datetime]:
-        """A token that one machine can use, and when it expires. Raises Refused, TryAgain."""
+        """A token for one machine, and its expiry. Raises Refused, TryAgain."""
         for what in (name, group):
             if what is not None and _NAME.fullmatch(what) is None:
                 raise Refused(
-                    f"{what!r} must be 1 to 40 of a-z, 0-9 and -, without - at either end"
+                    f"{what!r} must have 1 to 40 characters of a-z, 0-9 and -, and no - at either "
+                    "end"
                 )
         await self.refresh()
         if name in self.all:
-            raise Refused(f"{name} has joined already; dismiss it first, or choose another name")
+            raise Refused(f"{name} has already joined; dismiss it first, or choose another name")
         token, expires = secrets.token_urlsafe(24), self._now() + valid
         await self._invitations.put(
             InvitedMachine(name=_hash(token), expires_at=expires, machine=name, group=group)
@@ -90,19 +92,19 @@ class MachineRegister:
         await self._invitations.refresh(_hash(token))
         invited = self._invitations.get(_hash(token))
         if invited is None or not nonce:
-            raise Refused("this join command is unknown or too old: make a new one")
+            raise Refused("this join command is unknown or expired: create a new one")
         if invited.nonce and not hmac.compare_digest(invited.nonce, _hash(nonce)):
             raise Refused(
-                f"{invited.used_by} has used this join command; each works for one machine: make "
-                "a new one"
+                f"{invited.used_by} has used this join command; each works for one machine: "
+                "create a new one"
             )
         if not invited.nonce and self._now() >= invited.expires_at:
-            raise Refused("this join command is too old: make a new one")
+            raise Refused("this join command has expired: create a new one")
         name = invited.used_by or invited.machine or self._free_name(hostname)
         own = _make_token(token, name, nonce)
         known = self.all.get(name)
         if known is not None and known.token != _hash(own):
-            raise Refused(f"{name} has joined already; dismiss it first, or choose another name")
+            raise Refused(f"{name} has already joined; dismiss it first, or choose another name")
         now = self._now()
         member = known or MemberMachine(
             name=name, token=_hash(own), joined_at=now, group=invited.group, heard_at=now
@@ -112,7 +114,7 @@ class MachineRegister:
         return member, own
 
     async def find(self, token: str) -> MemberMachine:
-        """The machine that has this token. Raises Refused, TryAgain."""
+        """Find the machine with this token. Raises Refused, TryAgain."""
         member = self._of(token)
         if member is None:
             await self.refresh()  # it may have joined through another server
@@ -126,13 +128,13 @@ class MachineRegister:
         return next((each for each in self.all.values() if each.token == hashed), None)
 
     async def put(self, member: MemberMachine) -> None:
-        """Store a machine's record. Raises TryAgain."""
+        """Store the record of a machine. Raises TryAgain."""
         await self._members.put(member)
 
     async def drop(self, name: str) -> None:
-        """Forget a machine and its token. Raises NotFound, TryAgain."""
+        """Delete a machine and its token. Raises NotFound, TryAgain."""
         if name not in self.all:
-            raise NotFound(f"no machine {name} has joined")
+            raise NotFound(f"no joined machine is called {name}")
         await self._members.drop(name)
 
     def _free_name(self, hostname: str) -> str:
@@ -146,7 +148,8 @@ class MachineRegister:
         return next(name for name in names if name not in self.all)
 
     async def _drop_old(self) -> None:
-        """Drop invitations a week after they expire; until then a late machine learns why."""
+        """Delete invitations a week after they expire; until then, a late machine gets the
+        reason."""
         await self._invitations.refresh()
         for invited in list(self._invitations.records.values()):
             if self._now() >= invited.expires_at + timedelta(days=7):

@@ -65,7 +65,7 @@ class JoinedEntry:
 
 
 class JoinProvider:
-    """Implements Provider; the manifest lists its abilities."""
+    """The program of a joined machine, as one file: equal sources give equal bytes."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest
@@ -122,7 +122,7 @@ class JoinProvider:
             return [Objection("providers", _NO_ADDRESS)]
         known = [known for known in self._known.values() if known.facts.engine]
         if task.image is not None and self._known and not known:
-            return [Objection("image", "needs podman or docker, and no joined machine has either")]
+            return [Objection("image", "needs podman or docker, but no joined machine has either")]
         return []
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
@@ -133,7 +133,7 @@ class JoinProvider:
             *said,
             (
                 "machines",
-                "`cavvy machines` lists them; `cavvy join` prints the line to paste on one",
+                "`cavvy machines` lists them; `cavvy join` prints the command to run on one",
             ),
         ]
 
@@ -167,7 +167,7 @@ class JoinProvider:
         await self._follow()
         member = self._members.all.get(name)
         if member is None:
-            raise NotFound(f"no machine {name} has joined")
+            raise NotFound(f"no joined machine is called {name}")
         line = self._lines[name]
         # a silent machine ends its work itself when its token is refused
         if not line.up:
@@ -225,13 +225,13 @@ class JoinProvider:
             case "gone":
                 await self._let_go(member, line)
                 return calls.SayAnswer()
-        raise NotFound(f"machines cannot ask for {call}")
+        raise NotFound(f"machines cannot make the call {call}")
 
     async def _let_go(self, member: MemberMachine, line: JoinLink) -> None:
         if self._members.all.get(member.name, member).dismissed:
             await self._forget(member.name)
         else:
-            line.hang_up("it has left; the same line brings it back")
+            line.hang_up("it has left; the same command brings it back")
             await self._note(member.name, line)
 
     async def _publish_bundles(self) -> calls.BundlesAnswer:
@@ -264,7 +264,7 @@ class JoinProvider:
         self._arrived.set()
 
     async def _forget(self, name: str) -> None:
-        """The machine no longer belongs to this installation; its next call ends its work."""
+        """The machine no longer belongs to this installation; at its next call it ends its work."""
         await self._members.drop(name)
         self._hang_up(name)
 
@@ -337,7 +337,7 @@ class JoinProvider:
     def _say_has(self, name: str) -> str:
         known = self._known.get(name)
         if known is None:
-            return "it has not said what it has yet"
+            return "it has not reported its resources yet"
         return known.describe()
 
     # Changes

@@ -1,5 +1,5 @@
-"""The files that pods run, as one config map: the agent, also compiled for Pythons like this
-server's, and the programs in `pod/`.
+"""The files that pods run, as one config map: the agent, with compiled files for this server's
+Python version, and the programs in `pod/`.
 """
 
 import base64

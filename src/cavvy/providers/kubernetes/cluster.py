@@ -90,8 +90,8 @@ _NOTHING = ResourceAmount()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesNode:
-    """One node: what a job may use of it, and what is free now. `why_not` says why it takes no
-    pods.
+    """One node: what a job may use of it, and what is free now. A node's resources for jobs, and
+    the free part of them.
     """
 
     name: str
@@ -239,7 +239,7 @@ def _find_spot_label(labels: Object) -> str:
 
 
 def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
-    """What a table of quantities has; `pods` is the default number of pods."""
+    """The amounts in a table of quantities; `pods` is the default number of pods."""
     return ResourceAmount(
         cpus=read_quantity(table.get("cpu", 0)),
         memory=int(read_quantity(table.get("memory", 0))),
@@ -249,9 +249,9 @@ def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
 
 
 def requested(pod: Object, resource: str) -> ResourceAmount:
-    """What a pod takes from its node, as the scheduler counts it: the sum of its containers and
-    sidecars, or more if an init container with the sidecars before it needs more; or what the pod
-    as a whole requests.
+    """A pod's share of its node, as the scheduler counts it: the sum of its containers and
+    sidecars, or more if an init container with the sidecars before it needs more; or the request of
+    the pod as a whole.
     """
     spec = pod["spec"]
     sides, peak = ResourceAmount(), ResourceAmount()
@@ -361,7 +361,7 @@ def _list_parts(
 
 
 def part_of(part: NodeShape) -> ResourceAmount:
-    """What a pod of this size requests."""
+    """The requests of a pod of this size."""
     return ResourceAmount(
         cpus=Fraction(part.cpus), memory=part.memory_mib * _MIB, gpus=part.gpus, pods=1
     )

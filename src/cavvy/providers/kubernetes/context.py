@@ -49,7 +49,7 @@ _AT_ONCE = {"gracePeriodSeconds": 0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextTerms:
-    """What a context needs from its server. `mark` labels all objects of this installation."""
+    """A context's dependencies on the server. `mark` labels all objects of this installation."""
 
     mark: str
     options: PodOptions
@@ -79,12 +79,13 @@ class ClusterContext:
         return f"{path}/{name}" if name else path
 
     def _labelled(self, gang: str | None) -> dict[str, str]:
-        """What finds the objects of one gang, or of all gangs."""
+        """The selector of the objects of one gang, or of all gangs."""
         mark = f"{pods.INSTALLATION}={self._terms.mark}"
         return {"labelSelector": mark if gang is None else f"{mark},{pods.GANG}={gang}"}
 
     def note(self, pod: Object, *, gone: bool) -> None:
-        """A watch saw a pod. A deleted pod is remembered until the end of its gang is recorded."""
+        """Handle a pod seen by a watch. A deleted pod is remembered until the end of its gang is
+        recorded."""
         name = pod["metadata"]["name"]
         if gone or name in self._last:
             self._last[name] = pod
@@ -130,7 +131,7 @@ class ClusterContext:
         ]
 
     async def launch(self, spec: GangSpec) -> None:
-        """As Provider.launch, for an offer of this context."""
+        """Like Provider.launch, for an offer of this context."""
         async with (
             self._launching.setdefault(spec.name, asyncio.Lock()),
             _sorted(f"{spec.name} cannot be launched"),
@@ -162,7 +163,7 @@ class ClusterContext:
             return [seen for seen in looks if seen is not None]
 
     async def remove(self, name: str) -> bool:
-        """As Provider.remove; whether the gang is, or was, in this context."""
+        """Like Provider.remove; returns whether the gang is, or was, in this context."""
         async with _sorted(f"{name} cannot be removed"):
             record = await self._find_record(name)
             if record is not None and record.ended is None:
@@ -179,7 +180,7 @@ class ClusterContext:
     async def _launch(self, spec: GangSpec) -> None:
         terms = self._terms
         if terms.agent is None:
-            raise Refused("no agent can be started here: the server has no agent to bring")
+            raise Refused("no agent can be started: the server has no agent to copy")
         try:
             node = await self._find_room(spec)
             await self._check_queue()
@@ -274,7 +275,7 @@ class ClusterContext:
                     spec.nodes,
                 )
                 return node
-        raise NoCapacity(f"{spec.offer.key}: there is room for {room} of {spec.nodes} pods now")
+        raise NoCapacity(f"{spec.offer.key}: there is now room for {room} of {spec.nodes} pods")
 
     async def _find_alike(
         self, spec: GangSpec, age: timedelta = _NODES_AGE
@@ -285,7 +286,7 @@ class ClusterContext:
                 nodes = promise(nodes, parts, count)
         alike = nodes_for(nodes, spec.offer)
         if not alike:
-            raise NoCapacity(f"{spec.offer.key}: the cluster has no such nodes now")
+            raise NoCapacity(f"{spec.offer.key}: the cluster no longer has such nodes")
         return alike
 
     async def _place_agent(self, pack: Callable[[], bytes]) -> str:
@@ -307,8 +308,8 @@ class ClusterContext:
         if volume.size_gib is None:
             where = self.api.context.namespace
             raise Refused(
-                f"volumes: there is no claim {volume.source} in {where}; give a `size` to have it "
-                "made"
+                f"volumes: the claim {volume.source} does not exist in {where}; set a `size` to "
+                "create it"
             )
         await self.api.make(self._path("persistentvolumeclaims"), pods.make_claim(volume, nodes))
 
@@ -441,7 +442,7 @@ class ClusterContext:
 
 
 def part_of_offer(offer: Offer) -> ResourceAmount:
-    """What each pod of an offer requests."""
+    """The requests of each pod of an offer."""
     return part_of(
         NodeShape(
             cpus=int(offer.vcpus), memory_mib=offer.memory_mib, gpus=offer.accelerator_count, gpu=""
@@ -450,7 +451,7 @@ def part_of_offer(offer: Offer) -> ResourceAmount:
 
 
 def _sort_refusal(error: ApiServerRefused) -> ProviderError:
-    """A quota that others use up is NoCapacity. One that is too small for the gang needs
+    """A quota that others have used up is NoCapacity. A quota that is too small for the gang needs
     a person.
     """
     found = _QUOTA.search(str(error)) if "exceeded quota" in str(error) else None

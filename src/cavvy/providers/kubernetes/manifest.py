@@ -18,9 +18,8 @@ from cavvy.providers.settings import flag, gpu_rates, node_price, number, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
     Feature.BUILD: "pods start from images of a registry; `cavvy image build TASK.YAML --push "
-    "NAME` makes one to name",
-    Feature.LOGIN: "the cluster pulls images with its own secrets, which the setting "
-    "`pull_secrets` names",
+    "NAME` builds and pushes one",
+    Feature.LOGIN: "the cluster pulls images with its own secrets, set with `pull_secrets`",
     Feature.NETWORK: "Kubernetes does not report the network's speed, and nodes cannot be chosen "
     "by it",
     Feature.DISK: "pods use the nodes' own disks; size and type cannot be chosen",
@@ -52,11 +51,12 @@ MANIFEST = Manifest(
         ),
         text(
             "contexts",
-            "Names of contexts with commas between them; each is a region of its own. "
+            "Names of contexts, separated by commas; each is its own region. "
             "Unset: the current context.",
         ),
         text(
-            "namespace", "Where pods are made. Unset: the context's own namespace, else `default`."
+            "namespace",
+            "The namespace of pods. Unset: the context's own namespace, else `default`.",
         ),
         text("image", "The image of tasks that name none.", "python:3.12"),
         gpu_rates(),
@@ -68,8 +68,8 @@ MANIFEST = Manifest(
         ),
         flag(
             "wait",
-            "`true`: pods may wait for nodes, which an autoscaler adds. `false`: Cavvy keeps jobs "
-            "until enough is free. With a `queue`, jobs wait in any case.",
+            "`true`: pods may wait for nodes from an autoscaler. `false`: Cavvy holds jobs until "
+            "enough nodes are free. With a `queue`, jobs wait in any case.",
         ),
         text("priority_class", "The priority class of pods. Unset: the cluster's default."),
         text(
@@ -86,7 +86,7 @@ MANIFEST = Manifest(
         text("node_selector", "Only nodes with these labels are used: `pool=gpu zone=a`."),
         text(
             "tolerations",
-            "Tolerated taints: `key=value:effect`, `key:effect` or `key`, with spaces between. "
+            "Tolerated taints: `key=value:effect`, `key:effect` or `key`, separated by spaces. "
             "Pods with accelerators also tolerate the taints of their keys, such as "
             "`nvidia.com/gpu`.",
         ),

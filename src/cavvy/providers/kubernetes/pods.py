@@ -178,7 +178,7 @@ def join_queue(metadata: Object, queue: str, group: str, nodes: int) -> None:
 
 
 def make_resources(cpus: float, memory_mib: int, resource: str, count: int) -> Object:
-    """Memory and accelerators are limits, CPUs a share that may be exceeded."""
+    """Memory and accelerators are limits; CPUs are a share that may be exceeded."""
     limits: Object = {"memory": f"{memory_mib}Mi"}
     if count:
         limits[resource] = str(count)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import yaml
 
-# (API group, resource, verbs). Clusters ask for exec by GET or POST, depending on their version.
+# (API group, resource, verbs). Clusters check exec as GET or POST, depending on their version.
 Right = tuple[str, str, tuple[str, ...]]
 _NAMESPACED: tuple[Right, ...] = (
     ("", "pods", ("create", "delete", "get", "list", "watch")),

@@ -14,7 +14,7 @@ _MIB = 1024 * 1024
 
 
 def limit(offer: Offer, nodes: Sequence[KubernetesNode], quotas: Sequence[Object]) -> Offer:
-    """The offer with no more capacity than the quotas allow."""
+    """The offer, with its capacity limited by the quotas."""
     alike = nodes_for(nodes, offer)
     resource = alike[0].resource if alike and offer.accelerator_count else ""
     memory = Fraction(offer.memory_mib * _MIB)
@@ -43,7 +43,7 @@ def limit(offer: Offer, nodes: Sequence[KubernetesNode], quotas: Sequence[Object
 
 
 def list_quotas(quotas: Sequence[Object]) -> Sequence[tuple[str, Fraction, Fraction]]:
-    """For each limit: its name, what is used of it, and its value."""
+    """For each limit: its name, the used amount, and its value."""
     return [
         (
             name,

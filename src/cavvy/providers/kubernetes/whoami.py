@@ -1,4 +1,5 @@
-"""What `cavvy check` shows of a context: the user, the nodes, the limits, and what is missing."""
+"""The description of a context for `cavvy check`: the user, the nodes, the limits, and missing
+rights."""
 
 import asyncio
 import re

@@ -1,4 +1,5 @@
-"""Print what Cavvy finds on this machine, as JSON: `python -m cavvy.providers.local`."""
+"""Print the resources that Cavvy finds on this machine, as JSON: `python -m
+cavvy.providers.local`."""
 
 import sys
 from pathlib import Path

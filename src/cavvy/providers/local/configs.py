@@ -25,7 +25,7 @@ def make_configs(gang: GangSpec, machine: ThisMachine, home: Path) -> Sequence[H
     host = make_host(machine)
     if gang.offer.provider != PROVIDER or gang.offer.region != machine.hostname:
         raise NoCapacity(
-            f"{gang.offer.key}: not an offer of this machine, which is {host.name} now"
+            f"{gang.offer.key}: not an offer of this machine, which is now {host.name}"
         )
     if gang.offer.instance_type not in {instance_type(m) for m, _ in list_shapes(machine)}:
         raise NoCapacity(f"{gang.offer.instance_type}: no such accelerator on this machine")

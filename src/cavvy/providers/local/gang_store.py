@@ -82,8 +82,8 @@ class LivingGang:
 
 @dataclass(slots=True)
 class LocalGangStore:
-    """One installation's gangs under `home`. `command` starts an agent; its configuration's path
-    is appended.
+    """One installation's gangs under `home`. `command` starts an agent; append its configuration's
+    path.
     """
 
     home: Path
@@ -106,7 +106,7 @@ class LocalGangStore:
         """
         with self._lock, _as_try_again():
             if _NAME.fullmatch(spec.name) is None or spec.installation != self.installation:
-                raise Refused(f"{spec.name}: not a gang's name of this installation")
+                raise Refused(f"{spec.name}: not the name of a gang of this installation")
             if self._over(spec.name) is not None:
                 return None
             folder = self._folder(spec.name)
@@ -292,7 +292,7 @@ class LocalGangStore:
         )
         owes = not death.in_order or (folder / "undelivered").exists()
         if owes and (courier := self._deliver(intent.name, number, overdue, removal)) is not None:
-            return replace(rank, courier=courier, waits_for="its last words are being delivered")
+            return replace(rank, courier=courier, waits_for="its last messages are being delivered")
         return rank
 
     def _clear_rank(
@@ -468,7 +468,7 @@ class LocalGangStore:
                     processes.send(process, signal.SIGTERM)
 
     def _forget(self) -> None:
-        """Drop the records of gangs that ended long ago."""
+        """Delete the records of gangs that ended long ago."""
         if settle():
             for path in self._scan("gangs"):
                 if self._over(path.name) is not None:  # its end was noted while the disk was full

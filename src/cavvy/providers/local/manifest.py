@@ -14,14 +14,15 @@ from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import flag, number
 
 UNSUPPORTED: Mapping[Feature, str] = {
-    Feature.SPOT: "this machine is never taken away for a lower price, so it has no spot offers",
-    Feature.VOLUMES: "this machine has no volumes to attach by name; give the `host` folder or the "
+    Feature.SPOT: "this machine has no cheaper preemptible capacity, so it has no spot offers",
+    Feature.VOLUMES: "this machine has no named volumes to attach; use a `host` folder or an "
     "`nfs` export",
     Feature.NETWORK: "all ranks are on one machine, whose network Cavvy does not measure",
     Feature.DISK: "jobs share the disk that holds Cavvy's folder; its type cannot be chosen",
     Feature.SELF_END: "an agent ends its work when its lease is over, but the machine stays on",
-    Feature.CAPACITY: "what is free is known from the jobs that hold it, not from the machine",
-    Feature.NOTICE: "nothing takes this machine away; a shutdown gives processes only its own "
+    Feature.CAPACITY: "free capacity is derived from the jobs' allocations, not reported by the "
+    "machine",
+    Feature.NOTICE: "this machine is never reclaimed; a shutdown gives processes only its own "
     "short notice",
 }
 
@@ -36,15 +37,14 @@ MANIFEST = Manifest(
     settings=(
         number(
             "price_usd_hr",
-            "Jobs are charged this for each accelerator that they hold, or once if "
-            "they hold none. "
-            "Above 0 a job needs consent as on any paid offer.",
+            "Jobs pay this for each accelerator that they hold, or once if they hold none. "
+            "Above 0, a job needs consent to costs, as on any paid offer.",
             default=0,
             unit="USD per hour",
         ),
         number(
             "cpus",
-            "Jobs together get at most this many CPUs. Unset: all that the server may use.",
+            "Jobs together get at most this many CPUs. Unset: all CPUs that the server may use.",
             minimum=0.1,
             unit="CPUs",
         ),
@@ -54,12 +54,12 @@ MANIFEST = Manifest(
             minimum=0.1,
             unit="GiB",
         ),
-        flag("accelerators", "`false` offers none of this machine's accelerators.", default=True),
+        flag("accelerators", "`false`: this machine's accelerators are not offered.", default=True),
         flag(
             "hand_over_checkpoints",
-            "`true`: checkpoints are handed to the server whole, as from a machine "
-            "elsewhere, and a job "
-            "that is killed while it writes one goes on from the one before. `false`: jobs write "
+            "`true`: complete checkpoints are uploaded to the server, as from a remote machine, "
+            "and a job killed during a save continues from the previous checkpoint. `false`: jobs "
+            "write "
             "to the server's own "
             "folder and continue from the files there.",
         ),

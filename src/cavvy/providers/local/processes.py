@@ -72,7 +72,7 @@ def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> L
 
 
 def find(pid: int) -> LocalProcess | None:
-    """The living process with this PID, or None. A zombie does not live."""
+    """The living process with this PID, or None. A zombie does not count."""
     found, zombie = _identify(pid)
     return None if zombie else found
 

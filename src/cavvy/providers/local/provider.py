@@ -76,7 +76,7 @@ class LocalProvider:
 
     async def launch(self, gang: GangSpec) -> None:
         if not self._gang_store.command:
-            raise Refused("no agent can be started here: the server did not say how")
+            raise Refused("no agent can be started: the server has no agent command")
         configs = make_configs(gang, await self._discovered(), self._home)
         living = await asyncio.to_thread(self._gang_store.launch, gang, configs)
         if living is not None:
@@ -145,7 +145,7 @@ class LocalProvider:
                 machine = await asyncio.to_thread(discover, self._sources)
         except TimeoutError as error:
             raise TryAgain(
-                f"this machine's drivers do not answer within {_DRIVER_TIMEOUT_S} s"
+                f"this machine's drivers did not answer within {_DRIVER_TIMEOUT_S} s"
             ) from error
         self._machine, self._looked_at = limited(machine, self._settings), now
 
@@ -171,12 +171,12 @@ class LocalProvider:
 def _user() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container may run as a number without a name
+    except KeyError:  # a container may run as a user id without a name
         return str(os.getuid())
 
 
 def limited(machine: ThisMachine, settings: Mapping[str, str | int | float | bool]) -> ThisMachine:
-    """The part of the machine that the settings let jobs use."""
+    """The part of the machine that the settings allow for jobs."""
     cpus, memory_gib = settings.get("cpus"), settings.get("memory_gib")
     return machine.limit(
         cpus=None if cpus is None else float(cpus),

@@ -56,7 +56,7 @@ class LastDelivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalGangEnd:
-    """A gang that is over. `seen_at` is when this was found; the record is kept from then on."""
+    """An ended gang. `seen_at` is when this was found; the record is kept from then on."""
 
     name: str
     installation: str

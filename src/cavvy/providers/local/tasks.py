@@ -11,7 +11,7 @@ _DOCKER_SOCKET = "/var/run/docker.sock"
 
 
 def find_engine() -> str | None:
-    """The container engine that agents here will use: podman, or docker where its daemon can be
+    """The container engine for agents on this machine: podman, or docker if its daemon can be
     reached.
     """
     if shutil.which("podman"):
@@ -41,7 +41,6 @@ def check_task(task: Task, engine: str | None) -> Sequence[Objection]:
     if (task.image is None and task.image_build is None) or engine is not None:
         return []
     reason = (
-        "needs podman, or docker with its daemon running, and neither is here; install or start "
-        "one, or leave `image` out"
+        "needs podman, or docker with a running daemon; install or start one, or leave `image` out"
     )
     return [Objection("image", reason)]

@@ -19,7 +19,7 @@ class ProcessWatch:
         self._descriptors: dict[LocalProcess, int] = {}
 
     async def changed(self) -> str:
-        """The name of the next process that ended, or that was announced."""
+        """The next name of an ended process, or an announced one."""
         return await self._changes.get()
 
     def announce(self, name: str, after_s: float = 0) -> None:

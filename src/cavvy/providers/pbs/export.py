@@ -10,10 +10,10 @@ from cavvy.providers.pbs.script import format_length, make_chunk
 def make_export(
     task: Task, offer: Offer | None, nodes: int, job_options: JobOptions, gpu_resource: str
 ) -> str:
-    """The script; `offer` None: the accelerators, CPUs and memory that the task itself names.
+    """The script; `offer` None: with the accelerators, CPUs and memory from the task itself.
 
-    Nodes beyond the first are started by `pbsdsh`, which hands no variables over: they read a file
-    of the folder that the job was submitted from.
+    `pbsdsh` starts the other nodes without passing variables, so they read a file in the folder
+    from which the job was submitted.
     """
     options = [
         f"-N {task.name[:15]}",

@@ -6,8 +6,7 @@ from cavvy.providers.settings import text
 MANIFEST = make_manifest(
     "pbs",
     "PBS",
-    image="a cluster's nodes start the agent as a plain process; load what the task needs in its "
-    "`setup`",
+    image="nodes start the agent as a plain process; load the task's modules in its `setup`",
     limit="its walltime ends",
     settings=(
         text(
@@ -15,16 +14,14 @@ MANIFEST = make_manifest(
             "Names separated by commas; only these are used. Unset: all that accept and start "
             "jobs.",
         ),
-        text(
-            "spot_queues", "Names of queues whose jobs may be preempted; they are offered as spot."
-        ),
-        text("gpu", "The model of the nodes' GPUs, such as `H100`. Unset: `gpu_resource` says."),
+        text("spot_queues", "Queues whose jobs may be preempted; they are offered as spot."),
+        text("gpu", "The model of the nodes' GPUs, such as `H100`. Unset: from `gpu_resource`."),
         text(
             "gpu_resource",
-            "The resource in which the cluster's nodes name the model of their GPUs.",
+            "The node resource that names the model of the GPUs.",
             "gpu_type",
         ),
-        text("account", "The account that jobs are charged to (`-A`). Unset: none is named."),
+        text("account", "The account for jobs (`-A`). Unset: no `-A` option."),
         text("qsub_options", "More options of `qsub`, such as `-P vision`."),
         seconds(
             "kill_delay_s",

@@ -86,7 +86,8 @@ def make_chunk(offer: Offer, gpu_resource: str) -> str:
 def make_script(
     gang: GangSpec, queue: ClusterQueue, files: JobFiles, job_options: JobOptions
 ) -> str:
-    """The job's script. PBS sends no signal before the walltime, so a job with one watches it."""
+    """The script of the job. PBS sends no signal before the walltime, so a job with one watches
+    it."""
     words = {
         name: shlex.quote(text)
         for name, text in (

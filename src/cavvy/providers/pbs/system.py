@@ -38,9 +38,9 @@ DIALECT = BatchDialect(
 _WALLTIME = -29  # JOB_EXEC_KILL_WALLTIME of PBS's job.h
 _ENDS: dict[object, str] = {
     0: "its agents left",
-    _WALLTIME: "it reached its walltime",
+    _WALLTIME: "the job reached its walltime",
     **dict.fromkeys(  # JOB_EXEC_KILL_VMEM, JOB_EXEC_KILL_MEM
-        (-26, -27), "it used more memory than it asked for"
+        (-26, -27), "the job used more memory than requested"
     ),
 }
 _SIGNALLED = 256  # and the number of the signal: the job's script was killed
@@ -65,7 +65,7 @@ class PbsSystem:
     async def read_cluster(self) -> BatchCluster:
         servers = await self._read("Server", "qstat", "-B", "-f")
         if not servers:
-            raise TryAgain("PBS does not say which server it is")
+            raise TryAgain("PBS does not report its server's name")
         return read_cluster(
             next(iter(servers.items())),
             await self._read("Queue", "qstat", "-Q", "-f"),
@@ -91,7 +91,7 @@ class PbsSystem:
         ]
 
     async def accounted(self, job: str) -> BatchJobRow | None:
-        return None  # PBS's accounting is a file of its server
+        return None  # PBS's accounting is a file on its server
 
     async def explain_accounts(self, user: str, hello: HelperHello) -> Sequence[tuple[str, str]]:
         return ()
@@ -106,7 +106,7 @@ class PbsSystem:
         return make_export(task, offer, nodes, self.job_options, self._asked_resource)
 
     async def _read(self, kind: str, *argv: str) -> Mapping[str, Facts]:
-        """One kind of object by name, with its attributes."""
+        """All objects of one kind by name, with their attributes."""
         out = await self.commands.ask([*argv, "-F", "json"])
         found: Mapping[str, Facts] = _decode(out).get(kind, {})
         return found
@@ -135,10 +135,10 @@ def read_cluster(
     spot: Sequence[str] = (),
     reclaim_s: float = 0,
 ) -> BatchCluster:
-    """The cluster as PBS shows it, with the queues that accept and start jobs. `gpu` "": nodes
-    name their GPUs in `gpu_resource`.
+    """The cluster as PBS shows it, with the queues that accept and start jobs. `gpu` "":
+    `gpu_resource` names the nodes' GPUs.
 
-    A queue has its own nodes, or all that belong to no queue.
+    A queue has its own nodes, or all nodes without a queue.
     """
     name, facts = server
     read = {node: _read_node(node, row, gpu, gpu_resource) for node, row in nodes.items()}

@@ -68,7 +68,7 @@ class RayDashboard:
         self._threads = ThreadPoolExecutor(
             _AT_ONCE, f"ray-{address.name}"
         )  # a dashboard that hangs delays no other
-        self._shown: Mapping[str, str] | None = None  # the headers that were read last
+        self._shown: Mapping[str, str] | None = None  # the last headers read
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
         if address.url.startswith("https:"):
             handlers.append(

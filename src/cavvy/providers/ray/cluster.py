@@ -128,7 +128,7 @@ def _find_kind(total: Mapping[str, float]) -> str:
 
 
 def _used(usage: Object, name: str) -> float:
-    """What is used of a resource outside of placement groups."""
+    """The used amount of a resource outside of placement groups."""
     seen = usage.get(_camel(name))
     of_groups = sum(
         float(pair[1])
@@ -158,7 +158,8 @@ def name_accelerator(word: str) -> str:
 
 
 def _camel(name: str) -> str:
-    """A resource as the dashboard spells it: "accelerator_type:A100" is "acceleratorType:A100"."""
+    """A resource as the dashboard spells it: "accelerator_type:A100" becomes
+    "acceleratorType:A100"."""
     first, *rest = name.split("_")
     return first + "".join(part[:1].upper() + part[1:] for part in rest)
 

@@ -24,7 +24,7 @@ _LONELY = timedelta(
     minutes=10
 )  # a launch that Ray has not listed after this time was never granted
 _NO_WAY = (
-    "nodes of Ray clusters call the server, and `server.tls_listen` is not set; see "
+    "nodes of Ray clusters call the server, but `server.tls_listen` is not set; see "
     "docs/guides/ray.md"
 )
 
@@ -33,7 +33,7 @@ _NO_WAY = (
 class RayTerms:
     """What is the same for all clusters."""
 
-    mark: str  # of the installation
+    mark: str  # mark of the installation
     options: RayOptions
     node_endpoint: NodeEndpoint | None
     now: Callable[[], datetime]
@@ -47,7 +47,7 @@ class RayCluster:
     ) -> None:
         self.api, self._ledger, self._terms = api, ledger, terms
         self.name = api.address.name
-        self._missed: dict[str, datetime] = {}  # gang -> since when its job is not listed
+        self._missed: dict[str, datetime] = {}  # gang -> since when Ray has not listed its job
         self._mute: dict[
             str, datetime
         ] = {}  # gang -> since when its job has ended without a readable log
@@ -140,13 +140,13 @@ class RayCluster:
         """One of the offer's nodes, if they have room for the gang. Raises NoCapacity."""
         alike = [node for node in nodes if is_of(node, gang.offer)]
         if not alike:
-            raise NoCapacity(f"{gang.offer.key}: the cluster {self.name} has no such nodes now")
+            raise NoCapacity(f"{gang.offer.key}: the cluster {self.name} no longer has such nodes")
         if not self._terms.options.wait:
             rooms = [node.fits(gang.offer) for node in alike]
             room = sum(map(bool, rooms)) if self._terms.options.spread else sum(rooms)
             if room < gang.nodes:
                 raise NoCapacity(
-                    f"{gang.offer.key}: there is room for {room} of {gang.nodes} nodes now"
+                    f"{gang.offer.key}: there is now room for {room} of {gang.nodes} nodes"
                 )
         return alike[0]
 
@@ -232,7 +232,7 @@ class RayCluster:
         else:
             return status.as_seen(record)
         self._missed.pop(record.name, None)
-        latest = self._ledger.get(record.name)  # as in `_see`
+        latest = self._ledger.get(record.name)  # like in `_see`
         if latest is None or latest.ended_at is not None:
             return status.as_seen(latest) if latest is not None else None
         record = status.end(latest, since, "removed" if latest.removed else why, True)

@@ -39,7 +39,7 @@ exec(compile(PLAN["driver"], "driver.py", "exec"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayOptions:
-    """The settings that end up in jobs."""
+    """The settings for jobs."""
 
     namespace: str
     python: str
@@ -123,7 +123,7 @@ def make_plan(
 
 
 def _make_boot(gang: GangSpec, node_endpoint: NodeEndpoint, folder: str) -> Mapping[str, Any]:
-    """What starts an agent on each node."""
+    """The command that starts an agent on each node."""
     return {
         "agent": node_endpoint.agent(),
         "folder": folder,

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer
 
-KEPT = timedelta(days=2)  # after its end
+KEPT = timedelta(days=2)  # after the gang's end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

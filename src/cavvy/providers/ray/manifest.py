@@ -12,7 +12,7 @@ UNSUPPORTED: Mapping[Feature, str] = {
     Feature.BUILD: "jobs run beside Ray on its nodes; "
     "`cavvy image build TASK.YAML --push NAME` makes an image elsewhere",
     Feature.LOGIN: "jobs do not run in images here",
-    Feature.VOLUMES: "a Ray cluster has no volumes to attach by name; give a `host` folder of its "
+    Feature.VOLUMES: "a Ray cluster has no named volumes to attach; use a `host` folder of its "
     "nodes",
     Feature.NETWORK: "Ray does not report the network's speed, and nodes cannot be chosen by it",
     Feature.DISK: "jobs use the nodes' own disks; size and type cannot be chosen",
@@ -30,12 +30,12 @@ MANIFEST = Manifest(
         text(
             "addresses",
             "The addresses of the clusters' dashboards, with spaces between them: "
-            "`main=http://10.0.0.5:8265`; each is a region of that name. Without a name it is the "
-            "host's. Unset: `http://127.0.0.1:8265`.",
+            "`main=http://10.0.0.5:8265`; each is a region with that name. The default name is "
+            "the host's. Unset: `http://127.0.0.1:8265`.",
         ),
         text(
             "token_file",
-            "A file with the token of clusters that ask for one (`RAY_AUTH_MODE=token`). "
+            "A file with the token of clusters that require one (`RAY_AUTH_MODE=token`). "
             "Unset: no token.",
         ),
         text(
@@ -50,7 +50,7 @@ MANIFEST = Manifest(
         text("namespace", "The Ray namespace of the actors that supervise agents.", "cavvy"),
         text(
             "python",
-            "The cluster's Python, which can import `ray`, as its head's shell finds it.",
+            "The command of the cluster's Python, which can import `ray`, for the head's shell.",
             "python",
         ),
         text(
@@ -62,13 +62,13 @@ MANIFEST = Manifest(
         node_price(),
         flag(
             "spread",
-            "`true`: the nodes of a gang are always different ones of the cluster "
-            "(`STRICT_SPREAD`). `false`: as different as there is room for (`SPREAD`).",
+            "`true`: the ranks of a gang always run on different nodes (`STRICT_SPREAD`). "
+            "`false`: on different nodes if there is room (`SPREAD`).",
         ),
         flag(
             "wait",
-            "`true`: gangs may wait in Ray for nodes, which an autoscaler adds. `false`: Cavvy "
-            "keeps jobs until enough is free.",
+            "`true`: gangs may wait in Ray for nodes from an autoscaler. `false`: Cavvy holds "
+            "jobs until enough nodes are free.",
         ),
     ),
 )

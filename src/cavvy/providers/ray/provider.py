@@ -51,7 +51,7 @@ class RayProvider:
     async def launch(self, gang: GangSpec) -> None:
         site = self.sites().get(gang.offer.region)
         if site is None or gang.offer.provider != self.manifest.name:
-            raise NoCapacity(f"{gang.offer.key}: not an offer of a cluster that is used now")
+            raise NoCapacity(f"{gang.offer.key}: no configured cluster has this offer")
         async with self._ledger.lock(gang.name):
             await self._ledger.refresh(gang.name)
             await site.launch(gang)
@@ -97,8 +97,8 @@ class RayProvider:
                 if address.name in self._sites:
                     self._sites.clear()
                     raise Refused(
-                        f"[providers.ray] addresses: two clusters are called {address.name}; name "
-                        "them"
+                        f"[providers.ray] addresses: two clusters are called {address.name}; give "
+                        "them different names"
                     )
                 self._sites[address.name] = RayCluster(RayDashboard(address), self._ledger, terms)
         return self._sites
@@ -130,7 +130,7 @@ class RayProvider:
 def read_addresses(
     text: str, read_headers: Callable[[], Mapping[str, str]], ca_file: str
 ) -> Sequence[DashboardAddress]:
-    """`NAME=URL` or URL, with spaces or commas between them. Raises Refused."""
+    """Parses `NAME=URL` or URL, separated by spaces or commas. Raises Refused."""
     found = []
     for word in text.replace(",", " ").split():
         name, equals, url = word.partition("=")

@@ -18,7 +18,7 @@ _OVER = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverOutput:
-    """What a driver has printed so far."""
+    """The driver's messages so far."""
 
     ranks: Mapping[int, RayRank]
     placed: bool = False
@@ -156,7 +156,7 @@ def _why(record: RayGangRecord, job: Object, told: DriverOutput) -> tuple[str, b
     worst = next((rank for rank in record.ranks if rank.preempted), None)
     worst = worst or next((rank for rank in record.ranks if rank.reason), None)
     if told.refused:
-        return f"Ray could not place all of it: {told.refused}", False
+        return f"Ray could not place all nodes: {told.refused}", False
     if record.removed:
         return "removed", False
     if worst is not None and worst.preempted:
@@ -189,7 +189,7 @@ def as_seen(record: RayGangRecord, waits: str = "") -> GangSeen:
         )
     else:
         state = GangState.STARTING if record.placed else GangState.QUEUED
-        reason = "" if record.placed else waits or "Ray starts its job"
+        reason = "" if record.placed else waits or "Ray is starting its job"
     return GangSeen(
         name=record.name,
         state=state,

@@ -31,9 +31,9 @@ def explain_accounts(
     if not config.get("AccountingStorageType", "").endswith("slurmdbd"):
         why = "the cluster keeps no accounting (slurmdbd)"
     elif "sacctmgr" not in tools:
-        why = "there is no sacctmgr on the login node"
+        why = "the login node has no sacctmgr"
     elif not names:  # qualities of service apply to all users
-        why = f"the cluster's accounting says nothing of {user}"
+        why = f"the cluster's accounting does not list {user}"
     else:
         told = [("account", account)] if account else []
         _refuse(account, user, config, names)
@@ -53,7 +53,7 @@ def _refuse(account: str, user: str, config: Mapping[str, str], names: Sequence[
         and enforced & _ENFORCING
     ):
         raise Refused(
-            f"the setting `account` of [providers.slurm] is {account}, which is no account of "
-            f"{user}, and Slurm would "
-            f"refuse every job: name one of {', '.join(names)}, or leave it out for the default"
+            f"the setting `account` of [providers.slurm] is {account}, which is not an account of "
+            f"{user}, so Slurm would refuse every job: use one of {', '.join(names)}, or leave it "
+            "out for the default"
         )

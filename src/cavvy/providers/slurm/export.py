@@ -10,7 +10,7 @@ from cavvy.providers.slurm.script import format_length, gres_of
 def make_export(
     task: Task, offer: Offer | None, nodes: int, job_options: JobOptions, qos: str
 ) -> str:
-    """The script; `offer` None: the accelerators, CPUs and memory that the task itself names."""
+    """The script; `offer` None: with the accelerators, CPUs and memory from the task itself."""
     options = [
         f"--job-name={task.name}",
         f"--nodes={nodes}",

@@ -17,12 +17,12 @@ CONTAINERS: Mapping[str, frozenset[Feature]] = {
 
 
 def with_containers(manifest: Manifest, container: str) -> Manifest:
-    """The manifest of a cluster whose nodes run images by `container`. Raises Refused."""
+    """The manifest of a cluster whose nodes run images with `container`. Raises Refused."""
     if not container:
         return manifest
     if container not in CONTAINERS:
         raise Refused(
-            f"[providers.slurm] container: {container!r} is none of {', '.join(CONTAINERS)}"
+            f"[providers.slurm] container: {container!r} is not one of {', '.join(CONTAINERS)}"
         )
     unsupported = {
         feature: reason
@@ -31,7 +31,7 @@ def with_containers(manifest: Manifest, container: str) -> Manifest:
     }
     if Feature.LOGIN in unsupported:
         unsupported[Feature.LOGIN] = (
-            "Pyxis logs in by ~/.config/enroot/.credentials of the user on the cluster"
+            "Pyxis logs in with ~/.config/enroot/.credentials of the user on the cluster"
         )
     return replace(manifest, unsupported=unsupported)
 
@@ -39,19 +39,20 @@ def with_containers(manifest: Manifest, container: str) -> Manifest:
 MANIFEST = make_manifest(
     "slurm",
     "Slurm",
-    image="the setting `container` does not say what runs images on this cluster's nodes",
+    image="the setting `container` is unset, so this cluster's nodes run no images",
     limit="Slurm's time limit",
     settings=(
         text(
             "partitions",
             "Names separated by commas; only these are used. Unset: all that the user may use.",
         ),
-        text("account", "The account that jobs are charged to. Unset: the user's default."),
-        text("qos", "The quality of service that jobs ask for. Unset: the default."),
+        text("account", "The account for jobs. Unset: the user's default."),
+        text("qos", "The quality of service of jobs. Unset: the default."),
         text("sbatch_options", "More options of `sbatch`, such as `--constraint=ib --exclude=n7`."),
         text(
             "container",
-            "What runs images on the nodes: `apptainer`, `podman`, `docker`, or `pyxis`, whose "
+            "The program that runs images on the nodes: `apptainer`, `podman`, `docker`, or "
+            "`pyxis`, whose "
             "images bring their own Python 3.8 or newer. Unset: tasks with an image are refused.",
         ),
     ),

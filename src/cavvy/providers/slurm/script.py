@@ -71,7 +71,7 @@ def make_options(
 
 
 def make_script(gang: GangSpec, files: JobFiles, python: str, *, pyxis: bool = False) -> str:
-    """The job's script. With `pyxis` its step runs in the gang's image, with the image's own
+    """The job's script. With `pyxis`, the job step runs in the gang's image, with the image's own
     Python.
     """
     folders = (files.agent, files.folder)
@@ -91,7 +91,7 @@ def make_script(gang: GangSpec, files: JobFiles, python: str, *, pyxis: bool = F
 
 
 def list_container_options(gang: GangSpec, folders: Sequence[str]) -> Sequence[str]:
-    """Options of srun that Pyxis brings (github.com/NVIDIA/pyxis, "Usage")."""
+    """The options that Pyxis adds to srun (github.com/NVIDIA/pyxis, "Usage")."""
     mounts = [f"{folder}:{folder}" for folder in folders]
     mounts += [
         f"{each.source}:{each.path}{':ro' if each.read_only else ''}"

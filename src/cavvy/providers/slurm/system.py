@@ -47,18 +47,18 @@ _PHASES = {
         BatchPhase.WORKS,
     ),
 }
-# How jobs end. CANCELLED is by a person: a job that Cavvy cancels is marked as removed.
+# The final states of jobs. CANCELLED is by a person: a job that Cavvy cancels is marked as removed.
 _ENDS = {
     "COMPLETED": "its agents left",
     "FAILED": "its agents broke",
-    "CANCELLED": "it was cancelled in Slurm, not by Cavvy",
-    "PREEMPTED": "Slurm gave its nodes to a job that goes first",
-    "TIMEOUT": "it reached Slurm's time limit",
+    "CANCELLED": "the job was cancelled in Slurm, not by Cavvy",
+    "PREEMPTED": "Slurm gave its nodes to a job with higher priority",
+    "TIMEOUT": "the job reached Slurm's time limit",
     "DEADLINE": "it reached Slurm's deadline",
     "NODE_FAIL": "a node failed",
     "BOOT_FAIL": "a node did not boot",
-    "OUT_OF_MEMORY": "it used more memory than it asked for",
-    "REVOKED": "Slurm gave it to another cluster",
+    "OUT_OF_MEMORY": "the job used more memory than requested",
+    "REVOKED": "Slurm moved the job to another cluster",
 }
 _TAKEN = frozenset({"PREEMPTED", "TIMEOUT"})
 _DOWN = re.compile(
@@ -189,7 +189,7 @@ def read_row(parts: Sequence[str]) -> BatchJobRow:
         case BatchPhase.WAITS:
             text = "waits in Slurm's queue" if reason in ("", "None") else f"Slurm: {reason}"
         case BatchPhase.BEGINS:
-            text = "Slurm makes the nodes ready"
+            text = "Slurm is preparing the nodes"
         case _:
             usual = {"RUNNING": "", **_ENDS}
             text = usual.get(state, f"Slurm: {state.lower()}")
@@ -207,13 +207,13 @@ def read_row(parts: Sequence[str]) -> BatchJobRow:
 
 
 def parse_pairs(line: str) -> dict[str, str]:
-    """`A=1 B=two words C=3` as a table: a name is a word with a `=` behind it."""
+    """Parses `A=1 B=two words C=3`: a name is a word followed by `=`."""
     parts = re.split(r"(?:^|\s)([A-Za-z_/:]+)=", line)
     return {name: value.strip() for name, value in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def parse_length(text: str) -> timedelta | None:
-    """Slurm's `[days-]hours:minutes:seconds`; None for UNLIMITED and the like."""
+    """Slurm's `[days-]hours:minutes:seconds`; None for UNLIMITED and similar values."""
     found = _DAYS.fullmatch(text)
     if found is None:
         return None
@@ -246,7 +246,7 @@ def _read_node(row: Row) -> ClusterNode:
 
 
 def _gpus(text: str) -> tuple[str, int]:
-    """The type and number of GPUs in "gpu:h100:8(S:0-1),lustre:1"; of several types the first."""
+    """The type and number of GPUs in "gpu:h100:8(S:0-1),lustre:1"; the first of several types."""
     found = _GRES.findall(text)
     kind = found[0][0] if found else ""
     return kind, sum(int(count) for other, count in found if other == kind)

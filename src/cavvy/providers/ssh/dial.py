@@ -2,7 +2,7 @@
 known hosts.
 
 Each connection has its own OpenSSH configuration, which sets Cavvy's requirements and includes the
-user's. ProxyJump hands it on, so jump hosts follow the same rules.
+user's. ProxyJump passes it on, so jump hosts follow the same rules.
 """
 
 import os
@@ -46,7 +46,7 @@ class SshOptions:
     ssh_config: Path
     accept_new: bool
     known_hosts: Path  # where accepted keys of new hosts are kept
-    sockets: Path  # a folder for masters, with a short path
+    sockets: Path  # folder of master sockets, with a short path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class SshRoute:
     port: int
     jumps: Sequence[str]
     known_hosts: Sequence[str]
-    checked: bool  # False: the user's configuration switches the check of host keys off
+    checked: bool  # False: the user's configuration disables the check of host keys
 
 
 async def dial(entry: InventoryHost, ways: SshOptions) -> tuple[HostConnection, SshRoute]:

@@ -37,7 +37,7 @@ class InventoryHost:
     port: int | None = None
     identity_file: str | None = None
     jump: str | None = None
-    node_address: str | None = None  # where the other ranks of a gang find it
+    node_address: str | None = None  # its address for the gang's other ranks
     folder: str
     cpus: float | None = None
     memory_gib: float | None = None
@@ -46,12 +46,12 @@ class InventoryHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostInventory:
-    """All hosts by name, and how to reach them."""
+    """All hosts by name, with their connection settings."""
 
     entries: Mapping[str, InventoryHost]
     ssh_config: Path
     accept_new: bool
-    idle: Sequence[str] = ()  # patterns of `hosts` that no Host of the SSH configuration matches
+    idle: Sequence[str] = ()  # patterns of `hosts` that match no Host of the SSH configuration
 
 
 class _Host(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ def read_inventory(settings: Mapping[str, Scalar]) -> HostInventory:
     named = str(settings.get("ssh_config", _SSH_CONFIG))
     config = Path(named).expanduser()
     if named not in ("", _SSH_CONFIG) and not config.exists():  # "" and /dev/null: no configuration
-        raise Refused(f"[providers.ssh] ssh_config: there is no file {config}")
+        raise Refused(f"[providers.ssh] ssh_config: the file {config} does not exist")
     where, file = _read_file(settings.get("inventory"))
     hosts = dict(file.hosts)
     idle: list[str] = []
@@ -109,7 +109,7 @@ def read_inventory(settings: Mapping[str, Scalar]) -> HostInventory:
         group = host.group or group_of.get(name, GROUP)
         if host.group and group_of.get(name, group) != group:
             raise Refused(
-                f"{where}: {name} says it is in {group} and is listed in {group_of[name]}"
+                f"{where}: {name} has the group {group} but is listed in {group_of[name]}"
             )
         entries[name] = _entry(name, host, group, file.groups.get(group, _Group()), settings)
     _check_names(where, entries)
@@ -126,7 +126,8 @@ def _list_groups(where: str, file: _File) -> dict[str, str]:
         for name in listed.hosts:
             if name in found:
                 raise Refused(
-                    f"{where}: {name} is in the groups {found[name]} and {group}; a host has one"
+                    f"{where}: {name} is in the groups {found[name]} and {group}; a host can have "
+                    "only one"
                 )
             found[name] = group
     return found
@@ -137,11 +138,11 @@ def _check_names(where: str, entries: Mapping[str, InventoryHost]) -> None:
     wrong = [name for name in (*entries, *groups) if _NAME.fullmatch(name) is None]
     if wrong:
         raise Refused(
-            f"{where}: {wrong[0]!r} is no name for a host or group: letters, digits, '.', '_' and "
-            "'-'"
+            f"{where}: {wrong[0]!r} is not a valid host or group name: use letters, digits, '.', "
+            "'_' and '-'"
         )
     if both := sorted(groups & entries.keys()):
-        raise Refused(f"{where}: {both[0]} names a host and a group; give one of them another name")
+        raise Refused(f"{where}: {both[0]} names a host and a group; rename one of them")
 
 
 def _entry(
@@ -180,7 +181,7 @@ def _read_file(given: Scalar | None) -> tuple[str, _File]:
         raise Refused(f"{path} is not TOML: {error}") from error
     if unknown := sorted(raw.keys() - {"hosts", "groups"}):
         raise Refused(
-            f"{path}: {unknown[0]!r} is unknown; known are tables [hosts.NAME] and [groups.NAME]"
+            f"{path}: {unknown[0]!r} is unknown; valid tables are [hosts.NAME] and [groups.NAME]"
         )
     return str(path), _File(
         hosts=_convert(path, raw, "hosts", _Host), groups=_convert(path, raw, "groups", _Group)
@@ -196,7 +197,7 @@ def _convert(path: Path, raw: Mapping[str, object], table: str, kind: type[_T]) 
             found[name] = msgspec.convert(content, kind)
         except msgspec.ValidationError as error:
             known = ", ".join(field.name for field in msgspec.structs.fields(kind))
-            raise Refused(f"{path}: [{table}.{name}]: {error}; known are {known}") from error
+            raise Refused(f"{path}: [{table}.{name}]: {error}; valid keys are {known}") from error
     return found
 
 

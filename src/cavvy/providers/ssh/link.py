@@ -26,7 +26,7 @@ from cavvy.providers.ssh.inventory import InventoryHost
 
 _T = TypeVar("_T")
 SETUP_TIMEOUT_S = 90  # sending a Python over a slow line
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # between tries to connect
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # time between tries to connect
 # the most silence to count between two failed tries, since the server may have slept
 _COUNTED_S = 60.0
 _LONGEST_SOCKET = 100  # bytes of a Unix socket's path; the kernel's limit is 108
@@ -37,12 +37,12 @@ class LinkDependencies:
     """The dependencies that all links of a provider share."""
 
     ways: SshOptions
-    mark: str  # names the installation in folders
-    agent: Callable[[], Bundle | None]  # None: no agents are started from here
+    mark: str  # the installation's name in folders
+    agent: Callable[[], Bundle | None]  # None: no agents are started
     server_address: str  # the target of agents' requests; "": no relay
     cache: Path
     now: Callable[[], datetime]
-    changed: Callable[[str, str | None], None]  # host, and a gang or None for all
+    changed: Callable[[str, str | None], None]  # called with a host, and a gang or None for all
 
 
 class SshLink:
@@ -62,7 +62,9 @@ class SshLink:
         self.silent_s = 0.0  # how long tries to reach it have failed
         self._base = base
         self._serving = False  # the supervisor runs
-        self._dropped: list[HostConnection] = []  # closed; their processes may not have ended yet
+        self._dropped: list[
+            HostConnection
+        ] = []  # closed links whose processes may not have ended yet
         self._reading: asyncio.Task[None] | None = None
         self._calls = RemoteCalls(entry.name)
         self._opening = asyncio.Lock()
@@ -124,7 +126,7 @@ class SshLink:
         return answer
 
     async def read_facts(self) -> SupervisorFacts:
-        """Read the host's facts; its drivers may take seconds. Raises as `ask`."""
+        """Read the host's facts; its drivers may take seconds. Raises the same as `ask`."""
         setup = await self.connect()
         out = await self._run([*setup.supervisor, "facts", setup.root])
         return msgspec.json.decode(out.strip().rpartition(b"\n")[2], type=SupervisorFacts)
@@ -219,7 +221,8 @@ class SshLink:
         said = {name: value for name, value in words if name != "has"}
         if not {"base", "system"} <= said.keys():
             raise CannotConnect(
-                f"{self.entry.name}: its shell does not run a plain script; it said {out[-200:]!r}"
+                f"{self.entry.name}: its shell does not run a plain script; it printed "
+                f"{out[-200:]!r}"
             )
         if not said["system"].startswith("Linux "):
             raise Refused(f"{self.entry.name} runs {said['system']}; only Linux hosts can be used")
@@ -228,8 +231,7 @@ class SshLink:
     async def _bring_python(self, folder: str, system: str, has: set[str]) -> Sequence[str]:
         if system != bundles.platform():
             raise Refused(
-                f"{self.entry.name} has no Python 3.8 or newer, and the one that could be brought "
-                "is for "
+                f"{self.entry.name} has no Python 3.8 or newer, and the server's own is for "
                 f"{bundles.platform()}, not {system}: install python3 there"
             )
         bundle = await asyncio.to_thread(bundles.pack_python, self._base.cache)
@@ -268,7 +270,7 @@ class SshLink:
         await self.host.forward(f"{setup.root}/{name}", self._base.server_address)
         await self._calls.ask(self.host.send, "relay", dict, timeout_s=SETUP_TIMEOUT_S, socket=name)
 
-    # While it is up
+    # While connected
 
     async def _read(self, host: HostConnection) -> None:
         async for head, _ in host.frames():

@@ -16,17 +16,17 @@ from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import lost_setting, price_setting, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
-    Feature.SPOT: "hosts of your own are never taken away for a lower price, so there are no spot "
+    Feature.SPOT: "your own hosts have no cheaper preemptible capacity, so there are no spot "
     "offers",
-    Feature.VOLUMES: "hosts have no volumes to attach by name; give the `host` folder or the `nfs` "
+    Feature.VOLUMES: "hosts have no named volumes to attach; use a `host` folder or an `nfs` "
     "export",
-    Feature.NETWORK: "the network between your hosts is as it is; Cavvy neither measures nor makes "
-    "one",
+    Feature.NETWORK: "Cavvy neither measures nor configures the network between your hosts",
     Feature.DISK: "jobs share the disk that holds Cavvy's folder on a host; its type cannot be "
     "chosen",
     Feature.SELF_END: "an agent ends its work when its lease is over, but the host stays on",
-    Feature.CAPACITY: "what is free is known from the jobs that hold it, not from the hosts",
-    Feature.NOTICE: "nothing tells beforehand that a host goes down",
+    Feature.CAPACITY: "free capacity is derived from the jobs' allocations, not reported by the "
+    "hosts",
+    Feature.NOTICE: "hosts give no notice before they go down",
 }
 
 MANIFEST = Manifest(
@@ -47,30 +47,28 @@ MANIFEST = Manifest(
     settings=(
         text(
             "hosts",
-            "Names or addresses of hosts, with commas or blanks between them; `gpu-*` "
-            "means every such "
-            "`Host` of the SSH configuration. Each is reached as `ssh NAME` would reach it.",
+            "Names or addresses of hosts, separated by commas or blanks; `gpu-*` means every "
+            "matching `Host` of the SSH configuration. Each is reached as by `ssh NAME`.",
         ),
         text(
             "inventory",
-            "A TOML file of hosts and groups with their prices, beside or instead of "
+            "A TOML file of hosts and groups with their prices, in addition to or instead of "
             "`hosts`. "
-            "A relative path is one in `~/.config/cavvy`.",
+            "A relative path starts at `~/.config/cavvy`.",
         ),
         text(
             "ssh_config",
-            "This OpenSSH client configuration is read: HostName, User, Port, "
+            "The OpenSSH client configuration to read: HostName, User, Port, "
             "IdentityFile, ProxyJump, ...",
             "~/.ssh/config",
         ),
         text(
             "host_keys",
-            "`strict` refuses hosts whose key is not in known_hosts; `accept-new` "
-            "trusts a host's key when "
-            "it is first seen, and refuses a changed one.",
+            "`strict` refuses hosts whose key is not in known_hosts; `accept-new` trusts a host's "
+            "key at first contact, and refuses a changed one.",
             "strict",
         ),
-        price_setting("The inventory can say otherwise for groups and hosts. "),
+        price_setting("The inventory can override it for groups and hosts. "),
         lost_setting(
             "A host that neither the server nor its neighbours reach for this long is taken "
             "for "
@@ -78,7 +76,7 @@ MANIFEST = Manifest(
         ),
         text(
             "folder",
-            "Agents, working folders and caches are kept there on each host.",
+            "The folder for agents, working folders and caches on each host.",
             "~/.cavvy-agent",
         ),
     ),

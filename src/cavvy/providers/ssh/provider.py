@@ -58,10 +58,10 @@ class SshProvider:
         self._home = context.home.absolute()
         for folder in ("facts", "bundles"):
             (self._home / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Short paths: those of sockets have at most 104 bytes.
+        # Short paths, since those of sockets have at most 104 bytes.
         self._sockets = TemporaryDirectory(prefix="cavvy-", dir="/tmp")
         self._links: dict[str, SshLink] = {}
-        self._idle: Sequence[str] = ()  # patterns of the settings that no host matches
+        self._idle: Sequence[str] = ()  # patterns in the settings that match no host
         self._learnt_at: dict[str, datetime] = {}
         self._learning: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
@@ -124,7 +124,7 @@ class SshProvider:
             return [
                 Objection(
                     "image",
-                    "needs podman or docker, and no host has either; install one or leave `image` "
+                    "needs podman or docker, but no host has either; install one or leave `image` "
                     "out",
                 )
             ]
@@ -132,12 +132,12 @@ class SshProvider:
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
         await self._learn(_FIRST_WAIT_S, of_all=True)
-        idle = [(word, "it stands for no Host of the SSH configuration") for word in self._idle]
+        idle = [(word, "it matches no Host of the SSH configuration") for word in self._idle]
         if not self._links:
             return idle or [
                 (
                     "hosts",
-                    "none: name some in `hosts` or an `inventory`, see docs/guides/ssh-hosts.md",
+                    "none: list some in `hosts` or an `inventory`, see docs/guides/ssh-hosts.md",
                 )
             ]
         if not any(link.up for link in self._links.values()):

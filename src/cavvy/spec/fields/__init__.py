@@ -1,1 +1,1 @@
-"""The table of everything a task file can say: the kinds of values, and the fields by section."""
+"""The table of all keys of a task file: the kinds of values, and the fields by section."""

@@ -37,7 +37,7 @@ def _no_colon(text: str) -> str:
 def _build(table: SectionReader) -> tuple[AcceleratorNeed, ...]:
     names, count, memory = table.get("name"), table.get("count"), table.get("memory")
     if memory and re.fullmatch(r"[\d.]+", memory) and ".." not in memory:
-        # a bare number is GiB here as everywhere; within the one-line form it would be a count
+        # a bare number is GiB, as in other keys; in the one-line form it would be a count
         memory += "GB"
     if table.has("name") and not names:
         return ()

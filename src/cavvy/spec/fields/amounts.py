@@ -1,4 +1,4 @@
-"""How amounts and names of resources are read: CPUs, memory, disk sizes, network speeds."""
+"""Parses amounts and names of resources: CPUs, memory, disk sizes, network speeds."""
 
 import re
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _MOST_MIB = 1 << 40  # an exbibyte
 
 
 def split_range(text: str, unit: Callable[[str], N]) -> tuple[N | None, N | None]:
-    """Read `8`, `8+`, `8..32`, `8..` or `..32` into bounds; a number alone is the least. Raises
+    """Read `8`, `8+`, `8..32`, `8..` or `..32` into bounds; a number alone is the minimum. Raises
     WrongValue, UnitError.
     """
     stripped = text.strip()
@@ -35,7 +35,7 @@ def split_range(text: str, unit: Callable[[str], N]) -> tuple[N | None, N | None
 def _cpus(text: str) -> float:
     if not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text.strip()):
         if re.match(r"-", text.strip()):
-            raise WrongValue(f"{shown(text)}: a number of CPUs is above 0")
+            raise WrongValue(f"{shown(text)}: a number of CPUs must be above 0")
         raise WrongValue(f"{shown(text)} is not a number of CPUs")
     value = float(text)
     if not 0 < value <= _MOST_CPUS:
@@ -51,7 +51,7 @@ def _memory(text: str) -> int:
 
 
 def _read_memory(node: ScalarNode) -> tuple[int | None, int | None, int | None]:
-    """The least, the most, and the least for each CPU, in MiB."""
+    """The minimum, the maximum, and the minimum per CPU, in MiB."""
     text = read_text(node)
     if (times := re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)x", text.strip())) is not None:
         return None, None, _memory(times[1])

@@ -25,7 +25,7 @@ _LENGTH = length_kind(timedelta(seconds=1))
 
 
 def _read_every(node: ScalarNode) -> tuple[timedelta | None, bool]:
-    """How often, and whether Cavvy chooses that."""
+    """The interval, and whether Cavvy chooses it."""
     return (None, True) if node.text.strip() == "auto" else (_LENGTH.parse(node), False)
 
 
@@ -41,7 +41,7 @@ def _bucket(text: str) -> str:
     if not url.startswith(("s3://", "gs://", "az://")):
         raise WrongValue(
             f"{shown(text)} is not a bucket",
-            suggestion="leave `storage` out to keep them at the server",
+            suggestion="leave `storage` out to keep them on the server",
         )
     return url
 

@@ -1,6 +1,4 @@
-"""Where a key belongs that stands in the wrong place: other sections of the file, or another
-tool's file.
-"""
+"""Hints about misplaced keys: other sections of the file, or another tool's file."""
 
 from cavvy.spec.fields.kinds import (
     EitherKind,
@@ -12,11 +10,11 @@ from cavvy.spec.fields.kinds import (
 
 
 def elsewhere(key: str, path: str) -> str:
-    """Where the file does have `key`, as advice; "" where it has it nowhere."""
+    """The correct section of `key`, as advice; "" if there is none."""
     from cavvy.spec.fields.task import TASK
 
     if path == "resources.gpu":
-        return f"write `gpu: {key}:COUNT`"  # as in {H100: 8} of another tool
+        return f"write `gpu: {key}:COUNT`"  # such as {H100: 8} of another tool
     for section in sections(TASK):
         if (
             section.path != path
@@ -31,7 +29,7 @@ def elsewhere(key: str, path: str) -> str:
 
 
 def sections(kind: ValueKind) -> list[SectionSpec]:
-    """Every section that `kind` contains, itself first, in the order of the fields."""
+    """Every section contained in `kind`, itself first, in the order of the fields."""
     match kind:
         case SectionSpec():
             inner = [each for field in kind.fields for each in sections(field.kind)]

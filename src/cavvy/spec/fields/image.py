@@ -20,7 +20,7 @@ TaskImage = tuple[str | None, ImageBuild | None, str | None]  # a name, or a bui
 
 
 def _check_name(text: str) -> str:
-    """An image's name as engines take it."""
+    """An image's name in the engines' syntax."""
     name = text.strip().removeprefix("docker:").removeprefix("docker://")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,400}", name):
         raise WrongValue(f"{shown(text)} is not an image name")
@@ -56,7 +56,7 @@ _TABLE = section(
     dockerfile=text_kind("a path within that folder", inner_path),
     target=text_kind("a stage's name", numbers=True),
     args=named_texts(
-        "build arguments, each with a text",
+        "build arguments, each with a text value",
         matching(_VARIABLE, "is not a build argument name", expected="letters, digits and _"),
         missing="the argument has no value",
     ),
@@ -65,7 +65,7 @@ _TABLE = section(
         matching(
             _VARIABLE,
             "is not a secret name",
-            expected="a name that `cavvy secret set` was given",
+            expected="a name from `cavvy secret set`",
         ),
     ),
 )

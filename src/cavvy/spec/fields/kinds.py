@@ -2,7 +2,7 @@
 with it, and gives its JSON Schema.
 
 A `SectionSpec` is a table of `FieldSpec` rows. The parser, the schema for editors and the reference
-page all read that table. `fields.yaml` documents the rows.
+page all use that table. `fields.yaml` documents the rows.
 """
 
 import re
@@ -20,7 +20,7 @@ from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 T = TypeVar("T")
 Schema = Mapping[str, object]
 
-# Any value of the file may be left to a parameter.
+# A parameter can replace any value of the file.
 EXPRESSION: Schema = {"$ref": "#/$defs/expression"}
 STRING: Schema = {"type": "string"}
 TEXT_OR_NUMBER: Schema = {"type": ["string", "number"]}
@@ -34,25 +34,25 @@ class WrongValue(ValueError):
     def __init__(self, message: str, *, suggestion: str = "", expected: str | None = None) -> None:
         super().__init__(message)
         self.suggestion = suggestion
-        self.expected = expected  # None: as the kind says
+        self.expected = expected  # None: from the kind
 
 
 class ValueKind(Protocol):
-    """How one sort of value is read."""
+    """Parses one sort of value."""
 
     @property
     def words(self) -> str:
-        """What is expected, for people."""
+        """A description of the expected value."""
 
     @property
     def schema(self) -> Schema:
-        """JSON Schema of what is accepted."""
+        """The JSON Schema of accepted values."""
 
     def takes(self, node: Node) -> bool:
         """Whether a node has the form (one value, list, table) that this kind reads."""
 
     def read(self, node: Node, notes: ProblemNotes) -> Any:
-        """The value, or None after a problem was noted."""
+        """The value, or None after noting a problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ScalarKind:
             expected = self.words if error.expected is None else error.expected
             notes.add(node.mark, str(error), expected=expected, suggestion=error.suggestion)
         except UnitError as error:
-            # `words` says what was expected.
+            # `words` describes the expected value.
             known = isinstance(error, TooMuch)
             message = str(error) if known else f"cannot use {describe(node)}"
             notes.add(node.mark, message, expected=self.words)
@@ -87,8 +87,8 @@ class ScalarKind:
 
 @dataclass(frozen=True, slots=True)
 class ListKind:
-    """A list of one kind. With `single`, one item may stand without a list. With `flat`, each item
-    gives a tuple, and the value is all of them in one.
+    """A list of one kind. With `single`, one item may be written without a list. With `flat`, each
+    item gives a tuple, and the value concatenates them.
     """
 
     item: ValueKind
@@ -98,7 +98,7 @@ class ListKind:
     @property
     def words(self) -> str:
         return (
-            f"{self.item.words}, or a list of such"
+            f"{self.item.words}, or a list of these"
             if self.single
             else f"a list, each {self.item.words}"
         )
@@ -142,7 +142,7 @@ class ListKind:
 
 @dataclass(frozen=True, slots=True)
 class MapKind:
-    """A table whose keys the author chooses. `check_key` raises WrongValue."""
+    """A table with keys chosen by the author. `check_key` raises WrongValue."""
 
     words: str
     check_key: Callable[[str], object]
@@ -182,7 +182,7 @@ class MapKind:
 
 @dataclass(frozen=True, slots=True)
 class EitherKind:
-    """The first kind that takes the node's form."""
+    """The first kind that matches the node's form."""
 
     kinds: tuple[ValueKind, ...]
 
@@ -206,7 +206,7 @@ class EitherKind:
 
 
 class FieldDocs(TypedDict, total=False):
-    """What `fields.yaml` says of one key."""
+    """The documentation of one key in `fields.yaml`."""
 
     help: str
     example: str
@@ -219,9 +219,9 @@ class FieldSpec:
 
     kind: ValueKind
     required: bool = False
-    refused: str = ""  # why nothing honours it yet
-    # The attributes that the value fills; several take one entry each of a tuple. None: one of the
-    # same name. (): the value is read elsewhere.
+    refused: str = ""  # why it is not supported yet
+    # The attributes that the value sets; several take one entry of a tuple each. None: one with the
+    # same name. (): another function reads the value.
     to: tuple[str, ...] | None = None
     name: str = ""
     path: str = ""  # of its section
@@ -245,14 +245,15 @@ class FieldSpec:
         return f"{self.name}: {example}" if example else ""
 
     def spread(self, value: Any) -> dict[str, Any]:
-        """The value by the attributes that it fills."""
+        """The value by the attributes that it sets."""
         names = (self.name,) if self.to is None else self.to
         return dict(zip(names, (value,) if len(names) == 1 else value, strict=True))
 
 
 @cache
 def section_docs(path: str) -> Mapping[str, Any]:
-    """What `fields.yaml` says of a section and its keys; read when an error or a page needs it."""
+    """The documentation of a section and its keys in `fields.yaml`; read when an error or a page
+    needs it."""
     docs = _read_docs()[path or "task"]
     base = section_docs(docs["$as"]) if "$as" in docs else {}
     return {**base, **docs, "$hints": {**base.get("$hints", {}), **docs.get("$hints", {})}}
@@ -271,9 +272,7 @@ def _read_docs() -> Mapping[str, Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class SectionSpec:
-    """A table with known keys. `build` makes the domain's value of it and may note more
-    problems.
-    """
+    """A table with known keys. `build` converts it to a domain value and may note more problems."""
 
     path: str  # dotted, "" is the whole file
     build: Callable[["SectionReader"], Any]
@@ -285,7 +284,7 @@ class SectionSpec:
 
     @property
     def hints(self) -> Mapping[str, str]:
-        """Keys of other tools, each with what to write here."""
+        """Keys of other tools, each with the replacement."""
         advice: Mapping[str, str] = section_docs(self.path)["$hints"]
         return {key: text for keys, text in advice.items() for key in keys.split()}
 
@@ -318,7 +317,7 @@ class SectionSpec:
 
 
 class SectionReader:
-    """One section of one file while it is read. Fields are named by their keys."""
+    """One section of one file during parsing. Fields are identified by their keys."""
 
     def __init__(self, section: SectionSpec, node: MapNode, notes: ProblemNotes) -> None:
         self.section = section
@@ -327,7 +326,7 @@ class SectionReader:
         self._fields = {each.name: each for each in section.fields}
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of a field, or `default` where it is absent or wrong."""
+        """The value of a field, or `default` if it is absent or wrong."""
         wanted, node = self._fields[name], self.node.get(name)
         if node is None or (isinstance(node, ScalarNode) and node.value is None and node.plain):
             return default
@@ -335,7 +334,7 @@ class SectionReader:
         return default if value is None else value
 
     def values(self) -> dict[str, Any]:
-        """What the fields fill, by attribute; nothing of those that are absent or wrong."""
+        """The values of the fields, by attribute; absent or wrong ones are left out."""
         found: dict[str, Any] = {}
         for each in self.section.fields:
             if each.to != () and (value := self.get(each.name)) is not None:
@@ -343,8 +342,8 @@ class SectionReader:
         return found
 
     def make(self, kind: Callable[..., T], /, **others: object) -> T | None:
-        """A `kind` of all fields; None where a required one is absent or wrong. `others` are
-        attributes that the fields do not fill, or not always.
+        """A `kind` from all fields; None if a required one is absent or wrong. `others` are
+        attributes that the fields do not set, or not always.
         """
         values = self.values()
         required = [
@@ -360,12 +359,13 @@ class SectionReader:
         return all(map(self.has, names))
 
     def wrong(self, name: str, message: str, *, expected: str = "", suggestion: str = "") -> None:
-        """Note a problem where a field's key stands, or at the section where it is absent."""
+        """Note a problem at a field's key, or at the section if it is absent."""
         mark = next((key.mark for key, _ in self.node.entries if key.text == name), self.node.mark)
         self.notes.add(mark, message, expected=expected, suggestion=suggestion)
 
     def find_one(self, wanted: tuple[str, ...], what: str) -> str:
-        """Which of these fields is there; notes and gives "" where none or several are."""
+        """The only one of these fields that is present; notes a problem and returns "" if none or
+        several are."""
         given = [each for each in wanted if self.has(each)]
         if len(given) == 1:
             return given[0]
@@ -379,13 +379,13 @@ class SectionReader:
         return ""
 
     def reject_beside(self, owner: str, others: Iterable[str]) -> None:
-        """Note each of these fields that is there: with `owner` it means nothing."""
+        """Note each of these fields that is present although `owner` makes it meaningless."""
         for each in others:
             if self.has(each):
                 self.wrong(each, f"`{each}` has no meaning with `{owner}`", suggestion="delete it")
 
     def check_keys(self) -> None:
-        meant = ""  # the suggestions for unknown keys: a key named there is not missing as well
+        meant = ""  # suggested keys for unknown ones: those are not reported as missing too
         for key, _ in self.node.entries:
             match self._fields.get(key.text):
                 case None:
@@ -434,7 +434,7 @@ def _describe_field(each: FieldSpec) -> Schema:
     if each.refused:
         text = f"Not supported yet: {each.refused}. {text}"
     schema = each.kind.schema
-    # `deprecated` is as near as a schema comes to "not yet".
+    # `deprecated` is the closest that a schema has to "not yet".
     struck: Schema = {"deprecated": True} if each.refused else {}
     return {
         "description": text,
@@ -462,7 +462,7 @@ def filled(text: str) -> str:
 
 
 def matching(pattern: str, wrong: str, *, expected: str | None = None) -> Callable[[str], str]:
-    """A check that a text matches a pattern; `wrong` says what a text is that does not."""
+    """A check that a text matches a pattern; `wrong` describes other texts."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -475,9 +475,9 @@ def matching(pattern: str, wrong: str, *, expected: str | None = None) -> Callab
 def text_kind(
     words: str, check: Callable[[str], Any] = filled, *, numbers: bool = False
 ) -> ScalarKind:
-    """A text that `check` accepts and perhaps changes; it raises WrongValue.
+    """A text that `check` accepts, changes or rejects with WrongValue.
 
-    `numbers`: what looks like a number to YAML is welcome as well.
+    `numbers`: also accepts texts that YAML reads as numbers.
     """
     return ScalarKind(
         words, lambda node: check(read_text(node)), TEXT_OR_NUMBER if numbers else STRING
@@ -521,7 +521,7 @@ def number(words: str, low: float, high: float, *, above: bool = False) -> Scala
 
 
 def choice(enum: type[StrEnum], slips: Mapping[str, StrEnum] = {}) -> ScalarKind:
-    """One of an enum's values; `slips` are what other tools call them."""
+    """One of an enum's values; `slips` are other tools' names for them."""
     names = [member.value for member in enum]
 
     def parse(node: ScalarNode) -> StrEnum:
@@ -553,7 +553,7 @@ def named_texts(
     missing: str,
     hint: str = "write '' for an empty one",
 ) -> MapKind:
-    """A table of texts; `missing` says that one is left out."""
+    """A table of texts; `missing` is the message for one without a value."""
 
     def parse(node: ScalarNode) -> str:
         if node.value is None and node.plain:
@@ -565,7 +565,7 @@ def named_texts(
 
 
 def either(alone: ScalarKind, make: Callable[[Any], Any], table: SectionSpec) -> EitherKind:
-    """A section's table, or one value alone, of which `make` makes what the section gives."""
+    """A section's table, or a single value that `make` converts to the section's value."""
     return EitherKind(
         (ScalarKind(alone.words, lambda node: make(alone.parse(node)), alone.schema), table)
     )

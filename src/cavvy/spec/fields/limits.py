@@ -1,4 +1,4 @@
-"""What bounds a task and what is done about its failures: `limits` and `retry`."""
+"""A task's limits, and the handling of its failures: `limits` and `retry`."""
 
 import re
 from datetime import datetime, timedelta
@@ -23,7 +23,7 @@ from cavvy.spec.tree import ScalarNode
 
 
 def _read_deadline(node: ScalarNode) -> tuple[datetime | None, timedelta | None]:
-    """A moment, or a length from the submission."""
+    """A time, or a duration since the submission."""
     text = read_text(node).strip()
     try:
         length = read_length(node)
@@ -32,7 +32,7 @@ def _read_deadline(node: ScalarNode) -> tuple[datetime | None, timedelta | None]
             return read_time(text), None
         raise
     if length <= timedelta(0):
-        raise WrongValue("a deadline of no length ends the job at once")
+        raise WrongValue("a deadline of zero length ends the job at once")
     return None, length
 
 
@@ -41,7 +41,7 @@ def _build_limits(table: SectionReader) -> Limits:
     at, after, duration = limits.deadline, limits.deadline_after, limits.duration
     if at is not None and now is not None and at <= now:
         message = f"the deadline was {format_duration(now - at)} ago"
-        table.wrong("deadline", message, expected="a time to come")
+        table.wrong("deadline", message, expected="a time in the future")
     if after is not None and duration is not None and duration > after:
         message = (
             f"the duration ({format_duration(duration)}) exceeds the deadline "

@@ -38,7 +38,7 @@ _EXPRESSION = re.compile(r"\$\$\{\{|\$\{\{(.*?)\}\}", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenValue:
-    """A value and how its author wrote it: 1e-3 is put into texts as 1e-3."""
+    """A value with its original spelling: 1e-3 is inserted into texts as 1e-3."""
 
     value: Scalar
     text: str
@@ -46,7 +46,7 @@ class WrittenValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamSpec:
-    """What a file says of one parameter."""
+    """The declaration of one parameter."""
 
     mark: SourceMark
     type: str
@@ -56,13 +56,13 @@ class ParamSpec:
     choices: tuple[WrittenValue, ...] = ()
 
     def check(self, given: WrittenValue) -> WrittenValue:
-        """`given`, made to fit the type. Raises WrongValue."""
+        """`given`, converted to the parameter's type. Raises WrongValue."""
         value = given.value
         if self.type == "str":
             value = given.text
         elif self.type == "float" and isinstance(value, int) and not isinstance(value, bool):
             value = _to_float(value)
-        # bool is an int to Python, and no number to anyone else.
+        # In Python bool is an int, but users do not expect a number.
         if type(value) is not TYPES[self.type] or (
             isinstance(value, float) and not math.isfinite(value)
         ):
@@ -72,9 +72,9 @@ class ParamSpec:
             )
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             if self.low is not None and value < self.low:
-                raise WrongValue(f"{given.text} is below the least value, {self.low:g}")
+                raise WrongValue(f"{given.text} is below the minimum, {self.low:g}")
             if self.high is not None and value > self.high:
-                raise WrongValue(f"{given.text} is above the greatest value, {self.high:g}")
+                raise WrongValue(f"{given.text} is above the maximum, {self.high:g}")
         texts = [choice.text for choice in self.choices]
         if self.choices and value not in [choice.value for choice in self.choices]:
             close = nearest(given.text, texts)
@@ -98,9 +98,7 @@ _TYPE_WORDS = {
 def read_params(
     root: Node, overrides: Mapping[str, Scalar], notes: ProblemNotes
 ) -> dict[str, WrittenValue | None]:
-    """The value of every declared parameter; None for one that is wrong, after its problem was
-    noted.
-    """
+    """The value of every declared parameter; None for invalid ones, after noting their problems."""
     section = root.get("params") if isinstance(root, MapNode) else None
     declared: dict[str, ParamSpec] = {}
     if section is not None and not (isinstance(section, ScalarNode) and section.value is None):
@@ -139,7 +137,7 @@ def _note_unknown(
 
 
 def substitute(node: Node, values: Mapping[str, WrittenValue | None], notes: ProblemNotes) -> Node:
-    """`node` with every `${{ params.NAME }}` replaced; one that is all of a value keeps the
+    """`node` with every `${{ params.NAME }}` replaced; a value that is only an expression keeps the
     parameter's type.
     """
     match node:
@@ -155,7 +153,7 @@ def substitute(node: Node, values: Mapping[str, WrittenValue | None], notes: Pro
 
 
 def escape(text: str) -> str:
-    """`text` such that substitution gives it back unchanged."""
+    """`text` escaped so that substitution returns it unchanged."""
     return text.replace("${{", "$${{")
 
 
@@ -172,7 +170,7 @@ def _override(param: ParamSpec, text: str, place: str, notes: ProblemNotes) -> W
 
 
 def _check_names(section: Node, notes: ProblemNotes) -> None:
-    """Names that differ in case only would be one environment variable."""
+    """Names that differ only in case would be the same environment variable."""
     seen: dict[str, str] = {}
     for key, _ in section.entries if isinstance(section, MapNode) else ():
         other = seen.setdefault(key.text.upper(), key.text)
@@ -262,10 +260,10 @@ def _look_up(
             if close
             else f"declare it under `params:` (there: {known})"
         )
-        return WrongValue(f"there is no parameter {shown(name)}", suggestion=hint)
+        return WrongValue(f"unknown parameter {shown(name)}", suggestion=hint)
     if scope in ("secrets", "env"):
         hint = f"list it under `{scope}:` and use it as ${name or 'NAME'} in `run`"
-        return WrongValue(f"`{scope}` cannot be put into the file's text", suggestion=hint)
+        return WrongValue(f"`{scope}` cannot be inserted into the file's text", suggestion=hint)
     close = nearest(expression, values)
     hint = (
         f"did you mean `${{{{ params.{close} }}}}`?"
@@ -278,9 +276,7 @@ def _look_up(
 
 
 def _note(node: ScalarNode, match: "re.Match[str]", wrong: WrongValue, notes: ProblemNotes) -> None:
-    """Point at the expression itself where the source shows it, as in the middle of a long
-    `run`.
-    """
+    """Point at the expression itself if the source shows it, as in the middle of a long `run`."""
     mark = node.mark
     number = node.text.count("${{", 0, match.start())
     at = mark.index - 1
@@ -297,7 +293,7 @@ def _note(node: ScalarNode, match: "re.Match[str]", wrong: WrongValue, notes: Pr
     notes.add(mark, str(wrong), expected=wrong.expected or "", suggestion=wrong.suggestion)
 
 
-# What the file may say under `params`.
+# The allowed content of `params`.
 
 
 def _check_name(name: str) -> None:
@@ -317,7 +313,7 @@ def _read_scalar_param(node: ScalarNode) -> WrittenValue:
     if isinstance(node.value, float) and not math.isfinite(node.value):
         raise WrongValue(f"{node.text} is too large for a number")
     if "${{" in node.text:
-        raise WrongValue("a parameter cannot be made of others")
+        raise WrongValue("a parameter cannot refer to others")
     return WrittenValue(value=node.value, text=read_text(node))
 
 

@@ -1,4 +1,4 @@
-"""Paths of a task file: within the working folder, and full ones of the node."""
+"""Paths of a task file: relative to the working folder, or absolute on the node."""
 
 import re
 
@@ -42,7 +42,7 @@ def inner_path(text: str) -> str:
 
 
 def check_path(text: str) -> str:
-    """Where the files shall be seen: an absolute path, or one within the working folder. Raises
+    """The target path for the files: an absolute path, or one within the working folder. Raises
     WrongValue.
     """
     path = text.strip()
@@ -51,8 +51,8 @@ def check_path(text: str) -> str:
     clean = _full(path)
     if clean in _SYSTEM:
         raise WrongValue(
-            f"{shown(path)} is the system's: a volume there would hide the node's own files",
-            suggestion="name another folder, such as /data",
+            f"{shown(path)} is a system path: a volume there would hide the node's own files",
+            suggestion="use another folder, such as /data",
         )
     return clean
 

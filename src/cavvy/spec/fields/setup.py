@@ -1,4 +1,5 @@
-"""What is done before the task on each node, and which files that may depend on: `setup`."""
+"""Commands that run before the task on each node, and the files that they may depend on:
+`setup`."""
 
 from cavvy.spec.fields.kinds import FieldSpec, ListKind, either, section, text_kind
 from cavvy.spec.fields.paths import inner_path
@@ -11,4 +12,6 @@ _TABLE = section(
     run=FieldSpec(_COMMANDS, required=True),
     uses=ListKind(_FILE),
 )
-SETUP = either(_COMMANDS, lambda run: (run, None), _TABLE)  # the commands, and what they use
+SETUP = either(
+    _COMMANDS, lambda run: (run, None), _TABLE
+)  # the commands, and the files that they use

@@ -1,4 +1,4 @@
-"""The task file: its top-level keys, and the domain's Task made of them."""
+"""The task file: its top-level keys, and its translation into the domain's Task."""
 
 import re
 from datetime import datetime, timedelta
@@ -36,7 +36,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def check_slug(text: str) -> str:
-    """`text`, where it can be a name. Raises WrongValue."""
+    """`text`, if it is a valid name. Raises WrongValue."""
     if _SLUG.fullmatch(text):
         return text
     close = slug(text)
@@ -45,7 +45,7 @@ def check_slug(text: str) -> str:
 
 
 def check_variable(name: str) -> str:
-    """`name`, where a shell can have such a variable and it is not ours. Raises WrongValue."""
+    """`name`, if a shell can have this variable and Cavvy does not set it. Raises WrongValue."""
     if not _VARIABLE.fullmatch(name):
         close = re.sub(r"[^A-Za-z0-9_]", "_", name)
         close = f"_{close}" if close[:1].isdigit() else close
@@ -102,7 +102,7 @@ def _check_keep(table: SectionReader, limits: Limits) -> None:
 
 
 def _check_uses(table: SectionReader) -> None:
-    """Note where `uses` would mean nothing."""
+    """Note `uses` where it has no effect."""
     _, uses = table.get("setup", (None, None))
     if uses and not table.has("workdir"):
         hint = "add `workdir: .`, or delete `uses`"
@@ -112,7 +112,7 @@ def _check_uses(table: SectionReader) -> None:
             "setup",
             "`setup.uses` is not supported with an `image`: in a container, every attempt sets up "
             "anew",
-            suggestion="delete `uses`, or build an image that has what the setup makes",
+            suggestion="delete `uses`, or build an image that contains the setup's results",
         )
 
 
@@ -135,7 +135,7 @@ TASK = section(
     name=_NAME,
     project=_NAME,
     tags=MapKind(
-        "tag names, each with a text",
+        "tag names, each with a text value",
         matching(
             r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?",
             "cannot be a tag's name",
@@ -152,7 +152,7 @@ TASK = section(
     setup=FieldSpec(SETUP, to=("setup", "setup_uses")),
     run=FieldSpec(text_kind("shell commands"), required=True),
     env=named_texts(
-        "variable names, each with a text",
+        "variable names, each with a text value",
         check_variable,
         {"pattern": f"^{_VARIABLE.pattern}$"},
         missing="the variable has no value",

@@ -58,7 +58,7 @@ def length_kind(
 
 
 def _exact(length: timedelta) -> str:
-    """A bound as it can be written; `format_duration` would round a millisecond to nothing."""
+    """A limit in task-file syntax; `format_duration` would round a millisecond to nothing."""
     return (
         "1ms, or leave it out"
         if timedelta(0) < length < timedelta(milliseconds=100)
@@ -123,7 +123,7 @@ _CRON_PART = re.compile(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,2}))?")
 
 
 def check_cron(text: str) -> str:
-    """`text`, where it is a cron line of five fields of numbers. Raises WrongValue."""
+    """`text`, if it is a cron line with five fields of numbers. Raises WrongValue."""
     parts = text.split()
     if len(parts) != 5:
         raise WrongValue(

@@ -1,4 +1,4 @@
-"""The `inputs` and `outputs` of a task file: what is copied to each node, and back."""
+"""The `inputs` and `outputs` of a task file: files copied to each node, and back."""
 
 from datetime import timedelta
 from enum import StrEnum
@@ -18,7 +18,7 @@ from cavvy.spec.fields.urls import read_source, read_target
 
 
 class InputMode(StrEnum):
-    """How an input comes."""
+    """The mode of an input."""
 
     COPY = "copy"
     STREAM = "stream"
@@ -53,7 +53,7 @@ _INPUT = section(
     ),
     target=FieldSpec(
         text_kind(
-            "a path within the working folder such as data/images, or a full one", check_path
+            "a path within the working folder such as data/images, or an absolute one", check_path
         ),
         required=True,
     ),

@@ -1,4 +1,5 @@
-"""The far ends of `inputs` and `outputs`: full paths of the node, and URLs of storages."""
+"""The sources and targets of `inputs` and `outputs`: absolute paths on the node, and URLs of
+storages."""
 
 import re
 from urllib.parse import urlsplit
@@ -18,12 +19,12 @@ _READ_ONLY = ("http", "https")
 
 
 def read_source(text: str) -> str:
-    """What an input comes from. Raises WrongValue."""
+    """The source of an input. Raises WrongValue."""
     return _read(text, URL_SCHEMES)
 
 
 def read_target(text: str) -> str:
-    """Where an output goes. Raises WrongValue."""
+    """The target of an output. Raises WrongValue."""
     return _read(text, tuple(each for each in URL_SCHEMES if each not in _READ_ONLY))
 
 

@@ -114,7 +114,7 @@ VOLUMES = ListKind(
 
 
 def check_volumes(table: SectionReader) -> None:
-    """Note where two volumes of the file claim one path."""
+    """Note two volumes of the file with the same path."""
     paths = [each.path for each in table.get("volumes", ())]
     for path in dict.fromkeys(path for path in paths if paths.count(path) > 1):
         table.wrong(

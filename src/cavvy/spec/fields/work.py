@@ -1,4 +1,4 @@
-"""What plans and other programs need to know: the `work` to do, and the `webhooks` to call."""
+"""Information for plans and other programs: the `work` to do, and the `webhooks` to call."""
 
 import re
 from dataclasses import replace
@@ -22,7 +22,7 @@ from cavvy.spec.problems import shown
 
 
 class WorkPrecision(StrEnum):
-    """Formats of numbers that accelerators have peak rates for."""
+    """Number formats for which accelerators have peak rates."""
 
     FP64 = "fp64"
     FP32 = "fp32"
@@ -47,8 +47,8 @@ _PRECISION_SLIPS = {
 
 
 def _check_rate_name(name: str) -> None:
-    """An accelerator's name or family, or cpu, alone or as NAME:COUNT: a rate under any other
-    name never counts.
+    """An accelerator's name or family, or cpu, alone or as NAME:COUNT; rates with other names would
+    have no effect.
     """
     from cavvy.catalog.accelerators import find_accelerator, names_matching, suggest
 

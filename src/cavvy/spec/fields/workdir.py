@@ -54,8 +54,8 @@ def _read_workdir(text: str) -> Workdir:
             )
         return Workdir(path=text)
     url, at, point = text.rpartition("@")
-    # git@host:path has an @ of its own; what follows the last one of a URL is the commit only
-    # without a slash or colon.
+    # git@host:path contains an @; the part after a URL's last @ is the commit only if it has no
+    # slash or colon.
     if not at or "/" in point or ":" in point or not _GIT_URL.fullmatch(url):
         url, point = text, ""
     url = _check_git(url)

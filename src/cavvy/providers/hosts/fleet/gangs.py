@@ -60,7 +60,7 @@ _AT_ONCE = -1.0  # a grace that waits for nothing
 
 @dataclass(frozen=True, slots=True)
 class _Nothing:
-    """An answer without content."""
+    """An empty answer."""
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class HostFleet:
     async def launch(self, gang: GangSpec) -> None:
         """As Provider.launch."""
         if _NAME.fullmatch(gang.name) is None or gang.installation != self._installation:
-            raise Refused(f"{gang.name}: not a gang's name of this installation")
+            raise Refused(f"{gang.name}: not the name of a gang of this installation")
         async with self._launching.setdefault(gang.name, asyncio.Lock()):
             await self._ledger.refresh(gang.name)
             known = self._ledger.intents.get(gang.name)
@@ -171,7 +171,7 @@ class HostFleet:
             raise CannotConnect(link.problem or f"{host} is not connected")
         setup = await link.connect()
         if not setup.agent:
-            raise Refused("no agent can be started on hosts: the server did not say which")
+            raise Refused("no agent can be started on hosts: the server has no agent command")
         asked = [
             {
                 "rank": each.rank,
@@ -228,7 +228,7 @@ class HostFleet:
         try:
             await link.ask("remove", _Nothing, gang=name, grace_s=_AT_ONCE, forbid=True)
         except ProviderError:
-            return  # `_clean` asks again
+            return  # `_clean` retries
 
     # Looking
 
@@ -311,7 +311,7 @@ class HostFleet:
         try:
             await link.ask("forget", _Nothing, gang=name)
         except ProviderError:
-            return  # `_clean` asks again
+            return  # `_clean` retries
 
     async def _adopt(self, looks: Mapping[str, HostLook | SilentHost]) -> None:
         """Record this installation's gangs that hosts have and the ledger lacks, as after the loss

@@ -1,4 +1,4 @@
-"""The link to one host's supervisor, whichever side connects.
+"""The link to one host's supervisor, regardless of which side connects.
 
 Errors, by what the caller does next:
 
@@ -20,16 +20,16 @@ ASK_TIMEOUT_S = 60  # for one answer; a launch writes a few files
 class HostSetup:
     """Paths and commands on a host that is set up."""
 
-    root: str  # of this installation on this host
+    root: str  # folder of this installation on this host
     cache: str
-    agent: tuple[str, ...]  # starts the agent; the configuration's path is appended
+    agent: tuple[str, ...]  # starts the agent; append the configuration's path
     supervisor: tuple[str, ...]
 
 
 class HostLink(Protocol):
-    """One host. Times are the control plane's."""
+    """One host. Times are on the control plane's clock."""
 
-    problem: str  # why it is not connected
+    problem: str  # why the host is not connected
     leaving: bool  # it takes no new work
     let_in: bool  # False: the host answers and refuses the login
     heard_at: datetime | None

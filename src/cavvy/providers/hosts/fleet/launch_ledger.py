@@ -1,4 +1,4 @@
-"""The launch ledger of gangs on hosts: what was requested, and how it ended."""
+"""The launch ledger of gangs on hosts: requested launches, and how they ended."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ REMEMBERED = timedelta(hours=2)  # the provider interface requires one hour
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetIntent:
-    """A requested gang. `hosts` are by rank."""
+    """A requested gang. `hosts` are listed by rank."""
 
     name: str
     installation: str
@@ -33,7 +33,7 @@ class FleetIntent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetGangEnd:
-    """A gang that is over. Hosts in `owing` did not confirm it: agents that still live there are
+    """An ended gang. Hosts in `owing` did not confirm it: agents that still live there are
     killed.
     """
 
@@ -47,7 +47,8 @@ class FleetGangEnd:
 
 
 class FleetLedger:
-    """The launches of one installation: `intents` of gangs that are not over, and the `ended`."""
+    """The launches of one installation: `intents` of gangs that are not over, and the `ended`
+    ones."""
 
     def __init__(self, state: ProviderState, now: Callable[[], datetime]) -> None:
         self._intents = LaunchLedger(state, FleetIntent)
@@ -78,7 +79,7 @@ class FleetLedger:
         await self._intents.put(intent)
 
     async def drop(self, name: str) -> None:
-        """Forget an intent. Raises TryAgain."""
+        """Delete an intent. Raises TryAgain."""
         await self._intents.drop(name)
 
     async def end(self, ended: FleetGangEnd) -> None:

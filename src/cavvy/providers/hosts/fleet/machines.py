@@ -35,7 +35,7 @@ class HostEntry(Protocol):
 
     @property
     def rate(self) -> HourlyRate:
-        """Of one accelerator, or of a node that holds none."""
+        """price of one accelerator, or of a node that holds none"""
 
     @property
     def node_address(self) -> str | None:
@@ -51,9 +51,7 @@ class HostEntry(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmiReading:
-    """What nvidia-smi printed: a row of index, UUID, name, memory in MiB and MIG mode for each
-    GPU.
-    """
+    """nvidia-smi's output: a row of index, UUID, name, memory in MiB and MIG mode for each GPU."""
 
     rows: Sequence[Sequence[str]] | None = None
     error: str = ""
@@ -80,7 +78,7 @@ class SupervisorFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownHost:
-    """One host whose facts are known, and whether it answers now."""
+    """One host with known facts, and whether it answers now."""
 
     provider: str
     entry: HostEntry

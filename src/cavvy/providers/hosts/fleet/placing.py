@@ -36,7 +36,7 @@ class AgentRoute:
 def make_config(
     gang: GangSpec, placed: PlacedRank, way: AgentRoute, home: str, cache: str
 ) -> HostAgentConfig:
-    """The configuration of one rank's agent, which reports by `way` and works in `home`."""
+    """The configuration of one rank's agent, which reports through `way` and works in `home`."""
     return HostAgentConfig(
         gang=gang.name,
         rank=placed.rank,
@@ -96,7 +96,7 @@ def hold_devices(
     known = {device.id: device for device in machine.devices}
     wanted = allocation.devices if allocation else ()
     if missing := [each for each in wanted if each not in known]:
-        raise NoCapacity(f"{', '.join(missing)}: no such accelerator on {host} any more")
+        raise NoCapacity(f"{', '.join(missing)}: {host} no longer has this accelerator")
     devices = [known[each] for each in wanted]
     return PlacedRank(
         rank=rank,

@@ -18,7 +18,7 @@ class RankState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSeen:
-    """One rank as its supervisor sees it. `at` is on the host's clock, seconds since the epoch."""
+    """One rank as seen by its supervisor. `at` is on the host's clock, seconds since the epoch."""
 
     rank: int
     state: RankState
@@ -43,7 +43,7 @@ class GangOnHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLook:
-    """Everything of this installation on one host. `now` is the host's clock."""
+    """All gangs of this installation on one host. `now` is the host's clock."""
 
     now: float
     gangs: Sequence[GangOnHost]
@@ -137,15 +137,12 @@ def _say_end(ranks: Sequence[RankStatus], first: AgentExit | None) -> str:
         if rank.dead_host:
             return f"{rank.host} is taken for dead: it could not be reached for too long"
         if rank.seen is None:
-            return (
-                f"{rank.host} has nothing of rank {rank.number} any more: its folder was "
-                "deleted there"
-            )
+            return f"{rank.host} has lost rank {rank.number}: its folder was deleted"
         if rank.seen.rebooted:
             return f"{rank.host} was rebooted"
         if not rank.seen.in_order:
             complaint = f": {rank.seen.complaint}" if rank.seen.complaint else ""
-            return f"the agent of rank {rank.number} on {rank.host} was killed or broke{complaint}"
+            return f"the agent of rank {rank.number} on {rank.host} was killed or failed{complaint}"
     return first.reason if first is not None and first.reason else "its agents left"
 
 

@@ -1,7 +1,7 @@
 """Starts the supervisor: `python -I -S supervisor.pyz serve ROOT`, or `facts ROOT`, which prints
-what the host has.
+the host's facts.
 
-The package is loaded under a name of its own from the archive that holds this file.
+The package is loaded under its own name from the archive that contains this file.
 """
 
 import json
@@ -10,7 +10,9 @@ import sys
 
 if __name__ == "__main__":
     package = type(sys)("cavvy_supervisor")
-    package.__path__ = [os.path.dirname(os.path.abspath(__file__))]  # makes it a package
+    package.__path__ = [
+        os.path.dirname(os.path.abspath(__file__))
+    ]  # marks this folder as a package
     sys.modules["cavvy_supervisor"] = package
     from cavvy_supervisor.facts import read_facts  # type: ignore[import-not-found]  # exists from the line above on
     from cavvy_supervisor.service import HostSupervisor  # type: ignore[import-not-found]
@@ -20,4 +22,4 @@ if __name__ == "__main__":
         sys.stdout.flush()
     else:
         HostSupervisor(sys.argv[2]).serve()
-    os._exit(0)  # nothing is left to tidy up
+    os._exit(0)  # nothing is left to clean up

@@ -77,7 +77,7 @@ def find_address() -> str:
 def find_user() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container may run as a number without a name
+    except KeyError:  # a container may run as a user id without a name
         return os.environ.get("USER") or str(os.getuid())
 
 

@@ -1,4 +1,4 @@
-"""Small files that appear whole or not at all, and locks."""
+"""Small files that are written atomically, and locks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The framing of every link: a JSON object on a line, then as many bytes as its `size` says.
+"""The framing of every link: a JSON object on a line, followed by `size` bytes.
 
-Used on both sides: by the control plane, the host supervisor and the login-node helper. A frame
-without `size` carries no bytes.
+Used by both sides: the control plane, and the host supervisor or the login-node helper. A frame
+without `size` has no bytes.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ LIMIT = 80 * 1024 * 1024  # bytes of one frame, above the largest letter of an a
 
 
 def encode_frame(head: Fields, data: bytes = b"") -> bytes:
-    """One frame; `data` needs no encoding."""
+    """Build one frame; `data` needs no encoding."""
     if data:
         head = dict(head, size=len(data))
     return json.dumps(head, separators=(",", ":")).encode() + b"\n" + data
 
 
 class FrameReader:
-    """Cuts a stream into frames, however the bytes arrive."""
+    """Splits a stream into frames, regardless of how its bytes arrive."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._head: Fields | None = None  # of a frame whose bytes have not all arrived
+        self._head: Fields | None = None  # header of a frame whose bytes have not all arrived
 
     def feed(self, data: bytes) -> list[tuple[Fields, bytes]]:
         """The frames that `data` completes. Raises ValueError for an invalid frame."""
@@ -42,7 +42,7 @@ class FrameReader:
                     break
                 self._head = json.loads(self._buffer[:end].decode())
                 if not isinstance(self._head, dict):
-                    raise ValueError("a frame begins with a JSON object")
+                    raise ValueError("a frame must begin with a JSON object")
                 del self._buffer[: end + 1]
             size = self._head.get("size", 0)
             if not isinstance(size, int) or not 0 <= size <= LIMIT:

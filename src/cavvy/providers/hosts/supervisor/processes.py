@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 GANG_MARK, RANK_MARK = (
     "CAVVY_GANG",
     "CAVVY_RANK",
-)  # in the environment of every process of a gang's rank
+)  # variables in the environment of every process of a gang's rank
 
 
 def boot() -> str:

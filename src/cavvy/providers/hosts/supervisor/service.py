@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 REAPER_S = 3.0  # the time that the reaper of a killed agent has to end the work
 PATIENCE_S = 5.0  # after a gang's grace, for its agents' last reports
-DELIVERING = "its last words are being delivered"
+DELIVERING = "its last messages are being delivered"
 DELIVERIES = 3  # tries to deliver an agent's last reports, while a server answers
 SOON_S = 0.1  # between looks at processes that should end
 POLL_S = 1.0  # between looks at deliveries, and at agents without pidfd
@@ -96,7 +96,7 @@ class HostSupervisor:
         self._kill_all_at: float | None = None  # this host leaves: then all gangs are killed
 
     def serve(self) -> None:
-        """Answer until the input ends."""
+        """Serve until the input ends."""
         self._succeed()
         os.set_blocking(0, False)
         os.set_blocking(1, False)
@@ -233,7 +233,7 @@ class HostSupervisor:
         fresh = f"{self._root}/gangs/.new-{os.path.basename(folder)}"
         shutil.rmtree(fresh, ignore_errors=True)
         shared = os.path.dirname(os.path.dirname(self._root))
-        with FileLock(shared + "/devices.lock"):  # of every installation on this host
+        with FileLock(shared + "/devices.lock"):  # gangs of every installation on this host
             check_free(shared, {device for rank in asked["ranks"] for device in rank["devices"]})
             try:
                 os.makedirs(fresh, 0o700)
@@ -337,7 +337,7 @@ class HostSupervisor:
             return {**seen, "state": "runs"}
         in_order = left == "0"
         if (not in_order or overdue) and self._rest_lives(name, rank, overdue):
-            return {**seen, "state": "ends", "why": "what its agent left behind is being killed"}
+            return {**seen, "state": "ends", "why": "processes left by its agent are being killed"}
         undelivered = not in_order or os.path.exists(folder + "/undelivered")
         if undelivered and self._follow_up(name, rank, removing):
             return {**seen, "state": "ends", "why": DELIVERING}
@@ -487,7 +487,7 @@ class HostSupervisor:
             try:
                 os.killpg(
                     run["pid"], signal.SIGTERM
-                )  # the agent, and the shell that notes its exit code
+                )  # the agent, and the shell that records its exit code
             except ProcessLookupError:
                 return
             return
@@ -531,7 +531,7 @@ class HostSupervisor:
 def check_name(name: str) -> str:
     """Check a gang's name, which becomes a folder's name. Raises ValueError."""
     if not name or len(name) > 63 or not all(letter.isalnum() or letter == "-" for letter in name):
-        raise ValueError(f"{name!r} is no name of a gang")
+        raise ValueError(f"{name!r} is not a valid gang name")
     return name
 
 

@@ -1,7 +1,7 @@
-"""Starts the program: `python -I -S far.pyz ADDRESS PIN PLACE FOLDER PYTHON`, with the line's token
+"""Starts the program: `python -I -S far.pyz ADDRESS PIN PLACE FOLDER PYTHON`, with the join token
 in CAVVY_JOIN_TOKEN.
 
-The package is loaded under a name of its own from the archive that holds this file.
+The package is loaded under its own name from the archive that contains this file.
 """
 
 import os
@@ -9,7 +9,9 @@ import sys
 
 if __name__ == "__main__":
     package = type(sys)("cavvy_remote")
-    package.__path__ = [os.path.dirname(os.path.abspath(__file__))]  # makes it a package
+    package.__path__ = [
+        os.path.dirname(os.path.abspath(__file__))
+    ]  # marks this folder as a package
     sys.modules["cavvy_remote"] = package
     from cavvy_remote.machine import main  # type: ignore[import-not-found]  # exists from the line above on
 

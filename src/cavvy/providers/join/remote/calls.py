@@ -58,7 +58,7 @@ class ServerCalls:
             return
         status, data = self._request("GET", "/boot/v1/" + digest, b"", {}, 60.0)
         if status != 200 or hashlib.sha256(data).hexdigest() != digest:
-            raise OSError(f"status {status}, and not the file that was asked for")
+            raise OSError(f"status {status} instead of the requested file")
         fresh = f"{path}.{os.getpid()}"
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(data)
@@ -99,7 +99,7 @@ class ServerCalls:
         found = hashlib.sha256(made.sock.getpeercert(True) or b"").hexdigest()
         if found != self._pin:
             made.close()
-            raise OSError(f"another certificate than the control plane's: {found}")
+            raise OSError(f"unexpected certificate from the control plane: {found}")
         self.own_address = made.sock.getsockname()[0]
         made.auto_open = 0  # an automatic reconnection would skip the check of the pin
         self._connection = made

@@ -75,7 +75,7 @@ class MachineClient:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"this machine has joined as {self._card['name']} already, and is at it")
+            say(f"this machine has already joined as {self._card['name']} and is connected")
             return 0
         while not self._leaving.is_set():
             session = None
@@ -160,7 +160,7 @@ class SupervisorSession:
         self.wanted_to_leave = False
         self._failure: MachineDismissed | None = None
         self._lines: list[str] = []  # of the supervisor, not sent yet
-        self._first = 1  # the number of the first of them
+        self._first = 1  # number of the first of these lines
         self._written = threading.Lock()
         self._news = threading.Condition()
         self._greet(json.loads(facts))
@@ -197,7 +197,7 @@ class SupervisorSession:
 
     def leave(self) -> None:
         """End the work as if the machine were taken away, and report it to the control plane."""
-        say(f"leaving: jobs have {GRACE_S:g} s to save what they have")
+        say(f"leaving: jobs have {GRACE_S:g} s to save their state")
         calls = self._machine.make_calls()
         self._notify(calls, "leave")
         self._write(json.dumps({"id": -1, "do": "leave", "grace_s": GRACE_S}))
@@ -293,13 +293,13 @@ class SupervisorSession:
 
 
 def alive(root: str) -> bool:
-    """Whether a rank of a gang here has not ended."""
+    """Whether a rank of a gang on this machine has not ended."""
     ranks = glob.glob(glob.escape(root) + "/gangs/*/*/config.json")
     return any(not os.path.exists(os.path.dirname(path) + "/dead.json") for path in ranks)
 
 
 def end_all(start: list[str], supervisor: str, root: str) -> None:
-    """End every gang here, without the control plane."""
+    """End every gang on this machine, without the control plane."""
     process = subprocess.Popen(
         [*start, supervisor, "serve", root],
         stdin=subprocess.PIPE,

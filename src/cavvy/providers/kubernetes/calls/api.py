@@ -41,7 +41,7 @@ class ApiServerRefused(Exception):
     def provider_error(self) -> ProviderError:
         """The error that callers of a provider expect for this one."""
         text = str(self)
-        # Two pods that count on one quota at once get a Conflict.
+        # Two pods that claim one quota at the same time get a Conflict.
         if self.status in _LATER or self.reason == "Conflict":
             return TryAgain(text)
         if self.status == 403 and "exceeded quota" in text:
@@ -85,7 +85,7 @@ class KubernetesApi:
         await self._try("DELETE", path, body)
 
     async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Object]:
-        """Events from `resourceVersion` on, until the server ends the watch."""
+        """Patch an object by merge; None if it does not exist."""
         head = await self._head("GET", path, {**query, "watch": "true"})
         connection = await self._connect()
         try:

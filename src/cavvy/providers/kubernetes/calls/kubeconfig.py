@@ -22,8 +22,8 @@ from cavvy.providers.base import Refused, TryAgain
 from cavvy.providers.kubernetes.calls.wire import basic
 
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_PLUGIN_S = 60.0  # plugins of clouds may start a slow SDK
-_EARLY = timedelta(minutes=1)  # how long before its end a credential is renewed
+_PLUGIN_S = 60.0  # time for plugins of clouds, which may start a slow SDK
+_EARLY = timedelta(minutes=1)  # a credential is renewed this long before its end
 _TOKEN_FILE_AGE = timedelta(minutes=1)  # kubelets renew the tokens of service accounts in place
 _Entry = TypeVar("_Entry")
 _Rows = Mapping[str, Sequence[tuple[Path, Mapping[str, object]]]]
@@ -102,7 +102,7 @@ class KubeContext:
 
 
 def read_contexts(setting: str, wanted: Sequence[str]) -> Sequence[KubeContext]:
-    """The wanted contexts, else the current one. Raises Refused."""
+    """The contexts in the settings, else the current one. Raises Refused."""
     paths = _find(setting)
     if not paths:
         inside = _read_in_cluster()
@@ -233,7 +233,7 @@ def _find_command(plugin: ExecPlugin | None, folder: Path) -> ExecPlugin | None:
 def _entry(
     rows: _Rows, inner: str, name: str, path: Path, kind: type[_Entry]
 ) -> tuple[Path, _Entry]:
-    """The entry of a name, and the folder of its file. The first file with that name wins."""
+    """The entry with a name, and the folder of its file. The first file with that name wins."""
     known = rows[f"{inner}s"]
     for folder, row in known:
         if row.get("name") == name and isinstance(row.get(inner), dict):
@@ -261,7 +261,7 @@ class LoginProof:
 
     headers: Mapping[str, str] = field(repr=False)
     tls: ssl.SSLContext | None = None
-    until: datetime | None = None  # None: they do not expire
+    until: datetime | None = None  # None: the credentials do not expire
 
 
 class KubeLogin:

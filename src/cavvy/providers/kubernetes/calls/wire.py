@@ -257,12 +257,12 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 
 
 def basic(user: str) -> str:
-    """The value of an Authorization header for USER:PASSWORD."""
+    """The Authorization header's value for USER:PASSWORD."""
     return "Basic " + base64.b64encode(user.encode()).decode()
 
 
 def upgrade_headers(protocol: str) -> dict[str, str]:
-    """What asks a server for a WebSocket of this protocol."""
+    """The headers that request a WebSocket with this protocol."""
     key = base64.b64encode(os.urandom(16)).decode()
     return {**_UPGRADE, "Sec-WebSocket-Key": key, "Sec-WebSocket-Protocol": protocol}
 

@@ -29,7 +29,7 @@ PATIENCE = "/cavvy/gang/patience_s"
 FRAME = struct.Struct("!cII")
 OPEN, DATA, CLOSE, REMOVED = b"O", b"D", b"C", b"R"
 CHUNK = 65536
-TUNNEL_S = 20.0  # a tunnel that accepts no data for so long is dead
+TUNNEL_S = 20.0  # a tunnel that accepts no data for this long is dead
 DELIVERY_S = 45.0  # an agent that only delivers tries for 20 s
 SLACK_S = 60.0  # after lease and grace, an agent that still runs cannot exit by itself
 

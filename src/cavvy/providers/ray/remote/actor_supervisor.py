@@ -55,7 +55,7 @@ def fetch(address: str, digest: str, path: str) -> None:
         except (OSError, http.client.HTTPException) as error:
             why = str(error)
         if time.monotonic() > until:
-            raise FetchFailed(f"it cannot fetch its agent from {address}: {why}")
+            raise FetchFailed(f"cannot fetch the agent from {address}: {why}")
         time.sleep(AGAIN_S)
     fresh = f"{path}.{os.getpid()}"
     with open(fresh, "wb") as file:

@@ -197,7 +197,7 @@ class RayGang:
                 return None
             if not told:
                 told = True
-                say("waits", why="Ray has not placed all of it yet")
+                say("waits", why="Ray has not placed all nodes yet")
         say("placed")
         return group
 
@@ -276,7 +276,7 @@ class RayGang:
             lost = "the control plane did not answer for too long"
             say(
                 "leaves",
-                why="it was asked to stop" if self.stopped else lost,
+                why="the job was asked to stop" if self.stopped else lost,
                 lost=not self.stopped,
             )
             self.asked = True
