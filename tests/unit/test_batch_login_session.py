@@ -25,7 +25,8 @@ def test_a_command_that_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> 
         login_session = LoginSession(make_where(tmp_path / "shared"))
         assert (await login_session.run(["id", "-u"])).code == 0
         with pytest.raises(
-            TryAgain, match="this machine has no no-such-sbatch: set `host` to the cluster's login node"
+            TryAgain,
+            match="this machine has no no-such-sbatch: set `host` to the cluster's login node",
         ):
             await login_session.run(["no-such-sbatch", "--parsable"])
         await login_session.close()
