@@ -106,7 +106,6 @@ class BlockingClient:
         method: str,
         route: str,
         body: object = None,
-        length: int | None = None,
         query: str = "",
     ) -> http.client.HTTPResponse:
         """Return the answer, with any status; the gang's name is added to the request. Raises
@@ -117,8 +116,8 @@ class BlockingClient:
             "Cavvy-Agent-Protocol": str(PROTOCOL),
             "Content-Type": "application/json",
         }
-        if length is not None:
-            headers["Content-Length"] = str(length)
+        if isinstance(size := getattr(body, "size", None), int):  # http.client knows that of bytes
+            headers["Content-Length"] = str(size)
         try:
             if self._connection is None:
                 self._connection = connect(address)
@@ -137,13 +136,12 @@ class BlockingClient:
         method: str,
         route: str,
         body: object = None,
-        length: int | None = None,
         query: str = "",
     ) -> tuple[int, bytes]:
         """Status and body of the answer; retries until the control plane answers."""
         while True:
             try:
-                reply = self.ask(method, route, body, length, query)
+                reply = self.ask(method, route, body, query)
                 return reply.status, reply.read()
             except FAULTS:
                 self.wait()
@@ -213,11 +211,8 @@ class TransferClient:
         **query: object,
     ) -> bytes:
         more = "".join(f"&{name}={quote(str(value), safe='')}" for name, value in query.items())
-        length = None if body is None else len(body)
         while True:
-            status, data = self._line.exchange(
-                method, f"data/{self._route}{route}", body, length, more
-            )
+            status, data = self._line.exchange(method, f"data/{self._route}{route}", body, more)
             if status == 200:
                 return data
             if status < 500:

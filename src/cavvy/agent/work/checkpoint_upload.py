@@ -14,6 +14,7 @@ import json
 import os
 import stat
 import time
+from collections import namedtuple
 from contextlib import suppress
 
 from ..disk import read_known, read_number, read_text, walk_files, write_whole
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from ..config import AgentConfig
 
     Tell = Callable[[str], None]
-    Entry = tuple[str, int, int, int, int, str]  # path, size, mtime in ns, inode, mode, link target
 
+# `link` is the target of a link, "" for a file.
+FileEntry = namedtuple("FileEntry", "path size mtime_ns inode mode link")
 FULL = 507
 MISMATCH = 422
 # a file that changed so shortly before it was read may change again within one clock tick
@@ -54,20 +56,22 @@ FAILURES = {
 }
 
 
-def list_folder(folder: str) -> list[Entry]:
+def list_folder(folder: str) -> list[FileEntry]:
     """Every file and link below the folder, by path; files that vanish meanwhile are left out."""
-    found: list[Entry] = []
+    found: list[FileEntry] = []
     for path, seen in walk_files(folder):
         if stat.S_ISLNK(seen.st_mode):
             with suppress(OSError):
-                found.append((path, 0, 0, 0, 0, os.readlink(os.path.join(folder, path))))
+                target = os.readlink(os.path.join(folder, path))
+                found.append(FileEntry(path, 0, 0, 0, 0, target))
         elif stat.S_ISREG(seen.st_mode):
             mode = stat.S_IMODE(seen.st_mode)
-            found.append((path, seen.st_size, seen.st_mtime_ns, seen.st_ino, mode, ""))
+            size, mtime_ns = seen.st_size, seen.st_mtime_ns
+            found.append(FileEntry(path, size, mtime_ns, seen.st_ino, mode, ""))
     return sorted(found)
 
 
-def fingerprint(entries: list[Entry]) -> str:
+def fingerprint(entries: list[FileEntry]) -> str:
     """A fingerprint of the folder, equal if no file was written in between; "" for an empty
     folder."""
     return (
@@ -103,7 +107,7 @@ def hand_over(
         result.update(
             {
                 "files": len(entries),
-                "bytes": sum(entry[1] for entry in entries),
+                "bytes": sum(entry.size for entry in entries),
                 "newest_ns": newest(entries),
                 "wrote_s": round(written(folder, entries, since_ns, began_ns)[1], 3),
                 "print": fingerprint(entries),
@@ -120,7 +124,7 @@ def hand_over(
 
 
 def _send_checkpoint(
-    config: AgentConfig, folder: str, entries: list[Entry], *, quiet: bool, copy_first: bool
+    config: AgentConfig, folder: str, entries: list[FileEntry], *, quiet: bool, copy_first: bool
 ) -> dict[str, object]:
     saving = CheckpointUpload(config, folder, entries, None if quiet else tell_waiting)
     if list_folder(folder) != entries:
@@ -148,7 +152,7 @@ class CheckpointUpload:
     """
 
     def __init__(
-        self, config: AgentConfig, folder: str, entries: list[Entry], tell: Tell | None = None
+        self, config: AgentConfig, folder: str, entries: list[FileEntry], tell: Tell | None = None
     ) -> None:
         self._config = config
         self._tell = tell
@@ -162,12 +166,12 @@ class CheckpointUpload:
         self._copies = copies_of(config)
         for entry in entries:
             try:
-                if not entry[5]:
-                    self._open[entry[0]] = os.open(
-                        os.path.join(folder, entry[0]), os.O_RDONLY | os.O_CLOEXEC
+                if not entry.link:
+                    self._open[entry.path] = os.open(
+                        os.path.join(folder, entry.path), os.O_RDONLY | os.O_CLOEXEC
                     )
             except FileNotFoundError as error:
-                raise FileChanged(entry[0]) from error
+                raise FileChanged(entry.path) from error
             except OSError:
                 # there are more files than may be open: the rest is opened and checked when it is
                 # read
@@ -178,25 +182,25 @@ class CheckpointUpload:
         remove_tree(self._copies)
         os.makedirs(self._copies)
         for count, entry in enumerate(self._entries):
-            if entry[5] or self._get_known(entry):
+            if entry.link or self._get_known(entry):
                 continue
             target = f"{self._copies}/{count}"
             copy_file(f"/dev/fd/{self.get_file(entry)}", target)
             self._check(entry)
-            os.utime(target, ns=(entry[2], entry[2]))
-            os.close(self._open[entry[0]])
-            self._open[entry[0]] = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+            os.utime(target, ns=(entry.mtime_ns, entry.mtime_ns))
+            os.close(self._open[entry.path])
+            self._open[entry.path] = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
 
     def hash(self) -> None:
         """Hash every file's content."""
         kept: dict[str, list[object]] = {}
         for entry in self._entries:
-            if entry[5]:
+            if entry.link:
                 continue
             name = self._get_known(entry) or self._hash(entry)
-            self._names[entry[0]] = name
-            if entry[2] < time.time_ns() - RACY_NS:
-                kept[entry[0]] = [*entry[1:4], name]
+            self._names[entry.path] = name
+            if entry.mtime_ns < time.time_ns() - RACY_NS:
+                kept[entry.path] = [*entry[1:4], name]
         try:
             write_whole(self._known_path, json.dumps(kept))
         except OSError:
@@ -213,10 +217,11 @@ class CheckpointUpload:
             answer = json.loads(self._line.read("POST", "blobs/missing", asked, self._tell))
             missing, direct = set(answer["missing"]), bool(answer.get("direct"))
             for entry in self._entries:
-                name = self._names.get(entry[0])
+                name = self._names.get(entry.path)
                 if name is not None and name in missing:
                     missing.discard(name)
-                    sent += self._send_direct(entry, name) if direct else self._send(entry, name)
+                    (self._send_direct if direct else self._send)(entry, name)
+                    sent += entry.size
             number = json.loads(self._line.read("POST", "checkpoints", self._commit(), self._tell))[
                 "number"
             ]
@@ -224,36 +229,27 @@ class CheckpointUpload:
                 return number, sent
         raise FileChanged("files that the control plane holds")
 
-    def _send_direct(self, entry: Entry, name: str) -> int:
-        """Send one file to the job's bucket. Returns the file's size. Raises FileChanged,
-        TransferFailed.
-        """
+    def _send_direct(self, entry: FileEntry, name: str) -> None:
+        """Send one file to the job's bucket. Raises FileChanged, TransferFailed."""
         from ..data.bucket_checkpoints import send_file
 
         def read(offset: int, length: int) -> bytes:
             data = os.pread(self.get_file(entry), length, offset)
             self._check(entry)
             if len(data) != length:
-                raise FileChanged(entry[0])
+                raise FileChanged(entry.path)
             return data
 
-        send_file(self._config, name, entry[1], read, self._tell)
-        return entry[1]
+        send_file(self._config, name, entry.size, read, self._tell)
 
-    def _send(self, entry: Entry, name: str) -> int:
-        """Send one file; after a failure, continue from the position that the control plane has.
-        Returns the file's size.
-        """
-        offset, size = 0, entry[1]
+    def _send(self, entry: FileEntry, name: str) -> None:
+        """Send one file; after a failure, continue from the position that the control plane has."""
+        offset, size = 0, entry.size
         while True:
-            part = (
-                UploadBody(self, entry, offset, min(offset + PART, size))
-                if size > PART
-                else UploadBody(self, entry)
-            )
             query = f"&offset={offset}&size={size}" if size > PART else ""
+            part = UploadBody(self, entry, offset if query else 0, min(offset + PART, size))
             try:
-                reply = self._line.ask("PUT", f"blobs/{name}", part, part.size, query)
+                reply = self._line.ask("PUT", f"blobs/{name}", part, query)
                 data = reply.read()
             except FAULTS:
                 self._check(entry)
@@ -262,10 +258,10 @@ class CheckpointUpload:
             if reply.status == 200:
                 offset = json.loads(data)["offset"]
                 if offset >= size:
-                    return size
+                    return
                 continue
             if reply.status == MISMATCH:
-                raise FileChanged(entry[0])
+                raise FileChanged(entry.path)
             self._line.check(reply.status, "a checkpoint")
             told = (
                 '{"state": "full"}'
@@ -295,7 +291,7 @@ class CheckpointUpload:
         }
         return json.dumps(dict(who, files=files)).encode()
 
-    def _hash(self, entry: Entry) -> str:
+    def _hash(self, entry: FileEntry) -> str:
         found = hashlib.sha256()
         reader = UploadBody(self, entry)
         while True:
@@ -306,41 +302,41 @@ class CheckpointUpload:
         self._check(entry)
         return found.hexdigest()
 
-    def _get_known(self, entry: Entry) -> str | None:
-        known = self._known.get(entry[0])
+    def _get_known(self, entry: FileEntry) -> str | None:
+        known = self._known.get(entry.path)
         return str(known[3]) if known and known[:3] == list(entry[1:4]) else None
 
-    def get_file(self, entry: Entry) -> int:
+    def get_file(self, entry: FileEntry) -> int:
         """A file descriptor of the file as it was listed. Raises FileChanged."""
-        if entry[0] not in self._open:
+        if entry.path not in self._open:
             try:
-                opened = os.open(os.path.join(self._folder, entry[0]), os.O_RDONLY | os.O_CLOEXEC)
+                opened = os.open(os.path.join(self._folder, entry.path), os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError as error:
-                raise FileChanged(entry[0]) from error
+                raise FileChanged(entry.path) from error
             if len(self._open) > 100:
                 os.close(self._open.pop(next(iter(self._open))))
-            self._open[entry[0]] = opened
+            self._open[entry.path] = opened
             self._check(entry)
-        return self._open[entry[0]]
+        return self._open[entry.path]
 
-    def _check(self, entry: Entry) -> None:
+    def _check(self, entry: FileEntry) -> None:
         """Raises FileChanged if the file differs from the listing."""
-        if entry[0] in self._open:
-            seen = os.fstat(self._open[entry[0]])
-            if (seen.st_size, seen.st_mtime_ns) != (entry[1], entry[2]):
-                raise FileChanged(entry[0])
+        if entry.path in self._open:
+            seen = os.fstat(self._open[entry.path])
+            if (seen.st_size, seen.st_mtime_ns) != (entry.size, entry.mtime_ns):
+                raise FileChanged(entry.path)
 
 
 class UploadBody:
     """One file, or a part of it, in the form that http.client needs for a request body."""
 
     def __init__(
-        self, saving: CheckpointUpload, entry: Entry, start: int = 0, end: int | None = None
+        self, saving: CheckpointUpload, entry: FileEntry, start: int = 0, end: int | None = None
     ) -> None:
         self._saving = saving
         self._entry = entry
         self._at = start
-        self._end = entry[1] if end is None else end
+        self._end = entry.size if end is None else end
         self.size = self._end - start
 
     def read(self, size: int = -1) -> bytes:
@@ -350,7 +346,7 @@ class UploadBody:
             self._saving.get_file(self._entry), min(left, size if size > 0 else CHUNK), self._at
         )
         if left and not data:
-            raise FileChanged(self._entry[0])
+            raise FileChanged(self._entry.path)
         self._at += len(data)
         return data
 
@@ -440,9 +436,9 @@ def fetch(
     os.rename(fresh, folder)
 
 
-def newest(entries: list[Entry]) -> int:
+def newest(entries: list[FileEntry]) -> int:
     """When the newest file was written, in nanoseconds since the epoch."""
-    return max((entry[2] for entry in entries), default=0)
+    return max((entry.mtime_ns for entry in entries), default=0)
 
 
 def raise_limit() -> None:

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .checkpoint_upload import Entry
+    from .checkpoint_upload import FileEntry
     from .usage import UsageMeter
 
     Say = Callable[..., None]
@@ -184,24 +184,26 @@ class WorkMonitor:
             self._say("checkpoint", **found)
 
 
-def written(folder: str, entries: list[Entry], since: int, watched: int) -> tuple[int, float]:
+def written(folder: str, entries: list[FileEntry], since: int, watched: int) -> tuple[int, float]:
     """Bytes of the files that changed after `since`, and the seconds taken to write them.
 
     Measured from the creation of the first file (or its last change, if only that is known) to the
     last change of all. Files made before `watched` are not this attempt's. Both times are in ns
     since the epoch.
     """
-    fresh = [entry for entry in entries if entry[2] > since and not entry[5]]
+    fresh = [entry for entry in entries if entry.mtime_ns > since and not entry.link]
     if not fresh:
         return 0, 0.0
-    first = min(fresh, key=lambda entry: entry[2])
-    began = born_ns(os.path.join(folder, first[0]))
+    first = min(fresh, key=lambda entry: entry.mtime_ns)
+    began = born_ns(os.path.join(folder, first.path))
     if (
-        began is None or not max(since, watched) < began <= first[2]
+        began is None or not max(since, watched) < began <= first.mtime_ns
     ):  # an old file that was overwritten at an unknown time
-        began = first[2]
-    ended = min(max(entry[2] for entry in fresh), time.time_ns())  # a file's time can be any number
-    return sum(entry[1] for entry in fresh), max(0, ended - began) / 1e9
+        began = first.mtime_ns
+    ended = min(
+        max(entry.mtime_ns for entry in fresh), time.time_ns()
+    )  # a file's time can be any number
+    return sum(entry.size for entry in fresh), max(0, ended - began) / 1e9
 
 
 def born_ns(path: str) -> int | None:
