@@ -33,32 +33,26 @@ EX_TEMPFAIL = 75  # of sysexits.h: "checkpointed, run me again"
 # Signals that end a program by default and are usually sent by others: exit code 128 + N in a
 # shell.
 DEADLY = (
-    *(
-        signal.SIGHUP,
-        signal.SIGINT,
-        signal.SIGQUIT,
-        signal.SIGILL,
-        signal.SIGTRAP,
-        signal.SIGABRT,
-        signal.SIGBUS,
-    ),
-    *(
-        signal.SIGFPE,
-        signal.SIGKILL,
-        signal.SIGUSR1,
-        signal.SIGSEGV,
-        signal.SIGUSR2,
-        signal.SIGPIPE,
-        signal.SIGALRM,
-    ),
-    *(
-        signal.SIGTERM,
-        signal.SIGXCPU,
-        signal.SIGXFSZ,
-        signal.SIGVTALRM,
-        signal.SIGPROF,
-        signal.SIGSYS,
-    ),
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGILL,
+    signal.SIGTRAP,
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGKILL,
+    signal.SIGUSR1,
+    signal.SIGSEGV,
+    signal.SIGUSR2,
+    signal.SIGPIPE,
+    signal.SIGALRM,
+    signal.SIGTERM,
+    signal.SIGXCPU,
+    signal.SIGXFSZ,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGSYS,
 )
 KILL_WAIT_S = (
     30.0  # seconds in which the kernel must end a killed process before the node counts as broken

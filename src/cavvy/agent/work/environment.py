@@ -12,26 +12,33 @@ from ..disk import write_whole
 
 # A login shell's variables, and those needed to reach the network from this node.
 # The agent's other variables are left out, since a server may have started it with credentials.
-BASE = frozenset(
-    [
-        *(
-            "HOME",
-            "LANG",
-            "LANGUAGE",
-            "LD_LIBRARY_PATH",
-            "LOGNAME",
-            "PATH",
-            "SHELL",
-            "TERM",
-            "TMPDIR",
-            "TZ",
-            "USER",
-        ),
-        *("REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE", "XDG_RUNTIME_DIR"),
-        *("all_proxy", "ftp_proxy", "http_proxy", "https_proxy", "no_proxy"),
-        *("ALL_PROXY", "FTP_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
-    ]
-)
+BASE = {
+    "HOME",
+    "LANG",
+    "LANGUAGE",
+    "LD_LIBRARY_PATH",
+    "LOGNAME",
+    "PATH",
+    "SHELL",
+    "TERM",
+    "TMPDIR",
+    "TZ",
+    "USER",
+    "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_DIR",
+    "SSL_CERT_FILE",
+    "XDG_RUNTIME_DIR",
+    "all_proxy",
+    "ftp_proxy",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "ALL_PROXY",
+    "FTP_PROXY",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+}
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DEVICE_VARIABLES = {
     "nvidia": "CUDA_VISIBLE_DEVICES",

@@ -25,8 +25,13 @@ SWEEP_MS = 10
 LINUX = os.uname().sysname == "Linux"
 # Signal dispositions that programs expect, regardless of those that the agent inherited.
 _DEFAULTED = (
-    *(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP),
-    *(signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ),
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGHUP,
+    signal.SIGCHLD,
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
 )
 
 

@@ -160,3 +160,12 @@ def _part(shape: NodeShape, share: float, gpus: int) -> NodeShape:
         gpus=gpus,
         gpu=shape.gpu if gpus else "",
     )
+
+
+def say_accelerators(gpus: Iterable[tuple[str, int, int]]) -> str:
+    """Accelerators for people, from the kind, the number and the free number of each node."""
+    has, free = Counter[str](), Counter[str]()
+    for kind, count, left in gpus:
+        has[kind] += count
+        free[kind] += left
+    return ", ".join(f"{has[n]} x {n}, {free[n]} free" for n in sorted(has) if has[n]) or "none"

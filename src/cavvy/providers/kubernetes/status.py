@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -90,7 +90,7 @@ class PodGangStatus:
     seen: GangSeen
     note: tuple[PodRank, ...] | None = None  # ranks to record because one of them started or ended
     end: PodGangEnd | None = None  # the gang ended; its pods may be deleted
-    stuck: tuple[str, ...] = field(default=())  # pods on nodes that no longer answer
+    stuck: tuple[str, ...] = ()  # pods on nodes that no longer answer
 
 
 def read_record(raw: Object) -> PodGangRecord | None:

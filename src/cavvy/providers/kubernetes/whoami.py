@@ -3,12 +3,11 @@ rights."""
 
 import asyncio
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from cavvy.providers.base import NoCapacity, Refused
-from cavvy.providers.batch.shapes import identify_gpu
+from cavvy.providers.batch.shapes import identify_gpu, say_accelerators
 from cavvy.providers.kubernetes.calls.api import ApiServerRefused
 from cavvy.providers.kubernetes.cluster import KubernetesNode
 from cavvy.providers.kubernetes.context import ClusterContext
@@ -89,18 +88,12 @@ def _say_nodes(nodes: Sequence[KubernetesNode]) -> list[tuple[str, str]]:
     usable = [node for node in nodes if not node.why_not]
     names = {node.name for node in nodes}
     facts = [("nodes", f"{len({node.name for node in usable})} of {len(names)} usable")]
-    has, free = Counter[str](), Counter[str]()
-    for node in usable:
-        if node.resource:
-            name, _ = identify_gpu(node.product)
-            has[name] += node.shape.gpus
-            free[name] += max(0, node.free.gpus)
-    facts.append(
-        (
-            "accelerators",
-            ", ".join(f"{has[n]} x {n}, {free[n]} free" for n in sorted(has)) or "none",
-        )
-    )
+    gpus = [
+        (identify_gpu(node.product)[0], node.shape.gpus, max(0, node.free.gpus))
+        for node in usable
+        if node.resource
+    ]
+    facts.append(("accelerators", say_accelerators(gpus)))
     for node in nodes:
         if node.why_not:
             facts.append((f"node {node.name}", node.why_not))

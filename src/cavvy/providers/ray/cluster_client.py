@@ -10,6 +10,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import GangSeen, GangSpec, NoCapacity, NodeEndpoint, Refused
+from cavvy.providers.batch.shapes import say_accelerators
 from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.ray import status
 from cavvy.providers.ray.calls import DashboardRefused, Object, RayDashboard
@@ -279,14 +280,7 @@ class RayCluster:
                 self.api.version(), self.nodes(), self.api.nodes()
             )
         alive = [node for node in raw if node.get("state") == "ALIVE"]
-        gpus: dict[str, tuple[int, int]] = {}
-        for node in nodes:
-            if node.shape.gpus:
-                has, free = gpus.get(node.shape.gpu or "gpu", (0, 0))
-                gpus[node.shape.gpu or "gpu"] = has + node.shape.gpus, free + int(node.gpus)
-        said = ", ".join(
-            f"{has} x {name}, {free} free" for name, (has, free) in sorted(gpus.items())
-        )
+        gpus = [(node.shape.gpu or "gpu", node.shape.gpus, int(node.gpus)) for node in nodes]
         cpus = (
             f"{sum(node.cpus for node in nodes):g} of {sum(node.shape.cpus for node in nodes)} free"
         )
@@ -297,7 +291,7 @@ class RayCluster:
             ),
             ("nodes", f"{len(nodes)} of {len(alive)} alive ones usable"),
             ("CPUs", cpus),
-            ("accelerators", said or "none"),
+            ("accelerators", say_accelerators(gpus)),
             (
                 "nodes call",
                 self._terms.node_endpoint.address
