@@ -137,6 +137,17 @@ def gpu_of(offer: Offer) -> str:
     return "" if kind == "gpu" else kind
 
 
+def is_of(shape: NodeShape, offer: Offer, *, spot: bool) -> bool:
+    """Whether a node of this shape, on spot or not, can be one of the offer's."""
+    return (
+        shape.gpus >= offer.accelerator_count
+        and (not offer.accelerator_count or (shape.gpu or "gpu") == (gpu_of(offer) or "gpu"))
+        and shape.cpus >= offer.vcpus
+        and shape.memory_mib >= offer.memory_mib
+        and spot == (offer.purchase is Purchase.SPOT)
+    )
+
+
 def identify_gpu(word: str) -> tuple[str, int]:
     """The canonical name and memory for a cluster's name of a GPU; 0 if the product has several
     sizes.

@@ -9,14 +9,14 @@ from functools import reduce
 from operator import add, ge, sub
 from typing import Any, NamedTuple
 
-from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.batch.shapes import (
     AcceleratorRates,
     NodeShape,
     OfferLocation,
     PartPrices,
-    gpu_of,
+    is_of,
     list_parts,
     make_offer,
     name_pool,
@@ -382,14 +382,9 @@ def count_fitting(node: KubernetesNode, part: ResourceAmount) -> int:
 
 def nodes_for(nodes: Sequence[KubernetesNode], offer: Offer) -> Sequence[KubernetesNode]:
     """The nodes of an offer, free or not."""
-    kind = gpu_of(offer)
     return [
         node
         for node in nodes
         if bool(node.resource) >= bool(offer.accelerator_count)
-        and node.shape.gpus >= offer.accelerator_count
-        and (not offer.accelerator_count or (node.product or "gpu") == (kind or "gpu"))
-        and node.shape.cpus >= offer.vcpus
-        and node.shape.memory_mib >= offer.memory_mib
-        and node.spot == (offer.purchase is Purchase.SPOT)
+        and is_of(node.shape, offer, spot=node.spot)
     ]

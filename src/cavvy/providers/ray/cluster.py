@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cavvy.catalog.accelerators import find_accelerator
-from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.batch.shapes import (
     NodeShape,
     OfferLocation,
     PartPrices,
-    gpu_of,
+    is_of,
     list_parts,
     make_offer,
     name_pool,
@@ -51,7 +51,7 @@ class RayNode:
 
     def fits(self, offer: Offer) -> int:
         """How many of the offer's nodes fit on it now."""
-        if not is_of(self, offer):
+        if not is_of(self.shape, offer, spot=self.spot):
             return 0
         rooms = [self.cpus / offer.vcpus, self.memory_mib / offer.memory_mib]
         rooms += [self.gpus / offer.accelerator_count] if offer.accelerator_count else []
@@ -226,18 +226,6 @@ def _merge(
         capacity=None if waits else sum(room),
         pool=name_pool((node.id for node in nodes), groups),
         source=f"Ray, {sum(each > 0 for each in room)} of {len(nodes)} nodes free",
-    )
-
-
-def is_of(node: RayNode, offer: Offer) -> bool:
-    """Whether the node is one of the offer's, free or not."""
-    kind = gpu_of(offer)
-    return (
-        node.shape.gpus >= offer.accelerator_count
-        and (not offer.accelerator_count or (node.shape.gpu or "gpu") == (kind or "gpu"))
-        and node.shape.cpus >= offer.vcpus
-        and node.shape.memory_mib >= offer.memory_mib
-        and node.spot == (offer.purchase is Purchase.SPOT)
     )
 
 

@@ -10,11 +10,11 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import GangSeen, GangSpec, NoCapacity, NodeEndpoint, Refused
-from cavvy.providers.batch.shapes import say_accelerators
+from cavvy.providers.batch.shapes import is_of, say_accelerators
 from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.ray import status
 from cavvy.providers.ray.calls import DashboardRefused, Object, RayDashboard
-from cavvy.providers.ray.cluster import RayNode, is_of, list_offers, promise, read_nodes
+from cavvy.providers.ray.cluster import RayNode, list_offers, promise, read_nodes
 from cavvy.providers.ray.entry import RayOptions, job_name, make_job
 from cavvy.providers.ray.launch_ledger import KEPT, RayGangRecord
 
@@ -139,7 +139,7 @@ class RayCluster:
 
     def _choose(self, gang: GangSpec, nodes: Sequence[RayNode]) -> RayNode:
         """One of the offer's nodes, if they have room for the gang. Raises NoCapacity."""
-        alike = [node for node in nodes if is_of(node, gang.offer)]
+        alike = [node for node in nodes if is_of(node.shape, gang.offer, spot=node.spot)]
         if not alike:
             raise NoCapacity(f"{gang.offer.key}: the cluster {self.name} no longer has such nodes")
         if not self._terms.options.wait:
