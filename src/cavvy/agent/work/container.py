@@ -24,7 +24,15 @@ ULIMITS = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"]
 # The first process of a container handles signals for all of them, since the engine sends SIGTERM
 # only to it.
 ENTRY = """\
-beside it, since the folder may be a mount of its own
+trap 't=1; kill -TERM -1 2>/dev/null' TERM
+if command -v bash >/dev/null 2>&1; then s=bash; else s=sh; fi
+go() {
+  "$s" -e -c {line} "$1" & p=$!
+  while :; do t=0; wait $p; c=$?; [ $t = 1 ] || return $c; done
+}
+{setup}echo run >{phase}
+go {run}
+exit $?
 """
 SETUP = """\
 echo setup >{phase}
