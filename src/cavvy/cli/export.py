@@ -1,6 +1,5 @@
 """`cavvy export`: writes a task in a provider's own job format, for use without Cavvy."""
 
-import asyncio
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +42,8 @@ def command(
     work with the variables that Cavvy would set. It does not restart, move checkpoints or record
     costs. Comments in it list the steps to do by hand.
     """
+    import asyncio
+
     task = read_any_task(file, read_params(param))
     text = (
         _write_dockerfile(task)
@@ -109,6 +110,8 @@ def _suggest_provider(name: str, installed: Collection[str]) -> str:
 
 async def _choose(provider: "Provider", task: "Task") -> "Offer":
     """The provider's cheapest offer that fits the task."""
+    import asyncio
+
     from cavvy.catalog.fit import match_offers
     from cavvy.providers.base import TryAgain
 

@@ -1,0 +1,324 @@
+"""Copies files and folders to and from a job's node; interrupted copies resume."""
+
+import asyncio
+import errno
+import hashlib
+import os
+import posixpath
+import stat
+import sys
+from collections import deque
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+from cavvy.cli.reach.received import (
+    PART,
+    CopyItem,
+    Landing,
+    check_room,
+    read_item,
+    read_listing,
+    stays_inside,
+)
+from cavvy.cli.reach.tunnel import with_tunnel
+from cavvy.cli.view.failure import CommandFailure, escape_controls
+from cavvy.cli.view.formatting import show_size
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
+
+    from cavvy.client.tunnel.mux import NodeTunnel
+
+_PIECE = 256 * 1024
+_AHEAD = 8  # chunks in flight
+_T = TypeVar("_T")
+_NAMED = 5  # skipped links that the message names; the others are counted
+
+
+def copy(source: str, target: str, project: str, quiet: bool) -> None:
+    """One of `source` and `target` is NAME[:RANK]:PATH, the other is a local path. Raises
+    CommandFailure.
+    """
+    there, here = _read_side(source), _read_side(target)
+    if (there is None) == (here is None):
+        raise CommandFailure(
+            "one of SOURCE and TARGET must be on a node, and the other on this machine",
+            "NAME:PATH and NAME:RANK:PATH are on a node; write ./a:b for a local file name with "
+            "a colon",
+            exit_code=2,
+        )
+    bar = _Bar(quiet or not sys.stderr.isatty())
+    try:
+        if there is not None:
+            far, path = there
+            name = _name_copy(far, path)
+            with_tunnel(project, far, lambda tunnel: _fetch(tunnel, path, target, name, bar))
+        elif here is not None:
+            far, path = here
+            with_tunnel(
+                project, far, lambda tunnel: _send(tunnel, Path(source).expanduser(), path, bar)
+            )
+    except OSError as error:  # local errors; errors on the node are CommandFailures already
+        if error.filename is None:
+            raise
+        raise CommandFailure(
+            f"{str(error.filename).removesuffix(PART)}: {error.strerror}"
+        ) from error
+    bar.done()
+
+
+def _read_side(text: str) -> tuple[str, str] | None:
+    """(NAME or NAME:RANK, path) of a path on a node; None for a local one."""
+    first, colon, rest = text.partition(":")
+    if not colon or "/" in first or first in ("", ".", ".."):
+        return None
+    rank, colon, path = rest.partition(":")
+    return (f"{first}:{rank}", path or ".") if colon and rank.isdigit() else (first, rest or ".")
+
+
+class _Bar:
+    """Progress on one line of the terminal."""
+
+    def __init__(self, silent: bool) -> None:
+        self._silent = silent
+        self.total = self.copied = self.files = 0
+
+    def move(self, size: int) -> None:
+        self.copied += size
+        if not self._silent:
+            share = f" {100 * self.copied // self.total}%" if self.total else ""
+            sys.stderr.write(f"\r{show_size(self.copied)} of {show_size(self.total)}{share} ")
+            sys.stderr.flush()
+
+    def done(self) -> None:
+        end = "" if self._silent else "\r\033[K"
+        files = "file" if self.files == 1 else "files"
+        sys.stderr.write(f"{end}{self.files} {files}, {show_size(self.copied)}\n")
+
+
+async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: _Bar) -> None:
+    """`name`: of the copy in a folder that exists."""
+    top = read_item("", (await tunnel.call("stat", path=path))[0])
+    target, items = Path(to_path).expanduser(), [top]
+    in_folder = target.is_dir()
+    target = target / name if in_folder else target
+    if top.kind == stat.S_IFDIR:
+        _, data = await tunnel.call("walk", path=path)
+        items = read_listing(top, data)
+        target.parent.mkdir(parents=True, exist_ok=True)
+    elif top.kind != stat.S_IFREG:
+        raise CommandFailure(f"{path} is not a file or folder")
+    elif to_path.endswith("/") and not in_folder:
+        raise CommandFailure(
+            f"{to_path}: there is no such folder here", "create it first, or omit the final /"
+        )
+    elif not target.parent.is_dir():
+        raise CommandFailure(f"{target}: {os.strerror(errno.ENOENT)}")
+    bar.total = sum(item.size for item in items if item.kind == stat.S_IFREG)
+    with Landing(target.parent) as landing:
+        await _receive(tunnel, path, landing, target.name, items, bar)
+    out = [
+        f"{each.path} -> {each.link}"
+        for each in items
+        if each.link is not None and not stays_inside(each)
+    ]
+    if out:
+        more = f" and {len(out) - _NAMED} more" if len(out) > _NAMED else ""
+        raise CommandFailure(
+            "these links may lead out of the folder and were skipped: "
+            + escape_controls(", ".join(out[:_NAMED]) + more),
+            "everything else was copied; copy their targets by name",
+        )
+
+
+def _name_copy(job: str, path: str) -> str:
+    """The name of a copy of `path` in a folder, from the user's arguments alone: a node that chose
+    the name could choose `.bashrc`.
+    """
+    name = PurePosixPath(posixpath.normpath(path)).name
+    return job.partition(":")[0] if name in ("", "..", "~") else name
+
+
+async def _receive(
+    tunnel: "NodeTunnel",
+    path: str,
+    landing: Landing,
+    name: str,
+    items: Sequence[CopyItem],
+    bar: _Bar,
+) -> None:
+    for item in items:
+        there, here = _below(path, item), _below(name, item)
+        if item.kind == stat.S_IFDIR:
+            landing.make_folder(here)
+        elif item.kind == stat.S_IFREG:
+            await _fetch_file(tunnel, there, landing, here, item, bar)
+        elif item.link is not None and stays_inside(item):
+            landing.make_link(here, item.link)
+    for item in reversed(items):  # a folder's times are set after its contents are written
+        if item.kind == stat.S_IFDIR:
+            landing.finish_folder(_below(name, item), item)
+
+
+def _below(top: str, item: CopyItem) -> str:
+    return f"{top}/{item.path}" if item.path else top
+
+
+async def _fetch_file(
+    tunnel: "NodeTunnel", path: str, landing: Landing, to: str, item: CopyItem, bar: _Bar
+) -> None:
+    handle = (await tunnel.call("open", path=path))[0].get("handle")
+    try:
+        with landing.write(to, item) as file:
+            start = await _common_start(tunnel, path, file, os.fstat(file.fileno()).st_size, item)
+            check_room(file, path, item.size - start)
+            bar.move(start)
+            file.truncate(start)
+            file.seek(start)
+            reads = (
+                tunnel.call("read", handle=handle, offset=offset, size=_PIECE)
+                for offset in range(start, item.size, _PIECE)
+            )
+            async with aclosing(_overlap(reads)) as answers:
+                async for _, data in answers:
+                    if len(data) != min(_PIECE, item.size - file.tell()):
+                        raise _changed(path)
+                    file.write(data)
+                    bar.move(len(data))
+        bar.files += 1
+    finally:
+        await tunnel.call("close", handle=handle)
+
+
+async def _overlap(calls: "Iterable[Coroutine[Any, Any, _T]]") -> "AsyncGenerator[_T, None]":
+    """The results of calls, in order, with `_AHEAD` of them in flight."""
+    flight: deque[asyncio.Task[_T]] = deque()
+    try:
+        for call in calls:
+            flight.append(asyncio.create_task(call))
+            if len(flight) == _AHEAD:
+                yield await flight.popleft()
+        while flight:
+            yield await flight.popleft()
+    finally:
+        for each in flight:
+            each.cancel()
+
+
+def _changed(path: object) -> CommandFailure:
+    return CommandFailure(f"{path} changed while it was copied", "copy it again")
+
+
+async def _common_start(
+    tunnel: "NodeTunnel", path: str, file: BinaryIO, length: int, item: CopyItem
+) -> int:
+    """`length`, the size of a partial copy, if the file here and the one on the node start with the
+    same bytes; else 0.
+    """
+    if not 0 < length <= item.size:
+        return 0
+    found, _ = await tunnel.call("hash", path=path, size=length)
+    return length if found.get("sha256") == await asyncio.to_thread(_hash, file, length) else 0
+
+
+async def _send(tunnel: "NodeTunnel", source: Path, path: str, bar: _Bar) -> None:
+    if not source.exists():
+        raise CommandFailure(f"{source}: there is no such file or folder")
+    items = _walk(source)
+    path = await _find_target(tunnel, source, path)
+    bar.total = sum(item.size for item in items if item.kind == stat.S_IFREG)
+    for item in items:
+        to = _below(path, item)
+        if item.kind == stat.S_IFDIR:
+            await tunnel.call("mkdir", path=to, parents=True)
+        elif item.link is not None:
+            await tunnel.call("link", path=to, target=item.link, replace=True)
+        elif item.kind == stat.S_IFREG:
+            await _send_file(tunnel, source / item.path, to, item, bar)
+    for item in reversed(items):
+        if item.kind == stat.S_IFDIR:
+            mode = stat.S_IMODE(item.mode)
+            await tunnel.call("set", path=_below(path, item), mode=mode, mtime=item.mtime)
+
+
+async def _find_target(tunnel: "NodeTunnel", source: Path, path: str) -> str:
+    """The path of the copy on the node: `path`, or a name in it if it is a folder."""
+    from cavvy.client.tunnel.mux import RemoteError
+
+    try:
+        if read_item("", (await tunnel.call("stat", path=path))[0]).kind == stat.S_IFDIR:
+            return f"{path}/{source.resolve().name}"
+    except RemoteError:  # the target will be created
+        if path.endswith("/") and not source.is_dir():
+            hint = "create it first, for example with `cavvy exec`, or omit the final /"
+            raise CommandFailure(f"{path}: there is no such folder on the node", hint) from None
+    return path
+
+
+async def _send_file(
+    tunnel: "NodeTunnel", source: Path, to: str, item: CopyItem, bar: _Bar
+) -> None:
+    from cavvy.client.tunnel.mux import RemoteError
+
+    part, start = to + PART, 0
+    with source.open("rb") as file:
+        try:
+            there = read_item("", (await tunnel.call("stat", path=part))[0])
+            start = await _common_start(tunnel, part, file, there.size, item)
+        except RemoteError:  # there is no partial copy
+            pass
+        opened, _ = await tunnel.call(
+            "open", path=part, mode="write", create=True, truncate=not start, permissions=0o600
+        )
+        handle = opened.get("handle")
+        try:
+            bar.move(start)
+            file.seek(start)
+            async with aclosing(_overlap(_write_all(tunnel, handle, file, bar))) as answers:
+                async for _ in answers:
+                    pass
+            if file.tell() != item.size:
+                raise _changed(source)
+            await tunnel.call("set", handle=handle, mode=stat.S_IMODE(item.mode), mtime=item.mtime)
+        finally:
+            await tunnel.call("close", handle=handle)
+    await tunnel.call("rename", path=part, target=to)
+    bar.files += 1
+
+
+def _write_all(
+    tunnel: "NodeTunnel", handle: object, file: BinaryIO, bar: _Bar
+) -> "Iterator[Coroutine[Any, Any, object]]":
+    while data := file.read(_PIECE):
+        bar.move(len(data))
+        yield tunnel.call("write", data, handle=handle, offset=file.tell() - len(data))
+
+
+def _walk(source: Path) -> Sequence[CopyItem]:
+    paths = [source]
+    if source.is_dir():
+        for folder, inner, names in os.walk(source):
+            paths += [Path(folder, name) for name in sorted([*inner, *names])]
+    return [
+        _local_item(path, "" if path is source else str(path.relative_to(source))) for path in paths
+    ]
+
+
+def _local_item(path: Path, name: str) -> CopyItem:
+    """The attributes of a local file; of a link itself, unless it is the top of the copy."""
+    found = path.lstat() if name else path.stat()
+    link = os.readlink(path) if stat.S_ISLNK(found.st_mode) else None
+    return CopyItem(
+        path=name, mode=found.st_mode, size=found.st_size, mtime=found.st_mtime, link=link
+    )
+
+
+def _hash(file: BinaryIO, size: int) -> str:
+    found, left = hashlib.sha256(), size
+    file.seek(0)
+    while left and (part := file.read(min(1 << 20, left))):
+        found.update(part)
+        left -= len(part)
+    return found.hexdigest()
