@@ -193,8 +193,8 @@ def test_a_server_without_ranges(
         ({"md5": "0" * 32}, [], "its checksum differs"),
         ({"tag": '"v0"'}, [], " changed while it was copied"),
         ({}, ["404"], "no longer exists"),
-        ({}, ["503"] * 20, "answers with status 503"),
-        ({}, ["403"] * 20, "answers with status 403"),
+        ({}, ["503"] * 20, "answered with status 503"),
+        ({}, ["403"] * 20, "answered with status 403"),
     ],
 )
 def test_what_is_not_as_it_is_stored_gets_no_name(
@@ -451,7 +451,7 @@ def test_a_stream_whose_storage_never_answers_ends_as_a_copy_does(
     ("status", "outcome", "reason"),
     [
         pytest.param("404", "exit", "pipe no longer exists", id="404-exit"),
-        pytest.param("503", "network", "the storage answers with status 503", id="503-network"),
+        pytest.param("503", "network", "the storage answered with status 503", id="503-network"),
     ],
 )
 def test_a_stream_that_is_refused_is_the_tasks_fault_and_one_that_is_put_off_is_not(
@@ -536,7 +536,7 @@ def test_a_bucket_that_has_lost_a_file_is_not_asked_again(storage: Storage, tmp_
     storage.faults = ["404", "503"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bucket_checkpoints, "TransferClient", Lost(storage))
-        with pytest.raises(TransferFailed, match="checkpoint file 000000000000 is not there"):
+        with pytest.raises(TransferFailed, match="checkpoint file 000000000000 no longer exists"):
             bucket_checkpoints.fetch_file(None, "0" * 64, str(tmp_path / "a"))  # type: ignore[arg-type]  # as above
     assert storage.faults == ["503"]
 

@@ -54,7 +54,7 @@ def test_missing_and_wrong_blobs_are_told() -> None:
         rig.stub.work["workdir"] = {"snapshot": snapshot}
         assert rig.finish() == 0
         assert rig.exited()["outcome"] == "setup"
-        assert "refuses the part ca978112" in str(rig.exited()["reason"])
+        assert "refused the part ca978112" in str(rig.exited()["reason"])
     with make_rig(run="true") as rig:
         snapshot = rig.stub.add_folder({"a": b"a"})
         rig.stub.blobs[snapshot] = b"something else"
@@ -99,7 +99,7 @@ def test_a_part_that_no_pack_has_is_asked_for_alone_and_told() -> None:
         del rig.stub.blobs[gone]
         assert rig.finish() == 0
         assert rig.exited()["outcome"] == "setup"
-        assert f"refuses the part {gone}" in str(rig.exited()["reason"])
+        assert f"refused the part {gone}" in str(rig.exited()["reason"])
         assert (rig.folder / "cache" / "blobs" / sha256(b"b").hexdigest()).read_bytes() == b"b"
 
 

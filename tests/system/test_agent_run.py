@@ -242,7 +242,7 @@ def test_commands_beside_the_work() -> None:
         assert rig.stub.exec_codes["e2"] == 127
         assert (
             rig.stub.exec_output["e2"]
-            == b"cavvy: cannot start no-such-program: there is no such command or folder\n"
+            == b"cavvy: cannot start no-such-program: no such command or folder\n"
         )
         rig.stub.run_beside("e4", ["/tmp"])
         rig.until(lambda: "e4" in rig.stub.exec_codes)

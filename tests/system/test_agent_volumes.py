@@ -55,7 +55,7 @@ def test_a_part_of_the_working_folder_is_seen_elsewhere(tmp_path: Path) -> None:
     [
         ("host", "/nonexistent", "in", "is not a folder on this node"),
         ("named", "disk-1", "/nonexistent/disk", "is not mounted under /nonexistent/disk"),
-        ("folder", "none", "/nonexistent/x", "there is no none in the working folder"),
+        ("folder", "none", "/nonexistent/x", "the working folder has no none"),
         ("host", "/tmp", "/proc/version", "already in use on this node"),
     ],
 )
