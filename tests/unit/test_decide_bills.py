@@ -1,0 +1,192 @@
+"""The bill of a gang: until its end, until its last sighting, and what may be missing from it."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from cavvy.control.decide.attempt import PRICE_RISE, watch_price
+from cavvy.control.decide.bills import (
+    ACCRUE,
+    ClosedBill,
+    accrue,
+    close_bill,
+    paid_time,
+    spending,
+)
+from cavvy.control.decide.looks import GangLook, after_look, look_interval
+from cavvy.control.decide.rows import JobRows
+from cavvy.domain.events import Charge, ChargeKind, replace_charges
+from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnseenEnd
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import HourlyRate, Money
+
+T0 = datetime(2030, 1, 1, tzinfo=UTC)
+OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(3_600_000))  # 1000 a s
+ATTEMPT = Attempt(
+    id="j-1",
+    job_id="j",
+    project="p",
+    number=1,
+    gang="g",
+    offer=OFFER,
+    nodes=2,
+    phase=AttemptPhase.ENDING,
+    created_at=T0,
+    since=T0,
+    launched_at=T0,
+)
+NEW = GangLook()
+
+
+def at(seconds: float) -> datetime:
+    return T0 + timedelta(seconds=seconds)
+
+
+def node(rank: int, started: float | None, ended: float | None = None, **more: bool) -> NodeSeen:
+    began = None if started is None else at(started)
+    over = None if ended is None else at(ended)
+    return NodeSeen(rank=rank, engine_id="e", started_at=began, ended_at=over, **more)
+
+
+def gang(*nodes: NodeSeen, state: GangState = GangState.RUNNING, micros: int = 0) -> GangSeen:
+    rates = [(T0, HourlyRate(micros))] if micros else []
+    return GangSeen(name="g", state=state, nodes=nodes, rates=rates)
+
+
+def agent(rank: int, claimed: float | None, heard: float | None) -> Node:
+    first = None if claimed is None else at(claimed)
+    last = None if heard is None else at(heard)
+    return Node(attempt_id="j-1", project="p", rank=rank, claimed_at=first, heard_at=last)
+
+
+def charge(rank: int, since: float, until: float, micros: int = 3_600_000) -> Charge:
+    rate = HourlyRate(micros)
+    return Charge(
+        project="p",
+        job_id="j",
+        attempt_id="j-1",
+        rank=rank,
+        since=at(since),
+        until=at(until),
+        rate=rate,
+        amount=rate.over(timedelta(seconds=until - since)),
+    )
+
+
+def close(
+    look: GangLook,
+    *,
+    attempt: Attempt = ATTEMPT,
+    nodes: tuple[Node, ...] = (),
+    stored: tuple[Charge, ...] = (),
+) -> ClosedBill:
+    return close_bill(attempt, look, nodes, stored, at(100))
+
+
+def seconds(bill: ClosedBill) -> tuple[list[tuple[int, float]], float]:
+    """By rank what is charged, in seconds at the offer's price, and what may be missing."""
+    charged = [(each.rank, each.amount.micros / 1000) for each in bill.charges]
+    return charged, bill.unseen_end.more.micros / 1000 if bill.unseen_end else 0.0
+
+
+def test_ends_that_were_reported_are_billed_exactly() -> None:
+    look = after_look(NEW, gang(node(0, 5, 45), node(1, 6, 90), state=GangState.ENDED), at(99))
+    bill = close(look, nodes=(agent(0, 10, 97), agent(1, 10, 98)))
+    assert seconds(bill) == ([(0, 40), (1, 84)], 0)
+    assert bill.ended_at == at(90)
+
+
+def test_each_node_is_billed_by_what_is_known_of_it() -> None:
+    look = after_look(NEW, gang(node(0, 5), node(1, 5)), at(30))
+    ended = gang(node(0, 5, 50), node(1, 5, 60, unseen=True), state=GangState.ENDED)
+    assert seconds(close(after_look(look, ended, at(70)))) == ([(0, 45), (1, 25)], 30)
+
+
+@pytest.mark.parametrize(
+    ("look", "agents", "stored", "least", "more"),
+    [
+        (after_look(NEW, gang(node(0, 5)), at(30)), (), (), 25, 70),  # the provider saw it last
+        (NEW, (agent(0, 10, 40),), (), 30, 70),  # only its agent did
+        (NEW, (agent(0, None, None),), (), 0, 100),  # nothing did, but the launch was accepted
+        (NEW, (), (charge(0, 5, 50),), 45, 55),  # an earlier server billed it
+        (after_look(NEW, gang(node(0, 5)), at(30)), (agent(0, 10, 80),), (), 75, 20),
+        (after_look(NEW, gang(node(0, None)), at(30)), (), (), 0, 70),  # not started by then
+    ],
+)
+def test_a_forgotten_gang_is_billed_until_its_last_sighting(
+    look: GangLook, agents: tuple[Node, ...], stored: tuple[Charge, ...], least: float, more: float
+) -> None:
+    bill = close(look, attempt=replace(ATTEMPT, nodes=1), nodes=agents, stored=stored)
+    charged, missing = seconds(bill)
+    assert (sum(each for _, each in charged), missing) == (least, more)
+    assert bill.unseen_end is not None
+    assert bill.unseen_end.latest == at(100)
+
+
+def test_nothing_is_missing_from_a_gang_that_never_started_or_was_denied() -> None:
+    ended = after_look(NEW, gang(node(0, None), state=GangState.ENDED), at(30))
+    for look in (ended, GangLook(denied=True, unsure=True)):
+        assert seconds(close(look, attempt=replace(ATTEMPT, nodes=1))) == ([], 0)
+
+
+def test_the_longest_life_of_a_gang_that_was_taken_over_begins_then() -> None:
+    taken = replace(ATTEMPT, nodes=1, adopted_at=at(60))
+    assert seconds(close(NEW, attempt=taken)) == ([], 40)
+    look = after_look(NEW, gang(node(0, 5)), at(80))
+    assert seconds(close(look, attempt=taken)) == ([(0, 20)], 20)
+
+
+def test_earlier_charges_of_a_node_with_none_left_become_empty() -> None:
+    late = after_look(NEW, gang(node(0, 99, 99), state=GangState.ENDED), at(99))
+    bill = close(late, attempt=replace(ATTEMPT, nodes=1), stored=(charge(0, 5, 50),))
+    assert [(each.since, each.until, each.amount) for each in bill.charges] == [
+        (at(5), at(5), Money(0))
+    ]
+
+
+def test_the_price_of_an_earlier_charge_holds_if_the_provider_reports_none() -> None:
+    stored = (charge(0, 5, 50, 7_200_000),)
+    bill = close(NEW, attempt=replace(ATTEMPT, nodes=1), nodes=(agent(0, 6, 60),), stored=stored)
+    assert seconds(bill)[0] == [(0, 110)]
+
+
+def test_charges_of_a_living_gang_end_where_its_end_was_missed() -> None:
+    look = after_look(NEW, gang(node(0, 5), node(1, 5), micros=3_600_000), at(50))
+    lost = gang(node(0, 5), node(1, 5, 95, unseen=True), micros=3_600_000)
+    charges, known = accrue(ATTEMPT, after_look(look, lost, at(100)))
+    assert [(each.rank, each.amount.micros / 1000) for each in charges] == [(0, 95), (1, 45)]
+    assert known.accrued_at == at(100)
+    again, _ = accrue(ATTEMPT, after_look(known, lost, at(100) + ACCRUE / 2))
+    assert again == ()
+
+
+def test_a_budget_counts_what_an_unseen_end_may_have_cost() -> None:
+    task = Task(name="n", run="x")
+    job = Job(id="j", project="p", name="n", task=task, submitted_at=T0, since=T0, attempt=1)
+    unseen = UnseenEnd(latest=at(100), more=Money(500))
+    over = replace(ATTEMPT, phase=AttemptPhase.ENDED, unseen_end=unseen)
+    rows = JobRows(job=job, attempts={1: over}, nodes={})
+    spent, rate = spending(rows, (charge(0, 0, 1),), {}, at(200))
+    assert (spent, rate) == (Money(1500), HourlyRate(0))
+
+
+def test_later_charges_of_a_rank_replace_its_earlier_ones() -> None:
+    old = [charge(0, 0, 1), charge(0, 1, 2), charge(1, 0, 9)]
+    new = [replace(charge(0, 3, 4), kind=ChargeKind.KEPT)]
+    assert replace_charges(old, new) == [old[2], *new]
+
+
+def test_the_price_is_looked_at_more_often_as_the_budget_runs_out() -> None:
+    assert paid_time(Money(7_200_000), HourlyRate(3_600_000)) == timedelta(hours=2)
+    assert paid_time(Money(1 << 60), HourlyRate(1)) == timedelta(hours=100_000)
+    rest = timedelta(seconds=200)
+    assert watch_price(rest) * PRICE_RISE * 2 == rest
+    assert watch_price(timedelta(0)) == timedelta(seconds=1)
+    running = replace(ATTEMPT, phase=AttemptPhase.RUNNING)
+    plain = look_interval(running, NEW, timedelta(0), at(100))
+    assert look_interval(running, GangLook(pays=rest), timedelta(0), at(100)) == rest / 20 < plain
+    rich = GangLook(pays=timedelta(days=9))
+    assert look_interval(running, rich, timedelta(0), at(100)) == plain
