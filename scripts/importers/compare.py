@@ -356,6 +356,8 @@ def compare_dstack(their: Facts, found: Translation, task: Task) -> list[Pair]:
     }
     env = {name: value for name, value in their["env"].items() if name not in secrets.values()}
     events = their["retry"]
+    shown = [(repo[0], repo[2]) for repo in their["repos"] if repo[2].startswith("/")]
+    files = {(_path(source), _path(path)) for source, path in (*their["files"], *shown)}
     again = None if "interruption" in events else 0
     hosts = (VolumeKind.NAMED, VolumeKind.HOST)
     git = task.workdir and task.workdir.git
@@ -370,15 +372,17 @@ def compare_dstack(their: Facts, found: Translation, task: Task) -> list[Pair]:
         ("login", "DSTACK_REGISTRY_LOGIN" if their["login"] else None, task.image_login),
         ("priority", their["priority"], task.priority),
         ("tags", their["tags"], task.tags),
-        ("workdir", their["repos"][:1], [[git or task.workdir.path, task.workdir.commit]])
-        if task.workdir is not None
-        else ("workdir", their["repos"], []),
+        (
+            "workdir",
+            [repo[:2] for repo in their["repos"]],
+            [[git or task.workdir.path, task.workdir.commit]] if task.workdir else [],
+        ),
         (
             "volumes",
             [[name, path] for name, path, optional in their["volumes"] if not optional],
             [[each.source, each.path] for each in task.volumes if each.kind in hosts],
         ),
-        ("files", {(_path(a), _path(b)) for a, b in their["files"]}, _our_files(found, task)),
+        ("files", files, _our_files(found, task)),
         ("cpus", their["cpus"], [need.cpus_min, need.cpus_max]),
         ("memory", their["memory"], [_gib(need.memory_min_mib), _gib(need.memory_max_mib)]),
         ("disk", their["disk"], need.disk_gib),
@@ -402,8 +406,8 @@ def compare_dstack(their: Facts, found: Translation, task: Task) -> list[Pair]:
         ("cron", their["cron"], [task.schedule.cron] if task.schedule else []),
         (
             "idle",
-            their["idle"],
-            None if not their["idle"] else task.limits.idle and task.limits.idle.total_seconds(),
+            length.get(their["idle"], their["idle"]),
+            task.limits.idle and task.limits.idle.total_seconds(),
         ),
     ]
 

@@ -100,14 +100,18 @@ def read_dstack(path: str) -> Facts:
                 "tags": found.tags or {},
                 "volumes": [_describe_mount(each) for each in found.volumes],
                 "files": [[each.local_path, each.path] for each in found.files],
-                "repos": [[each.local_path or each.url, each.hash] for each in found.repos],
+                "repos": [
+                    [each.local_path or each.url, each.hash, each.path] for each in found.repos
+                ],
                 "price": found.max_price,
                 "instances": list(found.instance_types or []),
                 "duration": _seconds(found.max_duration),
                 "grace": _seconds(found.stop_duration),
                 "retry": _describe_retry(found.retry),
                 "cron": list(found.schedule.crons) if found.schedule else [],
-                "idle": found.utilization_policy.time_window if found.utilization_policy else None,
+                "idle": found.utilization_policy.time_window
+                if found.utilization_policy
+                else _seconds(getattr(found, "inactivity_duration", None)),
                 "commands": list(getattr(found, "commands", [])),
                 "init": list(getattr(found, "init", [])),
                 "entrypoint": found.entrypoint,

@@ -102,7 +102,7 @@ image: a/b:1
 registry_auth: {username: u, password: p}
 env: [A=b, C, 'E=${{ secrets.e }}']
 commands: [one, two, three]
-repos: [src]
+repos: ['src:/app']
 files: [../x:/x]
 volumes: ['data:/data']
 priority: 5
@@ -128,7 +128,7 @@ DSTACK_FACTS: dict[str, Any] = {
     "tags": {"team": "x"},
     "volumes": [["data", "/data", False]],
     "files": [["../x", "/x"]],
-    "repos": [["src", None]],
+    "repos": [["src", None, "/app"]],
     "price": 3.5,
     "instances": ["p5.48xlarge", "p4d.24xlarge"],
     "duration": 7200,

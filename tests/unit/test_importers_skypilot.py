@@ -291,7 +291,6 @@ def test_memory_may_go_with_however_many_cpus_there_are(
         "{disk_tier: ultra}",
         "{image_id: ami-123}",
         "{any_of: [{infra: aws/us-east-1/us-east-1a}, {infra: gcp}]}",
-        "{priority: 500}",
         "{local_disk: nvme}",
         "{accelerators: tpu-v4-32}",
     ],
@@ -318,7 +317,6 @@ def test_what_has_no_place_is_kept_and_refused_when_run(resources: str) -> None:
         ("file_mounts: {/etc: s3://bucket}", "file_mounts./etc"),
         ("file_mounts: {/data: {source: [s3://a, s3://b]}}", "file_mounts./data"),
         ("volumes: {data: vol}", "volumes.data"),
-        ("volumes: {/data: {size: 10Gi}}", "volumes./data"),
         ("file_mounts: {/data: ~/.ssh/id_rsa}", "file_mounts./data"),
         ("file_mounts: {/data: $HERE/x}", "file_mounts./data"),
         ("file_mounts: {/data: {name: b, store: r2}}", "file_mounts./data"),
@@ -414,6 +412,24 @@ def test_a_container_of_azure_by_its_address() -> None:
     assert task.inputs[0].source == "az://c/d"
 
 
+def test_a_volume_of_a_size_lasts_as_long_as_an_attempt() -> None:
+    task = parse_file("run: x\nvolumes: {/mnt/data: {size: 10Gi}}").task
+    assert task is not None
+    (volume,) = task.volumes
+    assert (volume.source, volume.path, volume.size_gib, volume.keep) == (
+        "mnt-data",
+        "/mnt/data",
+        10,
+        False,
+    )
+
+
+def test_a_priority_beyond_the_range_counts_as_its_end() -> None:
+    found = need("{priority: -500}")
+    assert found.task is not None
+    assert (found.task.priority, keys(found, refused=False)) == (-100, ["resources.priority"])
+
+
 @pytest.mark.parametrize(
     ("mode", "url"), [("MOUNT", "s3://b/"), ("MOUNT_CACHED", "s3://b/"), ("COPY", None)]
 )
@@ -478,6 +494,7 @@ def test_local_mounts_are_parts_of_the_working_folder_or_submitted_beside_it(
         ("active_workspace: a", "{cpus: 2}"),
         ("gcp: {enable_gvnic: true}", "{infra: gcp}"),
         ("docker: {run_options: --a}", "{cpus: 2}"),
+        ("docker: {run_options: [--shm-size=2g, --gpus all]}", "{image_id: 'docker:a'}"),
     ],
 )
 def test_settings_that_the_work_does_not_notice_are_notes(config: str, resources: str) -> None:

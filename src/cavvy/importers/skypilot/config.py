@@ -1,12 +1,13 @@
 """SkyPilot's `config`: the settings that affect the work, and those only for SkyPilot."""
 
 import json
+import re
 from collections.abc import Collection
 
 from cavvy.domain.tasks import ProviderOptions
 from cavvy.importers.kept_keys import TranslationNotes
-from cavvy.importers.readers import child, entries
-from cavvy.spec.tree import MapNode, Node, to_value
+from cavvy.importers.readers import as_text, child, entries, items
+from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 
 _CLOUDS = ("aws", "gcp", "azure", "kubernetes", "ssh", "slurm", "vast")  # each has a section
 # Keys that change how SkyPilot gets a node, but not the node itself.
@@ -38,6 +39,13 @@ def read_options(config: Node | None) -> tuple[ProviderOptions, ...]:
     return (ProviderOptions(provider="kubernetes", values=values),)
 
 
+def _are_met(options: Node) -> bool:
+    """Whether options of a container's engine change nothing: GPUs and the node's shared memory."""
+    texts = [each for each in (options, *items(options)) if isinstance(each, ScalarNode)]
+    known = r"(--(shm-size|gpus|ipc)([= ]\S+)?\s*)+"
+    return all(re.fullmatch(known, as_text(each).strip()) for each in texts)
+
+
 def keep_config(
     config: Node | None, clouds: Collection[str], is_image: bool, kept_keys: TranslationNotes
 ) -> None:
@@ -60,6 +68,8 @@ def keep_config(
                 if clouds:
                     reason = f"the job does not run on {key.text}"
                 kept_keys.note(inner.mark, where, reason)
+            elif path == "docker.run_options" and _are_met(value):
+                kept_keys.note(inner.mark, where, "a job's container has all of that anyway")
             elif key.text == "docker" and not is_image:
                 kept_keys.note(inner.mark, where, "the job does not run in a container")
             else:

@@ -4,14 +4,16 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from cavvy.domain.tasks import Transfer, Volume, VolumeKind, Workdir
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, flag_at, items, mark_of, text_at
+from cavvy.importers.skypilot.needs import read_size
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.paths import check_path
 from cavvy.spec.fields.urls import read_source
-from cavvy.spec.problems import SourceMark
+from cavvy.spec.problems import SourceMark, slug
 from cavvy.spec.tree import Node, ScalarNode
 
 _URL = re.compile(r"([a-z0-9+.-]+)://", re.IGNORECASE)
@@ -202,7 +204,12 @@ def _read_volumes(table: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...
     found: list[Volume] = []
     for key, value in entries(child(table, "volumes")):
         name = as_text(value) if isinstance(value, ScalarNode) else text_at(value, "name")
-        _add_volume(found, name, key.text, f"volumes.{key.text}", key.mark, kept_keys)
+        size = None if name else read_size(text_at(value, "size") or "")
+        new: dict[str, Any] = {}
+        if size is not None:  # for one job alone
+            kind = text_at(child(value, "config"), "storage_class_name") or ""
+            name, new = slug(key.text), {"size_gib": size, "type": kind, "keep": False}
+        _add_volume(found, name, key.text, f"volumes.{key.text}", key.mark, kept_keys, **new)
     for each in items(child(table, "volume_mounts")):
         mark = mark_of(each, "path")
         _add_volume(
@@ -223,13 +230,14 @@ def _add_volume(
     where: str,
     mark: SourceMark,
     kept_keys: TranslationNotes,
+    **new: Any,
 ) -> None:
-    """One volume by its name, which must exist at the provider."""
+    """One volume by its name, which must exist at the provider unless it is `new`."""
     try:
         if not name:
             raise WrongValue("it has no name, and Cavvy creates no volume for a single job")
         if not path.startswith("/"):
             raise WrongValue(f"{path} is not an absolute path")
-        found.append(Volume(kind=VolumeKind.NAMED, source=name, path=check_path(path)))
+        found.append(Volume(kind=VolumeKind.NAMED, source=name, path=check_path(path), **new))
     except WrongValue as error:
         kept_keys.refuse(mark, where, f"the volume cannot be attached: {error}")

@@ -355,7 +355,7 @@ def _list_images(node: Node) -> dict[str, str]:
 def _read_priority(table: MapNode, kept_keys: TranslationNotes) -> int:
     priority = int_at(table, "priority") or 0
     if abs(priority) > 100:
-        kept_keys.refuse_at(table, "resources.priority", "priorities must be from -100 to 100")
+        kept_keys.note_at(table, "resources.priority", "priorities are from -100 to 100: the nearest counts")
         return 100 if priority > 0 else -100
     return priority
 
