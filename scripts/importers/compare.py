@@ -159,7 +159,11 @@ def compare_skypilot(their: Facts, found: Translation, task: Task) -> list[Pair]
         ("tags", first["labels"], task.tags),
         ("priority", max(-100, min(100, first["priority"])), task.priority),
         ("retry", _recovery(first["recovery"]), task.retry),
-        ("volumes", their["volumes"], _our_volumes(task)),
+        (
+            "volumes",
+            {path: name or slug(path) for path, name in their["volumes"].items()},
+            _our_volumes(task),
+        ),
         *_compare_files(their, found, task),
     ]
 
@@ -274,10 +278,6 @@ def _points(each: Facts, ours: list[set[Point]]) -> set[Point]:
     sized = {point for points in ours for point in points if _is_size(point[3])}
     if sized:  # a size: SkyPilot lists the names that have it
         devices = {point[3] for point in sized}
-    tpu = any("tpu" in name.lower() for name in each["accelerators"])
-    cloud = (
-        "" if tpu and not any(point[0] for points in ours for point in points) else each["cloud"]
-    )
     _, machines = _image(each)
     region = "/".join(part for part in (each["region"], each["zone"]) if part)
     places = [(name or region, image) for name, image in machines.items()] or [(region, None)]
@@ -291,7 +291,7 @@ def _points(each: Facts, ours: list[set[Point]]) -> set[Point]:
         each["pod"] and json.dumps(each["pod"], default=str),
     )
     return {
-        (cloud, place, each["instance"], device, each["spot"], image, *rest)
+        (each["cloud"], place, each["instance"], device, each["spot"], image, *rest)
         for device in devices or {None}
         for place, image in places
         if not each["region"] or not machines or place == region

@@ -30,7 +30,12 @@ def read_skypilot(path: str) -> Facts:
         if value is None
     ]
     dag = dag_utils.load_dag_from_yaml(path, env_overrides=given or None)
-    missing = {name for name, _ in given}
+    missing = {name for name, _ in given} | {
+        str(name)
+        for each in documents
+        if isinstance(each, dict) and isinstance(each.get("secrets"), dict)
+        for name in each["secrets"]
+    }
     return {"tasks": [_describe_skypilot(task, missing) for task in dag.tasks]}
 
 

@@ -120,6 +120,15 @@ def test_a_bare_a100_is_the_small_one() -> None:
     assert task.resources.accelerators[0].memory_max_mib == 40_960
 
 
+@pytest.mark.parametrize(
+    ("name", "cloud"), [("tpu-v5e-8", "gcp"), ("'tpu-v5-lite-podslice:4'", "kubernetes")]
+)
+def test_a_tpu_is_of_the_cloud_that_has_it(name: str, cloud: str) -> None:
+    task = need(f"{{accelerators: {name}}}").task
+    assert task is not None
+    assert task.resources.providers == (cloud,)
+
+
 def test_alternatives_that_are_one_wish() -> None:
     found = need(
         "{cpus: 4, any_of: [{infra: aws/us-east-1, use_spot: true}, {infra: aws/us-east-1, "

@@ -190,6 +190,10 @@ def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> Re
     """One alternative. With `spare`, another one is available, so an unknown name is only noted."""
     kept_keys.keep_listed((key for key, _ in entries(table)), _REFUSED, _NOTED, "resources.")
     providers, regions = _read_place(table, kept_keys)
+    if not providers and "tpu" in (name := (text_at(table, "accelerators") or "").lower()):
+        # As SkyPilot: GKE's names of TPUs end so.
+        at_gke = name.partition(":")[0].endswith(("slice", "device"))
+        providers = ("kubernetes",) if at_gke else ("gcp",)
     cpus, memory, per_cpu = _read_amounts(table)
     image, options = _read_image(table, providers, kept_keys)
     resources = Resources(
@@ -355,7 +359,9 @@ def _list_images(node: Node) -> dict[str, str]:
 def _read_priority(table: MapNode, kept_keys: TranslationNotes) -> int:
     priority = int_at(table, "priority") or 0
     if abs(priority) > 100:
-        kept_keys.note_at(table, "resources.priority", "priorities are from -100 to 100: the nearest counts")
+        kept_keys.note_at(
+            table, "resources.priority", "priorities are from -100 to 100: the nearest counts"
+        )
         return 100 if priority > 0 else -100
     return priority
 
