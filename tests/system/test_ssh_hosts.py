@@ -221,7 +221,7 @@ def test_keys_that_are_not_accepted_are_told(around: Around) -> None:
         config = around.root / "config"
         config.write_text(around.lab.ssh_config.read_text().replace("User root", "User nobody"))
         async with around.provider(ssh_config=str(config)) as provider:
-            with pytest.raises(TryAgain, match="no key of yours is accepted"):
+            with pytest.raises(TryAgain, match="none of your keys is accepted"):
                 await facts(provider)
 
     play(scenario())
@@ -374,7 +374,7 @@ def test_a_host_that_is_silent_is_unknown_then_lost_then_cleaned(
                         break
                     except TryAgain:
                         await asyncio.sleep(0.1)
-                assert "taken for dead" in seen.reason
+                assert "counts as dead" in seen.reason
                 assert (await offer_of(provider, "h1")).capacity == 0
             finally:
                 host.mend()

@@ -219,7 +219,7 @@ def test_a_dead_host_costs_one_attempt(user: User, lab: Lab) -> None:
         job = user.ended(name)
         assert (job.phase, job.attempt) == ("done", 2), user.scenario(name)
         assert f" on {host.name}" not in user.log(name, "--attempt", "2")
-        assert any("taken for dead" in text for _, text in user.scenario(name))
+        assert any("counts as dead" in text for _, text in user.scenario(name))
     finally:
         host.start()
     wait_until(lambda: host.name in says(user), lambda: str(says(user)))
@@ -249,7 +249,7 @@ def test_a_host_that_was_started_anew_is_no_mystery(user: User, lab: Lab) -> Non
     host.start()
     job = user.ended(name)
     assert (job.phase, job.attempt) == ("done", 2), user.scenario(name)
-    assert not any("taken for dead" in text for _, text in user.scenario(name))
+    assert not any("counts as dead" in text for _, text in user.scenario(name))
 
 
 def test_jobs_wait_for_hosts_that_are_down(user: User, lab: Lab) -> None:

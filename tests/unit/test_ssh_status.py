@@ -72,7 +72,7 @@ def test_a_silent_host_is_unknown_until_it_is_dead() -> None:
     seen = see_living(INTENT, dead)
     assert seen.nodes[0].ended_at is None
     assert seen.nodes[1].ended_at == heard
-    assert "taken for dead" in seen.reason
+    assert "counts as dead" in seen.reason
 
 
 def test_what_was_never_started_is_no_gang_and_what_was_deleted_is_lost() -> None:

@@ -75,7 +75,7 @@ class ChecksTasks(Protocol):
 
 
 class WhoAmI(Protocol):
-    """A provider that knows the identity it acts as; `cavvy check` shows it."""
+    """A provider that knows its own identity; `cavvy check` shows it."""
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
         """(what, value) pairs, such as ("user", "ann"), ("GPUs", "8 x H100"). Raises TryAgain,

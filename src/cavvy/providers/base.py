@@ -163,7 +163,9 @@ class GangSpec:
     disk_gib: int | None = None  # minimum size of the disk; None: the provider's own default
     disk_type: str | None = None  # the provider's own name of a disk type
     network: NetworkNeed | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)  # the task's, of this provider
+    options: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # options of the task for this provider
     image: str | None = (
         None  # for a provider that starts its nodes from images; elsewhere the agent runs it
     )

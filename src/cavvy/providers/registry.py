@@ -31,7 +31,7 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.state import MemoryProviderState, ProviderState
 
-Tables = Mapping[str, Mapping[str, Scalar]]  # [providers.<name>] of the settings file
+Tables = Mapping[str, Mapping[str, Scalar]]  # the table [providers.<name>] of the settings file
 
 ENABLED = ProviderSetting(
     name="enabled",

@@ -2,7 +2,7 @@
 
 from cavvy.providers.base import ProviderSetting, SettingKind
 
-_CONSENT = "Above 0 a job needs consent as on any paid offer."
+_CONSENT = "Above 0, a job needs consent to costs, as on any paid offer."
 
 
 def text(name: str, consequence: str, default: str | None = None) -> ProviderSetting:
@@ -71,21 +71,20 @@ def gpu_rates() -> ProviderSetting:
 def gpu_price() -> ProviderSetting:
     """The price of a cluster's accelerators, the same for all."""
     return _price(
-        "price_usd_gpu_hr", f"Jobs are charged this for each accelerator that they hold. {_CONSENT}"
+        "price_usd_gpu_hr", f"Jobs pay this for each accelerator that they hold. {_CONSENT}"
     )
 
 
 def node_price() -> ProviderSetting:
     """The price of a cluster's node without accelerators."""
-    held = "a node of which they hold no accelerators, or the share of it that they hold"
-    return _price("price_usd_node_hr", f"Jobs are charged this for {held}. {_CONSENT}")
+    held = "a node without held accelerators, or the held share of it"
+    return _price("price_usd_node_hr", f"Jobs pay this for {held}. {_CONSENT}")
 
 
 def price_setting(more: str = "") -> ProviderSetting:
     """The price of a user's own machine; `more`: the provider's other price settings."""
     consequence = (
-        "Jobs are charged this for each accelerator that they hold, or once a node if "
-        "they hold none. "
+        "Jobs pay this for each accelerator that they hold, or once per node if they hold none. "
     )
     return _price("price_usd_hr", f"{consequence}{more}{_CONSENT}")
 

@@ -30,7 +30,7 @@ class MachineImage:
 
 
 class MachineImages:
-    """Resolves images. Parameters are read again every few minutes, images once."""
+    """Resolves images. Reads parameters again every few minutes, images once."""
 
     def __init__(
         self, account: AwsAccount, settings: Mapping[str, Scalar], now: Callable[[], datetime]
@@ -41,7 +41,7 @@ class MachineImages:
         self._resolved: dict[tuple[str, str], tuple[datetime, str]] = {}
 
     async def choose(self, region: str, shape: InstanceShape, wanted: str = "") -> MachineImage:
-        """The image that the task wants, else that of the settings, else AWS's own. Raises Refused
+        """The image in the task, else that in the settings, else AWS's own. Raises Refused
         if there is none, TryAgain.
         """
         named = wanted or str(self._settings.get("image") or "")

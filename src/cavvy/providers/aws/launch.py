@@ -1,4 +1,4 @@
-"""Launches a gang with one request to EC2: all nodes or none. The client token follows from the
+"""Launches a gang with one request to EC2: all nodes or none. The client token is derived from the
 gang's name.
 """
 
@@ -273,7 +273,7 @@ class AwsLauncher:
             "MinCount": gang.nodes,
             "MaxCount": gang.nodes,
             "InstanceInitiatedShutdownBehavior": "terminate",
-            # Version 2 only; the second hop is for containers.
+            # Metadata version 2 only; the second hop is for containers.
             "MetadataOptions": {
                 "HttpTokens": "required",
                 "HttpEndpoint": "enabled",
@@ -296,8 +296,8 @@ class AwsLauncher:
         return request
 
     async def _give_up(self, record: AwsGangRecord, error: Exception) -> None:
-        """Nothing was started: remove what was created for it, now or later."""
-        if isinstance(error, TryAgain):  # it may have been created started
+        """Nothing was started: remove the objects created for it, now or later."""
+        if isinstance(error, TryAgain):  # the request may have succeeded
             return
         record = self._ledger.get(record.name) or record
         try:
@@ -345,12 +345,12 @@ def _translate(fault: AwsFault, gang: GangSpec, record: AwsGangRecord) -> Except
     where = record.zone or record.region
     what = f"RunInstances of {gang.nodes} x {gang.offer.instance_type} in {where}"
     if _is_hidden(fault, record):
-        return TryAgain(f"{what}: EC2 does not find what it has just created: {fault}")
+        return TryAgain(f"{what}: EC2 does not find the object that it has just created: {fault}")
     return translate(fault, what, making=True)
 
 
 def _is_hidden(fault: AwsFault, record: AwsGangRecord) -> bool:
-    """Whether EC2 does not find an object that it has just created, as may happen.
+    """Whether EC2 does not find an object that it has just created, which can happen.
 
     https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
     """

@@ -25,17 +25,15 @@ class AwsInstance:
 class AwsDisk:
     """A named volume of a gang of one node."""
 
-    name: str  # as the task names it
-    path: str  # where it is mounted
-    device: str  # the device that it is attached as
+    name: str  # the task's name for the volume
+    path: str  # its mount path
+    device: str  # the device as which it is attached
     id: str = ""  # "" until the volume exists
     made: bool = False  # created for this gang
-    ours: bool = (
-        False  # created by this installation, for any gang: perhaps no node has formatted it yet
-    )
+    ours: bool = False  # created by this installation for any gang: it may be unformatted
     keep: bool = True
     read_only: bool = False
-    size_gib: int = 0  # of a volume that is created for this gang
+    size_gib: int = 0  # size of a volume to be created for this gang
     type: str = ""
     attached: bool = False
 
@@ -60,15 +58,15 @@ class AwsGangRecord:
     reservation: str | None = None
     block: bool = False
     ends_at: datetime | None = None  # when EC2 reclaims the nodes, if known beforehand
-    makes_group: bool = False  # it gets its own security group
-    group: str | None = None  # its id, once it exists
+    makes_group: bool = False  # uses its own security group
+    group: str | None = None  # the group's id, once it exists
     makes_placement: bool = False
     launched: bool = False  # EC2 confirmed the launch
-    removed: bool = False  # it is being removed: instances that appear later are terminated
+    removed: bool = False  # the gang is being removed: instances that appear later are terminated
     instances: Sequence[AwsInstance] = ()
     disks: tuple[AwsDisk, ...] = ()
     ended_at: datetime | None = None
-    tidy: bool = False  # nothing that was created for it is left
+    tidy: bool = False  # nothing created for the gang is left
     rates: Sequence[
         tuple[datetime, int]
-    ] = ()  # of spot instances: micro-dollars per hour, and since when
+    ] = ()  # spot prices in micro-dollars per hour, with their start times

@@ -22,7 +22,7 @@ from cavvy.providers.hosts.records import read, write
 _FACTS_AGE = timedelta(days=1)
 _SPOT_AGE = timedelta(minutes=5)
 _QUOTAS_AGE = timedelta(minutes=10)
-_QUOTAS_AGAIN = timedelta(minutes=1)  # after a failed attempt
+_QUOTAS_AGAIN = timedelta(minutes=1)  # pause after a failed attempt
 _RESERVED_AGE = timedelta(minutes=1)
 # EC2 terminates the instances in a capacity block from 30 minutes before its end on. It announces
 # this 10 minutes earlier, on EventBridge only:
@@ -31,9 +31,9 @@ _BLOCK_CLEARED = timedelta(minutes=30)
 _ULTRA = ("p6e-", "trn2u.")  # types of UltraServers
 _LAST_START = timedelta(
     minutes=20
-)  # before the end: a later start would be told to stop before it has done anything
-_PATIENCE_S = 15.0  # for one region; shorter than the control plane's limit for a provider's offers
-MINUTE = timedelta(minutes=1)  # the minimum that EC2 bills of an instance with Linux
+)  # time before the end: a later start would be stopped before it has done anything
+_PATIENCE_S = 15.0  # limit for one region; shorter than the control plane's for offers
+MINUTE = timedelta(minutes=1)  # EC2's minimum billing for a Linux instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class RegionFacts:
     """A region's types and on-demand prices (micro-dollars per hour), as cached on disk."""
 
     as_of: datetime
-    asked: str  # the setting `instances` when they were read
+    asked: str  # the setting `instances` at the time of reading
     shapes: Mapping[str, InstanceShape]
     zones: Mapping[str, Sequence[str]]  # type -> its zones; most new types are not in every zone
     rates: Mapping[str, int]
@@ -59,7 +59,7 @@ class CapacityReservation:
     block: bool
     problem: str = ""  # why no instance can start in it
     closes_at: datetime | None = None  # no instance starts in it after this time
-    ends_at: datetime | None = None  # of a block: when EC2 begins to terminate its instances
+    ends_at: datetime | None = None  # for a block: when EC2 begins to terminate its instances
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class _Region:
     facts: RegionFacts | None = None
     spot: Mapping[tuple[str, str], HourlyRate] = field(default_factory=dict)
     spot_at: datetime | None = None
-    limits: Sequence[Json] = ()  # as AWS returns them
+    limits: Sequence[Json] = ()  # as returned by AWS
     quotas: Quotas = field(default_factory=dict)
     quotas_at: datetime | None = None
     quotas_after: datetime | None = None  # when to read them again
@@ -165,8 +165,8 @@ class AwsMarket:
         self._reading.clear()
 
     async def _hear(self, region: str) -> None:
-        """As `_fresh`, with a time limit. The read goes on after it, and the next call joins. A
-        region that hangs delays no other.
+        """Like `_fresh`, with a time limit. The read continues after it, and the next call joins. A
+        hanging region delays no other.
         """
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -175,7 +175,7 @@ class AwsMarket:
             raise TryAgain(f"no answer from {region} within {_PATIENCE_S:.0f} s") from None
 
     async def _fresh(self, region: str) -> None:
-        """Read what is too old. If the caller gives up, the read continues for the next caller."""
+        """Read outdated values. If the caller gives up, the read continues for the next caller."""
         task = self._reading.get(region)
         if task is None or task.done():
             task = self._reading[region] = asyncio.create_task(self._read(region))

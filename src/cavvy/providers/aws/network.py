@@ -13,7 +13,7 @@ from cavvy.providers.aws.policy import TAG
 from cavvy.providers.base import NoCapacity, NotFound, Refused, TryAgain
 
 GANG = "cavvy:gang"
-_MOST_TAGS = 45  # of the 50 that AWS allows
+_MOST_TAGS = 45  # tags per object; AWS allows 50
 
 
 def mark_of(installation: str) -> str:
@@ -157,12 +157,14 @@ class GangNetworks:
             made = await self._account.call(region, "create_security_group", **arguments)
             group = str(made["GroupId"])
         except AwsFault as fault:
-            if fault.code != "InvalidGroup.Duplicate":  # a reply was lost
+            if (
+                fault.code != "InvalidGroup.Duplicate"
+            ):  # an earlier request succeeded, but its reply was lost
                 raise translate(fault, f"CreateSecurityGroup in {region}", making=True) from fault
             group = await self._find_group(region, gang)
         if whole:
             await self._allow(region, group, "authorize_security_group_ingress")
-        if efa:  # the adapter needs an outgoing rule that names the group itself, too
+        if efa:  # the adapter also needs an outgoing rule that names the group itself
             await self._allow(region, group, "authorize_security_group_egress")
         return group
 
@@ -191,12 +193,12 @@ class GangNetworks:
         return groups, await self._account.items(region, "describe_placement_groups", query)
 
     async def remove_made(self, record: AwsGangRecord) -> bool:
-        """Remove what was created according to a record; False while some of it is in use. Raises
+        """Remove the objects in a record; False while some of them are in use. Raises
         TryAgain, Refused.
         """
         if (
             record.makes_group and record.group is None
-        ):  # perhaps it was created, and the reply was lost
+        ):  # it may have been created, but the reply was lost
             return await self.remove(record.region, record.name)
         gone = True
         if record.group is not None and record.makes_group:
@@ -209,8 +211,8 @@ class GangNetworks:
         return gone
 
     async def remove(self, region: str, gang: str) -> bool:
-        """Remove what has the gang's tags; False while some of it is in use. Raises TryAgain,
-        Refused.
+        """Remove objects with the gang's tags; False while some of them are in use. Raises
+        TryAgain, Refused.
         """
         groups, placements = await self.left(region, gang)
         gone = [
@@ -231,7 +233,7 @@ class GangNetworks:
             await self._account.ask(region, operation, **which)
         except NotFound:
             return True
-        except TryAgain:  # instances that shut down still use it
+        except TryAgain:  # instances that shut down still use the group
             return False
         return True
 

@@ -15,7 +15,7 @@ from cavvy.providers.aws.prices import fetch_on_demand, fetch_spot
 from cavvy.providers.base import ProviderError, Refused, wall_clock
 from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery, PriceSource, ProviderPrices
 
-_HOME = "us-east-1"  # the region that lists all regions
+_HOME = "us-east-1"  # the region whose API lists all regions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

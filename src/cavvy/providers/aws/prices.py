@@ -9,7 +9,7 @@ from typing import Any
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.aws.account import AwsAccount, Json
 
-_PRICE_LISTS = "us-east-1"  # where the Price List API is; other regions have it too
+_PRICE_LISTS = "us-east-1"  # a region with the Price List API; other regions have it too
 _CHUNK = 100  # instance types in one request
 LINUX = "Linux/UNIX"
 # One price per type: Linux, shared hardware, no licence.

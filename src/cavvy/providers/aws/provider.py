@@ -40,7 +40,9 @@ _LONELY = timedelta(
     minutes=10
 )  # a launch that EC2 has not listed after this time was never granted
 _CLOSING_S = 10
-_TIDY_AGAIN = timedelta(seconds=5)  # between two attempts to remove objects that are still in use
+_TIDY_AGAIN = timedelta(
+    seconds=5
+)  # pause between two attempts to remove objects that are still in use
 _NO_WAY = "nodes on EC2 call the server, but `server.tls_listen` is not set; see docs/guides/aws.md"
 
 
@@ -104,7 +106,7 @@ class AwsProvider:
             for each in seen
             if each.state is not GangState.ENDED and self._is_removed(each.name)
         ]
-        for each in late:  # EC2 listed or created it after the removal
+        for each in late:  # EC2 listed or created the object after the removal
             await self._end(each)
         if late:
             seen = await self._status.look(regions, name)
@@ -289,7 +291,7 @@ class AwsProvider:
         return await self._networks.remove_made(record) and gone
 
     async def _tidy_all(self, regions: Sequence[str]) -> None:
-        """As `_tidy`; also removes objects of unknown gangs."""
+        """Like `_tidy`; also removes objects of unknown gangs."""
         now = self._context.now()
         for record in list(self._ledger.records.values()):
             if record.ended_at is not None and record.tidy and now - record.ended_at >= KEPT:

@@ -28,7 +28,7 @@ class InstanceShape:
     network_mbps: int | None = None
     efa: int = 0  # the maximum number of Elastic Fabric Adapters, one per network card
     efa_card: int = 0  # the first card with one; if 1, card 0 has the node's address but none
-    cluster: bool = False  # it supports cluster placement groups
+    cluster: bool = False  # whether it supports cluster placement groups
     nvidia: bool = False
     architecture: str = "x86_64"
     spot: bool = True

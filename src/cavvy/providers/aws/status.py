@@ -74,7 +74,7 @@ class AwsStatus:
             record = _recall(name, shown, self._now())
         instances = self._merge(record, shown)
         if not instances:
-            return None  # recorded, but neither confirmed nor listed by EC2
+            return None  # recorded in the ledger, but neither confirmed nor listed by EC2
         states = {str(each["InstanceId"]): str(each["State"]["Name"]) for each in shown}
         over = all(each.ended_at is not None for each in instances)
         ended_at = (
@@ -109,7 +109,7 @@ class AwsStatus:
                 now - since >= self._visibility_delay
                 and now - each.started_at >= self._visibility_delay
             ):
-                ended = max(since, each.started_at)  # by EC2's clock and the server's
+                ended = max(since, each.started_at)  # times from EC2's clock and the server's
                 reason = each.reason or "EC2 no longer lists the instance"
                 known[each.id] = replace(each, ended_at=ended, unseen=True, reason=reason)
         return tuple(sorted(known.values(), key=lambda each: (each.rank, each.id)))
@@ -128,7 +128,7 @@ class AwsStatus:
         start = min(each.started_at for each in record.instances)
         try:
             told = await fetch_spot(self._account, record.region, [record.type], start, record.zone)
-        except ProviderError:  # the bill uses the known prices; the next look asks again
+        except ProviderError:  # the bill uses the known prices; the next look reads them again
             return record
         self._rated[record.name] = now
         until = record.ended_at or now

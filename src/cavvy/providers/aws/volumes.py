@@ -135,9 +135,7 @@ class GangVolumes:
                     raise translate(fault, f"AttachVolume in {record.region}") from fault
                 if not await self._is_attached(record.region, disk.id, instance):
                     continue
-            if (
-                not disk.keep
-            ):  # EC2 removes it with the instance, even if no server is there to do it
+            if not disk.keep:  # EC2 removes the volume with the instance, even if no server runs
                 going = {
                     "DeviceName": disk.device,
                     "Ebs": {"VolumeId": disk.id, "DeleteOnTermination": True},
@@ -165,7 +163,7 @@ class GangVolumes:
         }
         if any(
             disk.made and not disk.id for disk in record.disks
-        ):  # perhaps it was created, and the reply was lost
+        ):  # it may have been created, but the reply was lost
             query = filters(self._mark, record.name)
             told = await self._account.items(record.region, "describe_volumes", query)
             mine = {disk.name for disk in record.disks if disk.made and (unused or not disk.keep)}

@@ -17,7 +17,9 @@ from cavvy.providers.batch.shapes import (
 )
 
 _NOTHING = NodeShape(cpus=0, memory_mib=0, gpus=0, gpu="")
-_PREPARATION = timedelta(hours=1)  # for folders and setups, on top of the work's own limit
+_PREPARATION = timedelta(
+    hours=1
+)  # time for folders and setups, in addition to the work's own limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ def list_offers(
             kinds.setdefault((each.name, node.shape), []).append(node)
     taken = {each.name: each.taken for each in cluster.queues}
     groups = [{node.name for node in alike} for alike in kinds.values()]
-    offers = {}  # by key: two kinds of nodes may have the same size
+    offers = {}  # by key, because two kinds of nodes may have the same size
     for (name, shape), alike in kinds.items():
         location = OfferLocation(
             provider=provider,

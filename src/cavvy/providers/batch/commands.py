@@ -19,7 +19,7 @@ class BatchDialect:
     job_id: str  # pattern of the job's id at the start of `submit`'s output
     prefix: str = ""  # prefix of errors, left out of messages
     later: str  # complaints that may be temporary
-    not_sent: str  # the part of `later` after which no job can exist
+    not_sent: str  # errors in `later` after which no job can exist
     elsewhere: str  # errors about this offer only
     gone: str  # the complaint of `cancel` about a job that is over
     environ: Mapping[str, str] = field(default_factory=dict)  # time limit of read-only commands

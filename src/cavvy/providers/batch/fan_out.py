@@ -8,7 +8,7 @@ from cavvy.providers.base import GangSeen, ProviderError, TryAgain
 
 _T = TypeVar("_T")
 _PATIENCE_S = 15.0  # less than the control plane's limit for a provider's offers
-# for a cluster that was silent last time, so that it does not delay every look
+# time limit for a cluster that was silent last time, so that it does not delay every look
 _BRIEF_S = 1.0
 
 
@@ -66,8 +66,8 @@ async def whoami_all(
 
 
 class FanOut(Generic[_T]):
-    """Repeats one question to the clusters of a provider: collects the answers and names the silent
-    ones.
+    """Sends one query to all clusters of a provider repeatedly: collects the answers and names the
+    silent clusters.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class FanOut(Generic[_T]):
 
     @property
     def silent(self) -> Sequence[str]:
-        """The clusters that did not answer the last question, with the reason."""
+        """The clusters that did not answer the last query, with the reason."""
         told = {name: str(problem) for name, problem in self._problems.items()}
         return [
             text if text.startswith(f"{name}: ") else f"{name}: {text}"
@@ -115,8 +115,8 @@ class FanOut(Generic[_T]):
     def _ask(
         self, name: str, ask: Callable[[], Coroutine[Any, Any, _T]]
     ) -> "asyncio.Task[_T | ProviderError]":
-        """Ask, unless the last question is still open. An answer that came after its timeout is
-        dropped.
+        """Send a new query, unless the last one is still open. An answer that came after its
+        timeout is dropped.
         """
         task = self._asking.get(name)
         if task is not None and not task.done():
@@ -125,7 +125,7 @@ class FanOut(Generic[_T]):
         if task is not None and answered and not isinstance(task.result(), ProviderError):
             self._problems.pop(
                 name, None
-            )  # it answered late, so the next question waits for it as for the others
+            )  # it answered late, so the next query waits for it like for the others
         fresh = self._asking[name] = asyncio.create_task(_catch(ask()))
         return fresh
 
@@ -134,12 +134,12 @@ class FanOut(Generic[_T]):
             return self._problems.get(name) or TryAgain(
                 f"{name}: no answer within {_PATIENCE_S:.0f} s"
             )
-        if self._asking.get(name) is task:  # else a concurrent call has taken the answer
+        if self._asking.get(name) is task:  # otherwise a concurrent call has taken the answer
             del self._asking[name]
         return task.result()
 
     async def close(self) -> None:
-        """Cancel all open questions."""
+        """Cancel all open queries."""
         tasks = list(self._asking.values())
         self._asking.clear()
         for task in tasks:

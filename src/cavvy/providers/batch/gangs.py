@@ -38,7 +38,7 @@ _SUBMISSION = timedelta(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReclaimRules:
-    """How a batch system takes nodes back: the time after SIGTERM, and between warning
+    """How a batch system reclaims nodes: the time after SIGTERM, and between warning
     and limit.
     """
 
@@ -80,14 +80,14 @@ class BatchGangs:
         return name in await self._remembered(await self._grounded())
 
     async def gangs(self, name: str | None) -> Sequence[GangSeen]:
-        """As Provider.gangs; callers that come during a look share the next one."""
+        """Like Provider.gangs; callers during a running look share the next one."""
         asked = self._looks
         async with self._looking:
             if self._last[0] <= asked:  # the last look began before this request
                 self._looks += 1
                 self._last = (self._looks, await self._look())
             found = self._last[1]
-        if name is not None and name not in found:  # another server may have seen its end
+        if name is not None and name not in found:  # another server may have recorded its end
             self._ended = None
             ended = (await self._remembered(await self._grounded())).get(name)
             return [as_seen(ended)] if ended is not None else []
@@ -138,7 +138,7 @@ class BatchGangs:
         await workspace.note_job(gang.name, job)
 
     async def _was_submitted(self, workspace: SharedWorkspace, name: str, now: datetime) -> bool:
-        """Whether a recorded gang has its job, or needs none any more. Raises TryAgain while that
+        """Whether a recorded gang has its job, or no longer needs one. Raises TryAgain while that
         is unknown.
         """
         record = await workspace.record(name)
@@ -177,7 +177,7 @@ class BatchGangs:
         if row is None:
             assert record is not None
             if not record.job and not record.removing:
-                # recorded, perhaps never submitted: a launch will find out
+                # recorded, but perhaps never submitted: a launch will find out
                 return None
             if record.job and not await self._has_delivered(workspace, record):
                 return _delivering(record, record.job, record.seen)
@@ -237,8 +237,8 @@ class BatchGangs:
     async def _close_forgotten(
         self, workspace: SharedWorkspace, record: BatchGangRecord
     ) -> BatchGangEnd:
-        """Close a gang whose job the batch system has forgotten, by the accounting or the job's own
-        record.
+        """Close a gang whose job the batch system has forgotten, using the accounting or the job's
+        own record.
         """
         accounted = await self._system.accounted(record.job) if record.job else None
         if accounted is not None and accounted.phase is BatchPhase.OVER:

@@ -24,8 +24,8 @@ from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
 FIRST_PAUSE_S, LAST_PAUSE_S = (
     0.02,
     1.0,
-)  # between looks at the mail, since a network file system reports no new files
-HOT_S = 30.0  # after activity, for how long looks stay frequent
+)  # pause between polls of the mail, since a network file system announces no new files
+HOT_S = 30.0  # time after activity for which polling stays frequent
 LETTER_LIMIT = 64 * 1024 * 1024
 
 
@@ -53,7 +53,7 @@ class LoginHelper:
         while True:
             read = self._source.read1(1 << 18)
             if not read:
-                os._exit(0)  # running threads are useless now
+                os._exit(0)  # the running threads are no longer needed
             for asked, data in frames.feed(read):
                 threading.Thread(target=self._answer, args=(asked, data), daemon=True).start()
 

@@ -69,7 +69,7 @@ class CommandResult:
 
     @property
     def said(self) -> str:
-        """Its complaint, in one line."""
+        """Its last error, in one line."""
         return " ".join((self.err or self.out).split())[:600]
 
 

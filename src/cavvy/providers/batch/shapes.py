@@ -53,8 +53,8 @@ class AcceleratorRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferLocation:
-    """The location of an offer. `taken`: its nodes may be taken back. `widest`: the most CPUs of a
-    node.
+    """The location of an offer. `taken`: its nodes may be reclaimed. `widest`: the maximum CPUs of
+    a node.
 
     `pool` names the nodes, as `name_pool` does.
     """

@@ -50,7 +50,7 @@ def refuse(folder: str) -> None:
 
 
 def find_devices(count: int) -> "dict[str, object]":
-    """The devices that the batch system gave to this job, by the variables that frameworks read."""
+    """The devices assigned to this job by the batch system, from the variables for frameworks."""
     for name, vendor in VISIBLE:
         given = [each for each in os.environ.get(name, "").split(",") if each]
         if given and count:
@@ -63,9 +63,7 @@ def find_devices(count: int) -> "dict[str, object]":
 
 
 def find_address() -> str:
-    """The address for the other nodes of the gang, by the batch system's name of this node, else by
-    its own.
-    """
+    """The address for the gang's other nodes: the batch system's name of this one, or its own."""
     for name in (os.environ.get("SLURMD_NODENAME"), os.uname().nodename):
         try:
             found = socket.gethostbyname(name) if name else ""

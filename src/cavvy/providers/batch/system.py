@@ -29,8 +29,8 @@ class JobFiles:
     """The path of a gang's job files, and the mark by which the job is found again."""
 
     mark: str
-    folder: str  # of the gang
-    agent: str  # the folder of what nodes run
+    folder: str  # name of the gang
+    agent: str  # folder of the nodes' programs
 
 
 class BatchSystem(Protocol):
@@ -39,7 +39,7 @@ class BatchSystem(Protocol):
     """
 
     title: str  # for people
-    queues: str  # what it calls its queues; the setting that names them is called so too
+    queues: str  # its word for queues, which is also the name of the setting
     commands: BatchCommands
     job_options: JobOptions
 

@@ -47,7 +47,7 @@ class BatchIntent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReclaimConfig:
-    """How the provider takes nodes back, as in the agent's configuration."""
+    """How the provider reclaims nodes, for the agent's configuration."""
 
     unless: str
     seconds: float
@@ -246,7 +246,7 @@ class SharedWorkspace:
 
 
 def as_seen(ended: BatchGangEnd) -> GangSeen:
-    """An ended gang, for the control plane."""
+    """The control plane's view of an ended gang."""
     nodes = list_nodes(ended.job, ended.began, ended.ended_at)
     return GangSeen(
         name=ended.name,

@@ -70,7 +70,7 @@ class FakeCloud:
         self._changes: asyncio.Queue[str] = asyncio.Queue()
         self._engine_ids = 0
         self._dice = Random(0)
-        self._ends_seen: dict[str, datetime] = {}  # by engine id: the first look after the end
+        self._ends_seen: dict[str, datetime] = {}  # engine id -> the first look after the end
 
     # The seam
 

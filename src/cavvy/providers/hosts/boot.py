@@ -52,7 +52,7 @@ def mount(disk: dict[str, Any], until: float) -> None:
         if device is None:
             if time.monotonic() > until:
                 raise OSError(f"the disk of {disk['path']} did not appear")
-            time.sleep(1)  # noqa: TID251 - a process of its own
+            time.sleep(1)  # noqa: TID251 - runs in its own process
     # blkid exits with 2 for a blank disk, and also if it could not read the disk.
     if (
         disk["make"]
@@ -84,7 +84,7 @@ def await_end(end: dict[str, Any]) -> None:
 
 
 def learn_by(metadata: dict[str, Any], until: float) -> tuple[int, str]:
-    """As `learn`, repeated until then. Raises SystemExit."""
+    """Like `learn`, repeated until it succeeds. Raises SystemExit."""
     while True:
         try:
             return learn(metadata)
@@ -96,8 +96,8 @@ def learn_by(metadata: dict[str, Any], until: float) -> tuple[int, str]:
 
 
 def work(command: list[str], path: str, lease_s: float) -> None:
-    """Run the agent. Its undelivered reports are tried again until the lease is over; then the
-    machine goes all the same.
+    """Run the agent. Undelivered reports are tried again until the lease is over; then the machine
+    shuts down anyway.
     """
     code = subprocess.call([*command, path])
     until = time.monotonic() + lease_s

@@ -1,5 +1,5 @@
 """Turns a machine outside into a node: the POSIX-shell part of each script, and a configuration.
-Neither holds a secret.
+Neither contains a secret.
 """
 
 import shlex

@@ -1,10 +1,10 @@
-"""The queue behind `SignalsChanges.changed`."""
+"""The queue for `SignalsChanges.changed`."""
 
 import asyncio
 
 
 class ChangedGangs:
-    """Names of gangs that changed; each waits once."""
+    """Names of changed gangs; each is queued once."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[str] = asyncio.Queue()

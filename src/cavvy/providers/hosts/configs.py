@@ -24,4 +24,4 @@ class HostAgentConfig:
     cpus: float | None = None
     memory_mib: int | None = None
     node_address: str = "127.0.0.1"
-    taken: Mapping[str, str | float] | None = None  # how the provider takes its nodes back
+    taken: Mapping[str, str | float] | None = None  # how the provider reclaims its nodes

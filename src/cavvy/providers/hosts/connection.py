@@ -56,7 +56,7 @@ class HostAddress:
     ssh: Sequence[str] = ()  # the command up to the destination
     destination: str = ""
     control: Path | None = None  # the socket of a master, which does not exist yet
-    host_key_hint: str = ""  # added to the message about an unknown host key
+    host_key_hint: str = ""  # text to add to the message about an unknown host key
 
 
 class HostConnection:
@@ -92,7 +92,7 @@ class HostConnection:
     async def frames(self) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
         """The program's frames, until the connection is lost."""
         reader = FrameReader()
-        with suppress(OSError, ValueError):  # either way the connection is unusable
+        with suppress(OSError, ValueError):  # the connection is unusable in either case
             while data := await self._output.read(1 << 18):
                 for frame in reader.feed(data):
                     yield frame
@@ -210,7 +210,7 @@ def explain(address: HostAddress, said: str) -> CannotConnect | LoginRefused:
         )
     if "Permission denied" in said or "Too many authentication failures" in said:
         return LoginRefused(
-            f"{name}: no key of yours is accepted ({said}). Make `ssh {name}` work without a "
+            f"{name}: none of your keys is accepted ({said}). Make `ssh {name}` work without a "
             "password: ssh-copy-id, or ssh-add for a key with a passphrase"
         )
     if "configuration option" in said or re.search(r": line \d+:", said):

@@ -15,8 +15,8 @@ class HostDevice:
     id: str  # unique on this machine and stable, such as a GPU's UUID
     index: int
     vendor: str  # nvidia, amd, intel, apple
-    product: str  # as the driver calls it
-    memory_mib: int  # as the driver reports it
+    product: str  # the driver's name for it
+    memory_mib: int  # memory reported by the driver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,9 @@ class MachineSources:
     environ: Mapping[str, str]
     system: str  # from uname: Linux, Darwin
     hostname: str
-    cpus: Callable[[], int]  # those that this process may run on
+    cpus: Callable[[], int]  # CPUs that this process may run on
     memory_mib: Callable[[], int]  # installed
-    disk_gib: Callable[[], int]  # free where jobs work
+    disk_gib: Callable[[], int]  # bytes free on the jobs' disk
     nvml: Callable[[], NvmlQueries | None]  # None: no driver
     sysctl: Callable[[str], str]  # Darwin's
     usable: Callable[[Path], bool]  # whether this user may open a device file

@@ -1,4 +1,4 @@
-"""What jobs can use of a machine: CPUs and memory within this user's limits, free disk,
+"""A machine's resources for jobs: CPUs and memory within this user's limits, free disk,
 accelerators.
 """
 
@@ -34,7 +34,7 @@ class ThisMachine:
     def limit(
         self, *, cpus: float | None, memory_gib: float | None, accelerators: bool
     ) -> "ThisMachine":
-        """The part that jobs may use; None leaves all."""
+        """The part of the machine that jobs may use; None means all of it."""
         return replace(
             self,
             cpus=self.cpus if cpus is None else min(self.cpus, cpus),

@@ -15,7 +15,7 @@ class DeviceModel:
     """A device's catalog name; unknown devices keep the driver's name."""
 
     name: str
-    memory_mib: int  # nominal, as the product is sold
+    memory_mib: int  # nominal size, as the product is sold
 
 
 def model_of(device: HostDevice) -> DeviceModel:

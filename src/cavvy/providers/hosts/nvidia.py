@@ -121,7 +121,8 @@ def _read(nvml: NvmlQueries, visible: str | None) -> DeviceReading:
             w == str(index) or (w and uuid.startswith(w)) for w in allowed
         ):
             notes.append(
-                f"NVIDIA: GPU {index} is left out, CUDA_VISIBLE_DEVICES hides it from the server"
+                f"NVIDIA: GPU {index} is left out, because CUDA_VISIBLE_DEVICES hides it from the "
+                "server"
             )
         elif nvml.partitioned(index):
             notes.append(

@@ -27,11 +27,11 @@ class AgentExit:
     reason: str = ""
 
 
-_unwritten: dict[Path, object] = {}  # notes waiting for disk space on the disk
+_unwritten: dict[Path, object] = {}  # notes waiting for disk space
 
 
 def note(path: Path, value: object) -> bool:
-    """As `write`, or keep the record until the disk has room. Returns whether all records are
+    """Like `write`, or keep the record until the disk has space. Returns whether all records are
     written. Raises OSError.
     """
     _unwritten[path] = value
@@ -39,8 +39,8 @@ def note(path: Path, value: object) -> bool:
 
 
 def settle() -> bool:
-    """Write the waiting notes, as far as the disk has room. Returns whether all are written. Raises
-    OSError.
+    """Write the waiting notes, as far as the disk has space. Returns whether all are written.
+    Raises OSError.
     """
     for each in list(_unwritten):
         try:

@@ -72,5 +72,5 @@ class RemoteCalls:
                 future.set_exception(
                     error or LinkLost(f"{self._prefix}the connection was lost before it answered")
                 )
-                future.exception()  # the asking task may be gone
+                future.exception()  # the requesting task may be gone
         self._waiting.clear()

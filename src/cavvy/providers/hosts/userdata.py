@@ -44,10 +44,10 @@ class NodeDisk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownEnd:
-    """When the cloud takes the node back, if that is known; the work is warned `notice` earlier."""
+    """When the cloud reclaims the node, if that is known; the work is warned `notice` earlier."""
 
     at: datetime
-    source: str  # for people: who takes the node
+    source: str  # for people: who reclaims the node
     notice: timedelta = timedelta(minutes=10)
 
 

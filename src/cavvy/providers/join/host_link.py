@@ -18,9 +18,9 @@ from cavvy.providers.hosts.remote_calls import RemoteCalls
 from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
 
 _T = TypeVar("_T")
-POLL_S = 20.0  # of one request by which a machine waits for lines
-_GONE_S = 10.0  # after its last request a machine counts as absent
-_COUNTED_S = 60.0  # the most silence to count between two looks, since the server may have slept
+POLL_S = 20.0  # timeout of a request with which a machine waits for lines
+_GONE_S = 10.0  # time after its last request at which a machine counts as absent
+_COUNTED_S = 60.0  # the maximum silence counted between two looks, since the server may have slept
 
 
 class JoinLink:
@@ -168,7 +168,7 @@ class JoinLink:
         self._news.set()
 
     def _take_line(self, line: str) -> None:
-        with suppress(ValueError):  # output of the machine that is no frame
+        with suppress(ValueError):  # output of the machine that is not a frame
             for head, _ in FrameReader().feed(f"{line}\n".encode()):
                 if "changed" in head:
                     self._changed(head["changed"])

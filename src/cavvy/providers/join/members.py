@@ -23,9 +23,9 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvitedMachine:
-    """One invitation. A used one holds the hash of its machine's nonce."""
+    """One invitation. A used invitation contains the hash of its machine's nonce."""
 
-    name: str  # SHA-256 of the machine's tokens token
+    name: str  # SHA-256 of the invitation's token
     expires_at: datetime
     machine: str | None = None  # the name for the machine; None: from its host name
     group: str | None = None
@@ -38,13 +38,13 @@ class MemberMachine:
     """One joined machine. `dismissed`: it must end its work and leave."""
 
     name: str
-    token: str  # SHA-256 of the nonces token
+    token: str  # SHA-256 of the machine's token
     joined_at: datetime
     facts: SupervisorFacts | None = None  # None until its first session
     group: str | None = None
     heard_at: datetime | None = None
     dismissed: bool = False
-    there: bool = False  # it was up at the last look: a server that starts waits for it
+    there: bool = False  # it was connected at the last look: a starting server waits for it
 
 
 class MachineRegister:

@@ -42,7 +42,7 @@ from cavvy.providers.join.members import MachineRegister, MemberMachine
 
 _REMOTE = str(Path(__file__).with_name("remote"))
 _TICK_S = 1.0
-_FIRST_WAIT_S = 6.0  # after a start, for known machines, which call again within this time
+_FIRST_WAIT_S = 6.0  # time after a start for known machines, which call again within it
 _NOTE_EVERY = timedelta(minutes=1)
 _NO_ADDRESS = (
     "machines cannot reach this server: set `tls_listen` in [server], such as "
@@ -128,7 +128,7 @@ class JoinProvider:
     async def whoami(self) -> Sequence[tuple[str, str]]:
         node_endpoint = self._context.node_endpoint
         said = [("address", node_endpoint.address)] if node_endpoint is not None else []
-        # Only the server knows its machines, and this runs in a command.
+        # Only the server knows its machines, but this runs in a command.
         return [
             *said,
             (

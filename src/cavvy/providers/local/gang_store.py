@@ -33,13 +33,17 @@ from cavvy.providers.local.records import (
     RankDeath,
 )
 
-REMEMBERED = timedelta(hours=2)  # the provider interface requires one hour
-PATIENCE = timedelta(seconds=5)  # after the gang's own grace, for its agents' last reports
-REAPER = timedelta(seconds=3)  # the time that the reaper of a killed agent has to end the work
+REMEMBERED = timedelta(
+    hours=2
+)  # how long ended gangs are kept; the provider interface requires one hour
+PATIENCE = timedelta(
+    seconds=5
+)  # time after the gang's own grace period, for its agents' last reports
+REAPER = timedelta(seconds=3)  # time for the reaper of a killed agent to end the work
 FIRST_LOOK_S, LAST_LOOK_S = (
     0.05,
     5.0,
-)  # between looks at processes that do not exit; grows
+)  # pause between looks at processes that do not exit; grows
 CONTAINER_ENTRY = "entry.sh"  # exists in an agent's folder if the work runs in a container
 DELIVERIES = 3  # tries to deliver a killed agent's last reports
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
@@ -422,7 +426,7 @@ class LocalGangStore:
         elif lost:
             reason = (
                 f"the agent of rank {lost[0]} was killed or "
-                f"broke{self._complaint(gang.intent.name, lost[0])}"
+                f"failed{self._complaint(gang.intent.name, lost[0])}"
             )
         else:
             reason = first.reason if first is not None and first.reason else "its agents left"
@@ -534,7 +538,7 @@ def _last_written(folder: Path) -> float:
 
 @contextmanager
 def _as_try_again() -> Iterator[None]:
-    """Turn errors of the disk into TryAgain."""
+    """Turn disk errors into TryAgain."""
     try:
         yield
     except OSError as error:

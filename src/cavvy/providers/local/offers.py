@@ -12,7 +12,7 @@ PROVIDER = "local"
 
 
 def list_offers(machine: ThisMachine, price: HourlyRate) -> Sequence[Offer]:
-    """Offers by model and count; `price` is of one accelerator, or of a node that holds none."""
+    """Offers by model and count; `price` is for one accelerator, or for a node without any."""
     return [
         machines.make_offer(
             [machine],

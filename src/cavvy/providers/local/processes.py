@@ -84,7 +84,7 @@ def lives(process: LocalProcess) -> bool:
 
 def reap(process: LocalProcess) -> int | None:
     """Reap a child of this process. Returns its exit code, 128 + N if signal N killed it, or None
-    if it lives or is no child.
+    if it lives or is not a child.
     """
     if _identify(process.pid) != (process, True):
         return None
@@ -97,7 +97,8 @@ def reap(process: LocalProcess) -> int | None:
 
 
 def send(process: LocalProcess, number: signal.Signals) -> None:
-    """Signal this process, if it lives. On Linux a process with a reused PID is never hit."""
+    """Signal this process, if it lives. On Linux, a process with a reused PID is never
+    signalled."""
     with suppress(ProcessLookupError):
         if not hasattr(os, "pidfd_open"):
             if lives(process):

@@ -11,8 +11,8 @@ MANIFEST = make_manifest(
     settings=(
         text(
             "queues",
-            "Names separated by commas; only these are used. Unset: all that accept and start "
-            "jobs.",
+            "Names separated by commas; only these are used. Unset: all queues that accept and "
+            "start jobs.",
         ),
         text("spot_queues", "Queues whose jobs may be preempted; they are offered as spot."),
         text("gpu", "The model of the nodes' GPUs, such as `H100`. Unset: from `gpu_resource`."),

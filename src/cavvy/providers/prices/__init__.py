@@ -31,7 +31,7 @@ class PriceQuery:
 
     machines: Mapping[str, Offer]  # by instance type: vCPUs, memory, accelerators
     today: date
-    progress: Callable[[str], None]  # shows how far the source is
+    progress: Callable[[str], None]  # reports the source's progress
     pause: Callable[[float], None]  # waits this many seconds between tries
 
 

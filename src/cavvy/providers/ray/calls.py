@@ -67,7 +67,7 @@ class RayDashboard:
         self.address = address
         self._threads = ThreadPoolExecutor(
             _AT_ONCE, f"ray-{address.name}"
-        )  # a dashboard that hangs delays no other
+        )  # time limit, so that a hanging dashboard delays no other
         self._shown: Mapping[str, str] | None = None  # the last headers read
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
         if address.url.startswith("https:"):
@@ -120,7 +120,7 @@ class RayDashboard:
             return None
 
     async def submit(self, job: Object) -> bool:
-        """False if there is a job of that name already."""
+        """False if a job with that name already exists."""
         try:
             await self._ask("POST", "/api/jobs/", job)
         except DashboardRefused as error:
@@ -194,7 +194,7 @@ class RayDashboard:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect leads to a login page of a proxy, which must not get the headers."""
+    """Rejects redirects: they lead to a proxy's login page, which must not get the headers."""
 
     def redirect_request(self, *_: object) -> None:
         return None

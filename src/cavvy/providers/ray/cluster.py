@@ -58,7 +58,7 @@ class RayNode:
         return max(0, int(min(rooms) + 1e-6))
 
     def less(self, offer: Offer, count: int) -> "RayNode":
-        """What remains with so many of the offer's nodes on it."""
+        """The rest of a node with this many of the offer's nodes on it."""
         return replace(
             self,
             cpus=self.cpus - count * offer.vcpus,
@@ -165,7 +165,7 @@ def _camel(name: str) -> str:
 
 
 def promise(nodes: Sequence[RayNode], offer: Offer, count: int) -> Sequence[RayNode]:
-    """The nodes after so many of the offer's nodes, which are requested but not placed, are on
+    """The nodes after this many of the offer's nodes, which are requested but not placed, are on
     them.
     """
     left = []
@@ -230,7 +230,7 @@ def _merge(
 
 
 def make_bundle(offer: Offer, node: RayNode) -> Mapping[str, float]:
-    """What each node of a gang reserves. `node` is one of the offer's."""
+    """The reservations of each node of a gang. `node` is one of the offer's."""
     bundle: dict[str, float] = {"CPU": offer.vcpus, "memory": offer.memory_mib * _MIB}
     if offer.accelerator_count:
         bundle[node.resource] = offer.accelerator_count

@@ -20,7 +20,7 @@ from cavvy.providers.ray.launch_ledger import KEPT, RayGangRecord
 
 _MISSED = timedelta(
     seconds=60
-)  # a job has gone if the same head does not list it for so long and nothing is reserved for it
+)  # a job is gone if the same head has not listed it for this long and nothing is reserved for it
 _LONELY = timedelta(
     minutes=10
 )  # a launch that Ray has not listed after this time was never granted
@@ -32,7 +32,7 @@ _NO_WAY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayTerms:
-    """What is the same for all clusters."""
+    """The values shared by all clusters."""
 
     mark: str  # mark of the installation
     options: RayOptions
@@ -41,7 +41,7 @@ class RayTerms:
 
 
 class RayCluster:
-    """Methods raise what Provider's methods raise."""
+    """Methods raise the same errors as Provider's."""
 
     def __init__(
         self, api: RayDashboard, ledger: LaunchLedger[RayGangRecord], terms: RayTerms
@@ -57,7 +57,7 @@ class RayCluster:
         return [each for each in self._ledger.records.values() if each.cluster == self.name]
 
     async def nodes(self) -> Sequence[RayNode]:
-        """The nodes without what is promised to gangs that are not placed yet."""
+        """The nodes without resources promised to gangs that are not placed yet."""
         async with self._sorted():
             nodes, usage, groups = await asyncio.gather(
                 self.api.nodes(), self.api.usage(), self.api.groups()
@@ -187,12 +187,14 @@ class RayCluster:
         self._missed.pop(name, None)
         record = record or status.recall(job, self.name, self._terms.now())
         if record.removed and not status.is_over(job):
-            await self.api.stop(str(job["submission_id"]))  # it was submitted after the removal
+            await self.api.stop(
+                str(job["submission_id"])
+            )  # the job was submitted after the removal
         told = await self._read_output(name, job)
         if told is None:
             return status.as_seen(record)  # only the log says how it ended and what is billed
         latest = self._ledger.get(name)  # another call may have changed it meanwhile
-        if latest is not None and latest.ended_at is not None:  # what this call has read is older
+        if latest is not None and latest.ended_at is not None:  # the data of this call is older
             return status.as_seen(latest)
         record = replace(record, removed=record.removed or bool(latest and latest.removed))
         record = status.judge(record, job, told, self._terms.now())

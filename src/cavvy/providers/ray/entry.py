@@ -14,8 +14,8 @@ from cavvy.providers.hosts.bootstrap import make_config
 from cavvy.providers.ray.cluster import MARKET, RayNode, make_bundle
 
 _REMOTE = Path(__file__).with_name("remote")
-_TAKES = timedelta(seconds=30)  # how long the reservation may take if gangs may not wait
-RESERVE = timedelta(seconds=15)  # after the work's grace, for the agent's last messages
+_TAKES = timedelta(seconds=30)  # time limit of the reservation if gangs may not wait
+RESERVE = timedelta(seconds=15)  # time after the work's grace period, for the agent's last messages
 INSTALLATION, GANG, NODES = "cavvy_installation", "cavvy_gang", "cavvy_nodes"
 # Fetches a plan by its hash, so that the source need not be trusted, and runs its driver.
 _LINE = """

@@ -32,9 +32,9 @@ class RayGangRecord:
     nodes: int
     intended_at: datetime
     offer: Offer | None = None  # None: found on the cluster, and missing in the ledger
-    session: str = ""  # of the cluster's head at the launch
+    session: str = ""  # id of the cluster's head at the launch
     launched: bool = False  # Ray confirmed the launch
-    removed: bool = False  # it is being removed: a job that appears later is stopped
+    removed: bool = False  # the gang is being removed: a job that appears later is stopped
     placed: bool = False  # its placement group exists, or existed
     ranks: Sequence[RayRank] = ()
     ended_at: datetime | None = None

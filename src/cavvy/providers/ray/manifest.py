@@ -11,7 +11,7 @@ UNSUPPORTED: Mapping[Feature, str] = {
     Feature.IMAGE: "jobs run beside Ray on its nodes, which boot the cluster's own image",
     Feature.BUILD: "jobs run beside Ray on its nodes; "
     "`cavvy image build TASK.YAML --push NAME` makes an image elsewhere",
-    Feature.LOGIN: "jobs do not run in images here",
+    Feature.LOGIN: "jobs cannot run in images",
     Feature.VOLUMES: "a Ray cluster has no named volumes to attach; use a `host` folder of its "
     "nodes",
     Feature.NETWORK: "Ray does not report the network's speed, and nodes cannot be chosen by it",
@@ -29,7 +29,7 @@ MANIFEST = Manifest(
     settings=(
         text(
             "addresses",
-            "The addresses of the clusters' dashboards, with spaces between them: "
+            "The addresses of the clusters' dashboards, separated by spaces: "
             "`main=http://10.0.0.5:8265`; each is a region with that name. The default name is "
             "the host's. Unset: `http://127.0.0.1:8265`.",
         ),
@@ -55,7 +55,7 @@ MANIFEST = Manifest(
         ),
         text(
             "folder",
-            "A folder of Ray's user on each node, for agents, work and caches.",
+            "A folder on each node for agents, work and caches, owned by the user that runs Ray.",
             "~/.cavvy-ray",
         ),
         gpu_rates(),

@@ -149,7 +149,8 @@ def read_addresses(
         name = name or host.partition(":")[0]
         if not all(each.isalnum() or each in "-._" for each in name):
             raise Refused(
-                f"[providers.ray] addresses: {name!r} is not a name of letters, digits, - . _"
+                f"[providers.ray] addresses: {name!r} is not a valid name; use letters, digits, - "
+                ". _"
             )
         found.append(
             DashboardAddress(name=name, url=url, read_headers=read_headers, ca_file=ca_file or None)

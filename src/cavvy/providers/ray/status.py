@@ -24,7 +24,7 @@ class DriverOutput:
     placed: bool = False
     waits: str = ""
     refused: str = ""
-    left: str = ""  # why it ended its agents without being asked to
+    left: str = ""  # why the driver ended its agents without a request
 
 
 def gang_of(job: Object, mark: str) -> str:
@@ -136,7 +136,7 @@ def judge(record: RayGangRecord, job: Object, told: DriverOutput, now: datetime)
 
 
 def end(record: RayGangRecord, at: datetime, reason: str, preempted: bool) -> RayGangRecord:
-    """The record of a gang that has ended. Nodes that reported no end of their own end with it."""
+    """The record of a gang that has ended. Nodes without their own report end with it."""
     ranks = tuple(
         rank if rank.ended_at else replace(rank, ended_at=max(at, rank.started_at))
         for rank in record.ranks

@@ -1,4 +1,4 @@
-"""Facts from a cluster's accounting about the user and the charged account. Pure."""
+"""The cluster's accounting data about the user and the charged account. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +21,7 @@ def explain_accounts(
     """The facts for `cavvy check`. `limits` are those of the user's associations; `account` "" is
     the default.
 
-    Raises Refused if Slurm would refuse every job for its account.
+    Raises Refused if Slurm would refuse every job because of its account.
     """
     names = list(
         dict.fromkeys(

@@ -44,7 +44,8 @@ MANIFEST = make_manifest(
     settings=(
         text(
             "partitions",
-            "Names separated by commas; only these are used. Unset: all that the user may use.",
+            "Names separated by commas; only these are used. Unset: all partitions that the user "
+            "may use.",
         ),
         text("account", "The account for jobs. Unset: the user's default."),
         text("qos", "The quality of service of jobs. Unset: the default."),

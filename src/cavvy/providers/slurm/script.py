@@ -12,8 +12,8 @@ from cavvy.providers.batch.shapes import gpu_of
 from cavvy.providers.batch.system import JobFiles, JobOptions
 
 # Only the script is signalled before the time limit (B:), since a step's signal would hit the work
-# itself. One job only can make the folder `started`: a second job of this gang, after a lost reply
-# or a requeue by Slurm, exits at once. `begun` and `end` serve for jobs that slurmctld has
+# itself. Only one job can create the folder `started`: a second job of this gang, after a lost
+# reply or a requeue by Slurm, exits at once. `begun` and `end` record jobs that slurmctld has
 # forgotten.
 _SCRIPT = """#!/bin/sh
 # Cavvy: one agent on each node of {name}; see docs/guides/slurm.md.

@@ -47,7 +47,8 @@ _PHASES = {
         BatchPhase.WORKS,
     ),
 }
-# The final states of jobs. CANCELLED is by a person: a job that Cavvy cancels is marked as removed.
+# The final states of jobs. CANCELLED means by a person: a job that Cavvy cancels is marked as
+# removed.
 _ENDS = {
     "COMPLETED": "its agents left",
     "FAILED": "its agents broke",

@@ -20,7 +20,7 @@ from cavvy.providers.hosts.connection import (
 from cavvy.providers.ssh.inventory import InventoryHost
 
 CONNECT_TIMEOUT_S = 10
-OPEN_TIMEOUT_S = 60  # including jump hosts and the start of the login shell
+OPEN_TIMEOUT_S = 60  # time limit, including jump hosts and the start of the login shell
 _UNCHECKED = {"none", "/dev/null"}
 _SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 _CONFIG = """\
@@ -45,7 +45,7 @@ class SshOptions:
 
     ssh_config: Path
     accept_new: bool
-    known_hosts: Path  # where accepted keys of new hosts are kept
+    known_hosts: Path  # file of the accepted keys of new hosts
     sockets: Path  # folder of master sockets, with a short path
 
 

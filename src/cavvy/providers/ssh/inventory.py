@@ -14,7 +14,7 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.base import Refused
 
-GROUP = "hosts"  # of hosts without a group
+GROUP = "hosts"  # group of hosts without their own
 HOST_KEYS = ("strict", "accept-new")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOME = Path("~/.config/cavvy")
@@ -30,7 +30,7 @@ class InventoryHost:
 
     name: str
     group: str
-    rate: HourlyRate  # for one accelerator, or for a node without accelerators
+    rate: HourlyRate  # price of one accelerator, or of a node without accelerators
     in_group: bool = True  # False: it has its own price, so it takes no part in its group's gangs
     address: str | None = None
     user: str | None = None

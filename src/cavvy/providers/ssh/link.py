@@ -25,11 +25,11 @@ from cavvy.providers.ssh.dial import SshOptions, SshRoute, dial
 from cavvy.providers.ssh.inventory import InventoryHost
 
 _T = TypeVar("_T")
-SETUP_TIMEOUT_S = 90  # sending a Python over a slow line
+SETUP_TIMEOUT_S = 90  # time for sending a Python over a slow connection
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # time between tries to connect
-# the most silence to count between two failed tries, since the server may have slept
+# the maximum silence counted between two failed tries, since the server may have slept
 _COUNTED_S = 60.0
-_LONGEST_SOCKET = 100  # bytes of a Unix socket's path; the kernel's limit is 108
+_LONGEST_SOCKET = 100  # maximum bytes of a Unix socket's path; the kernel's limit is 108
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,22 +53,22 @@ class SshLink:
     def __init__(self, entry: InventoryHost, base: LinkDependencies) -> None:
         self.entry = entry
         self.setup: HostSetup | None = None
-        self.host: HostConnection | None = None  # while it is connected
-        self.route: SshRoute | None = None  # of the last connection
-        self.problem = ""  # why it is not connected
+        self.host: HostConnection | None = None  # set while the host is connected
+        self.route: SshRoute | None = None  # facts of the last connection
+        self.problem = ""  # why the host is not connected
         self.let_in = True  # False: the host answers and refuses the login
         self.heard_at: datetime | None = None
         self.silent_since: datetime | None = None
-        self.silent_s = 0.0  # how long tries to reach it have failed
+        self.silent_s = 0.0  # how long all tries to reach the host have failed
         self._base = base
-        self._serving = False  # the supervisor runs
+        self._serving = False  # the running supervisor
         self._dropped: list[
             HostConnection
         ] = []  # closed links whose processes may not have ended yet
         self._reading: asyncio.Task[None] | None = None
         self._calls = RemoteCalls(entry.name)
         self._opening = asyncio.Lock()
-        self._failed_at = 0.0  # on the loop's clock, as below
+        self._failed_at = 0.0  # times on the loop's clock, as below
         self._pause_s = 0.0
 
     @property
@@ -132,7 +132,8 @@ class SshLink:
         return msgspec.json.decode(out.strip().rpartition(b"\n")[2], type=SupervisorFacts)
 
     async def reaches(self, address: str, port: int) -> bool:
-        """Whether the SSH port of another host answers, seen from this host: a second witness."""
+        """Whether the SSH port of another host answers, as seen from this host: a second
+        observation."""
         return self.host is not None and await self.host.reaches(address, port)
 
     async def can_relay(self) -> str:
@@ -241,7 +242,7 @@ class SshLink:
                 'mv "$1.d$$" "$1"'
             )
             await self._bring(bundle, folder, unpack)
-        (self._base.cache / bundle.name).touch()  # the next setup asks for this name
+        (self._base.cache / bundle.name).touch()  # the next setup uses this name
         return bundles.python_command(f"{folder}/{bundle.name}")
 
     async def _bring(self, bundle: Bundle, folder: str, finish: str) -> None:

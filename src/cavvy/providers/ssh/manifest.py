@@ -70,9 +70,8 @@ MANIFEST = Manifest(
         ),
         price_setting("The inventory can override it for groups and hosts. "),
         lost_setting(
-            "A host that neither the server nor its neighbours reach for this long is taken "
-            "for "
-            "dead: its jobs are tried again elsewhere."
+            "A host that neither the server nor its neighbours reach for this long counts as "
+            "dead: its jobs are retried elsewhere."
         ),
         text(
             "folder",

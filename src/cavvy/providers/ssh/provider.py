@@ -40,11 +40,11 @@ from cavvy.providers.ssh.inventory import read_inventory
 from cavvy.providers.ssh.link import LinkDependencies, SshLink
 
 _LEARN_AGAIN = timedelta(minutes=10)  # devices change rarely, and drivers answer slowly
-_FIRST_WAIT_S, _HOSTS_WAIT_S = 12.0, 2.0  # for hosts that are not known yet
+_FIRST_WAIT_S, _HOSTS_WAIT_S = 12.0, 2.0  # time limit for hosts that are not known yet
 _TICK_S, _CALM_S = (
     0.5,
     5.0,
-)  # between looks while a link is down, and while all are up
+)  # pause between looks while a link is down, and while all are up
 
 
 class SshProvider:
@@ -181,7 +181,7 @@ class SshProvider:
     # Hosts and their facts
 
     def _follow(self) -> None:
-        """As `_update`; while the inventory cannot be read, the last one stays in use."""
+        """Like `_update`; while the inventory cannot be read, the last one stays in use."""
         try:
             self._update()
         except Refused:

@@ -2,7 +2,7 @@
 removed.
 
 The ledger holds an intent before any host is asked, so that every agent that may run is found
-again: a gang is a folder of its name on each of its hosts, and a repeated request starts nothing
+again: a gang is a folder of its name on each of its hosts, and repeated requests start nothing
 twice. If a host does not answer, the state of its gangs is unknown, not lost. The host is declared
 dead only if it was silent for long while another host answered, and if no host that answers reaches
 it either. Agents that still live there when it returns are killed, because their job may run
@@ -54,8 +54,8 @@ from cavvy.providers.hosts.remote_calls import LinkLost
 
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 _WITNESSES = 3  # other hosts that are asked whether they reach a silent one
-_WITNESS_EVERY_S = 60.0  # of a host's silence, between two rounds of witnesses
-_AT_ONCE = -1.0  # a grace that waits for nothing
+_WITNESS_EVERY_S = 60.0  # interval of silence between two rounds of asking other hosts
+_AT_ONCE = -1.0  # a grace period of zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class HostFleet:
         self.patient = True  # False: `launch` and `look` do not wait for a host to be connected
         self._glances: dict[str, _Glance] = {}
         self._launching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        # By host: how long it was silent when the other hosts last could not reach it either.
+        # host -> how long it was silent when the other hosts last could not reach it either
         self._witnessed: dict[str, float] = {}
         self._ended_at: dict[tuple[str, int], datetime] = {}  # an end is reported once, unchanged
         self._lost: set[str] = set()  # hosts whose long silence was announced
@@ -101,7 +101,7 @@ class HostFleet:
     # Hosts
 
     async def keep(self, entry: HostEntry, facts: SupervisorFacts) -> None:
-        """Remember what a host has."""
+        """Store a host's facts."""
         machine = await asyncio.to_thread(make_machine, entry, facts)
         self.known[entry.name] = KnownHost(
             provider=self._provider, entry=entry, facts=facts, machine=machine, ready=False
@@ -197,7 +197,9 @@ class HostFleet:
         for problem in problems:
             if not isinstance(problem, ProviderError):
                 raise problem
-        intent = self._ledger.intents.get(intent.name, intent)  # it may have been removed meanwhile
+        intent = self._ledger.intents.get(
+            intent.name, intent
+        )  # the gang may have been removed meanwhile
         if not problems:
             if intent.name in self._ledger.intents:
                 await self._ledger.put(replace(intent, launched=True))
@@ -398,7 +400,7 @@ class HostFleet:
                         "remove", _Nothing, gang=there.name, grace_s=intent.grace_s, forbid=True
                     )
             except ProviderError:
-                return  # the link is lost again
+                return  # the connection broke again
         living = {
             there.name for there in look.gangs if any(rank.state != "over" for rank in there.ranks)
         }

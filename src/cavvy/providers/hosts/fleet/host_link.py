@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Protocol, TypeVar
 
 _T = TypeVar("_T")
-ASK_TIMEOUT_S = 60  # for one answer; a launch writes a few files
+ASK_TIMEOUT_S = 60  # time limit for one answer; a launch writes a few files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +30,11 @@ class HostLink(Protocol):
     """One host. Times are on the control plane's clock."""
 
     problem: str  # why the host is not connected
-    leaving: bool  # it takes no new work
-    let_in: bool  # False: the host answers and refuses the login
+    leaving: bool  # whether the host refuses new work
+    let_in: bool  # False: the host answers but refuses the login
     heard_at: datetime | None
     silent_since: datetime | None
-    silent_s: float  # how long tries to reach it have failed
+    silent_s: float  # how long all tries to reach the host have failed
 
     @property
     def name(self) -> str: ...
@@ -47,12 +47,12 @@ class HostLink(Protocol):
         """The address and port at which it listens, as far as known."""
 
     async def connect(self) -> HostSetup:
-        """Connect, unless the host itself connects. Raises CannotConnect, LoginRefused."""
+        """Connect, unless the host connects by itself. Raises CannotConnect, LoginRefused."""
 
     async def ask(self, do: str, kind: type[_T], **fields: object) -> _T:
         """Send the supervisor a request. Raises the errors in this module's docstring."""
 
     async def reaches(self, address: str, port: int) -> bool:
-        """Whether an SSH server answers there, seen from this host: a second witness for a silent
-        host.
+        """Whether an SSH server answers there, as seen from this host: a second observation of a
+        silent host.
         """

@@ -8,7 +8,9 @@ from cavvy.providers.base import NodeSeen
 from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.state import ProviderState
 
-REMEMBERED = timedelta(hours=2)  # the provider interface requires one hour
+REMEMBERED = timedelta(
+    hours=2
+)  # how long ended gangs are kept; the provider interface requires one hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +66,8 @@ class FleetLedger:
         return self._ended.records
 
     async def refresh(self, name: str | None = None) -> None:
-        """As LaunchLedger.refresh. Without a name, also forget gangs that ended long ago and have
-        left nothing on any host.
+        """As LaunchLedger.refresh. Without a name, also delete records of gangs that ended long ago
+        and left nothing on any host.
         """
         await self._intents.refresh(name)
         await self._ended.refresh(name)

@@ -31,7 +31,7 @@ class HostEntry(Protocol):
     def group(self) -> str: ...
     @property
     def in_group(self) -> bool:
-        """False if it takes no part in its group's gangs."""
+        """False if it is not part of its group's gangs."""
 
     @property
     def rate(self) -> HourlyRate:
@@ -65,7 +65,7 @@ class SupervisorFacts:
     hostname: str
     user: str
     python: str
-    address: str  # at which others of its network find it
+    address: str  # the address for others on its network
     cpus: int
     memory_mib: int
     disk_gib: int
@@ -196,8 +196,8 @@ def make_host(name: str, machine: ThisMachine) -> Host:
 def list_offers(known: Sequence[KnownHost]) -> Sequence[Offer]:
     """For each host one offer by model and count, and for each group the offers for gangs.
 
-    A host's offer has a capacity of one node, or none while the host does not answer; a group's,
-    its answering hosts.
+    A host's offer has a capacity of one node, or none while the host does not answer; a group's
+    offer has the capacity of its answering hosts.
     """
     offers = [offer for each in known for offer in _of_host(each)]
     groups: dict[str, list[KnownHost]] = {}
@@ -263,8 +263,9 @@ def make_offer(
     zone: str | None = None,
     capacity: int | None = None,
 ) -> Offer:
-    """What each of these machines can give. `price` is of one accelerator, or of a node that holds
-    none. CPUs and memory are the whole machine's; a job holds the part that it asks for.
+    """The resources of each of these machines. `price` is for one accelerator, or for a node
+    without any. CPUs and memory are the whole machine's; a job holds only the part that it
+    requests.
     """
     model, count = shape
     return Offer(

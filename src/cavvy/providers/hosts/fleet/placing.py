@@ -17,7 +17,7 @@ class PlacedRank:
 
     rank: int
     host: str
-    node_address: str  # where the other ranks of the gang find it
+    node_address: str  # its address for the gang's other ranks
     allocation: Allocation | None
     devices: Sequence[HostDevice]
     vendor: str | None
@@ -30,7 +30,7 @@ class AgentRoute:
     address: str
     token: str = field(repr=False)
     pin: str | None = None
-    taken_by: str = ""  # who else may end the agent by SIGTERM, or ""
+    taken_by: str = ""  # who else may end the agent with SIGTERM, or ""
 
 
 def make_config(

@@ -1,4 +1,4 @@
-"""The result of a look at hosts, and the state of a gang that follows. Pure."""
+"""The result of a look at hosts, and the gang's state derived from it. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -135,7 +135,7 @@ def close_gang(intent: FleetIntent, ranks: Sequence[RankStatus], now: datetime) 
 def _say_end(ranks: Sequence[RankStatus], first: AgentExit | None) -> str:
     for rank in ranks:
         if rank.dead_host:
-            return f"{rank.host} is taken for dead: it could not be reached for too long"
+            return f"{rank.host} counts as dead: it has been unreachable for too long"
         if rank.seen is None:
             return f"{rank.host} has lost rank {rank.number}: its folder was deleted"
         if rank.seen.rebooted:

@@ -22,7 +22,7 @@ SMI = [
     "--query-gpu=index,uuid,name,memory.total,mig.mode.current",
     "--format=csv,noheader,nounits",
 ]
-SMI_TIMEOUT_S = 20.0  # a driver that is not loaded takes seconds
+SMI_TIMEOUT_S = 20.0  # time limit: an unloaded driver takes seconds
 # Files from which the control plane learns of AMD's and Intel's GPUs and of control groups.
 FACT_FILES = (
     "/sys/class/kfd/kfd/topology/nodes/*/properties",

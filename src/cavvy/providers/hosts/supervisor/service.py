@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-REAPER_S = 3.0  # the time that the reaper of a killed agent has to end the work
-PATIENCE_S = 5.0  # after a gang's grace, for its agents' last reports
+REAPER_S = 3.0  # time for the reaper of a killed agent to end the work
+PATIENCE_S = 5.0  # time after a gang's grace period, for its agents' last reports
 DELIVERING = "its last messages are being delivered"
 DELIVERIES = 3  # tries to deliver an agent's last reports, while a server answers
 SOON_S = 0.1  # between looks at processes that should end

@@ -32,7 +32,7 @@ class ServerCalls:
         self._address, self._pin, self._place = address, pin, place
         self.token = token
         self._connection: http.client.HTTPSConnection | None = None
-        self.own_address = ""  # this machine's address towards the control plane
+        self.own_address = ""  # this machine's local address for the control plane
 
     def ask(self, call: str, fields: Fields, wait_s: float = 0) -> Fields:
         """Raises OSError, MachineDismissed."""

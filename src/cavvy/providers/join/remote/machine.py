@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 POLL_S = 20.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 3.0
-GRACE_S = 20.0  # for jobs to save their state when this machine leaves
-LAST_WORDS_S = 15.0  # after that, for the agents' last reports
+GRACE_S = 20.0  # time for jobs to save their state when this machine leaves
+LAST_WORDS_S = 15.0  # time after that, for the agents' last reports
 
 
 def say(text: str) -> None:
@@ -62,7 +62,7 @@ class MachineClient:
         self._leaving = threading.Event()  # leave; the same command joins again
 
     def leave(self, *signalled: object) -> None:
-        """Leave; a signal handler."""
+        """Leave; used as a signal handler."""
         self._leaving.set()
 
     def run(self, token: str) -> int:
@@ -159,7 +159,7 @@ class SupervisorSession:
         self._over = threading.Event()
         self.wanted_to_leave = False
         self._failure: MachineDismissed | None = None
-        self._lines: list[str] = []  # of the supervisor, not sent yet
+        self._lines: list[str] = []  # lines of the supervisor that are not sent yet
         self._first = 1  # number of the first of these lines
         self._written = threading.Lock()
         self._news = threading.Condition()
@@ -196,7 +196,7 @@ class SupervisorSession:
             raise self._failure
 
     def leave(self) -> None:
-        """End the work as if the machine were taken away, and report it to the control plane."""
+        """End the work as if the machine were reclaimed, and report it to the control plane."""
         say(f"leaving: jobs have {GRACE_S:g} s to save their state")
         calls = self._machine.make_calls()
         self._notify(calls, "leave")
@@ -345,6 +345,6 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if (
             number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
-        ):  # stays ignored in the background
+        ):  # SIGINT stays ignored in the background
             signal.signal(number, machine.leave)
     return machine.run(token)

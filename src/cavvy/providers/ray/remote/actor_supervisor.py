@@ -2,8 +2,8 @@
 reports how it ended.
 
 This process is detached from the Ray worker that starts it. When the worker dies, the input ends;
-the agent is then asked to exit and has its grace. Input: a line of JSON, then `stop`. Output: a
-line when the agent runs, and one when it has exited. Standard library of Python 3.8; nothing of
+the agent is then asked to exit within its grace period. Input: a line of JSON, then `stop`. Output:
+a line when the agent runs, and one when it has exited. Standard library of Python 3.8; nothing of
 Ray.
 """
 
@@ -26,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-PATIENCE_S = 300.0  # to reach the control plane, before the agent runs
+PATIENCE_S = 300.0  # time to reach the control plane, before the agent runs
 AGAIN_S = 2.0
 LOOK_S = 0.1
 CHUNK = 65536
@@ -79,7 +79,7 @@ class ActorSupervisor:
         self.config = os.path.join(self.home, "config.json")
         self.log = os.path.join(self.home, "agent.log")
         self.cache = os.path.join(root, "cache")
-        self.heard = True  # the input is open
+        self.heard = True  # the input is still open
         self.stopping = 0.0  # when the agent is killed
 
     def run(self) -> None:
@@ -94,7 +94,8 @@ class ActorSupervisor:
         if not os.path.exists(self.agent):
             fetch(config["address"], self.boot["agent"], self.agent)
         code = self.follow(self.start(), told=False)
-        # Undelivered messages are tried again until the lease ends. Then the node goes in any case.
+        # Undelivered messages are tried again until the lease ends. Then the node leaves in any
+        # case.
         until = time.monotonic() + config["lease_s"]
         while (
             code in (1, os.EX_TEMPFAIL)
@@ -166,10 +167,10 @@ class ActorSupervisor:
 
 def main() -> int:
     line = b""
-    while not line.endswith(b"\n"):  # read no further than the line
+    while not line.endswith(b"\n"):  # reads no further than the line
         line += os.read(0, 1) or b"\n"
     boot = json.loads(line)
-    if os.fork():  # Ray kills the children of a worker that ends; this process is no longer one
+    if os.fork():  # Ray kills the children of a worker that ends, but this process is no longer one
         os._exit(0)
     os.umask(0o077)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):

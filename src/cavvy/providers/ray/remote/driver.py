@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LOOK_S = 0.2
-DRAIN_S = 1.0  # between looks for nodes that are being drained
+DRAIN_S = 1.0  # time between looks for nodes that are being drained
 BEAT_S = 30.0  # the longest time between checks of the control plane
 ENDINGS = {  # NodeDeathInfo.Reason: an orderly end, not a loss
     1: "it was shut down",
@@ -56,7 +56,7 @@ class NodeActor:
         self.locks = {"begin": threading.Lock(), "wait": threading.Lock()}
 
     def call(self, what: str) -> dict[str, Any]:
-        """Begin or wait. A call that is repeated because its reply was lost is answered from
+        """Start or wait. A call that is repeated because its reply was lost is answered from
         memory.
         """
         with self.locks[what]:
@@ -153,7 +153,7 @@ class RayGang:
         self.control = ControlPlaneProbe(plan)
         self.stopped = False
         self.asked = False  # the actors were asked to end their agents
-        self.until = 0.0  # when the driver stops waiting for agents
+        self.until = 0.0  # time at which the driver stops waiting for agents
         self.actors: list[Any] = []
         self.nodes: dict[int, str] = {}  # rank -> node
         self.draining: set[str] = set()
