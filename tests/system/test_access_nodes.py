@@ -261,9 +261,9 @@ def test_a_port_that_would_lead_to_itself_is_told(
         assert done.returncode == 1
         assert f"port {port} of box is port {port} of this machine".encode() in done.stderr
         other = (
-            f"{port}:PORT leads there from another port"
+            f"{port}:PORT forwards another port to it"
             if way
-            else f"0:{port} leads there from a free port"
+            else f"0:{port} forwards a free port to it"
         )
         assert other.encode() in done.stderr
     finally:

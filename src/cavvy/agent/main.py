@@ -23,7 +23,7 @@ KEPT = (
     "config.json",
     "token",
     "cache",
-)  # files of a node's home folder that stay from one work to the next
+)  # files of a node's home folder that are kept for its next work
 USAGE = "usage: python -I -S agent.pyz [--deliver] CONFIG"
 
 

@@ -121,7 +121,7 @@ def _make_memory(text: str) -> MemorySize:
 
 
 def find_accelerator(name: str) -> KnownAccelerator | None:
-    """Look a name up in any case and punctuation: "a100-80gb", "RTX 4090", "NVIDIA
+    """Look a name up, ignoring case and punctuation: "a100-80gb", "RTX 4090", "NVIDIA
     A100-SXM4-80GB".
 
     The result has a memory size if the name does (A100-80GB).

@@ -31,7 +31,7 @@ def locate(provider: str, region: str) -> tuple[str | None, str | None]:
 
 
 def is_region(wanted: str, provider: str, region: str, zone: str | None) -> bool:
-    """Whether `wanted` names the region, its zone, its country or its area, in any case."""
+    """Whether `wanted` names the region, its zone, its country or its area, ignoring case."""
     wish = wished_place(wanted)
     if wish in (region.lower(), (zone or region).lower(), f"{region}/{zone}".lower()):
         return True

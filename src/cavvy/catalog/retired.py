@@ -23,7 +23,7 @@ class RetiredType:
 
 
 def find_retired(instance_type: str) -> RetiredType | None:
-    """The entry of a withdrawn type, in any case; None for a type in use or unknown."""
+    """The entry of a withdrawn type, ignoring case; None for a type in use or unknown."""
     return _table().get(instance_type.strip().lower())
 
 

@@ -116,9 +116,9 @@ async def _is_here(tunnel: "NodeTunnel") -> bool:
 
 def _same_port(target: str, host: str, port: int, reverse: bool) -> CommandFailure:
     other = (
-        f"{port}:PORT leads there from another port"
+        f"{port}:PORT forwards another port to it"
         if reverse
-        else f"0:{port} leads there from a free port"
+        else f"0:{port} forwards a free port to it"
     )
     return CommandFailure(
         f"port {port} of {target} is port {port} of this machine: the job uses this machine's "

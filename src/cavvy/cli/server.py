@@ -101,7 +101,7 @@ def _follow(path: str, offset: int) -> None:
     import os
     import time
 
-    file = open(path, "rb")  # noqa: SIM115 - replaced when the log is
+    file = open(path, "rb")  # noqa: SIM115 - a new log means a new file
     file.seek(offset)
     try:
         while True:

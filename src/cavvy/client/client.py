@@ -183,7 +183,7 @@ class Client:
         follow: bool = False,
         first: int | None = None,
     ) -> Iterator[LogChunk]:
-        """As `logs`, with the position of each chunk; an empty chunk means that a long poll timed
+        """Like `logs`, with the position of each chunk; an empty chunk means that a long poll timed
         out.
 
         `attempt` selects a single attempt, `first` the attempt to start from.

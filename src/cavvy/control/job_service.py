@@ -59,7 +59,7 @@ class TooLate(JobServiceError):
 
 
 class UnsupportedTask(JobServiceError):
-    """The task asks for what this server cannot do yet."""
+    """The task needs a feature that this server does not support yet."""
 
     code = "not-honoured"
 

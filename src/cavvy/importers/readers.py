@@ -25,7 +25,7 @@ def items(node: Node | None) -> tuple[Node, ...]:
 
 
 def text_at(table: Node | None, key: str) -> str | None:
-    """A key's text, a number's as Python writes it."""
+    """The text of a key; a number is written as Python writes it."""
     node = child(table, key)
     return as_text(node) if isinstance(node, ScalarNode) else None
 

@@ -252,7 +252,7 @@ def join_reasons(reasons: Sequence[str]) -> str:
 
 
 def merge_candidates(found: Sequence[Candidates]) -> Candidates:
-    """All alternatives as one: hopeless only if each of them is."""
+    """Combine all alternatives: the result is hopeless only if each of them is."""
     if len(found) == 1:
         return found[0]
     offers = tuple(offer for each in found for offer in each.offers)

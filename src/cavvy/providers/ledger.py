@@ -39,7 +39,7 @@ class LaunchLedger(Generic[_N]):
     def __init__(self, state: ProviderState, kind: type[_N], collection: str = "gangs") -> None:
         self._state, self._kind, self._collection = state, kind, collection
         self.records: dict[str, _N] = {}
-        self._stored: dict[str, ProviderDocument] = {}  # as last read or written
+        self._stored: dict[str, ProviderDocument] = {}  # the records as last read or written
         self._unwritten: set[str] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._writing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()

@@ -23,7 +23,7 @@ HEAD = max(MIGRATIONS)
 VERSION_TABLE = "cavvy_revision"
 _ADVISORY_LOCK = 0x6361767679  # "cavvy": the lock of the process that migrates
 _JOURNAL_TRIES = 20
-_WAIT_MS = 60_000  # for another process that migrates
+_WAIT_MS = 60_000  # the wait for another process that migrates
 # What the databases spell differently. Ids are compared by byte, so that PostgreSQL sorts them as
 # Python and SQLite do in any locale.
 _SQLITE = {

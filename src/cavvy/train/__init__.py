@@ -16,7 +16,7 @@ a Cavvy job.
         run.step(optimizer, clip=1.0)
         run.log(loss=value)
 
-This module imports no other one.
+It imports no other module of Cavvy.
 """
 
 try:

@@ -123,7 +123,7 @@ class LaunchTests(ScenarioSuite):
     async def test_two_servers_that_launch_the_same_make_one_gang(
         self, harness: ContractHarness
     ) -> None:
-        """As when a server is replaced during its last call."""
+        """This happens when a server is replaced during its last call."""
 
         gang = await harness.spec("servers")
         former = harness.ours

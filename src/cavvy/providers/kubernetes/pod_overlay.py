@@ -20,8 +20,8 @@ _OWN_IN_CONTAINER = ("name", "command", "args")
 
 
 def overlay_pod(pod: Object, fields: Mapping[str, Any]) -> Object:
-    """The pod with these fields. Those of the first container are of the task's own; fields that
-    Cavvy needs keep their values.
+    """The pod with these fields. The first container's fields apply to the task's own container;
+    fields that Cavvy needs keep their values.
     """
     labels = dict(pod["metadata"]["labels"])
     first, *others = pod["spec"]["containers"]

@@ -272,7 +272,7 @@ def why_hopeless(pods: Sequence[Object], now: datetime, *, waits: bool) -> str:
         for condition in () if waits else status.get("conditions") or ():
             since = read_time(condition.get("lastTransitionTime")) or now
             if condition.get("reason") == "Unschedulable" and now - since >= _UNPLACED:
-                return f"Kubernetes could not place all of it: {condition.get('message')}"
+                return f"Kubernetes could not place the whole gang: {condition.get('message')}"
         long = now - (read_time(status.get("startTime")) or now) >= _PULLS
         # A cluster's own rules add sidecars as init containers.
         for kind in ("initContainerStatuses", "containerStatuses"):

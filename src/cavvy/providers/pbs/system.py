@@ -43,7 +43,7 @@ _ENDS: dict[object, str] = {
         (-26, -27), "the job used more memory than requested"
     ),
 }
-_SIGNALLED = 256  # and the number of the signal: the job's script was killed
+_SIGNALLED = 256  # plus the signal's number: a signal killed the job's script
 _SIZES_KIB = {"b": 1 / 1024, "kb": 1, "mb": 1024, "gb": 1024**2, "tb": 1024**3}
 _USABLE = {"free", "job-busy", "job-exclusive", "busy", "resv-exclusive"}
 Facts = Mapping[str, Any]

@@ -34,7 +34,7 @@ class WrongValue(ValueError):
     def __init__(self, message: str, *, suggestion: str = "", expected: str | None = None) -> None:
         super().__init__(message)
         self.suggestion = suggestion
-        self.expected = expected  # None: from the kind
+        self.expected = expected  # None: the kind says what is expected
 
 
 class ValueKind(Protocol):
