@@ -23,8 +23,10 @@ from cavvy.providers.base import GangSpec, NoCapacity, NodeSeen, Refused, TryAga
 from cavvy.providers.hosts.configs import HostAgentConfig
 from cavvy.providers.hosts.devices import read_text
 from cavvy.providers.hosts.records import AgentExit, note, read, settle, write
+from cavvy.providers.hosts.supervisor.processes import GANG_MARK, RANK_MARK
+from cavvy.providers.hosts.supervisor.service import find_death
 from cavvy.providers.local import processes
-from cavvy.providers.local.processes import GANG_MARK, RANK_MARK, LocalProcess
+from cavvy.providers.local.processes import LocalProcess
 from cavvy.providers.local.records import (
     LastDelivery,
     LocalGangEnd,
@@ -405,14 +407,8 @@ class LocalGangStore:
         last sign of life.
         """
         now = self.now()
-        try:
-            at = datetime.fromtimestamp((folder / "exit.json").stat().st_mtime, UTC)
-        except OSError:
-            at = (
-                now
-                if process in self._seen_alive
-                else datetime.fromtimestamp(_last_written(folder), UTC)
-            )
+        alive_at = now.timestamp() if process in self._seen_alive else None
+        at = datetime.fromtimestamp(find_death(str(folder), alive_at), UTC)
         return min(max(at, intent.launched_at), now)
 
     def _close(self, gang: LivingGang) -> LocalGangEnd:
@@ -525,15 +521,6 @@ class LocalGangStore:
 def _was_started(folder: Path) -> bool:
     """Whether an agent ran in this folder, even without a record of its process."""
     return any((folder / name).exists() for name in ("lock", "exit.json"))
-
-
-def _last_written(folder: Path) -> float:
-    """When a file in a folder last changed, in seconds since the epoch."""
-    latest = 0.0
-    for name in os.listdir(folder):
-        with suppress(FileNotFoundError):
-            latest = max(latest, (folder / name).lstat().st_mtime)
-    return latest
 
 
 @contextmanager

@@ -8,18 +8,17 @@ A process is identified by its PID and its start, since PIDs are reused. Linux i
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_PROC = Path("/proc")
+from cavvy.providers.hosts.supervisor import processes as supervised
+from cavvy.providers.hosts.supervisor.processes import GANG_MARK, RANK_MARK
+
 _HAS_PROC = Path("/proc/self/stat").exists()
 _DEFAULTED = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
-# Environment variables that every process of a gang's rank carries.
-GANG_MARK = "CAVVY_GANG"
-RANK_MARK = "CAVVY_RANK"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +29,6 @@ class LocalProcess:
 
     pid: int
     start: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Stat:
-    """The fields of /proc/PID/stat that this module needs."""
-
-    process: LocalProcess
-    parent: int
-    session: int
-    zombie: bool
 
 
 def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> LocalProcess:
@@ -119,96 +108,50 @@ def list_marked(gang: str, rank: int) -> Sequence[LocalProcess]:
     A process shows the environment of its start. A child that cleared it is found through its
     parent or session.
     """
-    marks = {f"{GANG_MARK}={gang}".encode(), f"{RANK_MARK}={rank}".encode()}
-    if not _HAS_PROC:
-        return _list_by_ps(marks)
-    stats = {stat.process.pid: stat for stat in _list_stats()}
-    marked = {pid for pid in stats if marks <= set(_read(pid, "environ"))}
-    sessions = {pid for pid in marked if stats[pid].session == pid}
-    while True:
-        more = {
-            pid
-            for pid, stat in stats.items()
-            if pid not in marked and (stat.parent in marked or stat.session in sessions)
-        }
-        if not more:
-            return [stats[pid].process for pid in sorted(marked) if pid != os.getpid()]
-        marked |= more
-
-
-def _list_by_ps(marks: set[bytes]) -> Sequence[LocalProcess]:
-    """The marked processes of a system without /proc."""
-    lines = (line.split(maxsplit=1) for line in _ps("-axwwE", "-o", "pid=,command=").splitlines())
-    pids = [
-        int(words[0])
-        for words in lines
-        if len(words) == 2 and marks <= set(words[1].encode().split())
-    ]
-    return [process for pid in pids if (process := find(pid)) is not None]
+    if _HAS_PROC:
+        return _find_all(supervised.list_marked(gang, str(rank)))
+    marks = {f"{GANG_MARK}={gang}", f"{RANK_MARK}={rank}"}
+    return _list_by_ps(lambda command: marks <= set(command.split()), "-E")
 
 
 def find_command(argument: str) -> LocalProcess | None:
     """The living process of this user that was started with this argument, such as the path of its
     configuration.
     """
-    if not _HAS_PROC:
-        lines = (
-            line.split(maxsplit=1) for line in _ps("-axww", "-o", "pid=,command=").splitlines()
-        )
-        pids = [int(words[0]) for words in lines if len(words) == 2 and argument in words[1]]
-        return next((process for pid in pids if (process := find(pid)) is not None), None)
-    wanted = argument.encode()
-    return next(
-        (stat.process for stat in _list_stats() if wanted in _read(stat.process.pid, "cmdline")),
-        None,
-    )
+    if _HAS_PROC:
+        found = _find_all(each["pid"] for each in supervised.find_command(argument))
+    else:
+        found = _list_by_ps(lambda command: argument in command)
+    return next(iter(found), None)
 
 
-def _read(pid: int, name: str) -> list[bytes]:
-    try:
-        return (_PROC / str(pid) / name).read_bytes().split(b"\0")
-    except OSError:  # it exited, or belongs to another user
-        return []
+def _find_all(pids: Iterable[int]) -> Sequence[LocalProcess]:
+    return [process for pid in pids if (process := find(pid)) is not None]
+
+
+def _list_by_ps(matches: Callable[[str], bool], *options: str) -> Sequence[LocalProcess]:
+    """The processes with a matching command on a system without /proc."""
+    rows = _ps("-axww", *options, "-o", "pid=,command=").splitlines()
+    pairs = (row.split(maxsplit=1) for row in rows)
+    return _find_all(int(pair[0]) for pair in pairs if len(pair) == 2 and matches(pair[1]))
 
 
 def _identify(pid: int) -> tuple[LocalProcess | None, bool]:
     """The process with this PID, and whether it is a zombie."""
     if _HAS_PROC:
-        stat = _stat(pid)
-        return (None, False) if stat is None else (stat.process, stat.zombie)
+        stat = supervised.read_stat(pid)
+        if stat is None:
+            return None, False
+        return LocalProcess(pid, f"{_boot()}/{int(stat[19])}"), stat[0] in ("Z", "X")
     words = _ps("-p", str(pid), "-o", "stat=,lstart=").split(maxsplit=1)
-    return (
-        (LocalProcess(pid, words[1].strip()), words[0].startswith("Z"))
-        if len(words) == 2
-        else (None, False)
-    )
-
-
-def _list_stats() -> Iterator[_Stat]:
-    uid = os.getuid()
-    for name in filter(str.isdigit, os.listdir(_PROC)):
-        with suppress(OSError):
-            stat = _stat(int(name)) if os.stat(f"/proc/{name}").st_uid == uid else None
-            if stat is not None and not stat.zombie:
-                yield stat
-
-
-def _stat(pid: int) -> _Stat | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text[
-        text.rindex(b")") + 2 :
-    ].split()  # proc(5): the fields from the third on; the name may hold blanks
-    process = LocalProcess(pid, f"{_boot()}/{int(fields[19])}")
-    return _Stat(process, int(fields[1]), int(fields[3]), fields[0] in (b"Z", b"X"))
+    if len(words) != 2:
+        return None, False
+    return LocalProcess(pid, words[1].strip()), words[0].startswith("Z")
 
 
 @cache
 def _boot() -> str:
-    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _ps(*arguments: str) -> str:

@@ -1,8 +1,6 @@
 """This machine as a provider: agents are processes; the control plane allocates the devices."""
 
 import asyncio
-import os
-import pwd
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -24,6 +22,7 @@ from cavvy.providers.hosts.devices import MachineSources
 from cavvy.providers.hosts.environ import clean_environ
 from cavvy.providers.hosts.machine import ThisMachine, discover, this_machine
 from cavvy.providers.hosts.models import say_models
+from cavvy.providers.hosts.supervisor.facts import find_user
 from cavvy.providers.local.configs import KEPT, make_configs
 from cavvy.providers.local.gang_store import LivingGang, LocalGangStore
 from cavvy.providers.local.offers import list_offers, make_host
@@ -108,7 +107,7 @@ class LocalProvider:
         machine = await self._discovered()
         return [
             ("host", machine.hostname),
-            ("user", _user()),
+            ("user", find_user()),
             ("CPUs", f"{machine.cpus:g}"),
             ("memory", format_memory(machine.memory_mib)),
             ("free disk", f"{machine.disk_gib} GiB"),
@@ -166,13 +165,6 @@ class LocalProvider:
                 self._watch.announce(gang.intent.name, rank.again_s)
             elif rank.process is not None and rank.dead_at is None:
                 self._watch.add(gang.intent.name, rank.process)
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container may run as a user id without a name
-        return str(os.getuid())
 
 
 def limited(machine: ThisMachine, settings: Mapping[str, str | int | float | bool]) -> ThisMachine:

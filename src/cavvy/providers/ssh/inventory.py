@@ -150,21 +150,15 @@ def _entry(
 ) -> InventoryHost:
     usual = told.price_usd_hr if told.price_usd_hr is not None else settings.get("price_usd_hr", 0)
     price = host.price_usd_hr if host.price_usd_hr is not None else usual
+    given = msgspec.structs.asdict(host)
+    del given["group"], given["price_usd_hr"]
+    given["folder"] = host.folder or str(settings.get("folder", "~/.cavvy-agent"))
     return InventoryHost(
         name=name,
         group=group,
         rate=parse_rate(str(price)),
         in_group=parse_rate(str(price)) == parse_rate(str(usual)),
-        address=host.address,
-        user=host.user,
-        port=host.port,
-        identity_file=host.identity_file,
-        jump=host.jump,
-        node_address=host.node_address,
-        folder=host.folder or str(settings.get("folder", "~/.cavvy-agent")),
-        cpus=host.cpus,
-        memory_gib=host.memory_gib,
-        accelerators=host.accelerators,
+        **given,
     )
 
 

@@ -412,15 +412,7 @@ class HostSupervisor:
         return True
 
     def _died_at(self, folder: str) -> float:
-        """When the agent exited by its own record; else now if this supervisor saw it alive, else
-        its last sign of life.
-        """
-        for name in ("exit.json", "left"):
-            if os.path.exists(f"{folder}/{name}"):
-                return os.stat(f"{folder}/{name}").st_mtime
-        if folder in self._alive:
-            return time.time()
-        return max(os.lstat(f"{folder}/{name}").st_mtime for name in os.listdir(folder))
+        return find_death(folder, time.time() if folder in self._alive else None)
 
     # Tending
 
@@ -526,6 +518,24 @@ class HostSupervisor:
 
     def _folder(self, name: str) -> str:
         return f"{self._root}/gangs/{name}"
+
+
+def find_death(folder: str, alive_at: float | None) -> float:
+    """When a rank's agent exited by its own record, else when it was last seen alive, else its
+    last sign of life. Seconds since the epoch.
+    """
+    for name in ("exit.json", "left"):
+        if os.path.exists(f"{folder}/{name}"):
+            return os.stat(f"{folder}/{name}").st_mtime
+    if alive_at is not None:
+        return alive_at
+    latest = 0.0
+    for name in os.listdir(folder):
+        try:
+            latest = max(latest, os.lstat(f"{folder}/{name}").st_mtime)
+        except FileNotFoundError:
+            continue
+    return latest
 
 
 def check_name(name: str) -> str:
