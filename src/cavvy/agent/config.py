@@ -142,7 +142,7 @@ class NoticeHoldConfig(ConfigRecord):
 
 
 class NoticeNodeConfig(ConfigRecord):
-    """`url` answers this node's name, which the field of an event must list."""
+    """`url` returns this node's name; events concern the node if their `field` lists that name."""
 
     url: str
     field: str

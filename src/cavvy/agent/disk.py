@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def open_private(path: str, flags: int = 0) -> int:
-    """Open a file for writing, which is made if it is missing, and which only its owner sees."""
+    """Open a file for writing; create it if it is missing, readable by its owner only."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
 
 

@@ -26,7 +26,7 @@ PURCHASES: dict[SpotPolicy, tuple[Purchase, ...]] = {
 # distance of another region, provider or purchase option; 1 is twice the price or half the size
 ELSEWHERE = 1.0
 OTHER_ACCELERATOR = 20.0  # worse than a different number of the requested accelerator
-UNKNOWN = 1.5  # distance of a property that the offer does not state
+UNKNOWN = 1.5  # the distance assumed for a property that the offer does not state
 
 
 def first_failing(offer: Offer, need: Resources) -> Constraint | None:

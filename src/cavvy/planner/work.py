@@ -22,8 +22,8 @@ CPU_PEAK_FP32 = 40e9
 MACHINE_START = timedelta(minutes=2)
 SHARED_HOST_START = timedelta(0)
 
-# The precision that a program uses if the device lacks the requested one, best first. Without an
-# entry, or on a device that has none of them, the time is unknown: it is not guessed.
+# The precision that a program uses if the device lacks the requested one, best first. If a
+# precision has no entry here, or the device supports none of its replacements, the time is unknown.
 _FALLBACKS: dict[Precision, tuple[Precision, ...]] = {
     Precision.BF16: (Precision.FP16, Precision.FP32),
     Precision.FP16: (Precision.BF16, Precision.FP32),

@@ -64,7 +64,9 @@ class RunsAgentsHere(Protocol):
     """A provider whose agents run in this process and call the control plane directly."""
 
     def connect(self, control_plane: AgentCalls | None) -> None:
-        """Agents call `control_plane` from now on; None: it is gone, and they continue alone."""
+        """From now on, agents call `control_plane`; if it is None, there is no control plane and
+        they continue alone.
+        """
 
 
 class ChecksTasks(Protocol):

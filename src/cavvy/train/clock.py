@@ -28,8 +28,8 @@ Listener = Callable[[StepRecord], None]
 
 
 class StepPart:
-    """One part of the current step; the same object each time, since steps are short. `begun` is 0
-    outside it.
+    """One part of the current step. One object serves all steps, because steps are short. `begun`
+    is 0 while the part is not running.
     """
 
     __slots__ = ("_clock", "_name", "begun")

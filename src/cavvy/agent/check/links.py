@@ -18,7 +18,9 @@ from contextlib import suppress
 
 from ..config import CheckConfig, WorkConfig
 
-PORT_AFTER_MASTER = 2  # plus the rank, since ranks may share a machine
+PORT_AFTER_MASTER = (
+    2  # added to the master's port; a rank also adds its number, since ranks may share a machine
+)
 STREAMS = 4
 SECONDS = 2.0
 MEET_S = 60.0  # seconds that a rank waits for its neighbours

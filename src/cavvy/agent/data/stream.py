@@ -43,7 +43,7 @@ def stream_inputs(config: AgentConfig, wanted: list[tuple[int, str, str]], chann
                     reason = f"the input {source} failed: {error}"
                     outcome = (
                         NETWORK if isinstance(error, StorageTimeout) else "exit"
-                    )  # uses the retries of a copied input
+                    )  # retried like a copied input
                     report(channel, outcome, reason)
 
     threads = [threading.Thread(target=run, args=each, daemon=True) for each in wanted]

@@ -30,7 +30,7 @@ from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
 from cavvy.store.blobs import read_manifest
 
 _KEY_AGE_S = 900  # an older key could jump the queue, since ids sort by submission
-_MARKET_AGE = timedelta(seconds=60)  # this check may use offers up to this old
+_MARKET_AGE = timedelta(seconds=60)  # this check may use offers up to this age
 _MARKET_WAIT_S = 5.0
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _decode_origin = msgspec.json.Decoder(RunOrigin).decode

@@ -44,7 +44,7 @@ class FaultScript:
     advised_after_s: float | None = (
         None  # time from the nodes' start at which the agents learn that they are at risk
     )
-    lost_rank: int | None = None  # only this node dies
+    lost_rank: int | None = None  # set: only this node dies
     lost_after_s: float = 60.0
     mute_after_s: float | None = None  # agents lose their connection; the work continues
     dead_after_s: float | None = None  # agents and their work die; the nodes stay

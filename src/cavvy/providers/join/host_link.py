@@ -38,7 +38,7 @@ class JoinLink:
         self.silent_since: datetime | None = None
         self.silent_s = 0.0
         self.leaving = False
-        self.dismissed = False  # the machine must leave
+        self.dismissed = False  # the server dismissed the machine: it must leave
         self.setup: HostSetup | None = None
         self._changed = changed
         self._now = now

@@ -23,7 +23,7 @@ from cavvy import train
 
 LETTERS, LENGTH, WIDTH = 128, 64, 96
 FOLDER = Path(os.environ.get("CAVVY_CHECKPOINT_DIR", "checkpoints"))
-PLAIN = train.Plan(shards=1)  # the whole model on each device, so that each can write or read it
+PLAIN = train.Plan(shards=1)  # each device holds the whole model, and can write or read it
 
 
 class LoraBlock(nn.Module):

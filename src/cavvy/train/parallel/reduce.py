@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-BUCKET_BYTES = 25 * 2**20  # bytes, as in DistributedDataParallel, where it was measured
+BUCKET_BYTES = 25 * 2**20  # bytes; the default of DistributedDataParallel
 
 
 class GradientBucket:

@@ -334,7 +334,7 @@ _LIBRARIES = (
     "site-packages",
     "/lib/python",
     "torchinductor_",
-)  # the last one: what a compiled model consists of
+)  # a compiled model consists of the last one
 
 
 class traced(AbstractContextManager["traced"]):

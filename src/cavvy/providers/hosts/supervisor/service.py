@@ -89,7 +89,7 @@ class HostSupervisor:
         self._told: dict[str, str] = {}  # gang -> its states in the last report
         self._orphaned: dict[
             str, float
-        ] = {}  # rank's folder -> when its agent was found dead with processes left
+        ] = {}  # rank's folder -> when its agent was found dead while its processes still ran
         self._alive: set[str] = set()  # folders of ranks that were seen alive
         self._poll = select.poll()
         self._out = b""
