@@ -76,7 +76,7 @@ def test_a_slow_link_between_hosts_is_told_with_its_speed(user: User, lab: Lab) 
         _shape(slow, "del")
     reason = told(user, name, "queued")[-1]
     assert reason.startswith("slow link: ")
-    assert "Mbit/s from rank 1 (10.99.0.2), at least 100 Mbit/s are wanted on rank 2" in reason
+    assert "Mbit/s from rank 1 (10.99.0.2), required: at least 100 Mbit/s on rank 2" in reason
     assert "slow link" in told(user, name, "avoided")[0]
 
 
