@@ -29,7 +29,7 @@ _FEATURES = """
 * **real**: seen on the thing itself, run by the tests
 * *stand-in*: seen on a program of ours that answers as it does
 * **not verified**: the code is there, and no test has shown it
-* lacking: the provider does not do it; the reason stands under [providers](providers.md)
+* lacking: the provider does not support it; see [providers](providers.md) for the reason
 
 """
 

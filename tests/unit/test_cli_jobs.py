@@ -334,7 +334,9 @@ def test_gc_removes_only_when_told(client: FakeClient) -> None:
 
 def test_gc_that_finds_nothing_says_nothing_about_jobs_that_run(client: FakeClient) -> None:
     client.found = []
-    assert run("gc").stdout == ("nothing to remove; `cavvy nodes` lists nodes that run or bill\n")
+    assert run("gc").stdout == (
+        "nothing to remove; `cavvy nodes` lists nodes that run or are billed\n"
+    )
 
 
 def test_rerun_sends_the_same_with_what_was_changed(client: FakeClient) -> None:

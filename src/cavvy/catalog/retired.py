@@ -34,7 +34,7 @@ def successor(instance_type: str) -> str | None:
 
 
 def list_retired() -> tuple[RetiredType, ...]:
-    """Every withdrawn type known."""
+    """All withdrawn instance types."""
     return tuple(_table().values())
 
 

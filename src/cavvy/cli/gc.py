@@ -15,7 +15,7 @@ def command(remove: bool, output: str) -> None:
 
     with session() as client:
         found = client.gc(dry_run=not remove)
-    found_out(found, output, "nothing to remove; `cavvy nodes` lists nodes that run or bill")
+    found_out(found, output, "nothing to remove; `cavvy nodes` lists nodes that run or are billed")
     if found and not remove and output == "table":
         click.echo("remove them: cavvy gc --remove")
     elif output == "table" and any(not each.done for each in found):

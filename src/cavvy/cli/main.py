@@ -48,7 +48,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Account and clean up": {
         "cost": "Show what was spent, by job or project.",
         "diff": "Show what differed between two runs.",
-        "nodes": "List nodes that run or bill now.",
+        "nodes": "List nodes that run or are billed now.",
         "join": "Print a command that turns any machine into a node.",
         "machines": "List machines that joined, or dismiss one.",
         "drill": "Rehearse failures on your own jobs, such as a preemption.",

@@ -1,4 +1,4 @@
-"""`cavvy nodes`: lists nodes that run or bill now."""
+"""`cavvy nodes`: lists nodes that run or are billed now."""
 
 import click
 
@@ -10,7 +10,7 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 @any_project_option
 @output_option
 def command(project: str | None, output: str) -> None:
-    """List nodes that run or bill now."""
+    """List nodes that run or are billed now."""
     from cavvy.cli.view import formatting
 
     columns = [

@@ -302,7 +302,7 @@ class Client:
     # What runs
 
     def nodes(self, project: str | None = None) -> list[wire.NodeListing]:
-        """Nodes that run or bill now, of a project or (None) of all."""
+        """Nodes that run or are billed now, of a project or (None) of all."""
         return self._ask("/v1/nodes" + query(project=project), list[wire.NodeListing])
 
     def invite(

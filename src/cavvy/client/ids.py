@@ -27,7 +27,7 @@ def make_id(now_s: float, noise: bytes) -> str:
 
 
 def make_key() -> str:
-    """An idempotency key for one submission and its repetitions."""
+    """An idempotency key for one submission and its retries."""
     return make_id(time.time(), os.urandom(4))
 
 

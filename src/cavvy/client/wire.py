@@ -255,7 +255,7 @@ class StretchView(Answer, frozen=True, kw_only=True):
 
 
 class CostView(Answer, frozen=True, kw_only=True):
-    """A job's cost and its time by phase. The seconds add up to its whole life so far.
+    """A job's cost and its time by phase. The seconds add up to the time since its submission.
 
     `lost_s` is running time whose work was repeated: from the newest checkpoint until the nodes
     were lost. `unsure_micros` may come on top of `total_micros`: attempts whose end no provider

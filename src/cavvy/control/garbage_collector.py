@@ -1,5 +1,5 @@
-"""Finds and removes resources that run or bill at a provider but are not wanted. Nothing is removed
-on the basis of one observation alone.
+"""Finds and removes resources that run or are billed at a provider but are not wanted. Nothing is
+removed on the basis of one observation alone.
 """
 
 from collections.abc import Collection, Sequence
@@ -65,7 +65,7 @@ class GarbageCollector:
         return OrphanReport(orphans=orphans, problems=problems)
 
     async def living(self) -> OrphanReport:
-        """All resources of this installation that run or bill anywhere, wanted or not."""
+        """All resources of this installation that run or are billed anywhere, wanted or not."""
         found, problems = await self._look()
         orphans: list[OrphanGang] = []
         for provider, seen in found:

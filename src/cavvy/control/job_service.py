@@ -212,7 +212,7 @@ class JobService:
     async def _write(
         self, write: Callable[[AtomicWrite], Awaitable[None]], job: Job, changes: RowChanges
     ) -> Job:
-        """Stops use `put`, also if the disk is full: a stop frees nodes."""
+        """Stops use `put`, even if the disk is full: a stop frees nodes."""
         await write(make_write(changes))
         self._hint(job.id)
         for what in changes.notices if job.task.webhooks else ():

@@ -1,5 +1,5 @@
 """Versions of the agent protocol: which ones the control plane serves, and what older agents do not
-support. Pure.
+support. No I/O.
 
 `docs/concepts/agent-protocol.md` has the rule and the table of versions.
 """

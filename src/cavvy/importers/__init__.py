@@ -1,4 +1,4 @@
-"""Task files of Cavvy, SkyPilot and dstack: finds a file's tool, and translates it into a task.
+"""Detects which tool a task file was written for, and translates the file into a task.
 
 `cli` and `api` call `load_task` and `parse_task`, which return a task that is ready to run or raise
 SpecError with every problem of the file. `spec` reads Cavvy's own files; another tool's are

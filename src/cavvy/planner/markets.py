@@ -1,4 +1,4 @@
-"""The record of each market, from observations and cautious priors. Pure."""
+"""The record of each market, from observations and cautious priors. No I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

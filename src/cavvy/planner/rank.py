@@ -126,10 +126,10 @@ def plan(
     limit.
 
     Order: offers to avoid come last (a caller that prefers to wait drops the `avoided` ones),
-    before them those whose provider reports too few free nodes. Then, by cost, those with a known
-    total by total, and the others by price per hour; by time, the same with the expected finish
-    first. Ties go to the lower price per hour and then to the offer's key, so that equal questions
-    have equal answers.
+    before them those whose provider reports too few free nodes. By cost, offers with
+    a known total come first, ordered by total, and the rest follow by price per hour. By time, the
+    expected finish is compared first. Ties go to the lower price per hour and then to the offer's
+    key, so that equal questions have equal answers.
     """
     known = situation or PlanningContext()
     course = _Courses(task, known.done)

@@ -1,5 +1,5 @@
-"""Which part of a shared host a node of a gang would get. Pure; the store checks it again when it
-writes.
+"""Which part of a shared host a node of a gang would get. No I/O: the store checks the allocation
+again before it writes it.
 """
 
 from collections.abc import Iterable, Sequence

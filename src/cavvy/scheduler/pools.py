@@ -1,5 +1,5 @@
 """The remaining capacity where several offers draw from the same nodes: a node taken for one
-reduces all of them. Pure.
+reduces all of them. No I/O.
 
 An offer's capacity is the number of its nodes available if no other offer is used. So each used
 node takes 1/capacity of its pool, and of every other offer in the pool the same share. This is

@@ -1,4 +1,4 @@
-"""The order of the queue, and which jobs may start now, as a plan that is a value. Pure."""
+"""The order of the queue, and which jobs may start now, as a plan that is a value. No I/O."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

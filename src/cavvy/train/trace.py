@@ -97,7 +97,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
         return out
 
     def see(self, tensor: torch.Tensor, kept: str = "") -> int:
-        """The number of the tensor's storage, new or known."""
+        """Return the number of the tensor's storage; register the storage if it is new."""
         try:
             storage = tensor.untyped_storage()
         except NotImplementedError:  # sparse tensors and similar ones have no such storage

@@ -236,7 +236,7 @@ class Diagnoser:
         return [wait + more for wait, more in zip(usual, seldom, strict=True)], seldom
 
     def _batch_s(self, sample_ms: Iterable[float]) -> float:
-        """Seconds to read one rank's part of a batch, from the time of its samples."""
+        """Seconds to read one rank's share of a batch, computed from the time per sample."""
         return sum(sample_ms) / 1e3 * float(self._facts["global_batch"] / self._facts["ranks"])
 
     def _lost_to_data(self, seldom: float) -> PairedDifference:

@@ -21,7 +21,7 @@ def check_node(config: AgentConfig, work: WorkConfig, env: dict[str, str], chann
     os.environ.update(env)  # indices of the GPUs assigned to the work
     outcome = reason = ""
     try:
-        # Links first, so that no rank waits for one whose GPU has failed.
+        # Links first: a rank whose GPU check failed would keep its peers waiting.
         if work.nodes > 1:
             _tell(channel, check_links(_wanted(work), work, config.rank))
         _check_gpus(config, work, channel)

@@ -28,9 +28,11 @@ def use_venv(env: dict[str, str], folder: str) -> None:
 
 
 def make_venv(folder: str, env: dict[str, str]) -> None:
-    """Create it anew with the first suitable Python on the job's PATH, else with the agent's own.
+    """Create the environment again with the first suitable Python on the job's PATH, else with the
+    agent's own.
 
-    If there is none, it contains only a `pip` that explains the problem. Raises OSError.
+    If no Python is suitable, the environment contains only a `pip` that explains the problem.
+    Raises OSError.
     """
     remove_tree(folder)
     source = (pkgutil.get_data(__package__ or "", "make_venv.py") or b"").decode()

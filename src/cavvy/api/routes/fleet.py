@@ -1,4 +1,4 @@
-"""Nodes that run or bill now, over all jobs: list them, stop everything, remove orphans."""
+"""Nodes that run or are billed now, over all jobs: list them, stop everything, remove orphans."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,9 @@ _LIVE = tuple(phase for phase in JobPhase if phase not in JOB_ENDS)
 router = APIRouter(prefix="/v1", tags=["fleet"])
 
 
-@router.get("/nodes", **document("Nodes that run or bill now.", answer=list[wire.NodeListing]))
+@router.get(
+    "/nodes", **document("Nodes that run or are billed now.", answer=list[wire.NodeListing])
+)
 async def nodes(
     request: Request, project: Annotated[str | None, Query(max_length=63)] = None
 ) -> Response:

@@ -1,4 +1,4 @@
-"""Applies agents' messages to the rows of their node, and creates the user's events. Pure."""
+"""Applies agents' messages to the rows of their node, and creates the user's events. No I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

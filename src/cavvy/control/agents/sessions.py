@@ -439,7 +439,7 @@ class AgentSessions:
             tell(report, self._clock.now(), "unsafe", text)
 
     async def _repace(self, report: ReportOutcome) -> None:
-        """Whether another save interval is better now, given the newest checkpoint's cost."""
+        """Change the save interval if the newest checkpoint's cost makes another one better."""
         save_interval = await self._dependencies.save_interval(report.job, report.attempt)
         if save_interval is None or not is_news(
             report.attempt.checkpoint_every, save_interval.every

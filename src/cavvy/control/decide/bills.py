@@ -14,7 +14,7 @@ from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnseenEnd
 from cavvy.domain.units import HourlyRate, Money
 
 _LONGEST_H = 100_000
-ACCRUE = timedelta(seconds=45)  # charges of living nodes are at most a minute behind
+ACCRUE = timedelta(seconds=45)  # between two writes of the charges of running nodes
 
 
 def spending(

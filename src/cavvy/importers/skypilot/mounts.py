@@ -112,7 +112,9 @@ def _read_mount(
 def _read_local(
     paths: list[str], target: str, workdir: Workdir | None, kept_keys: TranslationNotes
 ) -> tuple[Volume, ...]:
-    """One local path at the target, or several below it. Raises WrongValue."""
+    """The volumes for local paths: one path is mounted at `target`, several at `target/NAME`.
+    Raises WrongValue.
+    """
     found: list[Volume] = []
     for path in paths:
         _check_local(path, workdir)

@@ -1,1 +1,1 @@
-"""Deadlines: one policy, its inputs for a job, and its decisions as offers. Pure."""
+"""Deadlines: one policy, its inputs for a job, and its decisions as offers. No I/O."""

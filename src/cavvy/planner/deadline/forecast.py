@@ -1,6 +1,6 @@
 """Forecasts the cost and end of a job with a deadline before any purchase: simulated runs of the
 production policies, on markets that change as often as the records say. Seeded: equal questions
-have equal answers. Pure.
+have equal answers. No I/O.
 """
 
 from collections.abc import Mapping, Sequence

@@ -29,8 +29,8 @@ class KernelProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMemory:
-    """The memory in use at one moment of a micro-batch besides parameters, buffers and optimizer
-    state, in bytes.
+    """The memory in use at one moment of a micro-batch, in bytes, without parameters, buffers and
+    optimizer state.
     """
 
     activations: float  # all tensors of the step

@@ -35,7 +35,9 @@ class RoamingView:
 
 
 class RoamingTarget(NamedTuple):
-    """The market to be in: `target` has spot now; None: wait for at most `patience` hours."""
+    """The market to run in. `target` has spot capacity now; if it is None, wait for at most
+    `patience` hours.
+    """
 
     target: int | None
     patience: float

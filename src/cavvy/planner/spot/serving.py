@@ -223,8 +223,8 @@ class SteadyPlacement:
         return _PRIOR_LOSSES / (self._age_hr[zone] + _PRIOR_HR)
 
     def _worst(self, spot: list[int]) -> int:
-        """The zone that gives up a replica: the one without which the risk is least, then one with
-        two.
+        """The zone to remove a replica from: lowest remaining risk; ties go to zones with several
+        replicas.
         """
 
         def without(zone: int) -> tuple[float, bool, float]:

@@ -1,4 +1,4 @@
-"""A batch system's queues and nodes, as offers. Pure."""
+"""A batch system's queues and nodes, as offers. No I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

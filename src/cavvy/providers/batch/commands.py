@@ -26,7 +26,7 @@ class BatchDialect:
 
 
 class BatchCommands:
-    """The commands on one login node. Every method raises TryAgain and Refused."""
+    """The commands on one login node. Every method may raise TryAgain or Refused."""
 
     def __init__(self, login_session: LoginSession, dialect: BatchDialect) -> None:
         self.login_session = login_session

@@ -161,7 +161,7 @@ class _OpenLogin:
 
 
 class LoginSession:
-    """Sends requests to the login-node helper. Every method raises TryAgain and Refused."""
+    """Sends requests to the login-node helper. Every method may raise TryAgain or Refused."""
 
     def __init__(self, where: LoginNode) -> None:
         self._where = where

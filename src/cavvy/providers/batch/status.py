@@ -1,4 +1,4 @@
-"""Derives a gang's state from a job's row and the records in the shared folder. Pure."""
+"""Derives a gang's state from a job's row and the records in the shared folder. No I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -53,7 +53,7 @@ class FaultScript:
     spot_only: bool = (
         False  # applies to launches on spot only; one on demand uses the next of the list
     )
-    storage_fails: bool = False  # its agents' checkpoints are lost, and they report none
+    storage_fails: bool = False  # checkpoints are lost, and the agents report none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,7 +84,7 @@ def await_end(end: dict[str, Any]) -> None:
 
 
 def learn_by(metadata: dict[str, Any], until: float) -> tuple[int, str]:
-    """Like `learn`, repeated until it succeeds. Raises SystemExit."""
+    """Call `learn` until it succeeds or `until` has passed. Raises SystemExit."""
     while True:
         try:
             return learn(metadata)

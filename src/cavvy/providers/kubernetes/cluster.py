@@ -1,4 +1,4 @@
-"""The nodes of a cluster, and what is free on them, as offers. Pure."""
+"""The nodes of a cluster, and what is free on them, as offers. No I/O."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

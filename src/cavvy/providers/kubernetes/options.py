@@ -1,4 +1,4 @@
-"""The settings that apply to every pod. Pure."""
+"""The settings that apply to every pod. No I/O."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Lays the fields that a task names over a pod, as the cluster merges a patch. Pure."""
+"""Merges pod fields of a task into a pod, by the rules of a Kubernetes strategic merge patch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

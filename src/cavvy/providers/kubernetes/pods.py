@@ -1,4 +1,4 @@
-"""The objects of a gang: its record, its secret, and one pod per rank. Pure."""
+"""The objects of a gang: its record, its secret, and one pod per rank. No I/O."""
 
 import hashlib
 import json

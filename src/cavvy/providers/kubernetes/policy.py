@@ -1,4 +1,4 @@
-"""The rights that this provider needs, as manifests for `kubectl apply`. Pure."""
+"""The rights that this provider needs, as manifests for `kubectl apply`. No I/O."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a namespace's quotas allow. Pure."""
+"""What a namespace's quotas allow. No I/O."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Judges a gang by its record and its pods. Pure."""
+"""Judges a gang by its record and its pods. No I/O."""
 
 import json
 from collections.abc import Mapping, Sequence

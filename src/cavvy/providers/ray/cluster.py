@@ -1,5 +1,5 @@
 """Offers of a Ray cluster from its nodes and their free resources, and the resources that a gang
-requests. Pure.
+requests. No I/O.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Reads a gang's state from its job and its driver's log. Pure."""
+"""Reads a gang's state from its job and its driver's log. No I/O."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The cluster's accounting data about the user and the charged account. Pure."""
+"""The cluster's accounting data about the user and the charged account. No I/O."""
 
 from collections.abc import Mapping, Sequence
 

@@ -107,7 +107,7 @@ def _write_config(ways: SshOptions, known: Sequence[str], *, checked: bool) -> s
 
 def _includes(config: Path) -> str:
     """The configuration that `ssh` would read, with known hosts below $HOME. The system's
-    configuration is read only with the user's own, not with another file.
+    configuration is included only if `config` is the user's own `~/.ssh/config`.
     """
     home = Path("~/.ssh").expanduser()
     wanted = [config, _SYSTEM_CONFIG] if config.expanduser() == home / "config" else [config]

@@ -234,7 +234,7 @@ def _fill(
         parts.append(written.text if written else "")
     parts.append(node.text[end:])
     if not bad and "${{" in _EXPRESSION.sub(" ", node.text):
-        suggestion = "write `${{ params.NAME }}`, or `$${{` for the characters themselves"
+        suggestion = "write `${{ params.NAME }}`, or `$${{` for a literal `${{`"
         notes.add(node.mark, "`${{` is never closed", suggestion=suggestion)
     text = "".join(parts)
     return replace(node, text=text, value=text, plain=False)
@@ -268,7 +268,7 @@ def _look_up(
     hint = (
         f"did you mean `${{{{ params.{close} }}}}`?"
         if close
-        else "write `$${{` for the characters themselves"
+        else "write `$${{` for a literal `${{`"
     )
     return WrongValue(
         f"only parameters are allowed in `${{{{ }}}}`, not {shown(expression)}", suggestion=hint

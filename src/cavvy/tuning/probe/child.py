@@ -225,7 +225,7 @@ class ScriptProbe:
         return int(max(self._modes.data.global_batch // self._run.world.size, 1))
 
     def _facts(self) -> dict[str, Any]:
-        """Facts of this rank, after the model is built and a step is made."""
+        """Facts of this rank; call this after the model is built and one step has run."""
         run, data, device = self._run, self._modes.data, self._run.world.device
         return {
             "rank": run.world.rank,

@@ -1,4 +1,4 @@
-"""The host and devices of each rank of a gang, and its agent's configuration. Pure."""
+"""The host and devices of each rank of a gang, and its agent's configuration. No I/O."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The result of a look at hosts, and the gang's state derived from it. Pure."""
+"""The result of a look at hosts, and the gang's state derived from it. No I/O."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -122,7 +122,7 @@ def read_contexts(setting: str, wanted: Sequence[str]) -> Sequence[KubeContext]:
 
 
 def _find(setting: str) -> list[Path]:
-    """The kubeconfigs that exist, those with precedence first."""
+    """The kubeconfig files, in order of precedence."""
     texts = [setting] if setting else os.environ.get("KUBECONFIG", "").split(os.pathsep)
     named = [Path(text).expanduser() for text in texts if text]
     if setting:
