@@ -305,7 +305,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
         assert set(await store.snapshots()) == {FULL_ORIGIN.snapshot}
         done = replace(job, phase=JobPhase.DONE, exit_code=0)
         ended = replace(attempt, phase=AttemptPhase.ENDED)
-        more = [make_charge(attempt, 50, until=90)]
+        more = [make_charge(attempt, 50, until=90), charges[1]]  # the whole bill so far
         await store.commit(
             AtomicWrite(
                 jobs=[done],
