@@ -119,7 +119,7 @@ class TestSlurm(ProviderContract):
             with pytest.raises(TryAgain):
                 await provider.launch(gang)
             provider.system.commands.submit = submit  # type: ignore[method-assign]
-            with pytest.raises(TryAgain, match="under way"):
+            with pytest.raises(TryAgain, match="in progress"):
                 await provider.launch(gang)
             assert await provider.gangs(gang.name) == []
             await place.wait(timedelta(minutes=2))

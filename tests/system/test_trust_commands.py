@@ -183,7 +183,7 @@ def test_what_a_lost_database_left_running_is_shown_and_removed(user: User) -> N
     wait_until(lambda: len(user.json("gc")) == 1)
     (found,) = user.json("gc")
     assert (found["kind"], found["name"], found["done"]) == ("gang", gangs["hangs"], False)
-    assert "does not know it" in found["why"]
+    assert "not in the database" in found["why"]
     assert user.worked()
     told = user.cli("gc", "--remove")  # young as it is, one look is not enough to be sure
     assert "cavvy down --all" in told
