@@ -1,11 +1,13 @@
-"""Whether a folder is on a file system that several machines may share, by the table of mounts."""
+"""Finds out from the table of mounts whether a folder is on a file system that several machines may
+share.
+"""
 
 import os
 import re
 from pathlib import Path
 
-# Unix sockets do not work on these, locks may not reach the other hosts, and SQLite's WAL needs
-# memory that processes share. https://sqlite.org/wal.html
+# On these file systems, Unix sockets do not work, locks may not reach the other hosts, and SQLite's
+# WAL lacks the shared memory that it needs. https://sqlite.org/wal.html
 _SHARED = re.compile(
     r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|pvfs2|wekafs|panfs|vastnfs"
     r"|fuse\.(sshfs|glusterfs|juicefs|ceph|gcsfuse|s3fs|beegfs|rclone)"
@@ -13,7 +15,7 @@ _SHARED = re.compile(
 
 
 def is_shared(path: str | os.PathLike[str], mounts: str) -> bool:
-    """Whether the longest mount point above `path` is of a shared file system."""
+    """Whether the longest mount point above `path` belongs to a shared file system."""
     real, best, kind = Path(path).resolve(), "", ""
     for line in mounts.splitlines():
         fields = line.split(" ")
@@ -26,9 +28,9 @@ def is_shared(path: str | os.PathLike[str], mounts: str) -> bool:
 
 
 def read_mounts() -> str:
-    """The table of mounts (CAVVY_MOUNTS_FILE, else /proc/mounts); "" where there is none."""
+    """The table of mounts (CAVVY_MOUNTS_FILE, else /proc/mounts), or "" if there is none."""
     path = Path(os.environ.get("CAVVY_MOUNTS_FILE") or "/proc/mounts")
     try:
         return path.read_text(errors="surrogateescape")
     except OSError:
-        return ""  # not Linux
+        return ""  # not on Linux

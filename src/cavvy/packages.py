@@ -1,6 +1,7 @@
-"""Commands that install packages for the Python that runs this program; shown in hints.
+"""Makes commands that install packages for the Python that runs this program, for use in hints.
 
-They list the requirements of an extra instead of Cavvy itself, which is not on the package index.
+The commands list the requirements of an extra instead of Cavvy itself, which is not on the package
+index.
 """
 
 import shlex
@@ -8,7 +9,9 @@ import sys
 
 
 def install_command(*requirements: str) -> str:
-    """A shell command that installs packages for this Python, by pip or, without pip, by uv."""
+    """A shell command that installs packages for this Python with pip, or with uv if pip is
+    missing.
+    """
     from importlib.util import find_spec
 
     has_pip = find_spec("pip") is not None
@@ -25,7 +28,7 @@ def extra_command(extra: str) -> str:
 
     try:
         lines = requires("cavvy") or []
-    except PackageNotFoundError:  # a copy of the sources, without installed metadata
+    except PackageNotFoundError:  # this is a copy of the sources, without installed metadata
         return f"install the packages of `{extra}` in pyproject.toml"
     wanted = re.compile(rf"""extra\s*==\s*['"]{re.escape(extra)}['"]""")
     return install_command(*(line.split(";")[0].strip() for line in lines if wanted.search(line)))

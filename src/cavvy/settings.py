@@ -1,7 +1,8 @@
-"""All settings with unit, default and consequence; read from a TOML file and the environment.
+"""All settings with their units, defaults and consequences, read from a TOML file and the
+environment.
 
-The settings are the rows of `settings.csv`, from which `docs/reference/settings.md` is written too
-(`python -m cavvy.settings`).
+The settings are the rows of `settings.csv`; `python -m cavvy.settings` also writes
+`docs/reference/settings.md` from them.
 """
 
 import os
@@ -16,7 +17,7 @@ Scalar = str | int | float | bool
 
 
 class SettingsError(Exception):
-    """An invalid settings file or variable; the message gives the position, `hint` the remedy."""
+    """An invalid settings file or variable. The message has the position, and `hint` the remedy."""
 
     code = "settings-invalid"
 
@@ -28,7 +29,7 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting: its unit is the suffix of its name or part of `text`."""
+    """One setting. Its unit is the suffix of its name, or is stated in `text`."""
 
     name: str
     default: Scalar
@@ -42,7 +43,7 @@ class Setting:
 
 
 def _make_setting(row: Mapping[str, str]) -> Setting:
-    """A setting with a minimum is a whole number, any other a text."""
+    """Make a setting: a whole number if the row has a minimum, otherwise a text."""
     is_number = row["minimum"] != ""
     return Setting(
         name=row["name"],
@@ -60,8 +61,9 @@ _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings in force. `values` has every setting; `providers` holds each provider's own
-    table."""
+    """The settings in use. `values` has every setting; `providers` has the table of each
+    provider.
+    """
 
     home: Path
     file: Path
@@ -69,11 +71,11 @@ class Settings:
     providers: Mapping[str, Mapping[str, Scalar]] = field(default_factory=dict)
 
     def whole(self, name: str) -> int:
-        """A setting whose default is an int."""
+        """The value of a setting whose default is an int."""
         return int(self.values[name])
 
     def text(self, name: str) -> str:
-        """A setting whose default is a string."""
+        """The value of a setting whose default is a string."""
         return str(self.values[name])
 
 
@@ -139,7 +141,7 @@ def _read(file: Path, *, must_exist: bool) -> dict[str, object]:
         raise SettingsError(
             f"{file}: {error.strerror}", "make the file readable for you"
         ) from error
-    import tomllib  # defined here, because most commands read no settings file
+    import tomllib  # imported here, because most commands read no settings file
 
     try:
         return tomllib.loads(text)
@@ -183,7 +185,7 @@ def _providers(given: object, file: Path) -> dict[str, dict[str, Scalar]]:
 
 
 def _hint_flat(key: str, value: object) -> str:
-    """An example of a list's syntax; a table belongs to a provider, or is a mistake."""
+    """A hint for a value that is a list or a table: a list must be written as one text."""
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
         return f'write one text: {key} = "{", ".join(value)}"'
     return "docs/reference/providers.md lists the settings of each provider"
@@ -208,7 +210,9 @@ def _checked(name: str, value: object, where: str) -> Scalar:
 
 
 def _scalar(text: str, name: str | None) -> Scalar:
-    """A variable's text parsed as TOML; plain text for text settings or invalid TOML."""
+    """The value of a variable: its text parsed as TOML, or the plain text for text settings and
+    invalid TOML.
+    """
     setting = _BY_NAME.get(name) if name else None
     if setting is not None and isinstance(setting.default, str):
         return text

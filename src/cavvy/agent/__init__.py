@@ -1,3 +1,3 @@
-"""The process on each node: it claims, runs, reports, checkpoints and stops a task; standard
-library only.
+"""The agent: the process on each node that claims, runs, reports on, checkpoints and stops a task.
+It uses only the standard library.
 """

@@ -1,4 +1,4 @@
-"""Starts the agent: `python -I -S agent.pyz CONFIG`, or this file in place of the archive.
+"""Starts the agent: `python -I -S agent.pyz CONFIG`, or with this file instead of the archive.
 
 The package is loaded from this folder or archive under its own name, so the agent needs no
 installed distribution.
@@ -11,7 +11,7 @@ if __name__ == "__main__":
     if sys.version_info < (
         3,
         8,
-    ):  # nodes bring their own Python, and an old one must say why it cannot
+    ):  # a node may have an older Python: explain that instead of failing on newer syntax
         sys.exit(
             f"cavvy-agent: Python {sys.version.split()[0]} is too old; the agent needs 3.8 or newer"
         )
@@ -24,4 +24,4 @@ if __name__ == "__main__":
 
     code = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(code)  # nothing is left to clean up, and a normal exit costs as much as a whole job
+    os._exit(code)  # nothing is left to clean up, and a normal exit takes as long as a short job

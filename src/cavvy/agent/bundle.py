@@ -1,5 +1,5 @@
-"""Packs the agent for nodes that have no Cavvy installation, and builds the command that starts it;
-used by servers.
+"""Packs the agent for nodes without a Cavvy installation, and builds the command that starts it.
+Only servers use this module.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ def make_command() -> list[str]:
     """The command that starts the agent from this installation; append the configuration file's
     path.
 
-    The files run in place, next to their compiled forms, which an archive cannot contain.
+    The files run in place, so that Python can cache their compiled forms; it cannot do that for
+    files in an archive.
     """
     return [sys.executable, "-I", "-S", os.path.join(HERE, "__main__.py")]
 
 
 def make_archive(folder: str = HERE) -> bytes:
-    """A zip application with a folder's files, by default the agent's: sorted and without
-    timestamps, so that equal sources give equal bytes.
+    """Return a zip application with a folder's files, by default the agent's. Its entries are
+    sorted and have no timestamps, so that equal sources give equal bytes.
 
-    Any Python from 3.8 on starts it as `python -I -S agent.pyz CONFIG`.
+    `python -I -S agent.pyz CONFIG` starts it with Python 3.8 or later.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:

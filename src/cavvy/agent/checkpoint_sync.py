@@ -1,8 +1,8 @@
 """Uploads checkpoints to the control plane when the checkpoint folder is not on shared storage.
 
-It watches the folder while the work runs. A separate process uploads changes that have been stable
-since the last look, one upload at a time; a checkpoint counts, and is reported, when the control
-plane holds all of it.
+The folder is checked every few seconds while the work runs. If it has changed, but not since the
+previous check, a separate process uploads the changes; only one upload runs at a time. A checkpoint
+counts, and is reported, once the control plane has all of it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from .loop import EventLoop
 
 LOOK_S = 3.0
-HURRY_S = 0.5  # seconds between checks when the node is about to go
+HURRY_S = 0.5  # seconds between checks when the node is about to be reclaimed
 RESTLESS_S = 300.0  # seconds after which a constantly changing folder is reported
 VOIDS = 5  # failed uploads in a row after which a constantly changing file is reported
 LAST_TRIES = 3  # tries after the work's end, when the folder no longer changes
 
 
 class CheckpointSync(SidecarProcess):
-    """`tick` is called by a timer; `finish` uploads the last state and then calls back, `kill` ends
-    that early.
+    """A timer starts each check. `finish` uploads the final state and then calls back; `kill`
+    aborts that upload.
     """
 
     def __init__(
@@ -47,21 +47,20 @@ class CheckpointSync(SidecarProcess):
         super().__init__(loop, config, say, min(LOOK_S, every_s / 4) if every_s else LOOK_S)
         self._folder = folder
         found = list_folder(folder)
-        self._safe = self._last = fingerprint(
-            found
-        )  # the checkpoint that the next attempt would restore anyway
+        # This state is safe: the next attempt would restore it even without an upload.
+        self._safe = self._last = fingerprint(found)
         self._newest_ns = newest(found)
         self._began_ns = time.time_ns()
         self._restless_since = 0.0
         self._told_restless = False
         self._result: dict[str, Any] = {}
         self._voids = 0
-        self._trouble = ""  # state of the last upload: silent or failed
+        self._trouble = ""  # why the last upload failed: "silent" or "failed"; "" if it succeeded
         self._number: object = None
         self._tries = 0
 
     def hurry(self) -> None:
-        """The node will be reclaimed soon: check more often."""
+        """Check more often, since the node will be reclaimed soon."""
         self._every_s = min(self._every_s, HURRY_S)
 
     def _look(self) -> None:
@@ -87,7 +86,7 @@ class CheckpointSync(SidecarProcess):
             )
 
     def _refuse(self) -> None:
-        """The folders of several nodes are not merged: the checkpoint of the gang is rank 0's."""
+        """Warn that this rank's files are not kept: only rank 0's folder is the checkpoint."""
         self._off = True
         self._warn(
             f"rank {self._config.rank} writes to its checkpoint folder, and these nodes share no "
@@ -139,8 +138,8 @@ class CheckpointSync(SidecarProcess):
                 )
 
     def _not_now(self, trouble: str, reason: str) -> None:
-        """The upload can wait. The bucket was already waited for as long as allowed: do not wait
-        again when the work ends.
+        """Warn about a failed upload, which is tried again later. If the bucket did not answer in
+        time after the work's end, the upload is not tried again.
         """
         if trouble == "silent" and self._done is not None:
             self._tries = LAST_TRIES

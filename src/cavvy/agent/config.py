@@ -1,7 +1,7 @@
 """Reads the agent's input: its configuration file, and the work that comes with the claim.
 
-A class that lists fields with types and defaults is decoded from JSON. Types are given as text:
-importing `typing` and `dataclasses` costs milliseconds in every rank.
+Each class lists its fields with types and defaults, and is decoded from JSON. The types are read as
+text, because importing `typing` and `dataclasses` takes milliseconds in every rank.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ EMPTY: dict[str, Callable[[], object]] = {
 
 
 class ConfigFields:
-    """Reads fields of a JSON object with a type and a default; errors name the field."""
+    """Reads the fields of a JSON object, each with a type and a default. Errors name the field."""
 
     __slots__ = ("_raw", "_what")
 
@@ -68,8 +68,8 @@ class ConfigFields:
     def read(self, name: str, kind: str, default: object = None) -> Any:
         """Read a field whose type is `kind`, an annotation such as "int" or "list[VolumeConfig]".
 
-        A missing field or null gives the default, else an empty list or object, False, None if
-        `kind` allows it, or an error.
+        If the field is missing or null, the result is the default. Without a default, it is an
+        empty list or object, False, or None if `kind` allows that; else BadConfig is raised.
         """
         value, plain = self._raw.get(name), kind.replace(" | None", "")
         if value is None and (default is not None or plain != kind):
@@ -80,7 +80,7 @@ class ConfigFields:
             expected, fits = KINDS[plain]
             if not fits(value):
                 raise BadConfig(f"{self._what}: `{name}` must be {expected}, not {value!r}")
-            if plain == TABLE and isinstance(value, dict):  # numbers as a shell user expects them
+            if plain == TABLE and isinstance(value, dict):  # numbers as in a shell
                 return {str(key): _shown(item) for key, item in value.items()}
             return value
         make, what = globals()[plain.replace("list[", "").rstrip("]")], f"{self._what}.{name}"
@@ -101,7 +101,8 @@ def _shown(value: object) -> str:
 
 
 class ConfigRecord:
-    """A JSON object with the fields that the class lists; a value in the class is a default."""
+    """A JSON object whose fields are the class's annotations. The value of a class attribute is
+    the field's default."""
 
     def __init__(self, fields: ConfigFields) -> None:
         for name, kind in type(self).__annotations__.items():
@@ -109,22 +110,21 @@ class ConfigRecord:
 
 
 class ReclaimSignal(ConfigRecord):
-    """How the provider reclaims nodes: SIGTERM without the file `unless`, or a file or signal
-    `warning` beforehand.
+    """How the provider reclaims nodes: by SIGTERM while the file `unless` does not exist, possibly
+    after a warning by the file `warning` or by `signal`.
     """
 
     source: str
     seconds: float  # grace period in seconds, between SIGTERM and SIGKILL
-    unless: (
-        str | None
-    )  # if this file exists, Cavvy is removing the gang; None: the removal comes as an order
+    # If this file exists, SIGTERM comes from Cavvy itself. None: Cavvy sends an order instead.
+    unless: str | None
     warning: str | None
     signal: str | None  # a signal such as USR1
-    warning_s: float = 0  # seconds between warning or signal and the end
+    warning_s: float = 0  # seconds from the warning to the end
 
 
 class NoticeTokenConfig(ConfigRecord):
-    """A token to fetch first and send with each request."""
+    """A token that the agent fetches first and then sends with each request."""
 
     url: str
     header: str
@@ -134,7 +134,7 @@ class NoticeTokenConfig(ConfigRecord):
 
 
 class NoticeHoldConfig(ConfigRecord):
-    """A request that is answered when the answer changes."""
+    """A long poll: the server answers the request when its state changes."""
 
     query: str  # {tag}: the ETag of the last answer
     first_tag: str
@@ -149,7 +149,7 @@ class NoticeNodeConfig(ConfigRecord):
 
 
 class NoticeReplyConfig(ConfigRecord):
-    """The answer to an event, whose `id` field replaces {id} in the body."""
+    """The acknowledgement of an event. The event's field `id` replaces {id} in `body`."""
 
     url: str
     body: str
@@ -157,7 +157,7 @@ class NoticeReplyConfig(ConfigRecord):
 
 
 class NoticeAddress(ConfigRecord):
-    """An address that reports when the node is reclaimed, and the form of its answers."""
+    """An address that reports when the node will be reclaimed, and the format of its answers."""
 
     source: str
     url: str
@@ -210,7 +210,7 @@ class RankPaths:
         self.started_file = home + "/started"
         self.status_file = home + "/status"
         self.exit_file = home + "/exit.json"
-        self.undelivered_file = home + "/undelivered"  # there while an exited agent owes messages
+        self.undelivered_file = home + "/undelivered"  # exists while messages are undelivered
         self.phase_file = home + "/phase"  # phase of a container: setup, failed or run
 
 
@@ -219,7 +219,7 @@ class AgentConfig(ConfigRecord, RankPaths):
     machine that it may use. `home` is the rank's own folder.
     """
 
-    protocol: int = 1  # the oldest protocol version that can read it
+    protocol: int = 1  # lowest protocol version that can read this file
     gang: str
     rank: int
     address: str
@@ -236,7 +236,7 @@ class AgentConfig(ConfigRecord, RankPaths):
     cpus: float | None
     memory_mib: int = 0
     node_address: str = "127.0.0.1"
-    storage: str | None  # persistent folder of the nodes, if not the one that the work names
+    storage: str | None  # the nodes' persistent folder, if it differs from the one in the work
     taken: ReclaimSignal | None
     notices: list[NoticeAddress]
 
@@ -248,9 +248,8 @@ class AgentConfig(ConfigRecord, RankPaths):
                 f"configuration: `protocol` is {self.protocol}; this agent speaks {PROTOCOL} at "
                 "most"
             )
-        self.token = (
-            read_text(self.home + "/token") or self.token
-        )  # the one that came with the claim
+        # The token that came with the claim replaces the configured one.
+        self.token = read_text(self.home + "/token") or self.token
         self.pin, self.vendor = self.pin.lower(), self.vendor.lower()
         self.cache = self.cache or self.home + "/cache"
 
@@ -260,12 +259,12 @@ class CheckpointConfig(ConfigRecord):
 
     path: str
     storage: str | None
-    sync: bool  # no shared storage: checkpoints are uploaded
+    sync: bool  # upload checkpoints, since there is no shared storage
     every_s: float | None
 
 
 class VolumeConfig(ConfigRecord):
-    """Files beside the working folder: their source, and their path in the work's view."""
+    """Files outside the working folder: their source, and the path at which the work sees them."""
 
     kind: str  # one of named, host, nfs, folder
     source: str
@@ -284,7 +283,7 @@ class TransferConfig(ConfigRecord):
 
 
 class BuildConfig(ConfigRecord):
-    """A Dockerfile in the frozen folder from which the image is built."""
+    """A Dockerfile in the frozen working folder, from which the image is built."""
 
     path: str
     dockerfile: str = "Dockerfile"
@@ -293,32 +292,33 @@ class BuildConfig(ConfigRecord):
 
 
 class CheckConfig(ConfigRecord):
-    """Required results of the node check: the share of the GPU model's figures, and the links'
+    """Required results of the node check: a share of the GPU model's nominal figures, and a link
     speed.
     """
 
     share: float
-    link_mbps: float = 0  # speed between two nodes; 0: measured but not judged
+    link_mbps: float = 0  # minimum speed between two nodes; 0: only measure it
     kind: str = ""  # model of each GPU, "" if unknown
     memory_mib: int = 0
     bandwidth_gbs: float = 0  # data-sheet bandwidth of the GPU's memory
 
 
 class WorkdirConfig(ConfigRecord):
-    """A frozen working folder, by the hash of its manifest."""
+    """A frozen working folder; `snapshot` is the hash of its manifest."""
 
     snapshot: str
 
 
 class GitConfig(ConfigRecord):
-    """A Git commit as the working folder."""
+    """A Git commit that is checked out as the working folder."""
 
     url: str
     commit: str = "HEAD"
 
 
 class WorkConfig(ConfigRecord):
-    """This rank's work, as it came with the claim: `Assignment` of `domain.messages`."""
+    """This rank's work as the claim returned it; the server's class is `Assignment` of
+    `domain.messages`."""
 
     job: str
     job_id: str
@@ -361,7 +361,7 @@ class WorkConfig(ConfigRecord):
 
 
 def read_config(path: str) -> AgentConfig:
-    """Raises BadConfig, OSError."""
+    """Read the agent's configuration file. Raises BadConfig, OSError."""
     with open(path, encoding="utf-8") as file:
         try:
             raw = json.load(file)

@@ -1,7 +1,7 @@
 """The agent's connections to the control plane: claim, messages, log, orders, and the lease.
 
-Each of the four has its own connection and back-off, so that a slow log delays no message, and a
-dead or hung control plane delays nothing.
+Messages (with the claim), the log, and orders each have their own connection and back-off, so that
+a slow log does not delay messages. An unreachable control plane never delays the work.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ORDERS_WAIT_S = 30
 FIRST_DELAY_S = 0.1
 LAST_DELAY_S = 5.0
 LOG_PAUSE_S = 0.1  # seconds between pieces of a slow log
-ORDERS_DELAY_S = 0.25  # seconds; shorter work does not ask for orders
+ORDERS_DELAY_S = 0.25  # seconds before the first request for orders; shorter work sends none
 
 
 REFUSALS = (
@@ -50,12 +50,12 @@ REFUSALS = (
     409,
     410,
     426,
-)  # statuses of a claim: this agent is not wanted, or not understood
-LOST = (409, 410)  # later statuses: the claim now belongs to another agent
+)  # statuses that refuse a claim for good
+LOST = (409, 410)  # statuses after the claim: another agent now holds it
 
 
 class RetryingConnection:
-    """One connection with its back-off: `retry` repeats a failed request after a while."""
+    """One connection and its back-off; `retry` is called some time after a request has failed."""
 
     def __init__(self, link: ControlPlaneClient, retry: Callable[[], None]) -> None:
         self._link = link
@@ -76,7 +76,8 @@ class RetryingConnection:
         reply: Callable[[ConfigFields], None],
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Send, and pass a successful answer to `reply`; handle all other answers here."""
+        """Send a request and pass a successful answer to `reply`; all other answers are handled
+        here."""
         route = path.partition("?")[0]
 
         def replied(status: int, data: bytes) -> None:
@@ -118,7 +119,7 @@ class RetryingConnection:
 
 
 class ControlPlaneClient:
-    """Delivers the outbox and the log, and hands orders to the listener."""
+    """Delivers the outbox and the log, and passes orders to the listener."""
 
     def __init__(
         self,
@@ -143,8 +144,8 @@ class ControlPlaneClient:
         self._lease_s = config.lease_s
         self.refusals: tuple[int, ...] = REFUSALS
         self.closed = False
-        self.answered = False  # the peer answered, even if with an error
-        self.hurry = False  # nothing more will be written: send the rest
+        self.answered = False  # whether the server has ever answered, even with an error
+        self.hurry = False  # the log is complete: send the rest at once
         self._log_at = 0.0
         self._log_timer: LoopTimer | None = None
         self.lease_until = time.monotonic() + config.lease_s
@@ -186,7 +187,9 @@ class ControlPlaneClient:
             go(work)
 
     def _take_token(self, token: str | None) -> None:
-        """The token of a claim is used up: show the new one from now on, also in later agents."""
+        """Store and use the token that came with the claim, since the old one is valid only once.
+        Later agents of this rank read the stored token.
+        """
         if token is None:
             return
         write_whole(self._config.home + "/token", token)
@@ -200,10 +203,10 @@ class ControlPlaneClient:
         self.loop.after(ORDERS_DELAY_S, self.listen)
 
     def listen(self) -> None:
-        """Long-poll the control plane for the next order, for the agent's whole life."""
+        """Long-poll the control plane for the next order, as long as the agent runs."""
         wait_s = max(
             1.0, min(ORDERS_WAIT_S, self._lease_s / 3)
-        )  # answers renew the lease: one must arrive in time
+        )  # each answer renews the lease, so it must arrive before the lease expires
         path = f"/agent/v1/orders{self.query}&after={self._order}&wait_s={wait_s:.1f}"
         if self._orders.idle and not self.closed:
             self._asked_at = time.monotonic()
@@ -216,7 +219,7 @@ class ControlPlaneClient:
             self._claim()
 
     def pump(self) -> None:
-        """Send everything that is pending; call it after adding anything."""
+        """Send pending messages and log output; must be called after adding either."""
         if self.closed or self._go is not None:
             return
         if self._messages.idle:
@@ -232,7 +235,9 @@ class ControlPlaneClient:
             self._bytes.ask("POST", path + (f"&lost={lost}" if lost else ""), data, self._stored)
 
     def _pause(self) -> bool:
-        """Whether to wait for more log output, since a request for each line costs too much."""
+        """Whether to wait for more log output before sending it; starts the timer for that. A
+        request for each line would cost too much.
+        """
         wait = self._log_at + LOG_PAUSE_S - time.monotonic()
         if wait <= 0 or self.hurry or self._log.backlog >= CHUNK:
             return False
@@ -245,11 +250,11 @@ class ControlPlaneClient:
         self.pump()
 
     def stream(self, exec_id: str) -> ExecStream:
-        """Receives the output of a command that runs beside the work."""
+        """Return the stream that delivers the output of a user's command."""
         return ExecStream(self, f"/agent/v1/execs/{exec_id}{self.query}")
 
     def heard(self, fields: ConfigFields) -> None:
-        """Any good answer renews the lease, and may set the checkpoint interval."""
+        """Renew the lease after a successful answer, and apply its checkpoint interval, if any."""
         self._lease_s = fields.read("lease_s", "float | None") or self._lease_s
         self.lease_until = time.monotonic() + self._lease_s
         every_s = fields.read("every_s", "float | None")
@@ -296,7 +301,9 @@ class ControlPlaneClient:
 
 
 class ExecStream:
-    """The output of one command in order; undelivered output waits in memory, bounded."""
+    """Delivers the output of one command in order. Undelivered output is kept in memory; the
+    command is paused when it exceeds LIMIT bytes.
+    """
 
     LIMIT = 8 * 1024 * 1024
 
@@ -304,7 +311,7 @@ class ExecStream:
         self._path = path
         self._data = bytearray()
         self._code: int | None = None
-        self._offset = 0  # first undelivered byte: a repeated request duplicates nothing
+        self._offset = 0  # of the first undelivered byte, so that a retry duplicates nothing
         self._begun = True
         self._done: Callable[[], None] = nothing
         self.drained: Callable[[], None] = nothing
@@ -325,7 +332,7 @@ class ExecStream:
         self._pump()
 
     def end(self, code: int, done: Callable[[], None]) -> None:
-        """The command has ended; call `done` when that has been delivered too."""
+        """Report that the command has ended; `done` is called when the report is delivered."""
         self._code, self._done = code, done
         self._pump()
 

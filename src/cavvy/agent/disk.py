@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def open_private(path: str, flags: int = 0) -> int:
-    """Open a file for writing; create it if it is missing, readable by its owner only."""
+    """Open a file for reading and writing. A missing file is created for its owner only."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
 
 
 def write_whole(path: str, text: str, *, sync: bool = False) -> None:
-    """Write a private file that others see whole or not at all; `sync` waits until the disk has
-    it.
+    """Write a private file atomically: readers see the old content or all of the new. `sync` waits
+    until the content is on the disk.
     """
     temporary = f"{path}.{os.getpid()}"
     file = open_private(temporary, os.O_TRUNC)
@@ -32,7 +32,7 @@ def write_whole(path: str, text: str, *, sync: bool = False) -> None:
 
 
 def read_text(path: str) -> str:
-    """A short text without the blanks around it; "" if it cannot be read."""
+    """The text of a file without surrounding blanks, or "" if the file cannot be read."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read().strip()
@@ -41,7 +41,7 @@ def read_text(path: str) -> str:
 
 
 def read_number(path: str) -> int | None:
-    """The number that a file holds; None if there is no such file (yet)."""
+    """The number in a file, or None if the file is missing or contains no number."""
     try:
         return int(read_text(path))
     except ValueError:
@@ -49,7 +49,8 @@ def read_number(path: str) -> int | None:
 
 
 def read_known(path: str) -> dict[str, list[Any]]:
-    """Records about files, by path; losing them costs only time."""
+    """Read records about files, by path; {} if they are missing or damaged, which costs only
+    time."""
     try:
         found = json.loads(read_text(path))
     except ValueError:
@@ -58,7 +59,7 @@ def read_known(path: str) -> dict[str, list[Any]]:
 
 
 def read_process(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat after the name: state, parent and so on; [] for no process."""
+    """The fields of /proc/PID/stat after the name: state, parent and so on; [] if none exists."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()
@@ -67,7 +68,9 @@ def read_process(pid: int) -> list[bytes]:
 
 
 def walk_files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Everything below that is no folder, by its path from there; what vanishes is left out."""
+    """Yield the relative path and the status of everything below a folder except folders; files
+    that vanish meanwhile are left out.
+    """
     todo = [""]
     while todo:
         below = todo.pop()

@@ -33,7 +33,7 @@ CHUNK = 1024 * 1024
 TIMEOUT_S = 60.0
 FIRST_DELAY_S = 0.2
 LAST_DELAY_S = 5.0
-TRIES = 8  # failures of one request in a row; a request without any answer counts twice
+TRIES = 8  # consecutive failures of one request; a failure without any answer counts twice
 TOLD_EVERY_S = 10.0
 FAULTS = (OSError, http.client.HTTPException)  # urllib.error.URLError is an OSError
 REFUSALS = (401, 403, 404, 409, 410)
@@ -50,7 +50,7 @@ class StorageTimeout(TransferFailed):
 
 
 class RetryBudget:
-    """How often a request is retried, how long to wait before each retry, and a callback for long
+    """Counts a request's failures in a row and waits before each retry; `tell` is called about long
     waits.
     """
 
@@ -60,7 +60,7 @@ class RetryBudget:
         self.reset()
 
     def reset(self) -> None:
-        """Data has arrived: reset the failure count."""
+        """Reset the failure count after data has arrived."""
         self._tries, self._since = 0, time.monotonic()
         self._delay = BackOff(FIRST_DELAY_S, LAST_DELAY_S)
 
@@ -78,8 +78,8 @@ class RetryBudget:
         time.sleep(self._delay.next())
 
     def lose_request(self, name: str, error: Exception, url: object) -> int:
-        """Like `lose`, after a request to a storage raised `error`. Returns the answer's status, 0
-        without an answer.
+        """Like `lose`, after a request to a storage raised `error`. Returns the answer's status, or
+        0 without an answer.
         """
         status = error.code if isinstance(error, urllib.error.HTTPError) else 0
         if isinstance(error, urllib.error.HTTPError):
@@ -94,7 +94,7 @@ class RetryBudget:
 
 
 class BlockingClient:
-    """Requests to the control plane, one at a time. They wait while the control plane is away."""
+    """Sends one request at a time to the control plane."""
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
@@ -116,7 +116,7 @@ class BlockingClient:
             "Cavvy-Agent-Protocol": str(PROTOCOL),
             "Content-Type": "application/json",
         }
-        if isinstance(size := getattr(body, "size", None), int):  # http.client knows that of bytes
+        if isinstance(size := getattr(body, "size", None), int):  # http.client sets it for bytes
             headers["Content-Length"] = str(size)
         try:
             if self._connection is None:
@@ -124,7 +124,7 @@ class BlockingClient:
             path = f"{address.prefix}/agent/v1/{route}?gang={self._config.gang}{query}"
             with suppress(
                 BrokenPipeError, ConnectionResetError
-            ):  # a refusal in the middle of the body
+            ):  # the server refused the request before reading the whole body
                 self._connection.request(method, path, body, headers)  # type: ignore[arg-type]  # bytes or a reader
             return self._connection.getresponse()
         except FAULTS:
@@ -138,7 +138,7 @@ class BlockingClient:
         body: object = None,
         query: str = "",
     ) -> tuple[int, bytes]:
-        """Status and body of the answer; retries until the control plane answers."""
+        """Return status and body of the answer; retry until the control plane answers."""
         while True:
             try:
                 reply = self.ask(method, route, body, query)
@@ -151,8 +151,8 @@ class BlockingClient:
     ) -> bytes:
         """Return the body of a successful answer. Raises TransferFailed if the request is refused.
 
-        Raises StorageTimeout if the storage behind the control plane does not answer; `tell` is
-        called about that.
+        Raises StorageTimeout if the storage behind the control plane does not answer; before that,
+        `tell` is called about the wait.
         """
         budget = RetryBudget(tell)
         while True:
@@ -167,8 +167,8 @@ class BlockingClient:
                 self.wait()
 
     def check(self, status: int, asked: str) -> None:
-        """Raises TransferFailed with the name of the requested thing, if a retry cannot change the
-        status.
+        """Raise TransferFailed if a retry cannot change the status; `asked` is what was
+        requested.
         """
         if status in REFUSALS:
             raise TransferFailed(f"the control plane refused {asked} (status {status})")
@@ -180,14 +180,14 @@ class BlockingClient:
             self._connection = None
 
     def wait(self) -> None:
-        """Wait before the next try. The process may block: a stop kills it."""
+        """Wait before the next try. This process may block: it is killed when the work stops."""
         self.drop()
         time.sleep(self._delay.next())
 
 
 class TransferClient:
-    """Requests about one input, output or checkpoint file; for use by one thread. `tell` is called
-    about long waits.
+    """Sends requests about one input, output or checkpoint file. Only one thread may use a client.
+    `tell` is called about long waits.
     """
 
     def __init__(self, config: AgentConfig, route: str, tell: Tell | None = None) -> None:
@@ -229,8 +229,8 @@ class TransferClient:
         return found
 
     def abort(self, ask: dict[str, object]) -> None:
-        """Make the storage drop the parts of an abandoned upload, since its owner pays for them.
-        A server that is older than this request, or a silent storage, keeps the parts.
+        """Make the storage delete the parts of an aborted upload, since the user pays for them. The
+        parts remain if the server is too old for this request or the storage does not answer.
         """
         with suppress(TransferFailed):
             self._ask(RetryBudget(tries=1), "POST", "/abort", json.dumps(ask).encode())
@@ -255,7 +255,7 @@ def request(
 
 
 def read_field(data: bytes, name: str) -> str:
-    """A field of an error document, "" if it is missing."""
+    """A field of an error document, or "" if it is missing."""
     try:
         return str(json.loads(data)[name])
     except (ValueError, KeyError, TypeError):
@@ -268,7 +268,7 @@ def read_reason(status: int, data: bytes) -> str:
 
 
 def connect(address: ServerAddress) -> http.client.HTTPConnection:
-    """A blocking connection over the transport given by the address. Raises OSError."""
+    """Create a blocking connection over the transport that the address names. Raises OSError."""
     if address.by_mail:
         return BlockingMailboxConnection(address.text.partition(":")[2])
     if address.tls:
@@ -300,7 +300,7 @@ def connect(address: ServerAddress) -> http.client.HTTPConnection:
 
 
 class BlockingMailboxConnection(http.client.HTTPConnection):
-    """http.client over a mailbox: one request at a time, each waits for its answer."""
+    """http.client over a mailbox. It sends one request at a time and waits for the answer."""
 
     def __init__(self, path: str) -> None:
         super().__init__("localhost")
@@ -311,8 +311,8 @@ class BlockingMailboxConnection(http.client.HTTPConnection):
 
 
 class _MailboxSocket:
-    """The part of the socket interface that http.client uses: collects sent bytes; reading posts
-    them and waits for the answer.
+    """The part of the socket interface that http.client uses. Sent bytes are collected; reading
+    posts them to the mailbox as one request and waits for the answer.
     """
 
     def __init__(self, mailbox: AgentMailbox) -> None:

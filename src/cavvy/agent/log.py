@@ -2,7 +2,8 @@
 blocking the task.
 
 `home/log/` holds undelivered output in files named by the position of their first byte in the whole
-output. If the unsent part outgrows the cap, the oldest segments after the first tenth are dropped.
+output. If they exceed the limit, the oldest segments are dropped; only output at the very beginning
+(up to a tenth of the limit) is kept.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class LogSpool:
         self._load()
 
     def limit(self, limit_mib: float) -> None:
-        """Set the cap, which is known only when the work has arrived."""
+        """Set the size limit, which is known only after the claim."""
         limit = int(limit_mib * 1024 * 1024)
         self._head = limit // 10
         self._limit = limit
@@ -37,7 +38,7 @@ class LogSpool:
 
     @property
     def backlog(self) -> int:
-        """Bytes not delivered yet."""
+        """The number of bytes that are not delivered yet."""
         return self.size - self._acked
 
     @property
@@ -45,8 +46,8 @@ class LogSpool:
         return self._acked < self.size
 
     def write(self, data: bytes) -> None:
-        """Append the next bytes of the output. If the disk is full, bytes are held in memory, and
-        then dropped.
+        """Append the next bytes of the output. If the disk is full, up to HELD bytes are kept in
+        memory, and further bytes are dropped.
         """
         try:
             if self._file < 0 or not self._segments or self._segments[-1][1] >= self._segment:
@@ -59,7 +60,7 @@ class LogSpool:
             self._segments[-1][1] += written
         self.size += written
         if written < len(data):
-            self._end()  # end of the head; the next segment begins after it
+            self._end()  # the rest did not fit on the disk and begins a new segment
             self._hold(data[written:])
         self._trim()
 
@@ -76,8 +77,8 @@ class LogSpool:
         return self.size, self.size - self._acked, b""
 
     def acknowledge(self, wanted: int) -> None:
-        """The server wants the bytes from `wanted` on; it may go back as far as they are still
-        stored.
+        """Continue at the position `wanted`, which the server has requested. It may be earlier than
+        before, as long as the bytes are still stored.
         """
         self._acked = min(wanted, self.size)
         while self._segments and sum(self._segments[0]) <= self._acked:
@@ -86,7 +87,7 @@ class LogSpool:
                 and self._file >= 0
                 and self._segments[0][1] < self._segment
             ):
-                break  # the last segment, still growing; kept until it is full
+                break  # output is still appended to the last segment
             self._drop(0)
 
     def close(self) -> None:
@@ -104,7 +105,7 @@ class LogSpool:
             self._file = -1
 
     def _trim(self) -> None:
-        """Drop the oldest unsent segment after the head while the size exceeds the cap."""
+        """Drop the oldest segments after the first tenth until the size is within the limit."""
         while sum(size for _, size in self._segments) > self._limit:
             for index, (position, _) in enumerate(self._segments[:-1]):
                 if position >= self._head:
@@ -115,9 +116,7 @@ class LogSpool:
 
     def _hold(self, data: bytes) -> None:
         if self._segments and not self._segments[-1][1]:
-            self._drop(
-                len(self._segments) - 1
-            )  # path of a file that was created but could not be written
+            self._drop(len(self._segments) - 1)  # its file was created but could not be written
         kept = data[: max(0, HELD - sum(map(len, self._held.values())))]
         last = self._segments[-1] if self._segments else [-1, 0]
         if kept and last[0] in self._held and sum(last) == self.size:
@@ -146,8 +145,8 @@ class LogSpool:
         return f"{self._folder}/{position:020d}"
 
     def _load(self) -> None:
-        """Take over the unsent output of an earlier agent; the server says which part it already
-        has.
+        """Take over the undelivered output of an earlier agent. The server's answers later show
+        which part it already has.
         """
         try:
             names = sorted(name for name in os.listdir(self._folder) if name.isdigit())

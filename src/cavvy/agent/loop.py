@@ -1,4 +1,4 @@
-"""One thread that waits for files, signals and times, and calls back; the agent runs in it."""
+"""The agent's event loop: one thread waits for files, signals and timers, and calls handlers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WRITE = select.POLLOUT
 
 
 class LoopTimer:
-    """A call due at a time of the monotonic clock, unless cancelled."""
+    """A callback that is due at a time of the monotonic clock, unless it is cancelled."""
 
     __slots__ = ("call", "due")
 
@@ -26,7 +26,7 @@ class EventLoop:
     """Calls handlers when their files are ready, and timers when they are due, until `stop`."""
 
     def __init__(self, lock: int = -1) -> None:
-        self.lock = lock  # the agent's write end; its reapers hold a copy
+        self.lock = lock  # file descriptor of the rank's lock; reapers get a copy
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[int], object]] = {}
         self._timers: list[LoopTimer] = []  # only a few, so a search is cheaper than a heap
@@ -69,8 +69,8 @@ class EventLoop:
         self._running = False
 
     def close(self) -> None:
-        """Another loop takes over. Signals must stay blocked until that loop has its own
-        handlers."""
+        """Stop receiving signals, so that another loop can. They must stay blocked until that loop
+        has its own handlers."""
         if self._wake is not None:
             signal.set_wakeup_fd(-1)
             for end in self._wake:
@@ -114,7 +114,7 @@ class EventLoop:
 
 
 class PipeReader:
-    """Hands on what comes from a pipe, and then its end."""
+    """Passes the data of a pipe to `took`, and calls `ended` at the end of the pipe."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class PipeReader:
             try:
                 os.write(self._fd, data)
             except OSError:
-                return  # the loop hears of it
+                return  # the loop will detect the end of the connection
 
     def drain(self) -> None:
         """Read the remaining data, and close."""
@@ -153,7 +153,7 @@ class PipeReader:
             self._fd = -1
 
     def _read(self, events: int) -> bool:
-        """Whether something came."""
+        """Read once; returns whether there was data."""
         try:
             data = os.read(self._fd, 65536)
         except BlockingIOError:
@@ -170,7 +170,7 @@ class PipeReader:
 
 
 def by_line(take: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """Passes on whole lines of a stream that comes in pieces."""
+    """Return a function that receives the pieces of a stream and passes whole lines to `take`."""
     rest = b""
 
     def feed(data: bytes) -> None:
@@ -194,4 +194,4 @@ def make_wake_pipe() -> tuple[int, int]:
 
 
 def _noted(number: int, frame: object) -> None:
-    """The wake-up pipe carries the signal; the handler only suppresses the default action."""
+    """Suppress the signal's default action; the wake-up pipe reports the signal to the loop."""

@@ -1,10 +1,10 @@
 """The transport for nodes without a network: requests are files in a folder that the node and a
 login-node helper share.
 
-A request is written beside the sender's folder as `SENDER@NUMBER`, its answer into that folder as
-`NUMBER`. A rename makes both appear complete. Network file systems do not announce new files, so
-the agent polls, with growing pauses; listing the folder forces them to ask the server instead of
-the cache.
+A request is a file `SENDER@NUMBER` next to the sender's folder; its answer is the file `NUMBER` in
+that folder. Both are written under another name and renamed once complete. Network file systems do
+not announce new files, so the agent polls with growing pauses. It lists the folder, since that
+makes the file system ask its server instead of its cache.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .wire import BackOff, RequestConnection, ServerAddress, parse_reply
 
 FIRST_PAUSE_S = 0.02
 LAST_PAUSE_S = 1.0
-GROWTH = 1.2  # seconds between two polls
+GROWTH = 1.2  # factor between two pauses
 
 
 class AgentMailbox:
     """Posts requests and reads answers. Raises OSError."""
 
-    _count = 0  # counts for all mailboxes of this process, so that no two requests share a number
+    _count = 0  # requests of all mailboxes of this process; makes each number unique
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def post(self, request: bytes) -> str:
-        """Send; returns the number under which the answer will arrive."""
+        """Send a request; returns the number under which its answer will arrive."""
         AgentMailbox._count += 1
         number = f"{os.getpid()}-{time.monotonic_ns():x}-{AgentMailbox._count}"
         os.makedirs(self._path, mode=0o700, exist_ok=True)
@@ -49,7 +49,7 @@ class AgentMailbox:
         return number
 
     def take(self, number: str) -> bytes | None:
-        """The answer, None if it has not arrived."""
+        """Remove and return the answer, or return None if it has not arrived."""
         if number not in os.listdir(self._path):
             return None
         path = f"{self._path}/{number}"
@@ -59,7 +59,7 @@ class AgentMailbox:
         return answer
 
     def exchange(self, request: bytes, timeout_s: float) -> bytes | None:
-        """Send and wait for the answer; None after `timeout_s` without one."""
+        """Send a request and return its answer, or None if none arrives within `timeout_s`."""
         number, pause = self.post(request), make_pause()
         due = time.monotonic() + timeout_s
         while True:
@@ -72,7 +72,7 @@ class AgentMailbox:
             time.sleep(pause.next())
 
     def withdraw(self, number: str) -> None:
-        """Stop waiting for the answer."""
+        """Delete the request and its answer, if they still exist."""
         for path in (self._letter(number), f"{self._path}/{number}"):
             try:
                 os.unlink(path)
@@ -84,12 +84,12 @@ class AgentMailbox:
 
 
 def make_pause() -> BackOff:
-    """The pauses between two polls of a mailbox."""
+    """The growing pauses between polls of a mailbox."""
     return BackOff(FIRST_PAUSE_S, LAST_PAUSE_S, GROWTH)
 
 
 class MailboxConnection(RequestConnection):
-    """Through a mailbox."""
+    """Sends requests through a mailbox."""
 
     silence = "no answer arrived in the mailbox"
 

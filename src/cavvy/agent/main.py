@@ -1,4 +1,4 @@
-"""Runs the agent of one rank from its configuration file to its end."""
+"""The main program of one rank's agent."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ USAGE = "usage: python -I -S agent.pyz [--deliver] CONFIG"
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code: 0 if everything is done or there was nothing to do, 2 for a wrong
+    """Run the agent and return its exit code: 0 if nothing is left to do, 2 for a wrong
     configuration.
 
-    With `--deliver`: 1 if messages are left, EX_TEMPFAIL if that is because the server did not
-    answer.
+    With `--deliver`, the exit code is 1 if messages are left, or EX_TEMPFAIL if messages are left
+    because the server did not answer.
     """
     deliver = "--deliver" in arguments
     paths = [argument for argument in arguments if argument != "--deliver"]
@@ -54,8 +54,8 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
-    """Do the work, then any further work that arrives while the node is kept, each as a new agent
-    would.
+    """Run the work, then any further work that arrives while the node is kept. Each is handled as
+    by a new agent.
     """
     code, keep_s = act(config, lock, deliver, None)
     while keep_s > 0 and code == 0:
@@ -65,8 +65,8 @@ def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
 
 
 def clear(config: AgentConfig) -> None:
-    """Remove all traces of the finished work, its claim first: a later agent then has nothing to
-    report.
+    """Remove all files of the finished work. The claim is removed first, so that a later agent
+    does not report about this work.
     """
     from .work.trees import remove_tree
 
@@ -77,10 +77,10 @@ def clear(config: AgentConfig) -> None:
 
 
 def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) -> tuple[int, float]:
-    """Do the work or, if an earlier agent began it, deliver what that agent left.
+    """Run the work or, if an earlier agent started it, deliver that agent's messages.
 
-    Returns the exit code, and how many seconds the node's next agent shall wait for more work.
-    `waits_s`: how long this agent waits for work, if other work ran here before.
+    Returns the exit code, and for how many seconds the node's next agent waits for more work.
+    `waits_s`: the seconds for which this agent waits for work, if other work ran here before.
     """
     loop = EventLoop(lock)
     runner = RankRunner(loop, config, take_nonce(config.home))
@@ -95,9 +95,8 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
         runner.claim(waits_s)
     loop.run()
     if runner.keep_s:
-        signal.pthread_sigmask(
-            signal.SIG_BLOCK, ENDS
-        )  # work that arrives now is left to the next agent
+        # The next agent handles signals that arrive from now on.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         loop.close()
     mark_debt(config, runner.owes)
     if not deliver or not runner.owes:
@@ -106,7 +105,7 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
 
 
 def mark_debt(config: AgentConfig, owes: bool) -> None:
-    """Leave a mark for the starter of this agent if messages are still undelivered."""
+    """Create a file if messages are undelivered, else remove it; the agent's starter reads it."""
     if owes:
         write_whole(config.undelivered_file, "")
     elif os.path.exists(config.undelivered_file):
@@ -114,9 +113,10 @@ def mark_debt(config: AgentConfig, owes: bool) -> None:
 
 
 def take_lock(home: str) -> int | None:
-    """Lock this rank's home folder; None if another agent holds the lock.
+    """Lock this rank's home folder and return the open file, or None if another agent holds the
+    lock.
 
-    The reaper of a killed agent holds the lock until all of the work is dead, so waiting pays off.
+    Waits for a while, since the reaper of a killed agent holds the lock until the work is dead.
     """
     lock = open_private(home + "/lock")
     until = time.monotonic() + LOCK_WAIT_S
@@ -146,7 +146,7 @@ def agent_lives(home: str) -> bool:
 
 
 def start_time(pid: int) -> int | None:
-    """When the process started, in clock ticks since the boot; None if it is dead, or without
+    """The start time of a process in clock ticks since boot, or None if it is dead or there is no
     /proc.
     """
     fields = read_process(pid)
@@ -154,7 +154,9 @@ def start_time(pid: int) -> int | None:
 
 
 def take_nonce(home: str) -> str:
-    """This agent's claim; stored, so that a restart or a lost reply asks for the same one again."""
+    """The nonce of this agent's claim. It is stored, so that the agent repeats the same claim after
+    a restart or a lost answer.
+    """
     path = home + "/claim"
     nonce = read_text(path)
     if not nonce:

@@ -1,5 +1,5 @@
-"""Messages to the control plane: numbered, stored on disk until they are acknowledged, sent again
-after any failure.
+"""Queues messages to the control plane. They are numbered, stored on disk until they are
+acknowledged, and sent again after a failure.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 VOLATILE = (
     "progress",
     "telemetry",
-)  # only the newest values count; a dead server queues none
+)  # only the newest values of these kinds are kept while the server does not answer
 VOLATILE_S = 0.5  # minimum seconds between two volatile messages when nothing else is sent
 REWRITE_BYTES = 256 * 1024
 LAST_SECOND = 253402300799.0  # seconds up to the year 9999, the last that can be formatted
 
 
 class MessageOutbox:
-    """The file holds one message per line; the first number says how many acknowledged messages
-    were dropped before.
+    """The file holds one message per line. The number of its first message shows how many
+    acknowledged messages were removed before it.
     """
 
     def __init__(self, path: str) -> None:
@@ -41,12 +41,12 @@ class MessageOutbox:
             self._last = message["seq"]
             if (
                 message["kind"] != "sent"
-            ):  # a mark that continues the numbering after everything was acknowledged
+            ):  # `sent` only continues the numbering after all messages were acknowledged
                 self._unsent.append((message["seq"], line))
         self._file = open_private(path, os.O_APPEND)
         os.ftruncate(
             self._file, sum(len(line) + 1 for line in whole)
-        )  # never append to a torn line
+        )  # remove a torn last line before appending
 
     @property
     def empty(self) -> bool:
@@ -66,14 +66,14 @@ class MessageOutbox:
             self._append(kind, dict(fields, at=now_text()))
 
     def settle(self) -> None:
-        """Give the newest volatile messages their numbers; done when the server has caught up."""
+        """Number and queue the newest volatile messages."""
         latest, self._latest = self._latest, {}
         self._settled_at = time.monotonic()
         for kind, fields in latest.items():
             self._append(kind, fields)
 
     def batch(self, limit: int = 200) -> bytes:
-        """The next messages to send as a JSON list, b"" if there are none."""
+        """The next messages to send as a JSON list, or b"" if there are none."""
         if not self._unsent and self._latest and time.monotonic() - self._settled_at > VOLATILE_S:
             self.settle()
         if not self._unsent:
@@ -81,7 +81,7 @@ class MessageOutbox:
         return ("[" + ",".join(line for _, line in self._unsent[:limit]) + "]").encode()
 
     def acknowledge(self, seq: int) -> None:
-        """The server has applied everything up to `seq`."""
+        """Remove the messages up to number `seq`, which the server has applied."""
         self._unsent = [(number, line) for number, line in self._unsent if number > seq]
         if not self._unsent and os.fstat(self._file).st_size > REWRITE_BYTES:
             os.ftruncate(self._file, 0)
@@ -98,16 +98,17 @@ class MessageOutbox:
         try:
             self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
         except OSError:
-            return  # The disk is full; later writes first add what is missing in the file.
+            return  # The disk is full; the next write also adds the missing lines.
 
 
 def now_text() -> str:
-    """The time on this node's clock."""
+    """The current time by this node's clock, in RFC 3339."""
     return time_text(time.time())
 
 
 def time_text(seconds: float) -> str:
-    """Seconds since the epoch as RFC 3339 with milliseconds, in UTC; files may have any time."""
+    """Format seconds since the epoch as RFC 3339 with milliseconds, in UTC. Times of files can be
+    out of the valid range and are limited to it."""
     seconds = max(0.0, min(seconds, LAST_SECOND))
     return (
         time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
@@ -116,7 +117,7 @@ def time_text(seconds: float) -> str:
 
 
 def _lines(path: str) -> list[str]:
-    """Reads whole lines only: a torn last line was never sent."""
+    """The complete lines of a file. A torn last line is left out; it was never sent."""
     try:
         with open(path, encoding="utf-8") as file:
             return [line[:-1] for line in file if line.endswith("\n")]

@@ -1,4 +1,4 @@
-"""Removes the values of secrets from a stream of bytes, also where chunks split one."""
+"""Removes the values of secrets from a stream of bytes, even if a value spans several chunks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Redactor:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Replace complete secrets, hold back a possible beginning of one, return the rest."""
+        """Return the data with complete secrets replaced. The end of the data is held back if it
+        may be the beginning of a secret."""
         if self._pattern is None:
             return data
         data = self._held + data
@@ -60,7 +61,7 @@ class Redactor:
         return (self._pattern.sub(MASK, data) if self._pattern else data).decode("utf-8", "replace")
 
     def _hold_from(self, data: bytes, start: int) -> int:
-        """The start of the longest tail (not before `start`) that is the beginning of a secret."""
+        """The position (not before `start`) of the longest tail that may begin a secret."""
         longest = 0
         for value in self._values:
             for size in range(min(len(value) - 1, len(data) - start), longest, -1):

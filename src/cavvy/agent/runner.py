@@ -1,4 +1,4 @@
-"""The agent's decisions: from the claim through folder, setup and run to the exit, which is
+"""Controls one rank's work: the claim, the folder, the setup, the run, and the exit, which is
 reported last.
 """
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from .notices.poll import NoticePoll
 
 EX_TEMPFAIL = 75  # of sysexits.h: "checkpointed, run me again"
-# Signals that end a program by default and are usually sent by others: exit code 128 + N in a
-# shell.
+# Signals that end a program by default and usually come from outside. A shell reports signal N as
+# exit code 128 + N.
 DEADLY = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -57,14 +57,14 @@ DEADLY = (
 KILL_WAIT_S = (
     30.0  # seconds in which the kernel must end a killed process before the node counts as broken
 )
-FAREWELL_S = 2.0  # seconds that an agent tries to deliver the rest after an order to leave
+FAREWELL_S = 2.0  # seconds for the last messages when SIGTERM arrives after the work's end
 LONGEST_SAVE_S = 86400.0  # longest checkpoint time that a task may report
 SIGNAL_WAIT_S = {True: 0.5, False: 0.05}
-DELIVER_S = 20.0  # seconds that an agent keeps trying if it only delivers
+DELIVER_S = 20.0  # seconds that an agent with --deliver keeps trying
 
 
 class RankRunner:
-    """Runs one rank's work. The loop, the connection and the processes call it; it never waits."""
+    """Runs one rank's work. The loop, the connection and the processes call it; it never blocks."""
 
     def __init__(
         self,
@@ -93,14 +93,14 @@ class RankRunner:
             None  # seconds that the task's newest checkpoint took, as it reported
         )
         self._execs = RankExecs(loop, self.delivered)
-        # set when the agent leaves after all of its work: seconds that the node's next agent waits
-        # for more
+        # Set when the agent leaves after its work: seconds for which the node's next agent waits
+        # for more work.
         self.keep_s = 0.0
         self.link = ControlPlaneClient(loop, config, nonce, self._outbox, self._log, self)
 
     def claim(self, waits_s: float | None = None) -> None:
-        """Ask for the work and do it; if earlier work ran here, leave when none has come after
-        `waits_s`.
+        """Request the work and run it. If earlier work ran here, leave when no work has arrived
+        after `waits_s`.
         """
         self.link.claim(self._begin)
         if waits_s is not None:
@@ -108,10 +108,10 @@ class RankRunner:
         self._loop.after(1, self._tick)
 
     def recover(self, *, patient: bool) -> None:
-        """Deliver an earlier agent's undelivered messages; its work is dead, and is never started
+        """Deliver the messages of an earlier agent. That agent's work is dead, and is never started
         again.
 
-        If not `patient`, leave after a while, delivered or not.
+        If not `patient`, leave after DELIVER_S even if messages remain.
         """
         self._move(AgentState.EXITED if self._outbox.has("exited") else AgentState.OVER)
         try:
@@ -132,7 +132,7 @@ class RankRunner:
         return self._state in DONE
 
     def _move(self, to: AgentState) -> bool:
-        """Make this move if it is legal; returns whether it was."""
+        """Change the state if the move is legal; returns whether it was."""
         legal = (self._state, to) in MOVES
         if legal:
             self._state = to
@@ -152,7 +152,7 @@ class RankRunner:
             complain(f"this agent does not know the order {kind!r}")
 
     def asked(self, asked: ExecConfig) -> None:
-        """Run a command or a remote session beside the work."""
+        """Start a user's command or remote session."""
         stream = self.link.stream(asked.id)
         if self._work is None or self._over or not (asked.command or asked.session):
             self._execs.refuse(stream, "the work is not running on this node")
@@ -176,7 +176,7 @@ class RankRunner:
         )
 
     def dismissed(self, reason: str) -> None:
-        """The claim belongs to another agent: stop all work and report nothing."""
+        """Stop all work and report nothing, since another agent holds the claim."""
         self._move(AgentState.DISMISSED)
         if self._steps.process is None:
             self._leave()
@@ -186,8 +186,8 @@ class RankRunner:
         self._loop.after(KILL_WAIT_S, self._leave)
 
     def delivered(self) -> None:
-        """The server has acknowledged messages. The exit is sent after the whole log, and is the
-        last message.
+        """Continue after a delivery. Send the exit, which is the last message, once the whole log
+        is delivered; leave once everything is delivered.
         """
         if self._state is AgentState.OVER and not self._log.pending:
             self._move(AgentState.EXITED)
@@ -210,7 +210,7 @@ class RankRunner:
             self._leave()
 
     def terminated(self) -> None:
-        """SIGTERM: the provider is removing the gang."""
+        """Handle SIGTERM, by which the provider removes the gang or reclaims the node."""
         taken = self._config.taken
         if taken is not None:
             self._move(AgentState.RECLAIMED)
@@ -222,8 +222,8 @@ class RankRunner:
             self._end("stopped", "the gang was removed", self._config.grace_s)
 
     def _look_for_warning(self) -> None:
-        """Whether the provider's own time limit is near. Listing the folder makes network file
-        systems ask their server.
+        """Check for the file by which the provider warns that its time limit is near. Listing the
+        folder makes network file systems ask their server.
         """
         taken = self._config.taken
         if taken is None or taken.warning is None or self._work is None or self._ending is not None:
@@ -232,12 +232,12 @@ class RankRunner:
         try:
             warned = name in os.listdir(folder)
         except OSError:
-            return  # another agent retries soon
+            return  # the next tick checks again
         if warned:
             self.warned()
 
     def warned(self) -> None:
-        """The provider's own limit is near, according to its file or signal."""
+        """Handle the provider's warning, by file or signal, that its time limit is near."""
         taken = self._config.taken
         if taken is not None and self._work is not None and not self._over:
             self._move(AgentState.RECLAIMED)
@@ -248,16 +248,16 @@ class RankRunner:
     # Calls from the node's notice polls.
 
     def noticed(self, seconds: float, source: str, reason: str) -> None:
-        """The node's own notice says that it will be reclaimed: notify the task and the control
-        plane, and end the work at once.
+        """Handle a notice that the node will be reclaimed: notify the task and the control plane,
+        and end the work at once.
         """
         if self._ending is None:
             self.say("notice", seconds=seconds, source=source)
         self.ordered("notice", seconds, reason)
 
     def advised(self, source: str, reason: str) -> None:
-        """The node is at risk: a listening task saves now, and its checkpoint is uploaded soon; the
-        work goes on.
+        """Handle a warning that the node is at risk. A task that listens can save a checkpoint,
+        which is uploaded soon. The work continues.
         """
         if self._ending is None:
             self.say("event", name="advice", text=reason)
@@ -269,7 +269,7 @@ class RankRunner:
     # Messages to and from the task over its socket.
 
     def paced(self, every_s: float) -> None:
-        """The control plane has sent a new checkpoint interval."""
+        """Pass a new checkpoint interval of the control plane to the task."""
         if every_s != self._every_s:
             self._every_s = every_s
             self._tell_task("every_s", every_s)
@@ -288,7 +288,7 @@ class RankRunner:
         if self._notification_socket is not None:
             self._notification_socket.say(kind, value)
 
-    # The steps of the work. Callbacks of the steps.
+    # The steps of the work, and their callbacks.
 
     def _begin(self, fields: ConfigFields) -> None:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -316,7 +316,7 @@ class RankRunner:
             self._go_on(work)
 
     def _open_channels(self, work: WorkConfig) -> None:
-        """Open the socket to the task, and poll for the node's notices."""
+        """Open the socket to the task, and start polling for the node's notices."""
         from .notices.notification_socket import NotificationSocket
 
         self._notification_socket = NotificationSocket(self._loop, self._config.home, self.told)
@@ -349,13 +349,13 @@ class RankRunner:
         self.link.pump()
 
     def wrote(self, data: bytes) -> None:
-        """The work has written output."""
+        """Handle output of the work."""
         self._faults.feed(data)
         self._log.write(self._redactor.feed(data))
         self.link.pump()
 
     def checked(self) -> None:
-        """The node check has succeeded."""
+        """Continue with the work after a successful node check."""
         if (work := self._may_go_on()) is not None:
             self._go_on(work)
 
@@ -366,12 +366,12 @@ class RankRunner:
             self._steps.run(work, self._env, reused=False)
 
     def prepared(self, *, reused: bool) -> None:
-        """The folder is ready, and every process that prepared it has ended."""
+        """Run the task, since the folder is ready and every process that prepared it has ended."""
         if (work := self._may_go_on()) is not None:
             self._steps.run(work, self._env, reused=reused)
 
     def _may_go_on(self) -> WorkConfig | None:
-        """The work for the next step; None if the work ends here."""
+        """The work if its next step may start; otherwise end the work and return None."""
         if self._work is None or self._state is AgentState.DISMISSED:
             self._leave()
         elif self._ending is not None:
@@ -381,7 +381,7 @@ class RankRunner:
         return None
 
     def failed(self, outcome: str, code: int | None, reason: str) -> None:
-        """A step failed, or was interrupted by the end of the work."""
+        """End the work after a step has failed or was interrupted."""
         if self._state is AgentState.DISMISSED:
             self._leave()
         elif self._ending is not None:
@@ -390,7 +390,7 @@ class RankRunner:
             self._conclude(outcome, code, reason)
 
     def ran(self, code: int, oom_kills: int) -> None:
-        """The work has ended, with all of its processes."""
+        """Report the exit, since all processes of the work have ended."""
         if self._state is AgentState.DISMISSED:
             self._leave()
         elif self._ending is None and self._config.taken is not None:
@@ -415,13 +415,13 @@ class RankRunner:
     # The end.
 
     def _end(self, outcome: str, reason: str, seconds: float, reserve: float = 0.0) -> None:
-        """End everything within `seconds`, the work itself `reserve` seconds earlier. A stop
-        outranks a notice; the earlier end wins.
+        """End everything within `seconds`, and the work itself `reserve` seconds earlier. A stop
+        takes precedence over a notice; the earlier time applies.
         """
         if self._over:
             return
-        # The work has ended by itself: this only shortens the upload of its files. A copy of the
-        # outputs is a process and not shortened: without outputs the work has not succeeded.
+        # If the work has already ended by itself, only the upload of its files is shortened.
+        # Copying the outputs is not shortened: without outputs the work has not succeeded.
         finishing = self._steps.finishing
         asked = finishing or self._ending is not None
         if (not finishing or self._steps.process is not None) and (
@@ -439,7 +439,7 @@ class RankRunner:
             self._loop.after(max(0.0, seconds - reserve), self._kill_work)
 
     def _kill_work(self) -> None:
-        """The reserve is for uploading the last checkpoint."""
+        """Kill the work but not the upload of its last checkpoint, which needs the reserve."""
         if not self._over and not self._steps.finishing:
             self._steps.kill(save=True)
 
@@ -468,8 +468,8 @@ class RankRunner:
         self.delivered()
 
     def _write_exit(self, outcome: str, code: int | None, reason: str) -> None:
-        """Record the end on disk before reporting it, so that killing this agent now loses
-        nothing."""
+        """Record the exit on disk before reporting it, so that nothing is lost if this agent is
+        killed."""
         failure = outcome if outcome in FAILURES else None
         if failure is not None:
             outcome, reason = "node", FAILURES[failure] + reason
@@ -488,7 +488,7 @@ class RankRunner:
             complain(f"cannot record the exit: {error}")
 
     def _lost_exit(self) -> tuple[str, int | None, str]:
-        """The outcome of work whose agent was killed."""
+        """The outcome, exit code and reason of work whose agent was killed."""
         try:
             with open(self._config.status_file, encoding="ascii") as file:
                 code, interrupted = (int(word) for word in file.read().split())
@@ -514,7 +514,7 @@ class RankRunner:
             complain(f"cannot write {path} for the task; its signal and socket remain: {error}")
 
     def _clean(self, value: object) -> object:
-        """Redact secrets, and remove halves of characters, which JSON cannot carry."""
+        """Redact secrets, and replace lone surrogates, which JSON cannot encode."""
         if not isinstance(value, str):
             return value
         return self._redactor.text(value).encode("utf-8", "replace").decode()

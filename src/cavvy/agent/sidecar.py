@@ -1,4 +1,4 @@
-"""Runs a helper process beside the work repeatedly, and once more when the work has ended."""
+"""Runs a helper process repeatedly while the work runs, and once more after the work has ended."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 
 class SidecarProcess(ABC):
-    """One process runs at a time: each line of its output is a JSON object. `finish` lets it
-    complete, `kill` ends it early.
+    """Runs at most one process at a time. Each line of its output is a JSON object. `finish` makes
+    the last run, and `kill` ends it early.
 
-    Subclasses handle a line (`_heard`) and the end of a process (`_over`), start what is due every
-    `every_s` (`_look`), and finish (`_finish`, which calls `done` once nothing is left to do).
+    Subclasses implement `_look` (called every `every_s` seconds to start a process if needed),
+    `_heard` (handle a line), `_over` (handle the end of a process) and `_finish` (do the rest, then
+    call `done`).
     """
 
     def __init__(
@@ -43,14 +44,14 @@ class SidecarProcess(ABC):
         return self._done is not None
 
     def finish(self, done: Callable[[], None]) -> None:
-        """The work no longer writes: do the rest, then call `done`."""
+        """Do the rest after the work has ended, then call `done`."""
         self._done = done
         self._loop.cancel(self._timer)
         if self._process is None:
             self._finish(done)
 
     def kill(self) -> None:
-        """The time limit has been reached."""
+        """Kill the process, and start no other."""
         self._off = True
         if self._process is not None:
             self._process.kill()
@@ -60,11 +61,11 @@ class SidecarProcess(ABC):
         self._look()
 
     def _warn(self, text: str) -> None:
-        """Report that something of the work is not safe."""
+        """Report that files of the work are not safe."""
         self._say("event", name="unsafe", text=text)
 
     def _run(self, call: Callable[[], int]) -> str:
-        """Start a process; returns the reason if that fails, else ""."""
+        """Start a process; returns "", or the reason if it cannot be started."""
         command = ChildCommand([], {}, self._config.home, lambda channel: call())
         try:
             self._process = WorkProcess(
@@ -82,7 +83,7 @@ class SidecarProcess(ABC):
         if isinstance(fields, dict):
             self._heard(fields)
         else:
-            complain(line.decode("utf-8", "replace"))  # an error of that process
+            complain(line.decode("utf-8", "replace"))  # an error message of the process
 
     def _gone(self) -> None:
         self._process = None
@@ -92,11 +93,11 @@ class SidecarProcess(ABC):
 
     @abstractmethod
     def _look(self) -> None:
-        """Check for something to do, and start it."""
+        """Start a process if there is something to do."""
 
     @abstractmethod
     def _heard(self, told: dict[str, Any]) -> None:
-        """Handle a line of the process."""
+        """Handle a line of the process's output."""
 
     @abstractmethod
     def _over(self) -> None:

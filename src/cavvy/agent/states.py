@@ -6,15 +6,16 @@ from enum import Enum
 
 
 class AgentState(Enum):
-    """Exactly one state holds at any time; `RankRunner` makes the moves in MOVES and ignores all
-    others."""
+    """The state of one rank's agent. `RankRunner` makes the moves in MOVES and ignores all
+    others.
+    """
 
     WAITING = "waiting"  # waiting for its claim
     WORKING = "working"
     ENDING = "ending"  # the work was asked to end and may have received the agent's signal
-    RECLAIMED = "reclaimed"  # ... or the provider's own signal
+    RECLAIMED = "reclaimed"  # like ENDING, but the signal may be the provider's own
     OVER = "over"  # the outcome is known; the log is being delivered
-    EXITED = "exited"  # ... and the exit is in the outbox
+    EXITED = "exited"  # the log is delivered, and the exit is in the outbox
     DISMISSED = "dismissed"  # another agent has the claim: nothing is left to report
 
 

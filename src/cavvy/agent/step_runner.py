@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 PHASE_S = 0.1  # seconds between checks of a container's phase
 GROUP_PREFIX = "cavvy-"
-EVENTS = (b"check", b"image", b"moved", b"restored", b"waits")  # exit code that a step reported
+EVENTS = (b"check", b"image", b"moved", b"restored", b"waits")  # first words of event lines
 
 
 class StepRunner:
@@ -54,9 +54,9 @@ class StepRunner:
         self._code: int | None = None
         self._oom_kills = 0
         self._asked = False  # the step's first process received SIGTERM before it ended
-        self.interrupted = False  # the task itself received it too
-        self._watch: WorkMonitor | None = None  # the task itself runs
-        self._running = False  # the owner was notified
+        self.interrupted = False  # the task itself received SIGTERM before it ended
+        self._watch: WorkMonitor | None = None  # set while the task itself runs
+        self._running = False  # the owner was notified that the task runs
         self._group: str | None = None
         self._gpus: WorkProcess | None = None
         self._sweeper: WorkProcess | None = None
@@ -76,7 +76,7 @@ class StepRunner:
             self.process.ask()
 
     def kill(self, *, save: bool = False) -> None:
-        """Send SIGKILL to everything; with `save`, spare the uploads."""
+        """Send SIGKILL to everything or, with `save`, to everything except the uploads."""
         if self.process is not None:
             self.process.kill()
         if not save:
@@ -92,7 +92,7 @@ class StepRunner:
         return any(each.finishing for each in self._rescuers())
 
     def hurry(self) -> None:
-        """The node may go soon: upload the work's files now."""
+        """Upload the work's files now, since the node may be reclaimed soon."""
         for each in self._rescuers():
             each.hurry()
 
@@ -183,8 +183,8 @@ class StepRunner:
         self._start(command, self._run_gone)
 
     def look(self) -> tuple[str, str] | None:
-        """Report news of the work; returns the outcome and reason if it must be ended because of
-        what it does, or fails to do.
+        """Report news of the work. Returns the outcome and reason if the work must be ended, for
+        example because it has been idle for too long.
         """
         if self._check_until is not None and time.monotonic() > self._check_until:
             self._check_until = None
@@ -224,7 +224,7 @@ class StepRunner:
             self._loop.after(PHASE_S, lambda: self._look_at_container(phase))
 
     def _runs(self, *, reused: bool) -> None:
-        """The task itself has started."""
+        """Report that the task itself has started, and begin to watch it."""
         self._running = True
         self._owner.say("running", setup_reused=reused)
         if self.process is None:
@@ -247,8 +247,8 @@ class StepRunner:
         self._clean()
 
     def _clean(self) -> None:
-        """Clean the machine's cache in a separate process while the work runs; it ends with the
-        work.
+        """Clean the machine's cache in a separate process, which ends with the work at the
+        latest.
         """
         from .work.cache import is_due, sweep
 
@@ -279,7 +279,7 @@ class StepRunner:
             touch(read_text(self._config.home + "/sif"))  # exists only for Apptainer
 
     def _measure_gpus(self) -> None:
-        """Runs in its own process, so that a hanging driver blocks nothing else."""
+        """Measure the GPUs in a separate process, so that a hanging driver blocks nothing else."""
         if self._watch is None:
             return
         from .work.usage import measure_gpus
@@ -305,7 +305,7 @@ class StepRunner:
             self._watch.gpus = values
 
     def _start(self, command: ChildCommand, gone: Callable[[], None]) -> None:
-        """Raises OSError."""
+        """Start a step's process; `gone` is called at its end. Raises OSError."""
         self._code, self._result = None, {}
         self.process = WorkProcess(
             self._loop,
@@ -337,7 +337,7 @@ class StepRunner:
             self._asked = self.process.interrupted
 
     def _gone(self, then: Callable[[], None]) -> None:
-        """Every process of this step has ended."""
+        """Clean up after every process of a step has ended, and call `then`."""
         self.process = None
         if self._watch is not None:
             self._watch.end()
@@ -350,7 +350,7 @@ class StepRunner:
         then()
 
     def _heard(self, line: bytes) -> None:
-        """A step reports its progress: `setup`, an event's name and text, or the result as JSON."""
+        """Handle a step's line: `setup`, an event's name and text, or the result as JSON."""
         word, _, text = line.partition(b" ")
         if line == b"setup":
             self._owner.say("setup")
@@ -369,7 +369,7 @@ class StepRunner:
             self._owner.prepared(reused=bool(self._result["reused"]))
 
     def _succeeded(self, step: str) -> bool:
-        """Whether the step that has ended succeeded; reports its failure."""
+        """Whether the step succeeded; reports its failure to the owner."""
         result = self._result
         if not result:
             self._owner.failed("node", None, f"{step} was killed")
@@ -444,5 +444,5 @@ def needs_preparing(work: WorkConfig) -> bool:
 
 
 def _log_failure(data: bytes) -> None:
-    """The output of a process that is silent unless it fails."""
+    """Log the output of a process that writes only when it fails."""
     complain(data.decode("utf-8", "replace").rstrip())

@@ -1,7 +1,8 @@
-"""A small non-blocking HTTP/1.1 client on the loop: one request at a time over kept connections.
+"""A small non-blocking HTTP/1.1 client on the event loop. It keeps its connection and sends one
+request at a time.
 
-The only error is `failed(reason)`: retry later. Every request of the agent's protocol is
-idempotent.
+The only error is `failed(reason)`, after which the caller retries. Every request of the agent's
+protocol is idempotent.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ MAX_REPLY = 64 * 1024 * 1024  # bytes; blobs of working folders use another clie
 
 
 class ServerAddress:
-    """`unix:/path`, `http://host:port`, `https://host:port` (resolved once, before the work
-    starts), `mailbox:/path`.
+    """The control plane's address: `unix:/path`, `http://host:port`, `https://host:port` or
+    `mailbox:/path`.
 
-    A name lookup can block for many seconds, so it is done only once: a control plane that changes
-    its address while work runs must stay reachable at the old one until the work ends.
+    A host name is resolved only once, before the work starts, since the lookup can block for many
+    seconds. If the control plane changes its IP address while work runs, the old address must stay
+    reachable until the work ends.
     """
 
     def __init__(self, address: str, pin: str = "") -> None:
@@ -122,7 +124,7 @@ class RequestConnection(ABC):
         failed: Failed,
         headers: str = "",
     ) -> None:
-        """Send; the loop later calls either `replied(status, body)` or `failed(reason)`, once."""
+        """Send a request; the loop later calls `replied(status, body)` or `failed(reason)`."""
         head = (
             f"{method} {self._address.prefix}{path} HTTP/1.1\r\nHost: {self._address.host}\r\n"
             f"{self.headers}{headers}Content-Length: {len(body)}\r\n\r\n"
@@ -135,7 +137,7 @@ class RequestConnection(ABC):
         self._start()
 
     def close(self) -> None:
-        """Forget the request; no callback follows."""
+        """Abandon the request and disconnect; no callback follows."""
         self._end()
         self._disconnect()
 
@@ -145,10 +147,10 @@ class RequestConnection(ABC):
 
     @abstractmethod
     def _disconnect(self) -> None:
-        """Drop the transport of the request."""
+        """Close the request's transport."""
 
     def _end(self) -> tuple[Replied | None, Failed | None]:
-        """Take the callbacks of the finished request."""
+        """Clear the finished request's timer and callbacks; returns the callbacks."""
         callbacks = self._replied, self._failed
         self._replied = self._failed = None
         self._loop.cancel(self._timer)
@@ -170,13 +172,14 @@ class RequestConnection(ABC):
 
 
 class LoopConnection(RequestConnection):
-    """Over a socket, which is connected by the first request, and again after it broke."""
+    """Sends requests over a socket. The first request connects the socket, as does the first
+    request after it was closed."""
 
     def __init__(self, loop: EventLoop, address: ServerAddress, headers: str) -> None:
         super().__init__(loop, address, headers)
         self._socket: socket.socket | None = None
         self._ready = False  # connected, with the TLS handshake complete
-        self._wrapped = False  # in TLS
+        self._wrapped = False  # whether the socket uses TLS
         self._fresh = True  # true until the first answer on this connection
         self._turn = 0  # index of the resolved address being tried
         self._out = memoryview(b"")
@@ -218,7 +221,7 @@ class LoopConnection(RequestConnection):
             self._loop.watch(connection.fileno(), WRITE, self._step)
 
     def _flush(self) -> None:
-        """Send as much as the peer accepts now, then wait to send the rest or for the answer."""
+        """Send as much as the peer accepts now, then wait until it accepts more or answers."""
         assert self._socket is not None
         try:
             while self._out:
@@ -241,8 +244,8 @@ class LoopConnection(RequestConnection):
             self._receive()
 
     def _get_ready(self) -> bool:
-        """Complete the connection and, over TLS, the handshake. Returns whether requests may
-        flow."""
+        """Complete the connection and, over TLS, the handshake. Returns whether requests can be
+        sent."""
         assert self._socket is not None
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
@@ -251,7 +254,7 @@ class LoopConnection(RequestConnection):
             return False
         if self._address.tls:
             try:
-                if not self._wrapped:  # this exists only on a connected socket
+                if not self._wrapped:  # TLS needs a connected socket
                     self._loop.unwatch(self._socket.fileno())
                     self._socket, self._wrapped = wrap_tls(self._socket, self._address), True
                 self._socket.do_handshake()  # type: ignore[attr-defined]  # an SSLSocket
@@ -290,8 +293,8 @@ class LoopConnection(RequestConnection):
         self._parse(False)
 
     def _ended(self) -> None:
-        """The peer closed the connection. Between requests it may; a body without a length ends
-        this way."""
+        """Handle the end of the connection. It is normal between requests, and after a body without
+        a length."""
         if self.busy and self._in and self._parse(True):
             return
         self._broken("the connection was closed")
@@ -314,8 +317,8 @@ class LoopConnection(RequestConnection):
         return True
 
     def _broken(self, reason: str) -> None:
-        """If a kept connection breaks before the answer, retry silently: servers close idle
-        connections.
+        """Handle a broken connection. If a kept connection breaks before the answer, retry
+        silently, since servers close idle connections.
         """
         again = self.busy and not self._fresh and not self._in
         self._disconnect()
@@ -332,16 +335,16 @@ class LoopConnection(RequestConnection):
 
 
 def make_connection(loop: EventLoop, address: ServerAddress, headers: str) -> RequestConnection:
-    """A connection over the transport that the address names."""
+    """Create a connection over the transport that the address names."""
     if address.by_mail:
-        from .mailbox import MailboxConnection  # imported only by agents with a network
+        from .mailbox import MailboxConnection  # only agents without a network need it
 
         return MailboxConnection(loop, address, headers)
     return LoopConnection(loop, address, headers)
 
 
 def parse_reply(data: bytearray, ended: bool) -> tuple[int, bytes, bool] | None:
-    """The status, the body, and whether the connection stays open; None while the answer is
+    """The status, the body, and whether the connection stays open, or None while the answer is
     incomplete. Raises ValueError.
     """
     end = data.find(b"\r\n\r\n")
@@ -364,7 +367,7 @@ def parse_reply(data: bytearray, ended: bool) -> tuple[int, bytes, bool] | None:
 
 
 def parse_headers(data: bytearray) -> dict[str, str]:
-    """Header names, in lower case, to values."""
+    """Map the names of the headers, in lower case, to their values."""
     headers = {}
     for line in bytes(data[: data.find(b"\r\n\r\n")]).decode("latin-1").split("\r\n")[1:]:
         name, _, value = line.partition(":")
@@ -386,7 +389,7 @@ def _body(
 
 
 def _unchunk(data: bytearray, at: int) -> bytes | None:
-    """The chunked body from `at` on; None while the last chunk is missing."""
+    """Decode the chunked body that begins at `at`; returns None while the last chunk is missing."""
     parts: list[bytes] = []
     while True:
         end = data.find(b"\r\n", at)
@@ -411,8 +414,8 @@ def wrap_tls(connection: socket.socket, address: ServerAddress) -> ssl.SSLSocket
 
 
 def make_context(address: ServerAddress) -> ssl.SSLContext:
-    """Trusts the system's authorities or, if the certificate's hash is known, none of them: see
-    `check_pin`.
+    """A TLS context that trusts the system's authorities. If the certificate's hash is known, the
+    context accepts any certificate, and `check_pin` verifies the hash.
     """
     import ssl  # imported only by agents that use TLS
 
@@ -440,8 +443,8 @@ def check_pin(connection: ssl.SSLSocket, address: ServerAddress) -> None:
 
 
 def _wants(error: OSError) -> int:
-    """The event that a TLS connection waits for, 0 for a real error; plain sockets never raise
-    these errors.
+    """The event that a TLS connection waits for, or 0 if the error is a real one. Plain sockets
+    never raise the errors that mean waiting.
     """
     kind = type(error).__name__
     return READ if kind == "SSLWantReadError" else WRITE if kind == "SSLWantWriteError" else 0

@@ -1,4 +1,4 @@
-"""The application: all routes, one handler of errors, one OpenAPI document."""
+"""The application: all routes, one error handler, and one OpenAPI document."""
 
 import logging
 from typing import Any
@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class Application(FastAPI):
-    """FastAPI with Cavvy's own descriptions of the bodies."""
+    """FastAPI, with Cavvy's own descriptions of bodies and answers in the OpenAPI document."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -63,7 +63,7 @@ class Application(FastAPI):
 
 
 def make_app(app_state: AppState) -> Application:
-    """Build the application over open application state."""
+    """Build the application on an open application state."""
     app = Application(
         title="Cavvy",
         version=__version__,
@@ -78,7 +78,7 @@ def make_app(app_state: AppState) -> Application:
     for kind in (
         ApiProblem,
         *KNOWN,
-    ):  # a handler for Exception alone would log each of them as a fault
+    ):  # a handler for Exception alone would log each of these errors as a fault
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
@@ -87,13 +87,13 @@ def make_app(app_state: AppState) -> Application:
 
 
 def add_routes(app: FastAPI) -> None:
-    """Register every route with an application."""
+    """Register all routes with an application."""
     for router in _ROUTERS:
         app.include_router(router)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    """Handle every error that a route raises, known or not."""
+    """Answer a request whose route raised an error, known or unknown."""
     problem = error if isinstance(error, ApiProblem) else explain(error)
     if problem is None:
         _log.error(

@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True, kw_only=True)
 class AppState:
-    """The dependencies of the routes. `on_network`: the state folder is on a network file system,
-    which may be slow.
+    """The dependencies of the routes. `on_network` is true if the state folder is on a network file
+    system, which may be slow.
     """
 
     store: Store
@@ -43,25 +43,26 @@ class AppState:
     now: Callable[[], datetime]
     address: str
     started_at: datetime
-    stop: Callable[[], None] = field(default=lambda: None)  # stops the server
+    stop: Callable[[], None] = field(default=lambda: None)  # call it to stop the server
     database: str = ""  # kind of store, e.g. "sqlite"
     on_network: bool = False
-    downloads: NodeDownloads | None = None  # None: nodes cannot join from outside
-    node_endpoint: str | None = None  # the address for nodes outside this machine
+    downloads: NodeDownloads | None = None  # None if outside nodes cannot connect
+    node_endpoint: str | None = None  # the address that nodes outside this machine use
     idle_s: Callable[[], float] = field(default=lambda: 0.0)
     snapshots: set[str] = field(
         default_factory=set
-    )  # frozen folders of jobs that are known to be complete
-    polling: Counter[str] = field(default_factory=Counter)  # gangs whose agents wait for orders
+    )  # hashes of frozen folders whose blobs are known to be complete
+    # number of waiting order requests, by gang
+    polling: Counter[str] = field(default_factory=Counter)
 
     async def quickly(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a short file operation: directly, or in a thread if the disk is remote."""
+        """Run a short file operation directly, or in a thread if the disk is remote."""
         if self.on_network:
             return await to_thread(call, *args, **kwargs)
         return call(*args, **kwargs)
 
     async def wait_order(self, gang: str, rank: int, after: int, seconds: float) -> Order | None:
-        """Wait for the next order of a rank; returns early when the server stops."""
+        """Wait for the next order of a rank. Returns early when the server stops."""
         if seconds <= 0 or self.watch.closed:
             return await self.control_plane.agents.order(gang, rank, after)
         self.polling[gang] += 1
@@ -75,7 +76,7 @@ class AppState:
                 del self.polling[gang]
 
     def close_polls(self) -> None:
-        """Answer all waiting requests, because the server stops."""
+        """End all long polls, because the server stops."""
         self.watch.close()
         for gang in list(self.polling):
             self.control_plane.agents.notify(gang)

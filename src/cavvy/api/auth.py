@@ -1,8 +1,8 @@
-"""Checks tokens before the application, as plain ASGI, and records the time of the last user
-request.
+"""Checks tokens before a request reaches the application, as plain ASGI, and records the time of
+the last user request.
 
-/v1/health and files by hash need no token. /agent/v1 accepts only gang tokens, /nodes/v1 those of
-joined machines, and all other routes the user's token only.
+/v1/health and files by hash need no token. /agent/v1 accepts only tokens of gangs, /nodes/v1 only
+tokens of joined machines, and all other routes only the user's token.
 """
 
 import time
@@ -15,8 +15,8 @@ from cavvy.api.wire import reply
 from cavvy.client.wire import ErrorBody
 
 AGENT = "/agent/v1/"
-BOOT = "/boot/v1/"  # paths of files by hash, without a token
-NODES = "/nodes/v1/"  # paths for joined machines; the route checks their token
+BOOT = "/boot/v1/"  # prefix of files by hash, which need no token
+NODES = "/nodes/v1/"  # prefix for joined machines, whose token the route checks
 HEALTH = "/v1/health"
 
 
@@ -40,7 +40,7 @@ class AuthMiddleware:
         path: str = scope["path"]
         shown = _authorization(scope)
         if path.startswith(AGENT):
-            # The route checks the gang's own token, since it knows the gang.
+            # The route checks the gang's token, because it knows which gang is meant.
             if shown is None or compare_digest(shown, self._expected):
                 await _refuse(scope, receive, send, shown)
                 return

@@ -1,8 +1,9 @@
-"""Limits what a connection may cost before it shows a token: bytes and time of a request's head,
-time of a TLS handshake, and the number of waiting connections.
+"""Limits what a connection may cost before it shows a token: the bytes and the time of a request's
+head, the time of a TLS handshake, and the number of waiting connections.
 
 httptools joins the pieces of an unfinished header again at every read, and uvicorn limits neither
-size nor time, so a header of 64 MiB blocked the only request thread for 30 s.
+their size nor their time. Without these limits, a header of 64 MiB blocked the only request thread
+for 30 s.
 """
 
 import asyncio
@@ -21,21 +22,21 @@ from cavvy.api.auth import is_open
 from cavvy.api.node_listener.tls import TlsContexts
 from cavvy.api.state_dir import peer_is_us
 
-HEAD_BYTES = 64 * 1024  # the client's own limit; nginx has 32 KiB, h11 64 KiB
-HEADERS = 100  # the limit of http.client and Apache
-HEAD_S = 10.0  # seconds for a complete head, and for a handshake
-WAITING = 512  # maximum connections without a request, at one listener
-WAITING_EACH = 64  # maximum connections without a request from one address
-_ACCEPTED = 100  # connections accepted per call
-_REST_S = 1.0  # pause of the listener when the process has no free files
-_LINGER_S = 1.0  # seconds for the answer to a refused head while the peer keeps sending
-_DISCARDED = 1024 * 1024  # bytes of a body after its answer
+HEAD_BYTES = 64 * 1024  # also the limit of Cavvy's client; nginx has 32 KiB, h11 64 KiB
+HEADERS = 100  # also the limit of http.client and Apache
+HEAD_S = 10.0  # seconds for a complete head, and for a TLS handshake
+WAITING = 512  # maximum number of connections without a request, per listener
+WAITING_EACH = 64  # maximum number of connections without a request, per address
+_ACCEPTED = 100  # maximum number of connections accepted per call
+_REST_S = 1.0  # seconds that the listener pauses when the process has no free file descriptors
+_LINGER_S = 1.0  # seconds to send the refusal of a head while the peer keeps sending
+_DISCARDED = 1024 * 1024  # maximum bytes of a body that are read after its answer was sent
 _log = logging.getLogger(__name__)
 
 
 class Waiting:
-    """Connections without a request, oldest first. If there are too many, the oldest is closed: a
-    well-behaved client would have sent its request long before.
+    """Connections that have not sent a request, oldest first. If there are too many, the oldest one
+    is closed: a well-behaved client would have sent its request long before.
     """
 
     def __init__(self) -> None:
@@ -70,24 +71,24 @@ class BoundedHttp(HttpToolsProtocol):
     """uvicorn's HTTP protocol, with limits on the size, number and time of a request's head."""
 
     waiting: Waiting
-    scope_mark = ""  # the scope key for this listener's restricted connections
+    scope_mark = ""  # the scope key that marks restricted connections of this listener
     doors: TlsContexts | None = None
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._inner, self.app = self.app, self._serve
-        self._refusal = 0  # the status for refusing a head
-        self._head = 0  # bytes of the parts that were complete
-        self._rest = 0  # bytes since a part was complete
+        self._refusal = 0  # the HTTP status with which the head is refused; 0 if it is accepted
+        self._head = 0  # bytes of this head so far
+        self._rest = 0  # bytes received since the last complete header
         self._discarded = 0
-        self._whole = True  # no request is partly read
+        self._whole = True  # False while a request is only partly read
         self._in_head = False
         self._proven = False  # the connection has shown a valid token
         self._timer: asyncio.TimerHandle | None = None
         self._address = ""
 
     def connection_made(self, transport: Any) -> None:
-        """Refuse other users' processes before they can send anything."""
+        """Refuse processes of other users before they can send anything."""
         connection = transport.get_extra_info("socket")
         if connection is not None and not peer_is_us(connection):
             transport.abort()
@@ -153,7 +154,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._wait(timed=not self._whole)
 
     def send_400_response(self, msg: str) -> None:
-        """Called when the parser stops, which `_count` causes too."""
+        """Called when the parser fails, which `_count` also causes."""
         if self._refusal:
             self._refuse(self._refusal)
         else:
@@ -174,7 +175,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._rest = 0
         if self._head > HEAD_BYTES or len(self.headers) >= HEADERS:
             self._refusal = 431
-            raise ValueError("the head is too large")  # this stops the parser
+            raise ValueError("the head is too large")  # makes the parser fail
 
     def _refuse(self, status: int) -> None:
         self._wait_no_more()
@@ -186,7 +187,7 @@ class BoundedHttp(HttpToolsProtocol):
     def _end(self) -> None:
         self.transport.pause_reading()
         self.transport.close()
-        self.loop.call_later(_LINGER_S, self.transport.abort)  # TLS would wait for the peer's close
+        self.loop.call_later(_LINGER_S, self.transport.abort)  # TLS would wait for the peer
 
     def _wait(self, *, timed: bool = True) -> None:
         if not self._proven:
@@ -218,8 +219,8 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 class Handshakes:
-    """Accepts at a TLS listener, so that connections are counted before their handshake; uvloop's
-    own listener reports them only after it.
+    """Accepts the connections of a TLS listener, so that they are counted before their handshake.
+    uvloop's own listener reports them only after it.
     """
 
     def __init__(
@@ -251,7 +252,7 @@ class Handshakes:
                 connection, peer = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no free files
+            except OSError as error:  # no free file descriptors
                 _log.warning("cannot accept connections of nodes: %s", error)
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(_REST_S, self._begin)
@@ -267,7 +268,7 @@ class Handshakes:
             await self._loop.connect_accepted_socket(
                 self._make, connection, ssl=self._context, ssl_handshake_timeout=HEAD_S
             )
-        except OSError:  # includes SSLError; an unfinished handshake gets no answer
+        except OSError:  # this includes SSLError; an unfinished handshake gets no answer
             connection.close()
         finally:
             self._waiting.remove(connection)
@@ -279,7 +280,7 @@ def _shut(connection: socket.socket) -> None:
 
 
 class BoundedServer(uvicorn.Server):
-    """Serves listeners with limited connections; leaves signals to its owner."""
+    """Serves listeners with limits on their connections; its owner handles signals."""
 
     def __init__(self, app: Any, certificate: str | None = None, scope_mark: str = "") -> None:
         self.waiting = Waiting()
@@ -300,7 +301,7 @@ class BoundedServer(uvicorn.Server):
             date_header=False,
             proxy_headers=False,
             timeout_keep_alive=120,
-            timeout_graceful_shutdown=1,  # seconds for requests in progress
+            timeout_graceful_shutdown=1,  # seconds that requests in progress may still take
             backlog=1024,
         )
         super().__init__(config)
@@ -312,7 +313,9 @@ class BoundedServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: Any = None) -> None:
-        """Like uvicorn's, but the server starts each handshake, so that it is counted and timed."""
+        """Like uvicorn's `startup`, but this class runs each TLS handshake, to count and time
+        it.
+        """
         loop = asyncio.get_running_loop()
         await self.lifespan.startup()
 

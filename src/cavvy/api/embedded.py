@@ -1,7 +1,7 @@
-"""The embedded server's process: one per state folder, in the background. It exits when idle.
+"""The process of the embedded server: one per state folder, in the background. It exits when idle.
 
-`cavvy.client.launch` starts it as `python -m cavvy.api.embedded --ready-fd N`. Through that pipe it
-reports that it serves, that another server does, or why neither does.
+`cavvy.client.launch` starts it as `python -m cavvy.api.embedded --ready-fd N`. Through that pipe
+the process reports that it serves, that another server does, or why the start failed.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ _log = logging.getLogger("cavvy.server")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until stopped; returns the exit code."""
-    gc.disable()  # imports create little garbage: this saves a tenth of the start time
+    """Serve until stopped, and return the exit code."""
+    gc.disable()  # imports create little garbage, so this saves a tenth of the start time
     word = _Word(_read_fd(sys.argv[1:] if arguments is None else arguments))
     try:
         configured = settings.load()
@@ -94,7 +94,7 @@ def _fail(home: StateDir, word: "_Word", error: Exception) -> None:
 
 
 class _Server:
-    """One life of the server."""
+    """One run of the server, until it stops or must be restarted."""
 
     def __init__(self, home: StateDir, configured: settings.Settings, word: "_Word") -> None:
         self._home = home
@@ -105,7 +105,7 @@ class _Server:
         self._broken = False
 
     async def run(self) -> bool:
-        """Serve until stopped; returns True to restart at once."""
+        """Serve until stopped. Returns True if the server must restart at once."""
         from cavvy.api.node_listener.listener import listen_for_nodes
         from cavvy.api.open_state import open_state
 
@@ -155,7 +155,7 @@ class _Server:
         servers = _make_servers(auth, [listener, *extra], node_endpoint)
         async with asyncio.TaskGroup() as group:
             serving = [group.create_task(server.serve(own)) for server, own in servers]
-            # uvicorn reports its start only by this flag
+            # this flag is the only way in which uvicorn reports its start
             while not (  # noqa: ASYNC110
                 all(server.started for server, _ in servers) or any(each.done() for each in serving)
             ):
@@ -188,15 +188,17 @@ class _Server:
         _log.info("serving", extra=shown)
 
     def _settle(self) -> None:
-        """Objects created until now live as long as the process: the garbage collector never needs
-        to check them.
+        """Exclude all objects created so far from garbage collection, because they live as long as
+        the process.
         """
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
         gc.enable()
 
     async def _do_chores(self, app_state: "AppState", auth: "AuthMiddleware") -> None:
-        """Stop when idle, restart if the control plane has failed, and rotate the log."""
+        """Until the server stops: stop it when idle, restart it if the control plane has failed,
+        and rotate the log.
+        """
         from cavvy.store.reserve import Reserve
 
         idle_stop_s = self._settings.whole("server.idle_stop_s")
@@ -224,7 +226,7 @@ class _Server:
 
 
 class _Word:
-    """Reports the outcome of the start, once, to the starting process."""
+    """Reports once to the starting process whether the start succeeded."""
 
     def __init__(self, ready_fd: int | None) -> None:
         self._fd = ready_fd
@@ -240,7 +242,7 @@ class _Word:
             return
         with contextlib.suppress(
             OSError
-        ):  # the starter has gone; the next one will find this server
+        ):  # the starting process has ended; later commands will find this server
             os.write(
                 self._fd,
                 encode(StartupReport(state=state, code=code, message=message, hint=hint)) + b"\n",
@@ -257,7 +259,7 @@ class _Word:
 def _make_servers(
     auth: "AuthMiddleware", sockets: "list[socket.socket]", node_endpoint: "NodeListener | None"
 ) -> "list[tuple[BoundedServer, list[socket.socket]]]":
-    """The servers for users and for outside nodes, each with its sockets."""
+    """Make the servers for users and for outside nodes, each with its sockets."""
     from cavvy.api.doors import BoundedServer
     from cavvy.api.node_listener.listener import ONLY_DOWNLOADS, NodeRouteFilter
 
@@ -288,7 +290,9 @@ def _describe(address: str, listen: str | None, started_at: datetime) -> ServerF
 
 
 def _listen_tcp(where: str) -> "list[socket.socket]":
-    """A listener at the setting `server.listen`; none if it is empty."""
+    """A list with a listener at `where`, the setting `server.listen`; an empty list if the setting
+    is empty.
+    """
     import ipaddress
     import socket
 
@@ -327,7 +331,7 @@ def _family(host: str) -> "socket.AddressFamily":
 
 
 class _Lines(logging.Formatter):
-    """One JSON object per line, with the caller's `extra` fields."""
+    """Formats each log record as one line of JSON, including the caller's `extra` fields."""
 
     _plain = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 

@@ -1,11 +1,11 @@
-"""Every error of the API: a stable code, an HTTP status, a message and a hint that says what to
+"""Every error of the API has a stable code, an HTTP status, a message and a hint that says what to
 do.
 
 * ApiProblem        raised by routes; its code is in CODES
   + RetryLater        the same request may succeed later (503, 507)
 
-`translate.py` turns errors of other modules into these. CODES are the rows of `errors.csv`, from
-which `docs/reference/errors.md` is written too (`python -m cavvy.api.errors`).
+`translate.py` turns errors of other modules into these errors. CODES are the rows of `errors.csv`;
+`python -m cavvy.api.errors` also writes `docs/reference/errors.md` from them.
 """
 
 import sys
@@ -17,9 +17,7 @@ from cavvy.catalog.tables import read_table
 
 
 class ErrorCode(Struct, frozen=True, kw_only=True):
-    """One code: its status, when it happens and what to do; `hint` is the default of the
-    answer's hint.
-    """
+    """One error code: its status, when it happens, and the default hint of its answers."""
 
     status: int
     meaning: str

@@ -1,7 +1,8 @@
-"""Commands that run beside jobs: requested by users, run by agents, their output kept in memory
-until it is read.
+"""Commands that run beside jobs. Users request them and agents run them; their output is kept in
+memory until it is read.
 
-They end with the server: a running command line tool is notified and starts them again.
+Commands end when the server stops: a running command line tool is notified and starts its command
+again.
 """
 
 import time
@@ -12,37 +13,38 @@ from cavvy.api.notifier import ChangeNotifier
 
 _KEPT_BYTES = (
     8 * 1024 * 1024
-)  # bytes of output that no client has read yet; more waits at the agent
-_SESSION_BYTES = 4 * 1024 * 1024  # bytes in transit in each direction
-_PIECE = 256 * 1024  # bytes of one answer
-_ABANDONED_S = 90.0  # seconds without a request for output after which the user has gone
-_KEPT_EXECS = 64  # number of ended commands kept
+)  # maximum bytes of output that no client has read yet; older bytes are dropped
+_SESSION_BYTES = 4 * 1024 * 1024  # maximum bytes in transit, in each direction
+_PIECE = 256 * 1024  # maximum bytes of one answer
+# after this many seconds without a request for output, the user is considered gone
+_ABANDONED_S = 90.0
+_KEPT_EXECS = 64  # maximum number of ended commands that are kept
 
 
 @dataclass(slots=True, kw_only=True)
 class JobExec:
-    """One command. `data` begins at offset `start` of the whole output."""
+    """One command. `data` begins at the offset `start` of its whole output."""
 
     id: str
     job_id: str
     gang: str
     rank: int
     command: list[str]
-    told: bool = False  # sent to its agent, and perhaps received
-    taken: bool = False  # its agent has answered, so it is not sent again
+    told: bool = False  # the command was sent to its agent, which may not have received it
+    taken: bool = False  # the agent has answered, so the command is not sent again
     start: int = 0
     data: bytearray = field(default_factory=bytearray)
     exit_code: int | None = None
-    session: bool = False  # a remote session: both directions, nothing is dropped
+    session: bool = False  # a remote session: it has input and output, and no bytes are dropped
     input: bytearray = field(default_factory=bytearray)
     input_start: int = 0
     input_ended: bool = False
     used_at: float = 0.0  # time of the user's last request, by the monotonic clock
-    problem: str = ""  # why it never started
+    problem: str = ""  # why the command never started
 
 
 class JobExecs:
-    """All commands since the server's start."""
+    """All commands since the server started."""
 
     def __init__(self, watch: ChangeNotifier) -> None:
         self._watch = watch
@@ -58,7 +60,7 @@ class JobExecs:
         *,
         session: bool = False,
     ) -> JobExec:
-        """Request a command; the caller must wake its agent."""
+        """Register a command for an agent; the caller must then wake the agent."""
         self._drop_old()
         made = JobExec(
             id=exec_id, job_id=job_id, gang=gang, rank=rank, command=command, session=session
@@ -68,7 +70,7 @@ class JobExecs:
         return made
 
     def wanted(self, gang: str, rank: int) -> list[JobExec]:
-        """Commands that this rank's agent has not yet answered."""
+        """The commands that the agent of this rank has not answered yet."""
         return [
             each
             for each in self._all.values()
@@ -76,11 +78,13 @@ class JobExecs:
         ]
 
     def untold(self, gang: str, rank: int) -> bool:
-        """Whether the agent of this rank has not yet received one of its commands."""
+        """Whether there is a command that was not yet sent to the agent of this rank."""
         return any(not each.told for each in self.wanted(gang, rank))
 
     def refuse_sessions(self, gang: str, rank: int, protocol: int) -> None:
-        """End the sessions of this rank, whose agent is too old for them, and report why."""
+        """End the sessions of this rank, because its agent is too old for them, and report this to
+        their users.
+        """
         for each in self.wanted(gang, rank):
             if each.session:
                 each.exit_code = 255
@@ -101,7 +105,7 @@ class JobExecs:
         found.data += data[max(0, end - offset) :]
         if (
             len(found.data) > _KEPT_BYTES and not found.session
-        ):  # the user was too slow: keep only the newest bytes
+        ):  # the user reads too slowly: keep only the newest bytes
             surplus = len(found.data) - _KEPT_BYTES
             del found.data[:surplus]
             found.start += surplus
@@ -110,7 +114,7 @@ class JobExecs:
         self._watch.wake(exec_id)
 
     def full(self, exec_id: str) -> bool:
-        """Whether a session's output must wait until its user reads some."""
+        """Whether a session's agent must wait with more output until the user has read some."""
         found = self._all.get(exec_id)
         return (
             found is not None
@@ -120,7 +124,7 @@ class JobExecs:
         )
 
     def taken(self, found: JobExec, offset: int) -> None:
-        """The user has read a session's output up to `offset`."""
+        """Record that the user has read a session's output up to `offset`."""
         found.used_at = time.monotonic()
         if found.session and offset > found.start:
             del found.data[: offset - found.start]
@@ -128,7 +132,7 @@ class JobExecs:
             self._watch.wake(found.id)
 
     def put_input(self, found: JobExec, offset: int, data: bytes, ended: bool) -> int:
-        """Accept input from the command's user; returns the next expected offset."""
+        """Accept input from the command's user, and return the next expected offset."""
         found.used_at = time.monotonic()
         end = found.input_start + len(found.input)
         if offset <= end and len(found.input) < _SESSION_BYTES:
@@ -138,7 +142,7 @@ class JobExecs:
         return found.input_start + len(found.input)
 
     def input_of(self, exec_id: str, gang: str, rank: int, offset: int) -> tuple[bytes, bool]:
-        """Input for an agent from this offset on, and whether the input ends there."""
+        """The input from this offset on, for the agent, and whether the input ends there."""
         found = self._all.get(exec_id)
         if found is None or (found.gang, found.rank) != (gang, rank) or found.exit_code is not None:
             return b"", True
@@ -151,14 +155,16 @@ class JobExecs:
         return data, gone or (found.input_ended and len(data) == len(found.input))
 
     def get(self, exec_id: str, job_id: str) -> JobExec:
-        """Raises ApiProblem."""
+        """A command of this job. Raises ApiProblem if there is none with this id."""
         found = self._all.get(exec_id)
         if found is None or found.job_id != job_id:
             raise ApiProblem("exec-not-found", f"this job has no running command {exec_id}")
         return found
 
     def end_with(self, job_id: str) -> None:
-        """The job's nodes are gone: end their commands and wake the requests that wait for them."""
+        """End the commands of a job whose nodes are gone, and wake the requests that wait for
+        them.
+        """
         for each in self._all.values():
             if each.job_id == job_id and each.exit_code is None:
                 each.exit_code = 255

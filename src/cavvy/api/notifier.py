@@ -1,11 +1,15 @@
-"""Wakes long polls of users and agents when a job changes. A lost wake-up costs one poll."""
+"""Wakes long polls of users and agents when a job changes. If a wake-up is lost, a request waits
+until its poll times out.
+"""
 
 import asyncio
 from collections.abc import Iterable
 
 
 class ChangeNotifier:
-    """Keys are job ids, gang names or log names; code that changes one wakes it."""
+    """Wakes the requests that wait for a key. Keys are job ids, gang names or log names; code that
+    changes one of these calls `wake`.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
@@ -18,7 +22,9 @@ class ChangeNotifier:
                     future.set_result(None)
 
     def listen(self, keys: Iterable[str]) -> "ChangeListener":
-        """Register before looking, so that no change between the look and the wait is missed."""
+        """Create a listener for these keys. Enter it before reading the state, so that no change
+        between the read and the wait is missed.
+        """
         return ChangeListener(self, tuple(keys))
 
     def close(self) -> None:
@@ -54,7 +60,9 @@ class ChangeListener:
         self._watch._drop(self._keys, self._future)
 
     async def wait(self, seconds: float) -> bool:
-        """Whether a change came in time; also False when the server stops."""
+        """Wait for a change. Returns False after `seconds` without one, and when the server
+        stops.
+        """
         if self._watch.closed or seconds <= 0:
             return False
         try:

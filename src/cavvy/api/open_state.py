@@ -39,13 +39,13 @@ from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.layout import SnapshotError
 
 _MIB = 1024 * 1024
-_FORGOTTEN = timedelta(days=7)  # how long uploaded files are kept for a job that never comes
+_FORGOTTEN = timedelta(days=7)  # uploaded files are kept this long if no job uses them
 _TIDY_EVERY = timedelta(days=1)
 _log = logging.getLogger(__name__)
 
 
 class NotifyingStore:
-    """A store that wakes waiting requests after each write about their job."""
+    """A store that wakes waiting requests after each write to their job."""
 
     def __init__(self, inner: Store, watch: ChangeNotifier) -> None:
         self._inner = inner
@@ -55,7 +55,7 @@ class NotifyingStore:
         return getattr(self._inner, name)
 
     async def commit(self, changes: AtomicWrite) -> None:
-        """As Store.commit."""
+        """See `Store.commit`."""
         await self._inner.commit(changes)
         keys = {job.id for job in changes.jobs}
         keys |= {attempt.job_id for attempt in changes.attempts}
@@ -64,7 +64,7 @@ class NotifyingStore:
 
 
 def watched(store: Store, watch: ChangeNotifier) -> Store:
-    """The store, wrapped so that writes wake requests."""
+    """Wrap the store so that its writes wake waiting requests."""
     return cast(Store, NotifyingStore(store, watch))
 
 
@@ -78,13 +78,13 @@ async def open_state(
     database: str | None = None,
     node_endpoint: NodeListener | None = None,
 ) -> AsyncIterator[AppState]:
-    """Open the application state; the control plane runs inside. `database` is a store's URL;
-    default: the file in the state folder.
+    """Open the application state, in which the control plane runs. `database` is the URL of a
+    store, or None for the file in the state folder.
 
     Raises StoreError, ProviderError.
     """
     url = database or f"sqlite:///{home.file('cavvy.db')}"
-    # With the id of a lost database, its nodes can still be found and removed.
+    # With the installation id of a lost database, its nodes can still be found and removed.
     kept = read_text(home.file("installation")) if database is None else None
     store = open_store(url, journal="delete" if home.shared else "wal", installation=kept)
     await store.open()
@@ -174,8 +174,8 @@ def load_providers(
 
 
 def read_egress() -> Mapping[str, Money]:
-    """The catalog's prices for data that leaves a cloud; empty without a catalog, so that moves
-    cost nothing.
+    """The catalog's prices for data that leaves a cloud. Without a catalog the result is empty, so
+    that moves cost nothing.
     """
     try:
         with CatalogSnapshot.open() as snapshot:
@@ -186,7 +186,7 @@ def read_egress() -> Mapping[str, Money]:
 
 
 def read_text(path: str) -> str | None:
-    """The content of a small file; None if it is missing or empty."""
+    """The content of a small file, or None if it is missing or empty."""
     try:
         return Path(path).read_text("utf-8").strip() or None
     except OSError:
@@ -201,8 +201,8 @@ def make_dependencies(
     address: str,
     storage: Path,
 ) -> ControlPlaneDependencies:
-    """The server's services for the control plane: its address for agents, opened secrets, and
-    folders that outlive attempts.
+    """What the server provides to the control plane: its address for agents, decrypted secrets, and
+    the folders that outlive attempts.
     """
 
     async def open_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
@@ -229,7 +229,9 @@ def make_dependencies(
 
 
 def make_tidy(store: Store, blobs: BlobStore) -> Callable[[datetime], Awaitable[None]]:
-    """Returns a function that removes the blobs of working folders without a job, once a day."""
+    """Make a function that removes, once a day, the blobs of working folders that belong to no
+    job.
+    """
     swept: list[datetime] = []
 
     async def tidy(now: datetime) -> None:

@@ -1,8 +1,8 @@
 """Describes routes whose bodies and answers are msgspec structs, so that the OpenAPI document is
 complete.
 
-FastAPI documents paths and parameters; the schemas come from the structs, when the document is
-first requested.
+FastAPI documents paths and parameters. The schemas come from the structs when the document is first
+requested.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _REF = "#/components/schemas/{name}"
 _JSON = "application/json"
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _documented: set[type] = {wire.ErrorBody, Task, RunOrigin, Offer}
-# Fields with undecoded JSON, and their content.
+# Fields that contain undecoded JSON, and the type of that JSON.
 _RAW = {"task": "Task", "origin": "RunOrigin", "offer": "Offer"}
 _BEARER = {"type": "http", "scheme": "bearer"}
 _SCHEMES = {
@@ -43,7 +43,9 @@ def document(
     gives: bool = False,
     headers: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Arguments for a route's decorator. `sends` and `gives` mark a raw body or answer."""
+    """The arguments for a route's decorator. `sends` marks a raw request body, and `gives` a raw
+    answer.
+    """
     body = {"required": sends or _is_required(ask), "content": _BYTES if sends else _content(ask)}
     return {
         "summary": summary,
@@ -59,7 +61,7 @@ def document(
 
 
 def _is_required(ask: type[msgspec.Struct] | None) -> bool:
-    """Whether the body has a field without a default; otherwise it may be left out."""
+    """Whether the body has a field without a default, so that it must not be left out."""
     return ask is not None and any(field.required for field in msgspec.structs.fields(ask))
 
 
@@ -70,7 +72,7 @@ def _success(content: dict[str, Any], headers: Sequence[str]) -> dict[str, Any]:
 
 
 def _failures(errors: Sequence[str]) -> dict[int | str, dict[str, Any]]:
-    """The error codes of each status."""
+    """The answers for these error codes, by HTTP status."""
     found: dict[int | str, dict[str, Any]] = {}
     for code in ("unauthorised", "invalid-request", "internal", *errors):
         known = CODES[code]
@@ -102,7 +104,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
     )
     components = document.setdefault("components", {})
     schemas = {**components.get("schemas", {}), **_schemas()}
-    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own error schema
+    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own schemas for errors
         schemas.pop(unused, None)
     components |= {"schemas": schemas, "securitySchemes": _SCHEMES}
     for path, operations in document["paths"].items():

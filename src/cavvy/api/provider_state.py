@@ -1,4 +1,4 @@
-"""Stores providers' documents as rows."""
+"""Stores the documents of providers as rows."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,12 +17,12 @@ class StoredProviderState:
     provider: str
 
     async def read(self, collection: str, name: str | None = None) -> Sequence[ProviderDocument]:
-        """As ProviderState.read."""
+        """See `ProviderState.read`."""
         with _as_try_again():
             return await self.store.provider_documents(self.provider, collection, name)
 
     async def swap(self, document: ProviderDocument, *, delete: bool = False) -> bool:
-        """As ProviderState.swap."""
+        """See `ProviderState.swap`."""
         with _as_try_again():
             return await self.store.swap_provider_document(self.provider, document, delete=delete)
 

@@ -1,4 +1,4 @@
-"""Writes docs/reference/api.md: the use of the API, and every route (`python -m
+"""Writes docs/reference/api.md, which explains the use of the API and lists every route (`python -m
 cavvy.api.reference`).
 """
 
@@ -53,7 +53,7 @@ curl --unix-socket ~/.cavvy/server.sock -H "Authorization: Bearer $(cat ~/.cavvy
 
 
 def reference() -> str:
-    """The page's text."""
+    """The text of docs/reference/api.md."""
     app = FastAPI(title="Cavvy")
     add_routes(app)
     rows = [

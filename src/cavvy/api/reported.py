@@ -1,9 +1,8 @@
-"""Decodes agents' messages as they arrive: each field is checked for type, range and length on its
-own.
+"""Decodes messages of agents. The type, range and length of each field are checked separately.
 
-Nodes are not trusted, and agents resend a message forever if it is answered with an error. So a
-batch is accepted if it is JSON at all; errors of a message become its `fault`, and control applies
-the rest of it.
+Nodes are not trusted, and an agent would resend a message forever if the answer were an error. So a
+batch is accepted if it is JSON at all; invalid fields of a message are listed in its `fault`, and
+`control` applies the other fields.
 """
 
 import json
@@ -17,17 +16,17 @@ from msgspec import Meta, Struct
 from cavvy.domain.messages import AgentMessage
 from cavvy.store.documents import plain
 
-LARGEST = 1 << 50  # bytes of one file or log; in practice, the disk is the limit
-_LONGEST_S = 30 * 86400  # seconds that a notice or the saving of a checkpoint may last
-_TEXT = 8192  # characters of a text for people; the rest is cut
-_FAULT = 300  # characters of a fault's text
-_NUMBER = 1e300  # larger figures cannot be added up
+LARGEST = 1 << 50  # maximum bytes of one file or log; in practice, the disk is the limit
+_LONGEST_S = 30 * 86400  # maximum seconds of a notice, and of saving a checkpoint
+_TEXT = 8192  # maximum characters of a text for users; the rest is cut
+_FAULT = 300  # maximum characters of a fault's text
+_NUMBER = 1e300  # sums of larger numbers could overflow
 
 Size = Annotated[int, Meta(ge=0, le=LARGEST)]
 Rank = Annotated[int, Meta(ge=0, le=1_000_000)]
 Name = Annotated[str, Meta(max_length=255)]
 FilePath = Annotated[str, Meta(max_length=4096)]
-Upload = Annotated[str, Meta(max_length=4096)]  # ETag format of a storage
+Upload = Annotated[str, Meta(max_length=4096)]  # the id of an upload at a storage
 Part = Annotated[int, Meta(ge=1, le=1_000_000)]
 ExitCode = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 Moment = Annotated[datetime, Meta(tz=True)]
@@ -37,7 +36,7 @@ _Seconds = Annotated[float, Meta(ge=0, le=_LONGEST_S)]
 _Figure = Annotated[float, Meta(ge=-_NUMBER, le=_NUMBER)] | Annotated[str, Meta(max_length=4096)]
 _Figures = Annotated[
     dict[Annotated[str, Meta(max_length=1024)], _Figure], Meta(max_length=256)
-]  # the agent's own limits are tighter
+]  # agents apply stricter limits themselves
 FIELDS: Mapping[str, Any] = {
     "at": Moment,
     "setup_reused": bool,
@@ -61,7 +60,7 @@ FIELDS: Mapping[str, Any] = {
 
 
 class ReportedBatch(Struct, frozen=True, kw_only=True):
-    """Messages in order, without gaps."""
+    """A batch of messages of one agent, in order and without gaps."""
 
     gang: Name
     rank: Rank
@@ -70,18 +69,23 @@ class ReportedBatch(Struct, frozen=True, kw_only=True):
 
 
 def read_batch(body: bytes, now: datetime) -> tuple[ReportedBatch, list[AgentMessage]]:
-    """The sender, and its messages. Raises ValueError for an invalid batch, RecursionError."""
+    """The batch and its decoded messages. Raises ValueError or RecursionError for an invalid
+    batch.
+    """
     try:
         said = msgspec.json.decode(body or b"{}")
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        # Values that only Python's JSON writes: NaN, unpaired surrogates, very long numbers
+        # The body has values that only Python's JSON module writes: NaN, unpaired surrogates, very
+        # long numbers.
         said = json.loads(body, parse_int=_whole)
     batch = msgspec.convert(_plain(said), ReportedBatch)
     return batch, [message for each in batch.messages if (message := _read_message(each, now))]
 
 
 def _read_message(said: Mapping[str, Any], now: datetime) -> AgentMessage | None:
-    """None for a message without a number: it does not replace another message."""
+    """Decode a message. Returns None if it has no valid number, because it could then replace
+    another message.
+    """
     fields: dict[str, Any] = {"at": now}
     faults = []
     try:
@@ -104,7 +108,7 @@ def _read_message(said: Mapping[str, Any], now: datetime) -> AgentMessage | None
 
 
 def _plain(value: Any) -> Any:
-    """Remove values that a database or JSON cannot hold."""
+    """Replace characters that a database or JSON cannot hold."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, dict):

@@ -1,4 +1,6 @@
-"""The server's state folder: a lock for one server, its socket, its token, its log file."""
+"""The server's state folder: a lock that admits one server, its socket, its token, and its log
+file.
+"""
 
 import asyncio
 import errno
@@ -13,9 +15,9 @@ import time
 from cavvy.client.state import host_name, read_server, read_token, write_private
 from cavvy.mounts import is_shared, read_mounts
 
-_SOCKET_PATH_BYTES = 100  # the kernel's limit is 108 with the final NUL
-_BEAT_S = 20.0  # seconds between two marks of a live server in a shared folder
-_BEATEN_S = 120.0  # seconds without a mark after which another host may take over
+_SOCKET_PATH_BYTES = 100  # bytes; the kernel's limit is 108 with the final NUL
+_BEAT_S = 20.0  # seconds after which a server in a shared folder refreshes its mark
+_BEATEN_S = 120.0  # after this many seconds without a new mark, another host may take over
 
 
 class StateDirError(Exception):
@@ -33,7 +35,7 @@ class StateDirBusy(Exception):
 
 
 class StateDir:
-    """One state folder, held by one server until the process ends."""
+    """One state folder. One server holds it until the process ends."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -44,8 +46,8 @@ class StateDir:
         return os.path.join(self.path, *names)
 
     def claim(self, *, wait_s: float) -> None:
-        """Take the lock, waiting for a server that is just stopping or starting. Raises
-        StateDirBusy, StateDirError.
+        """Take the lock. Waits if another server is just stopping or starting. Raises StateDirBusy,
+        StateDirError.
         """
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
@@ -75,7 +77,7 @@ class StateDir:
             _touch(self.file("server.beat"))
 
     def token(self) -> str:
-        """The user's token, created at the first start."""
+        """The user's token, which is created on the first start."""
         known = read_token(self.path)
         if known:
             return known
@@ -84,7 +86,9 @@ class StateDir:
         return made
 
     def listen(self) -> tuple[socket.socket, str]:
-        """A listening Unix socket that only this user can reach, and its address."""
+        """Open a Unix socket on which only this user can connect, and return it with its
+        address.
+        """
         path = self.socket_path()
         folder = os.path.dirname(path)
         if folder != self.path:
@@ -101,7 +105,7 @@ class StateDir:
                 f"{folder} belongs to another user or others can access it",
                 f"remove it, or restrict its access: chmod 700 {folder}",
             )
-        if os.path.lexists(path):  # left by a killed server, since this process has the lock
+        if os.path.lexists(path):  # a killed server left it, since this process has the lock
             os.unlink(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(path)
@@ -111,15 +115,15 @@ class StateDir:
         return listener, f"unix:{path}"
 
     def socket_path(self) -> str:
-        """The socket is in the folder itself or, if the folder cannot hold sockets, in a folder of
-        this user on local disk.
+        """The path of the socket: in the state folder or, if that cannot hold sockets, in a folder
+        of this user on a local disk.
         """
         path = self.file("server.sock")
         if _fits(path) and not self.shared:
             return path
         kept = self._kept_path()
         if kept is not None and os.path.isdir(os.path.dirname(kept)):
-            # running agents still look for it there, even if this session's environment differs
+            # Running agents still use this path, even if this session's environment differs.
             return kept
         runtime = os.environ.get("XDG_RUNTIME_DIR", "")
         name = f"{_digest(self.path)}.sock"
@@ -136,13 +140,15 @@ class StateDir:
             return None
 
     def forget(self) -> None:
-        """Remove the files of a running server; the lock ends with the process."""
+        """Remove the files that only a running server has. The lock ends with the process."""
         for path in (self.file("server.json"), self.socket_path(), self.file("server.beat")):
             if os.path.lexists(path):
                 os.unlink(path)
 
     async def beat(self) -> None:
-        """Show other hosts that share the folder that this host uses it, until cancelled."""
+        """Until cancelled, refresh the mark that shows other hosts that this host uses a shared
+        folder.
+        """
         while self.shared:
             _touch(self.file("server.beat"))
             await asyncio.sleep(_BEAT_S)
@@ -165,8 +171,8 @@ class StateDir:
         )
 
     def _silent_s(self) -> float:
-        """How long ago the other host's server last refreshed its mark, by the file system's own
-        clock.
+        """Seconds since the other host's server last refreshed its mark, by the clock of the file
+        system.
         """
         probe = self.file(f".clock-{host_name()}-{os.getpid()}")
         try:
@@ -181,15 +187,17 @@ class StateDir:
 
 
 class LogFile:
-    """Redirect standard output and error to `server.log`; a large file becomes `server.log.1`."""
+    """The log file `server.log`, to which standard output and error are redirected; a large file is
+    renamed to `server.log.1`.
+    """
 
     def __init__(self, path: str, limit_bytes: int) -> None:
         self._path = path
         self._limit = limit_bytes
 
     def rotate(self) -> bool:
-        """Start a new file if the old one is over the limit; a child process may keep writing to
-        the old one.
+        """Start a new file if the old one exceeds the limit, and return whether it did. A child
+        process may continue to write to the old file.
         """
         try:
             if os.fstat(2).st_size < self._limit or not os.path.samestat(
@@ -218,7 +226,7 @@ def peer_is_us(connection: socket.socket) -> bool:
 
 
 def home_error(path: str, error: OSError) -> StateDirError:
-    """The state folder's error for an error of the operating system."""
+    """The StateDirError for an error of the operating system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StateDirError(
             "disk-full",

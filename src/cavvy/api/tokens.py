@@ -1,5 +1,5 @@
-"""Tokens of gangs: an HMAC of the gang's name with a secret of this installation, so none is
-stored.
+"""Tokens of gangs. A token is an HMAC of the gang's name with a secret of this installation, so
+tokens need not be stored.
 """
 
 import base64
@@ -22,18 +22,20 @@ class GangTokens:
         self._key = key
 
     def of(self, gang: str) -> str:
-        """The gang's token for the agents' routes."""
+        """The token with which the gang's agents use their routes."""
         digest = hmac.digest(self._key, b"gang\0" + gang.encode("utf-8", "surrogatepass"), sha256)
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
     def of_claim(self, gang: str, rank: int) -> str:
-        """The token with which the first caller claims this rank; it allows nothing else."""
+        """The token with which the first caller can claim this rank; it is valid for nothing
+        else.
+        """
         text = b"claim\0" + gang.encode("utf-8", "surrogatepass") + b"\0%d" % rank
         return base64.urlsafe_b64encode(hmac.digest(self._key, text, sha256)).rstrip(b"=").decode()
 
     def check_claim(self, request: Request, gang: str, rank: int) -> bool:
-        """Whether the request shows the rank's claim token; raises ApiProblem unless it shows that
-        or the gang's own.
+        """Whether the request shows the claim token of this rank. Raises ApiProblem if it shows
+        neither that token nor the gang's own.
         """
         shown = request.scope.get("gang_token", "")
         if hmac.compare_digest(shown.encode("latin-1"), self.of_claim(gang, rank).encode()):
@@ -42,15 +44,15 @@ class GangTokens:
         return False
 
     def check(self, request: Request, gang: str) -> None:
-        """Raises ApiProblem unless the request shows this gang's token."""
+        """Raise ApiProblem unless the request shows this gang's token."""
         shown = request.scope.get("gang_token", "")
         if not hmac.compare_digest(shown.encode("latin-1"), self.of(gang).encode()):
             raise ApiProblem("forbidden", "the token is not this gang's")
 
 
 def load_tokens(path: str) -> GangTokens:
-    """The installation's own secret, created on first use. Losing the file dismisses every running
-    agent.
+    """Load the installation's secret, which is created on first use. If the file is lost, the
+    tokens of all running agents become invalid.
     """
     try:
         with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Turns the errors of other modules into API problems."""
+"""Turns errors of other modules into ApiProblems."""
 
 from cavvy.api.errors import ApiProblem, RetryLater
 from cavvy.control.job_service import JobServiceError, UnsupportedTask
@@ -10,7 +10,7 @@ KNOWN = (SpecError, JobServiceError, store.StoreError, providers.ProviderError, 
 
 
 def explain(error: Exception) -> ApiProblem | None:
-    """The ApiProblem for an error of another module; None for a fault of Cavvy."""
+    """The ApiProblem for an error of another module, or None if the error is a fault of Cavvy."""
     match error:
         case SpecError():
             return ApiProblem("invalid-task", str(error), error.hint)

@@ -1,4 +1,4 @@
-"""Reads requests and writes answers: msgspec both ways, bodies limited in size and time."""
+"""Reads requests and writes answers, both with msgspec. Bodies are limited in size and time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -15,20 +15,20 @@ from cavvy.api.reported import LARGEST
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 _decoders: dict[type, "msgspec.json.Decoder[Any]"] = {}
-BODY_SECONDS = 30.0  # seconds for a whole small body, and for each part of a large one
+BODY_SECONDS = 30.0  # maximum seconds for a whole small body, and for each part of a large body
 MIB = 1024 * 1024
 BytesQuery = Annotated[int, Query(ge=0, le=LARGEST)]
 PositionQuery = Annotated[int, Query(ge=0, le=1 << 62)]
 
 
 def reply(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer in JSON."""
+    """A JSON response."""
     return Response(_encode(value), status, headers, "application/json")
 
 
 def view(kind: type[T], source: object, /, **given: object) -> T:
-    """The struct `kind` with the `given` fields, and the others by name from `source`.
-    A field missing from both keeps its default.
+    """Make a struct `kind` from the `given` fields and, by name, from the attributes of `source`. A
+    field that both lack keeps its default.
     """
     for name in cast(type[msgspec.Struct], kind).__struct_fields__:
         if name not in given and hasattr(source, name):
@@ -77,7 +77,7 @@ async def read_bytes(request: Request, limit: int) -> bytes:
 
 
 async def stream_bytes(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """The body in parts as they arrive. Raises ApiProblem: too-large, too-slow."""
+    """Yield the parts of the body as they arrive. Raises ApiProblem: too-large, too-slow."""
     _check_length(request, limit)
     size, stream = 0, request.stream()
     while True:

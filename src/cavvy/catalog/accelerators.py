@@ -1,10 +1,10 @@
-"""The table of accelerators: canonical names, aliases, memory, bandwidth, peak rates; all modules
-look names up here.
+"""The table of accelerators: canonical names, aliases, memory, bandwidth and peak rates. All
+modules look up names here.
 
-Figures are from the vendor's data sheet for one accelerator (one GPU, one TPU chip), dense, without
-sparsity. None and absent entries are facts without a reliable source. `fp64` is the matrix unit's
-rate if there is one, `fp32` the vector unit's; `fp16`, `bf16` and `fp8` accumulate in 32 bits.
-Memory is nominal, as the product is sold.
+Figures are from the vendor's data sheet for one accelerator (one GPU, one TPU chip) and for dense
+operations, without sparsity. A value is None or absent if no reliable source states it. `fp64` is
+the rate of the matrix unit if the product has one; `fp32` is the rate of the vector unit; `fp16`,
+`bf16` and `fp8` accumulate in 32 bits. Memory is the nominal size under which the product is sold.
 """
 
 import re
@@ -47,7 +47,7 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemorySize:
-    """One of the product's memory sizes."""
+    """One of the memory sizes of a product, with its bandwidth."""
 
     mib: int
     gb_per_s: float | None = None
@@ -55,25 +55,26 @@ class MemorySize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """One product. A request for its `family` means any product of it: H100 means SXM, PCIe and
-    NVL.
+    """One product. A request for its `family` accepts every product of the family: H100 accepts
+    SXM, PCIe and NVL.
     """
 
     name: str
     family: str
     vendor: Vendor
     kind: AcceleratorKind
-    year: int | None  # announced
+    year: int | None  # the year of the announcement
     memory: tuple[MemorySize, ...]  # smallest first
-    peak: Mapping[Precision, float] = field(default_factory=dict)  # FLOP/s, OP/s for int8
-    interconnect: str | None = None  # GB/s between accelerators of one node
+    peak: Mapping[Precision, float] = field(default_factory=dict)  # FLOP/s, or OP/s for int8
+    interconnect: str | None = None  # the link between accelerators of a node, with its GB/s
     tdp_w: int | None = None
     aliases: tuple[str, ...] = ()
     source: str
 
     def bandwidth(self, memory_mib: int | None = None) -> float | None:
-        """GB/s of the variant with this much memory; of the largest variant if the memory is not
-        given."""
+        """The memory bandwidth in GB/s of the variant with this memory size, or of the largest
+        variant if no variant has this size. None if unknown.
+        """
         for memory in self.memory:
             if memory.mib == memory_mib:
                 return memory.gb_per_s
@@ -82,7 +83,7 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class KnownAccelerator:
-    """The meaning of a name: a product and, if the name says so, its memory."""
+    """The meaning of a name: a product and, if the name states it, the memory size."""
 
     accelerator: Accelerator
     memory_mib: int | None = None
@@ -90,12 +91,14 @@ class KnownAccelerator:
 
 @cache
 def list_accelerators() -> tuple[Accelerator, ...]:
-    """Every accelerator of `accelerators.csv`: grouped by vendor, newest first."""
+    """Every accelerator of `accelerators.csv`, grouped by vendor, newest first."""
     return tuple(map(_make_row, read_table(__package__, "accelerators")))
 
 
 def _make_row(row: Mapping[str, str]) -> Accelerator:
-    """`memory` is written as "GiB[@GB/s] ...", `peak` as "precision TFLOPS ..."."""
+    """Convert a row of the table. Its `memory` has the form "GiB[@GB/s] ...", and its `peak` the
+    form "precision TFLOPS ...".
+    """
     peak = row["peak"].split()
     return Accelerator(
         name=row["name"],
@@ -121,10 +124,10 @@ def _make_memory(text: str) -> MemorySize:
 
 
 def find_accelerator(name: str) -> KnownAccelerator | None:
-    """Look a name up, ignoring case and punctuation: "a100-80gb", "RTX 4090", "NVIDIA
-    A100-SXM4-80GB".
+    """Look up a name, ignoring case and punctuation: "a100-80gb", "RTX 4090", "NVIDIA
+    A100-SXM4-80GB". Returns None for an unknown name.
 
-    The result has a memory size if the name does (A100-80GB).
+    The result has a memory size if the name states one (A100-80GB).
     """
     known = next(filter(None, (_names().get(_plain(text)) for text in _shorter(name))), None)
     if known is None or known.memory_mib is not None:
@@ -139,11 +142,11 @@ def find_accelerator(name: str) -> KnownAccelerator | None:
 
 
 def identify(product: str, memory_mib: int | None = None) -> KnownAccelerator | None:
-    """Recognise a device name of a driver or provider ("NVIDIA A100-SXM4-80GB", "AMD Instinct
-    MI300X").
+    """Identify a device by the name that a driver or provider reports ("NVIDIA A100-SXM4-80GB",
+    "AMD Instinct MI300X"). Returns None for an unknown name.
 
-    `memory_mib` is the driver's figure; the result has the nominal size (a 24 GB card reports
-    less).
+    `memory_mib` is the memory that the driver reports. The result has the nominal size, which is
+    slightly larger.
     """
     known = find_accelerator(product)
     if known is None:
@@ -154,7 +157,11 @@ def identify(product: str, memory_mib: int | None = None) -> KnownAccelerator | 
 
 
 def nominal_memory(accelerator: Accelerator, memory_mib: int | None) -> int | None:
-    """The product's memory size within 12 % of the reported one; else the reported size."""
+    """The memory size of the product that is closest to the reported size, or the reported size if
+    no size of the product is within 12 %.
+
+    Without a reported size, the product's size if it has only one, or else None.
+    """
     if memory_mib is None:
         return accelerator.memory[0].mib if len(accelerator.memory) == 1 else None
     sizes = [
@@ -170,7 +177,7 @@ def names_matching(name: str) -> frozenset[str]:
     """The canonical names that satisfy a requirement: a product, a family, a vendor (nvidia) or a
     kind (gpu, tpu, fpga).
 
-    An unknown name stands for itself, so that offers of unknown devices can still be requested.
+    For an unknown name the result is this name, so that offers of unknown devices can be requested.
     """
     plain = _plain(name)
     rows = list_accelerators()
@@ -186,8 +193,8 @@ def names_matching(name: str) -> frozenset[str]:
 
 
 def is_match(accelerator: str, wish: str | None) -> bool:
-    """Whether a device with this canonical name satisfies a requirement; unknown devices count as
-    GPUs.
+    """Whether a device with this canonical name satisfies a requirement. Every device satisfies the
+    requirement None; an unknown device counts as a GPU.
     """
     if wish is None or accelerator in names_matching(wish):
         return True
@@ -195,7 +202,7 @@ def is_match(accelerator: str, wish: str | None) -> bool:
 
 
 def suggest(name: str) -> str | None:
-    """The known name most similar to a misspelt one, or None."""
+    """The known name that is most similar to a misspelt name; None if no name is similar."""
     from difflib import get_close_matches
 
     alike = name.translate(_LOOKALIKES)
@@ -239,7 +246,9 @@ _NOISE = re.compile(
 
 
 def _shorter(product: str) -> list[str]:
-    """The given name without vendor words and memory."""
+    """The forms of a name to look up in turn: unchanged, without hyphens and underscores, without
+    vendor words, and without the memory size.
+    """
     spaced = re.sub(r"[-_]", " ", product)
     bare = _NOISE.sub(" ", spaced)
     return [product, spaced, bare, _SIZE_IN_NAME.sub(" ", bare)]

@@ -1,9 +1,9 @@
-"""Whether an offer fits one node of a requirement, and if not, why; used for live offers, and
-defines the snapshot's matching.
+"""Check whether an offer fits one node of a requirement, and explain why not. Live offers are
+matched here; queries of the snapshot must give the same results.
 
-An unstated property of an offer (memory 0, network None) does not meet a requirement for it. An
-unstated disk can be chosen at launch, and does. On a shared host a job holds only what it requests,
-so upper limits and exact counts do not rule the host out.
+If an offer does not state a property (memory 0, network None), it does not meet a requirement for
+this property. The exception is the disk: an unstated disk size can be chosen at launch. On a shared
+host a job gets only what it requests, so upper limits and exact counts do not exclude the host.
 """
 
 from collections import Counter
@@ -23,10 +23,11 @@ PURCHASES: dict[SpotPolicy, tuple[Purchase, ...]] = {
     SpotPolicy.ONLY: (Purchase.SPOT,),
     SpotPolicy.AUTO: (Purchase.ON_DEMAND, Purchase.SPOT),
 }
-# distance of another region, provider or purchase option; 1 is twice the price or half the size
+# How far an offer is from a requirement is measured as a distance: 1 is twice the price or half the
+# size. ELSEWHERE is the distance of another region, provider or purchase option.
 ELSEWHERE = 1.0
-OTHER_ACCELERATOR = 20.0  # worse than a different number of the requested accelerator
-UNKNOWN = 1.5  # the distance assumed for a property that the offer does not state
+OTHER_ACCELERATOR = 20.0  # larger than for a different number of the requested accelerator
+UNKNOWN = 1.5  # the distance if the offer does not state the property
 
 
 def first_failing(offer: Offer, need: Resources) -> Constraint | None:
@@ -39,7 +40,7 @@ def first_failing(offer: Offer, need: Resources) -> Constraint | None:
 def match_offers(
     offers: Iterable[Offer], need: Resources, *, limit: int | None = None, misses: int = 5
 ) -> OfferMatches:
-    """Like `Catalog.match`, over offers in memory."""
+    """The same as `Catalog.match`, for offers in memory."""
     fitting: list[Offer] = []
     failing: list[Offer] = []
     rejected: Counter[Constraint] = Counter()
@@ -60,8 +61,8 @@ def match_offers(
 
 
 def _nearest(offers: Iterable[Offer], need: Resources, count: int) -> list[NearMiss]:
-    """For each type of each provider, the offer that fails only one constraint by the least;
-    nearest first.
+    """The near misses, nearest first. For each constraint, provider and instance type, only the
+    offer with the smallest distance is kept.
     """
     near: dict[tuple[Constraint, str, str], tuple[float, Offer]] = {}
     for offer in offers:
@@ -76,7 +77,9 @@ def _nearest(offers: Iterable[Offer], need: Resources, count: int) -> list[NearM
 
 
 def order(offer: Offer) -> tuple[int, str, str, str, str, int, str]:
-    """Cheapest first, then by name, so that the order never depends on the source of the offers."""
+    """The sort key of an offer: by price, then by names, so that the order never depends on the
+    source of the offers.
+    """
     return (
         offer.rate.micros_per_hour,
         offer.provider,
@@ -89,10 +92,11 @@ def order(offer: Offer) -> tuple[int, str, str, str, str, int, str]:
 
 
 def near_miss(offer: Offer, need: Resources) -> tuple[Constraint, float] | None:
-    """The only constraint that the offer fails and the distance; None if it fails none or several.
+    """The only constraint that the offer fails, with the distance; None if it fails none or
+    several.
 
-    A machine without accelerators is never near a requirement for them, nor is another type near a
-    requirement for one by name.
+    A machine without accelerators is never a near miss if accelerators are required. Nor is a
+    machine of another type if an instance type is required.
     """
     if offer.purchase is Purchase.RESERVED:
         return None
@@ -125,7 +129,7 @@ def make_miss(offer: Offer, need: Resources, constraint: Constraint) -> NearMiss
 
 
 def explain(offer: Offer, need: Resources, constraint: Constraint) -> str:
-    """Why an offer fails a constraint, with both figures: "costs $19.92/h, your limit is
+    """The reason why an offer fails a constraint, with both figures: "costs $19.92/h, your limit is
     $15.00/h".
     """
     match constraint:
@@ -170,9 +174,11 @@ def accelerator_fit(
     needs: tuple[AcceleratorNeed, ...],
     shared: bool = False,
 ) -> tuple[Constraint | None, tuple[Constraint, float] | None]:
-    """The first of the three accelerator constraints that fails, and the distance if just one does.
+    """Return the first of the three accelerator constraints that fails, and, if an alternative
+    fails only one constraint, this constraint with its distance.
 
-    With alternatives, a constraint fails if no alternative that meets the earlier ones meets it.
+    With several alternatives, a constraint counts as failed if every alternative that meets the
+    earlier constraints fails it.
     """
     if name is None or not count:
         return Constraint.ACCELERATOR, None
@@ -204,7 +210,9 @@ _NO_END = 1 << 60
 
 
 def relative_gap(value: float, low: float | None, high: float | None) -> float:
-    """How far a value is outside its limits, relative to the smaller of value and limit."""
+    """The distance of a value from its limits: how far it is outside, relative to the smaller of
+    value and limit. A value of 0 counts as unknown.
+    """
     if not value:
         return UNKNOWN
     if low is not None and value < low:
@@ -255,8 +263,8 @@ def _meets_accelerators(offer: Offer, need: Resources, constraint: Constraint) -
 def memory_bounds(
     need: Resources, memory_mib: int, cpus: float
 ) -> tuple[int, int | None, int | None]:
-    """A node's memory with its required minimum and maximum; 0 if the reference quantity is not
-    stated.
+    """Return a node's memory and its required minimum and maximum. If memory is required per CPU
+    but the number of CPUs is unknown, the memory is returned as 0.
     """
     if need.memory_per_cpu_mib is None:
         return memory_mib, need.memory_min_mib, need.memory_max_mib
@@ -264,7 +272,9 @@ def memory_bounds(
 
 
 def _memory(offer: Offer, need: Resources) -> tuple[int, int | None, int | None]:
-    """On a shared host, only the job's CPUs count."""
+    """The result of `memory_bounds` for an offer. On a shared host, only the CPUs that the job
+    requests count.
+    """
     return memory_bounds(
         need, offer.memory_mib, need.cpus_min or DEFAULT_CPUS if offer.shared else offer.vcpus
     )
@@ -331,7 +341,7 @@ def _gap(noun: str, has: str, asked: str) -> str:
 
 
 def _price(rate: HourlyRate, other: HourlyRate) -> str:
-    """Numbers with enough digits to tell the two apart."""
+    """The price as text, with more digits if both prices would otherwise look equal."""
     return format_rate(rate) if format_rate(rate) != format_rate(other) else f"${rate.usd:,.6f}/h"
 
 

@@ -1,16 +1,17 @@
-"""Parses accelerator requirements as people type them, such as `H100:8` or `A100:40GB..80GB:1..4`;
-used by the spec module and the CLI.
+"""Parse accelerator requirements as people type them, such as `H100:8` or `A100:40GB..80GB:1..4`.
+The spec module and the CLI use this module.
 
 A requirement consists of alternatives joined by `|`. An alternative consists of a name and parts in
 any order, joined by `:`.
 
     name     a product (H100, RTX4090), a vendor (nvidia) or a kind (gpu, tpu, fpga);
-              without one, any GPU count    8, 1..4, 2.. or ..4 on each node; 1 if none is given
+              any GPU if there is no name
+    count    8, 1..4, 2.. or ..4 on each node; 1 if there is no count
     memory   80GB, 40GB..80GB, 24GB.. or ..48GB of each accelerator
 
-A size after a product is exact (A100:80GB); without a product it is the minimum (24GB,
+With a product, a single size is exact (A100:80GB); without a product it is the minimum (24GB,
 nvidia:24GB). `H100|A100:8` requests eight of either: an alternative without a count takes the count
-of the next one that has one.
+of the next alternative that has a count.
 """
 
 import re
@@ -32,8 +33,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?\s*[KMGT]i?B?)", re.IGNORECASE)
 
 
 class NeedError(ValueError):
-    """An unreadable requirement; the message says what was expected, `hint` what to write instead,
-    if known.
+    """A requirement cannot be parsed. The message states what was expected; `hint`, if known, what
+    to write instead.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -65,7 +66,9 @@ def parse_accelerator(text: str | int) -> tuple[AcceleratorNeed, ...]:
 
 
 def format_need(need: AcceleratorNeed) -> str:
-    """The shortest text from which `parse_accelerator` returns this requirement, for messages."""
+    """Format a requirement for messages, as the shortest text that `parse_accelerator` reads as
+    this requirement.
+    """
     count = str(need.count_min)
     if need.count_max is not None and need.count_max != need.count_min:
         count += ".." if need.count_max >= MOST else f"..{need.count_max}"
@@ -184,7 +187,7 @@ def _memory(piece: str) -> tuple[int | None, int | None]:
         raise NeedError(f"{piece!r} is not a memory range", "write the smaller size first")
     return (
         (least, most) if dots else (least, -1)
-    )  # -1: one size; the name decides whether it is exact
+    )  # -1 marks a single size; `_need` decides by the name whether it is exact
 
 
 def _need(parts: _Parts) -> AcceleratorNeed:
@@ -206,8 +209,8 @@ def _need(parts: _Parts) -> AcceleratorNeed:
 
 
 def _canonical(name: str) -> str:
-    """The product's or family's own spelling. H100-SXM stays, since H100 alone means the whole
-    family.
+    """The canonical spelling of a product or family. H100-SXM keeps its suffix, because H100 alone
+    means the whole family.
     """
     if _is_group(name):
         return name

@@ -1,7 +1,8 @@
-"""The query interface of a catalog, implemented by the snapshot's reader in `store/` and by live
-offers.
+"""The query interface of a catalog. The reader of the snapshot in `store/` and live offers
+implement it.
 
-Constraints are checked in the order of `Constraint`; a row is counted at the first that it fails.
+Constraints are checked in the order of `Constraint`. An offer is counted for the first constraint
+that it fails.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from cavvy.domain.tasks import Resources
 
 
 class Constraint(StrEnum):
-    """Why an offer does not fit, in the order of the checks."""
+    """The constraints that an offer can fail, in the order of the checks."""
 
     PURCHASE = "purchase"  # the purchase option: spot or on-demand
     ACCELERATOR = "accelerator"
@@ -32,19 +33,19 @@ class Constraint(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearMiss:
-    """An offer that fails only one constraint, and the necessary change."""
+    """An offer that fails only one constraint, with the reason."""
 
     offer: Offer
     constraint: Constraint
     text: str  # e.g. "costs $19.92/h, your limit is $15.00/h"
-    per_cpu: bool = False  # memory was requested per CPU
+    per_cpu: bool = False  # whether memory was requested per CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferMatches:
-    """The offers that fit, cheapest first, and an account of the others.
+    """The offers that fit, cheapest first, and the counts of the others.
 
-    `total` rows were considered: `matched` + sum(rejected.values()) == total.
+    `total` offers were considered: `matched` + sum(rejected.values()) == total.
     """
 
     offers: Sequence[Offer]
@@ -58,4 +59,6 @@ class Catalog(Protocol):
     """A source of offers."""
 
     def match(self, need: Resources, *, limit: int | None = None, misses: int = 5) -> OfferMatches:
-        """Offers that fit one node of `need`, cheapest first; all of them if `limit` is None."""
+        """Find the offers that fit one node of `need`. The result has at most `limit` of them,
+        cheapest first, or all if `limit` is None, and at most `misses` near misses.
+        """

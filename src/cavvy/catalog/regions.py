@@ -1,13 +1,14 @@
-"""The location of a provider's region: its country and area, so that `--region eu` works beside
-exact names.
+"""Find the country and area of a provider's region, so that `--region eu` works as well as exact
+names.
 
-Areas are continents in everyday use: us, eu (Europe with the United Kingdom, Switzerland and
-Norway), asia, north-america (without the us, which is its own), south-america, oceania, africa,
-middle-east. Countries are ISO 3166 codes (de, jp; `uk` is read as gb). A region of unknown location
-has no area and matches only its exact name.
+Areas are continents in the everyday sense: us, eu (Europe with the United Kingdom, Switzerland and
+Norway), asia, north-america (without the us, which is a separate area), south-america, oceania,
+africa, middle-east. Countries are ISO 3166 codes (de, jp; `uk` is read as gb). A region whose
+location is unknown has no area and matches only its exact name.
 
-`regions.csv` has a row for each country: its area, its names in the names of regions, and its
-regions by the providers' published lists (PROVIDER/REGION where a name is not everywhere the same).
+`regions.csv` has a row for each country: its area, the words for it that occur in names of regions,
+and its regions from the lists that the providers publish. An entry has the form PROVIDER/REGION if
+providers use the same name for different locations.
 """
 
 import re
@@ -21,7 +22,7 @@ AREAS = ("us", "eu", "asia", "north-america", "south-america", "oceania", "afric
 
 @cache
 def locate(provider: str, region: str) -> tuple[str | None, str | None]:
-    """The country and the area of a region; None if unknown."""
+    """The country and the area of a region; each is None if unknown."""
     plain = region.strip().lower()
     known = _countries("regions")
     country = known.get(f"{provider}/{plain}") or known.get(plain) or _country_in_words(plain)
@@ -39,8 +40,8 @@ def is_region(wanted: str, provider: str, region: str, zone: str | None) -> bool
 
 
 def is_known_place(wanted: str) -> bool:
-    """Whether a requested location is an area or a country in the table, as opposed to a provider's
-    own region.
+    """Whether a requested location is an area or a country of the table, and not the name of a
+    provider's region.
     """
     return wished_place(wanted) in (*AREAS, *_areas())
 
@@ -51,7 +52,9 @@ def wished_place(wanted: str) -> str:
 
 
 def _country_in_words(region: str) -> str | None:
-    """`us-texas`, `ch-lug1`, `helsinki-finland-1`, `de`."""
+    """The country that a region's name contains, as in `us-texas`, `ch-lug1`, `helsinki-finland-1`
+    or `de`; None if it contains none.
+    """
     words = re.split(r"[-_ ]+", region)
     if words[0] in _areas():
         return words[0]
@@ -61,12 +64,12 @@ def _country_in_words(region: str) -> str | None:
 
 @cache
 def _countries(column: str) -> Mapping[str, str]:
-    """Countries by the words of a column of `regions.csv`."""
+    """The country of each word in a column of `regions.csv`."""
     rows = read_table(__package__, "regions")
     return {word: row["country"] for row in rows for word in row[column].split()}
 
 
 @cache
 def _areas() -> Mapping[str, str]:
-    """Areas by country."""
+    """The area of each country."""
     return {row["country"]: row["area"] for row in read_table(__package__, "regions")}

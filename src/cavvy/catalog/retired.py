@@ -1,8 +1,8 @@
-"""Instance types that providers have withdrawn, and their replacements, for the spec module's
-errors.
+"""Instance types that providers have withdrawn, and their replacements. The spec module suggests
+these in its errors.
 
-The rows of `retired.csv` are from the providers' retirement announcements. A successor has the same
-kind of accelerator or a newer one.
+The rows of `retired.csv` are from the providers' retirement announcements. A replacement has the
+same kind of accelerator or a newer one.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from cavvy.catalog.tables import read_table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetiredType:
-    """A withdrawn type. `since` is its last day of use, None if only the withdrawal is certain."""
+    """A withdrawn instance type. `since` is its last day of use, or None if this day is unknown."""
 
     instance_type: str
     provider: str
@@ -23,12 +23,12 @@ class RetiredType:
 
 
 def find_retired(instance_type: str) -> RetiredType | None:
-    """The entry of a withdrawn type, ignoring case; None for a type in use or unknown."""
+    """The entry of a withdrawn type, ignoring case; None for any other type."""
     return _table().get(instance_type.strip().lower())
 
 
 def successor(instance_type: str) -> str | None:
-    """The replacement of a withdrawn type; None for a type in use or unknown."""
+    """The replacement of a withdrawn type; None for any other type."""
     retired = find_retired(instance_type)
     return retired.successor if retired else None
 

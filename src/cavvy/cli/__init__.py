@@ -1,1 +1,1 @@
-"""Commands; what needs a server goes through the client."""
+"""The commands of the CLI. Those that need a server use the client."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cavvy.client.wire import JobDetail
 
 _POLL_S = 0.5
-_START_S = 1800  # time to get a node and set it up, before the minute begins
+_START_S = 1800  # seconds to get a node and set it up, before the measured minute begins
 
 
 @click.command("bench")
@@ -97,8 +97,8 @@ def command(
 
 
 def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: float) -> str:
-    """The task file with these choices and a time limit. Raises CommandFailure for another tool's
-    file.
+    """The text of the task file with these choices and a time limit. Raises CommandFailure for
+    files of other tools.
     """
     import yaml
 
@@ -124,13 +124,13 @@ def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: f
         "outputs",
         "checkpoint",
         "webhooks",
-    ):  # a benchmark leaves no results and resumes nothing
+    ):  # a benchmark saves no results and resumes from nothing
         changed.pop(gone, None)
     return str(yaml.safe_dump(changed, sort_keys=False))
 
 
 def keep(path: Path, rates: dict[str, float]) -> None:
-    """Write measured rates into a work profile; its other contents stay."""
+    """Write measured rates into a work profile, whose other contents stay."""
     from cavvy.cli.task.profiles import read_file
 
     data: dict[str, Any] = read_file(path) if path.exists() else {"format": "cavvy-work-profile/1"}
@@ -163,11 +163,12 @@ def _measure(
 
 
 def _watch(client: "Client", project: str, name: str, seconds: float) -> tuple[float | None, str]:
-    """Samples per second of one node over `seconds` from the first report on, and the node's key in
-    `work.rates`.
+    """Measure the samples per second of one node for `seconds` after the first report. Returns the
+    rate, or None if there are too few reports, and the node's key in `work.rates`.
     """
 
-    seen: list[tuple[float, float]] = []  # time of the report, and number of finished samples
+    # for each report: its time, and the number of finished samples
+    seen: list[tuple[float, float]] = []
     key = "-"
     ends = time.monotonic() + _START_S
     while time.monotonic() < ends:
@@ -186,8 +187,8 @@ def _watch(client: "Client", project: str, name: str, seconds: float) -> tuple[f
 
 
 def read_rate(seen: list[tuple[float, float]], seconds: float) -> float | None:
-    """Samples per second between reports, without the first sixth of the time: warm-up and
-    compilation.
+    """The samples per second between the reports. The first sixth of the time is left out as
+    warm-up and compilation.
     """
     steady = [each for each in seen if each[0] >= seen[0][0] + seconds / 6] or seen
     steady = steady if len(steady) > 1 else seen
@@ -205,7 +206,7 @@ def read_done(job: "JobDetail") -> float | None:
 
 
 def node_key(job: "JobDetail") -> str | None:
-    """The key in `work.rates` of the node that the job runs on."""
+    """The key in `work.rates` for the kind of node that the job runs on."""
     from msgspec.json import decode
 
     from cavvy.domain.tasks import Task

@@ -189,7 +189,9 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
 def _fetch_prices(
     name: str, source: "PriceSource", today: "date", *, skip_logins: bool
 ) -> "ProviderPrices | None":
-    """Fetch a provider's prices; None if it needs a login and `skip_logins` is set."""
+    """Fetch the prices of a provider, or return None if they need a login and `skip_logins` is
+    set.
+    """
     import time
 
     from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery

@@ -1,4 +1,6 @@
-"""`cavvy check`: whether each provider can be used, its identity, and what it does not support."""
+"""`cavvy check`: shows whether each provider can be used, its identity, and what it does not
+support.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -24,14 +26,15 @@ class ProviderFinding:
     name: str
     title: str = ""
     docs: str = ""
-    file: str = ""  # the settings file
+    file: str = ""  # path of the settings file
     enabled: bool
     test_double: bool = False
     off: bool = False  # disabled by `enabled = false`
-    problem: str = ""  # why it cannot be used, "" if it can
-    facts: Sequence[tuple[str, str]] = ()  # its identity and what it sees
-    settings: Mapping[str, object] = field(default_factory=dict)  # in force
-    choices: Mapping[str, str] = field(default_factory=dict)  # all settings, and what each does
+    problem: str = ""  # why the provider cannot be used, or "" if it can
+    facts: Sequence[tuple[str, str]] = ()  # the identity of the provider, and what it found
+    settings: Mapping[str, object] = field(default_factory=dict)  # the settings in use
+    # all settings by name, with what each does
+    choices: Mapping[str, str] = field(default_factory=dict)
     unsupported: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -42,7 +45,7 @@ class ProviderFinding:
 
     @property
     def way_in(self) -> str:
-        """How to enable it."""
+        """How to enable the provider."""
         table = f"[providers.{self.name}]"
         return f"remove `enabled = false` from {table}" if self.off else f"add {table}"
 
@@ -98,8 +101,8 @@ def _policy(name: str | None) -> str:
 
 
 def _load(name: str | None) -> tuple["Settings", Mapping[str, "KnownProvider"]]:
-    """The settings and all installed providers. Raises CommandFailure if NAME, or a table of the
-    settings, is not one of them.
+    """The settings and all installed providers. Raises CommandFailure if NAME, or the name of a
+    table in the settings, is not a provider.
     """
     from difflib import get_close_matches
 
@@ -164,7 +167,8 @@ async def _examine_one(
         context = ProviderContext(
             installation="check", home=settings.home / "providers", node_endpoint=node_endpoint
         )
-        provider = registry.make(known, table, context)  # only asks; launches nothing
+        # the provider is only queried, and launches nothing
+        provider = registry.make(known, table, context)
         async with asyncio.timeout(ASK_TIMEOUT_S):
             return replace(found, facts=await _whoami(provider), problem=_objection(provider))
     except ProviderError as error:
@@ -174,7 +178,7 @@ async def _examine_one(
 
 
 def _objection(provider: "Provider") -> str:
-    """Why a minimal task could not run there; "" if it could."""
+    """Why a minimal task could not run on the provider, or "" if it could."""
     from cavvy.domain.tasks import Task
     from cavvy.providers.objections import list_objections
 
@@ -195,8 +199,8 @@ def _described(found: ProviderFinding, manifest: "Manifest") -> ProviderFinding:
 
 
 async def _whoami(provider: "Provider") -> Sequence[tuple[str, str]]:
-    """The provider's identity; for a provider without one, the number of its offers, which shows
-    that it works.
+    """The provider's identity. If it has none, the number of its offers, which shows that it
+    works.
     """
     from cavvy.providers.abilities import CLOSEABLE, WHO_AM_I, ability
 

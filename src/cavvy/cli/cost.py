@@ -1,4 +1,4 @@
-"""`cavvy cost`: what was spent, by job or project."""
+"""`cavvy cost`: shows what was spent, by job or project."""
 
 from typing import TYPE_CHECKING
 

@@ -11,7 +11,7 @@ import click
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.packages import extra_command
 
-TRY_S, TRIED = 3.0, 2000  # limits of one rate measurement: seconds, and random samples
+TRY_S, TRIED = 3.0, 2000  # limits of one measurement: seconds, and number of random samples
 
 
 @click.group("data")
@@ -54,7 +54,7 @@ def convert(source: str, target: Path) -> None:
 
 
 def measure(samples: Any) -> float:
-    """Samples per second of random reads by this thread, after a warm-up."""
+    """The samples per second that this thread reads at random, after a warm-up."""
     order = random.Random(0).sample(range(len(samples)), min(len(samples), TRIED))
     if not order:
         raise ValueError("it has no samples")

@@ -1,4 +1,4 @@
-"""`cavvy diff`: what differed between two runs."""
+"""`cavvy diff`: shows how two runs differ."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _TEXTS = frozenset(
     {"origin.task_text", "origin.diff"}
-)  # too long for a cell: shown by size and hash
+)  # too long for a cell, so their size and hash are shown
 
 
 @click.command("diff")
@@ -39,7 +39,7 @@ def command(first: str, second: str, project: str, output: str) -> None:
 
 
 def _facts(job: "JobDetail") -> Iterator[tuple[str, object]]:
-    """Every fact of a run, by a dotted name."""
+    """Every fact of a run, with a dotted name."""
     from msgspec.json import decode
 
     yield from _flat("task", decode(job.task))
@@ -75,7 +75,7 @@ def _cell(name: str, value: object, output: str) -> object:
         )
     if output == "table":
         if isinstance(value, bool):
-            return str(value).lower()  # with the spelling of the task file
+            return str(value).lower()  # spelled as in a task file
         if name == "result.spent_usd" and isinstance(value, float):
             return f"{value:.6f}"
     return value

@@ -71,8 +71,8 @@ def command(
 def _wait(
     client: "Client", project: str | None, found: "list[CleanupItem]"
 ) -> set[tuple[str, str]]:
-    """Wait until everything found is removed, at most two minutes; returns what is left, by kind
-    and name.
+    """Wait at most two minutes until everything that was found is removed. Returns what is left, by
+    kind and name.
     """
     import time
 

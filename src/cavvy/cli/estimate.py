@@ -1,5 +1,5 @@
-"""`cavvy estimate`: memory, step time, duration and cost of a training run on every accelerator,
-without renting any.
+"""`cavvy estimate`: estimates memory, step time, duration and cost of a training run on every
+accelerator, without renting any.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from cavvy.planner.estimate.table import DeviceEstimate
 
 _ROWS = 25
-_ASSUMED = 5  # assumptions of a trace that are listed below a table
+_ASSUMED = 5  # maximum number of a trace's assumptions that are listed below a table
 
 
 class _Command(click.Command):
-    """Explains where options of the script belong."""
+    """A command whose usage errors explain where options of the script belong."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -152,7 +152,7 @@ def command(script: str | None, arguments: tuple[str, ...], output: str, **given
 
 
 def _read_gpu(given: dict[str, Any]) -> None:
-    """Read `--gpu`, such as H100:8, A100:80GB or A100:80GB:8, into `given`."""
+    """Read a value of `--gpu`, such as H100:8, A100:80GB or A100:80GB:8, into `given`."""
     from cavvy.domain.units import UnitError, parse_memory_mib
 
     name, *parts = (given["only"] or "").split(":")
@@ -239,7 +239,7 @@ def _list_devices(only: str | None, memory_mib: int | None) -> "list[DeviceRates
     wanted = names_matching(only) if only else None
     exact = (
         wanted is not None and len(wanted) == 1
-    )  # with a family or vendor the memory is a minimum
+    )  # if `--gpu` is a family or vendor, the memory is a minimum
     devices = [
         each
         for each in list_devices()

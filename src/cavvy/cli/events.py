@@ -1,4 +1,4 @@
-"""`cavvy events`: a job's history, each step with its reason."""
+"""`cavvy events`: shows a job's history, each step with its reason."""
 
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ def command(name: str, project: str, follow: bool, output: str) -> None:
 
 
 def _events_out(events: "list[EventView]", output: str) -> None:
-    # If all events are on one day, the heading shows the day.
+    # If all events happened on one day, the heading shows the day.
     days = {event.at.date() for event in events}
     clock = len(days) == 1
     columns = [

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cavvy.client.tunnel.mux import Fields, NodeTunnel, TunnelChannel
 
 _LAST_PORT = 65535
-_GREETING_S = 5.0  # time for a connection from the node to reach this machine
+_GREETING_S = 5.0  # seconds for a connection from the node to reach this machine
 _LOOPBACK = {"127.0.0.1", "localhost"}
 
 
@@ -75,14 +75,16 @@ def _read_ports(text: str) -> tuple[int, int]:
 
 
 def _overlap(bind: str, host: str) -> bool:
-    """Whether a server that listens on one of these addresses is reachable at the other."""
+    """Whether a server that listens on one of these two addresses is reachable at the other."""
     return bind in ("", "0.0.0.0", host) or {bind, host} <= _LOOPBACK
 
 
 async def _is_here(tunnel: "NodeTunnel") -> bool:
-    """Whether the node shares this machine's network: then its own loopback is this machine's.
+    """Whether the node shares the network of this machine, so that both have the same loopback
+    interface.
 
-    A port that is forwarded to itself would loop forever and block the port for the job's server.
+    If so, a port could be forwarded to itself, which would loop forever and block the port for the
+    job's server.
     """
     from cavvy.client.tunnel.mux import RemoteError
 
@@ -93,7 +95,7 @@ async def _is_here(tunnel: "NodeTunnel") -> bool:
             async with asyncio.timeout(_GREETING_S):
                 if await reader.readexactly(len(word)) == word:
                     met.set()
-        except (OSError, EOFError):  # TimeoutError is an OSError
+        except (OSError, EOFError):  # includes TimeoutError
             pass
         finally:
             writer.close()

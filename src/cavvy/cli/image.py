@@ -1,4 +1,6 @@
-"""`cavvy image`: builds an image of a task, cached by content, and shows the size of its layers."""
+"""`cavvy image`: builds an image for a task, cached by content, and shows the size of its
+layers.
+"""
 
 import hashlib
 import json
@@ -119,7 +121,7 @@ def _freeze(task: "Task", beside: Path) -> "FolderSnapshot":
 
 
 def _key(recipe: "DockerfileRecipe", snapshot: "FolderSnapshot | None", task: "Task") -> str:
-    """A hash of everything that the image is built from."""
+    """A hash of everything that the image is made from."""
     build = task.image_build
     parts: list[object] = [recipe.text, sorted(recipe.files.items())]
     parts += (
@@ -192,7 +194,7 @@ def _build_options(build: "ImageBuild") -> list[str]:
 
 
 def _show_layers(engine: str, name: str) -> None:
-    """Print the size of each layer, the last first, as the engine reports it."""
+    """Print the size of each layer as the engine reports it, the last layer first."""
     shape = "{{.Size}}\t{{.CreatedBy}}"
     argv = [engine, "history", "--no-trunc", "--format", shape, name]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)

@@ -1,4 +1,6 @@
-"""`cavvy init`: writes a commented starter task file after a few questions, or a template."""
+"""`cavvy init`: asks a few questions and writes a commented task file to start from, or writes a
+template.
+"""
 
 import json
 import sys
@@ -13,7 +15,7 @@ from cavvy.cli.view.failure import CommandFailure
 if TYPE_CHECKING:
     from cavvy.spec.starter import StarterAnswers
 
-# One folder per template: a task file, a program, its requirements.
+# One folder per template, with a task file, a program and its requirements.
 TEMPLATES = Path(__file__).parents[1] / "templates"
 
 
@@ -111,8 +113,8 @@ def _next_steps(file: str) -> None:
 
 
 def _read_template(folder: Path) -> dict[str, bytes]:
-    """The template's files by name. If this Cavvy is on no package index, they include a wheel of
-    the modules that training programs import.
+    """The template's files by name. If this Cavvy is not on a package index, they include a wheel
+    of the modules that training programs import.
     """
     from importlib.metadata import distribution
 
@@ -159,7 +161,7 @@ def _defaults(file: Path) -> "StarterAnswers":
     from cavvy.spec.problems import slug
     from cavvy.spec.starter import StarterAnswers
 
-    # The default file name task.yaml describes nothing, so the folder's name is used.
+    # The default name task.yaml says nothing about the task, so the name of the folder is used.
     folder = file.resolve().parent.name
     return StarterAnswers(name=slug(folder if file.stem == "task" else file.stem) or "hello")
 
@@ -202,8 +204,8 @@ def _ask(file: Path) -> "StarterAnswers":
 
 
 def _checked(template: str) -> Callable[[str], str]:
-    """A check of one answer by the rules of the task file, so that an invalid one is asked for
-    again at once.
+    """A check of an answer by the rules of the task file, so that the question is repeated at once
+    if the answer is invalid.
     """
 
     def check(answer: str) -> str:

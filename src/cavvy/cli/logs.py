@@ -1,4 +1,4 @@
-"""`cavvy logs`: print or follow a job's log."""
+"""`cavvy logs`: prints or follows a job's log."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -49,7 +49,9 @@ def command(
 def _last_lines(
     client: "Client", project: str, name: str, rank: int, attempt: int | None, lines: int
 ) -> bytes:
-    """The last lines of a log: requests longer tails until there are enough lines."""
+    """The last `lines` lines of a log; requests longer and longer tails until there are enough
+    lines.
+    """
     size = 200 * lines
     while lines:
         data = b"".join(client.logs(project, name, rank=rank, attempt=attempt, tail_bytes=size))

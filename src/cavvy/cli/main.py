@@ -1,4 +1,6 @@
-"""The entry point: a lazy table of commands, so that `cavvy --help` imports none of them."""
+"""The entry point. A table names the module of each command, so that `cavvy --help` imports no
+command.
+"""
 
 import errno
 import os
@@ -9,8 +11,8 @@ import click
 
 from cavvy import __version__
 
-# Commands by section, in the order of `cavvy --help` and the reference. The module of the same name
-# defines each one as `command`.
+# Commands by section, in the order of `cavvy --help` and of the reference. Each command is the
+# function `command` in the module of the same name.
 SECTIONS: dict[str, dict[str, str]] = {
     "Describe and plan": {
         "init": "Write a commented starter task file after a few questions.",
@@ -65,7 +67,7 @@ COMMANDS = {name: text for names in SECTIONS.values() for name, text in names.it
 
 
 class LazyGroup(click.Group):
-    """A group that imports each command when it is used."""
+    """A group that imports each command only when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -119,9 +121,9 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the CLI; called by the `cavvy` script."""
+    """Run the CLI. The `cavvy` script calls this function."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the caller, as `cavvy ps >&-` does
+        if getattr(sys, name) is None:  # the caller closed this stream, as in `cavvy ps >&-`
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - the file lives as long as the process
     try:
         try:
@@ -130,9 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.stdout.flush()
     except BrokenPipeError:
         sys.stderr.close()
-        sys.exit(141)  # as a shell reports SIGPIPE
+        sys.exit(141)  # the exit code that shells report for SIGPIPE
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         click.echo(f"error: cannot write: {error.strerror}", err=True)
-        os._exit(1)  # the rest of the buffer cannot be written either
+        os._exit(1)  # skips the flush on exit, which would fail too

@@ -89,7 +89,7 @@ def command(output: str, accelerators: bool, **given: object) -> None:
         raise click.ClickException(str(error)) from error
 
 
-# How rejected rows differ, by constraint, as in "1,200 cost more".
+# How rejected rows differ, by constraint: the rest of a text such as "1,200 cost more".
 _FAULTS = {
     "purchase": "are sold in another way",
     "accelerator": "have other accelerators or none",
@@ -140,8 +140,8 @@ def _offers_out(offers: "Sequence[Offer]", output: str) -> None:
 
 
 def _ask_configured(snapshot: "CatalogSnapshot", need: "Resources") -> "Sequence[OfferMatches]":
-    """The current offers of configured providers that `need` names and that the catalog does not
-    have; () if there are none.
+    """The current offers of configured providers that `need` names but the catalog does not
+    contain, or () if there are none.
     """
     known = {provider for provider, _, _ in snapshot.regions()} if need.providers else set()
     names = [name for name in need.providers if name not in known]
@@ -171,7 +171,9 @@ def _join(found: "Sequence[OfferMatches]") -> "OfferMatches":
 
 
 def _is_of(market: str, offer: "Offer") -> bool:
-    """Whether the observed market belongs to the offer; one without a zone covers its region."""
+    """Whether the observed market belongs to the offer. An offer without a zone covers all zones of
+    its region.
+    """
     if offer.zone is not None:
         return market == offer.key
     location, kind, purchase = market.rsplit("/", 2)
@@ -182,7 +184,7 @@ def _is_of(market: str, offer: "Offer") -> bool:
 
 
 def _seen_text(seen: "Sequence[MarketListing]") -> str | None:
-    """ "granted 9 of 12, reclaimed 3 times in 41.0 h, boots in 95 s"."""
+    """A summary such as "granted 9 of 12, reclaimed 3 times in 41.0 h, boots in 95 s", or None."""
     if not seen:
         return None
     granted, refused = sum(row.granted for row in seen), sum(row.refused for row in seen)
@@ -289,7 +291,7 @@ def _read_spot(given: dict[str, object]) -> "SpotPolicy":
 
 
 def _words(value: object) -> tuple[str, ...]:
-    """The values of an option, which can be repeated or separated by commas."""
+    """The values of an option, which can be repeated or have several values separated by commas."""
     texts = value if isinstance(value, tuple) else (value,)
     return tuple(word.strip() for text in texts for word in str(text).split(",") if word.strip())
 
@@ -297,7 +299,9 @@ def _words(value: object) -> tuple[str, ...]:
 def _read_range(
     option: str, value: object, read: "Callable[[str], float]"
 ) -> "tuple[float | None, float | None]":
-    """`8` and `8+` mean at least 8; `8..32`, `8..` and `..32` are ranges."""
+    """Read the bounds of a range: `8` and `8+` mean at least 8; `8..32`, `8..` and `..32` are also
+    allowed.
+    """
 
     if value is None:
         return None, None
@@ -388,7 +392,7 @@ def _nearest(miss: "NearMiss") -> str:
 
 
 def _cents(micros: int) -> str:
-    """Dollars, rounded up, so that a limit of this amount admits the offer."""
+    """The amount in dollars, rounded up, so that a price limit of this amount admits the offer."""
     return f"{-(-micros // 10_000) / 100:.2f}"
 
 

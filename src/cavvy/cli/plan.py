@@ -105,7 +105,7 @@ def show_plan(task: "Task") -> None:
 def _print_notes(answers: "Sequence[_Answer]", output: str) -> None:
     warnings = [
         warning for each in answers for warning in each.warnings
-    ]  # only the JSON lists them
+    ]  # JSON output lists them itself
     notes = [f"warning: {each}" for each in warnings if output != "json"]
     notes += [f"note: {problem}" for each in answers for problem in each.offered.problems]
     for note in dict.fromkeys(notes):
@@ -121,7 +121,7 @@ class _Answer:
     offered: "AvailableOffers"
     made: "PlacementPlan"
     found: "Explanation"
-    message: str  # why no offer fits; "" if one does
+    message: str  # why no offer fits, or "" if one does
     forecast: "Sequence[Forecast]"
     warnings: Sequence[str]
 
@@ -156,7 +156,9 @@ def _answer(
 
 
 def _csv_out(answers: Sequence[_Answer]) -> None:
-    """One table; for a task with several alternatives, each row has the alternative's number."""
+    """Print the answers as one table. If the task has several alternatives, each row has the number
+    of its alternative.
+    """
     found = [
         (at, _row(rank, placement, ()))
         for at, each in enumerate(answers, 1)
@@ -237,7 +239,9 @@ _COLUMNS = (
 
 
 def _row(rank: int, placement: "Placement", notes: Sequence[str]) -> tuple[object, ...]:
-    """`notes`: all notes, which the row refers to by number; () writes them in full."""
+    """The cells of a row. `notes` are all notes, to which the row refers by number; if it is (),
+    the row contains its notes in full.
+    """
     offer, loss = placement.offer, placement.spot_loss
     return (
         rank,
@@ -264,7 +268,9 @@ def _row(rank: int, placement: "Placement", notes: Sequence[str]) -> tuple[objec
 
 
 def _wished(nodes: int, wish: str) -> str:
-    """ "any node", "2 nodes with 8 CPUs", "4 nodes, each a H100:8"."""
+    """What the task requires, such as "any node", "2 nodes with 8 CPUs" or "4 nodes, each a
+    H100:8".
+    """
     if wish == "node":
         return "any node" if nodes == 1 else f"{nodes} nodes of any kind"
     if wish.startswith("node "):
@@ -273,7 +279,7 @@ def _wished(nodes: int, wish: str) -> str:
 
 
 def location_text(offer: "Offer") -> str:
-    """The zone if its name includes the region, else both."""
+    """The zone if its name includes the region, otherwise both names."""
     if offer.zone and not offer.zone.startswith(offer.region):
         return f"{offer.region}/{offer.zone}"
     return offer.zone or offer.region
@@ -319,7 +325,7 @@ def _sources_text(made: "PlacementPlan", which: str) -> str:
 
 
 def _usable_text(answer: _Answer) -> str:
-    """The configured providers that have an offer for this alternative."""
+    """The names of the configured providers that have an offer for this alternative."""
     from cavvy.planner.placements import RankingView
     from cavvy.planner.rank import plan
 

@@ -8,7 +8,7 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.packages import extra_command
 
 PRICE = "CAVVY_PRICE_USD_HR"
-PATIENCE_S = 10.0  # time for extra rounds if the windows are short
+PATIENCE_S = 10.0  # seconds for additional rounds if the windows are short
 
 
 script_argument = click.argument(
@@ -104,7 +104,9 @@ def need_torch() -> None:
 
 
 def find_price() -> float | None:
-    """The price of the job's nodes in dollars per hour, if Cavvy set it in the environment."""
+    """The price of the job's nodes in dollars per hour from the environment, or None if Cavvy did
+    not set it.
+    """
     try:
         return float(os.environ[PRICE])
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""`cavvy ps`: list jobs."""
+"""`cavvy ps`: lists jobs."""
 
 import sys
 import time

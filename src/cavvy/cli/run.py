@@ -69,7 +69,7 @@ def command(
 
 
 def _show(loaded: "LoadedTask", name: str | None) -> None:
-    """What would be submitted, and the offers of the configured providers."""
+    """Print what would be submitted, and the offers of the configured providers."""
     from dataclasses import replace
 
     from cavvy.cli.plan import show_plan
@@ -106,7 +106,7 @@ def _submit(
             project=project,
             origin=origin,
             name=name,
-            # Without a terminal a budget in the file counts as consent; on a terminal the user is
+            # Without a terminal, a budget in the file counts as consent. On a terminal, the user is
             # always asked.
             consent=yes or (task.limits.budget is not None and not sys.stdin.isatty()),
         )

@@ -1,4 +1,6 @@
-"""`cavvy secret`: values that jobs get as environment variables and that are never shown again."""
+"""`cavvy secret`: manages values that jobs get as environment variables and that are never shown
+again.
+"""
 
 from typing import IO
 
@@ -76,7 +78,7 @@ def _read_value(name: str, file: IO[bytes] | None) -> str:
         return str(click.prompt(f"value of {name}", hide_input=True))
     data = file.read() if file is not None else sys.stdin.buffer.read()
     try:
-        # Editors add a final newline, which is not part of the secret.
+        # Editors add a newline at the end, which is not part of the secret.
         return bytes(data).decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:
         raise CommandFailure(

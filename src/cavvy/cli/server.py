@@ -97,7 +97,7 @@ def logs(lines: int, follow: bool) -> None:
 
 
 def _follow(path: str, offset: int) -> None:
-    """Print new lines, even after the server starts a new file."""
+    """Print new lines, even after the server has started a new file."""
     import os
     import time
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from cavvy.sim.traces.trials import PolicyTrial, TrialResult
 
-# Formats of matplotlib; without a suffix it writes a .png.
+# Formats of matplotlib, which writes a .png if the name has no suffix.
 _DRAWN = (
     "",
     ".svg",
@@ -314,7 +314,9 @@ def fleet(
 
 
 def _check_targets(files: "Iterable[Path | None]", drawings: "Iterable[Path | None]") -> None:
-    """Check the output files before the simulation runs. Raises CommandFailure."""
+    """Check the names and folders of the output files before the simulation runs. Raises
+    CommandFailure.
+    """
     shown = [path for path in drawings if path is not None]
     for path in shown:
         if path.suffix.lower() not in _DRAWN:

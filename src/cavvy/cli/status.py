@@ -29,7 +29,7 @@ def command(name: str, project: str, output: str) -> None:
             else None
         )
     if output == "json":
-        document = decode(encode(job))  # task, origin and offer are raw JSON inside
+        document = decode(encode(job))  # in the job, task, origin and offer are raw JSON
         extra = {} if forecast is None else {"forecast": decode(encode(forecast))}
         json_out(document | extra)
         return
@@ -74,7 +74,9 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
 def _plan_state_facts(
     job: "JobDetail", forecast: "ForecastView | None"
 ) -> list[tuple[str, object]]:
-    """The deadline policy's last decision with its reason, and the forecast for the rest."""
+    """The last decision of the deadline policy with its reason, and the forecast for the rest of
+    the job.
+    """
 
     facts: list[tuple[str, object]] = []
     if job.plan_state is not None:

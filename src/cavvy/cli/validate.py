@@ -1,4 +1,4 @@
-"""`cavvy validate`: checks task files; prints their meaning or all their problems."""
+"""`cavvy validate`: checks task files, and prints their meaning or all of their problems."""
 
 import sys
 from datetime import UTC, datetime
@@ -90,8 +90,8 @@ def _explain(file: str, found: "Translation") -> None:
 
 
 def _right(file: str, found: "Translation") -> object:
-    """`task` is None if the file describes none or several; `runs`: whether `cavvy run` would
-    accept it.
+    """The result for a valid file. `task` is None if the file describes no task or several; `runs`
+    is whether `cavvy run` would accept the file.
     """
     from msgspec import to_builtins
 

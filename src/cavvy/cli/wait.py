@@ -1,4 +1,4 @@
-"""`cavvy wait`: wait until jobs run, or have ended."""
+"""`cavvy wait`: waits until jobs run or have ended."""
 
 import time
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from cavvy.cli.view.formatting import ENDED
 if TYPE_CHECKING:
     from cavvy.client import Client, wire
 
-_SHORTEST_S, _LONGEST_S = 0.2, 2.0  # between two questions to the server
+_SHORTEST_S, _LONGEST_S = 0.2, 2.0  # seconds between two requests to the server
 
 
 @click.command("wait")

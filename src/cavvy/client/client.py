@@ -1,5 +1,5 @@
-"""The synchronous client: one method per route, typed answers, safe retries, uploads that send
-only what is missing.
+"""The synchronous client: one method per route, typed answers, safe retries, and uploads of only
+what the server does not have.
 """
 
 import os
@@ -17,35 +17,35 @@ from cavvy.client.errors import ApiError, ConnectionLost, Unreachable
 from cavvy.client.ids import make_key
 from cavvy.client.transport import ClientConnection, HttpAnswer
 
-API = 1  # major version of the routes; different versions are incompatible
-REVISION = 4  # increases with every change to them
+API = 1  # major version of the routes; two different versions are incompatible
+REVISION = 4  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4
-_WAIT_S = 20.0  # how long one long poll asks the server to wait
+_WAIT_S = 20.0  # seconds that a long poll asks the server to wait
 
 
 class LogChunk(Struct, frozen=True, kw_only=True):
-    """Some bytes of one rank's log. `offset` is the start of the next chunk; `attempt` is the
-    attempt that wrote the bytes.
+    """Some bytes of the log of one rank. `attempt` is the attempt that wrote them, and `offset` is
+    where the next chunk starts.
     """
 
     data: bytes
     attempt: int
     offset: int
-    over: bool  # the job has ended and nothing will follow
+    over: bool  # the job has ended and the log is complete
 
 
 class ExecChunk(Struct, frozen=True, kw_only=True):
-    """Output of a command run next to a job; `exit_code` is set on the last chunk."""
+    """Output of a command that runs beside a job; `exit_code` is set in the last chunk."""
 
     data: bytes
     exit_code: int | None
 
 
 class Client:
-    """A connection to one server; used by one thread. `revive` is called when the server does not
-    answer, and returns its address and token.
+    """A connection to one server, for use by one thread. If the server does not answer, `revive` is
+    called; it returns the new address and token.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class Client:
         ceiling_micros: int | None = None,
         key: str | None = None,
     ) -> wire.Submitted:
-        """Queue a task. `origin` is a domain RunOrigin. Submissions with the same `key` (of
-        `make_key`) make one job.
+        """Queue a task. `origin` is a `RunOrigin` of the domain model. Several submissions with the
+        same `key` (see `make_key`) create one job.
 
         Raises ApiError: `task-invalid`, `task-refused`, `consent-needed` (the message shows the
         price), `secret-missing`, `snapshot-missing`, `disk-full`.
@@ -119,7 +119,7 @@ class Client:
         cursor: str | None = None,
         limit: int = 50,
     ) -> wire.JobPage:
-        """One page of jobs, newest first, of a project or (None) of all."""
+        """One page of jobs, newest first, of one project or, if it is None, of all projects."""
         base = "/v1/jobs" if project is None else f"/v1/projects/{quote(project)}/jobs"
         asked = query(limit=limit, phase=phases, cursor=cursor)
         return self._ask(base + asked, wire.JobPage)
@@ -135,18 +135,20 @@ class Client:
         return self._ask(_job(project, name) + "/forecast", wire.ForecastView)
 
     def markets(self) -> list[wire.MarketListing]:
-        """The observations of each offer that was used before."""
+        """The observations of each offer that was ever used."""
         return self._ask("/v1/markets", list[wire.MarketListing])
 
     def events(
         self, project: str, name: str, *, after: int = 0, wait_s: float = 0
     ) -> wire.EventPage:
-        """Events newer than `after`; waits up to `wait_s` for the first."""
+        """Events after the id `after`. If there are none yet, waits up to `wait_s` seconds for the
+        first.
+        """
         target = _job(project, name) + "/events" + query(after=after, wait_s=wait_s)
         return self._ask(target, wire.EventPage, wait_s=wait_s)
 
     def follow(self, project: str, name: str, *, after: int = 0) -> Iterator[wire.EventView]:
-        """Every event from `after` on until the job has ended."""
+        """Every event after the id `after`, as it happens, until the job has ended."""
         over = False
         while not over:
             page = self.events(project, name, after=after, wait_s=_WAIT_S)
@@ -163,8 +165,8 @@ class Client:
         tail_bytes: int | None = None,
         follow: bool = False,
     ) -> Iterator[bytes]:
-        """The log's bytes: of one attempt, or of all in order; with `follow` until the job has
-        ended.
+        """The bytes of the log of one attempt or, if `attempt` is None, of all attempts in order.
+        With `follow`, continues until the job has ended.
         """
         for chunk in self.log_chunks(
             project, name, rank=rank, attempt=attempt, tail_bytes=tail_bytes, follow=follow
@@ -183,10 +185,10 @@ class Client:
         follow: bool = False,
         first: int | None = None,
     ) -> Iterator[LogChunk]:
-        """Like `logs`, with the position of each chunk; an empty chunk means that a long poll timed
-        out.
+        """Like `logs`, but yields chunks with their positions; an empty chunk means that a long
+        poll timed out.
 
-        `attempt` selects a single attempt, `first` the attempt to start from.
+        `attempt` selects a single attempt; `first` is the attempt to start from.
         """
         at, offset = attempt or first, 0
         while True:
@@ -218,8 +220,8 @@ class Client:
         wait_s: float = 0,
         only: bool = False,
     ) -> LogChunk:
-        """One piece of the log from `offset` of `attempt` (None: the first); later attempts
-        follow unless `only`.
+        """One chunk of the log from `offset` of `attempt` (None for the first attempt); after its
+        end, the next attempt follows unless `only` is set.
         """
         asked = query(
             rank=rank,
@@ -240,7 +242,7 @@ class Client:
     def stop(
         self, project: str, name: str, *, reason: str = "stopped by the user"
     ) -> wire.JobListing:
-        """Request the job's stop; returns at once. Does not change an ended job."""
+        """Request that the job stops, and return at once. An ended job does not change."""
         return self._ask(
             _job(project, name) + "/stop", wire.JobListing, wire.StopAsk(reason=reason)
         )
@@ -259,7 +261,7 @@ class Client:
     def exec(
         self, project: str, name: str, command: list[str], *, rank: int = 0
     ) -> Iterator[ExecChunk]:
-        """Run a command next to a running job; the last chunk has its exit code."""
+        """Run a command beside a running job; the last chunk has its exit code."""
         base = _job(project, name) + "/exec"
         ask = wire.ExecAsk(command=command, rank=rank)
         started = self._ask(base, wire.ExecStarted, ask, retry=False)
@@ -271,12 +273,12 @@ class Client:
                 yield piece
 
     def open_tunnel(self, project: str, name: str, rank: int = 0) -> str:
-        """Open a remote session on a node, for `client.tunnel`; returns its id."""
+        """Open a remote session on a node, for `client.tunnel`, and return its id."""
         ask = wire.ExecAsk(rank=rank, session=True)
         return self._ask(_job(project, name) + "/exec", wire.ExecStarted, ask, retry=False).id
 
     def read_exec(self, project: str, name: str, exec_id: str, *, offset: int) -> ExecChunk:
-        """The next output from this byte on; waits a while for some."""
+        """Output from this offset on. If there is none yet, waits up to 20 s for some."""
         where = f"{_job(project, name)}/exec/{exec_id}"
         target = where + query(offset=offset, wait_s=_WAIT_S)
         answer = self._call("GET", target, wait_s=_WAIT_S)
@@ -286,7 +288,7 @@ class Client:
     def write_exec(
         self, project: str, name: str, exec_id: str, *, offset: int, data: bytes, end: bool
     ) -> wire.InputTaken:
-        """Send input; waits a while until the node has read it."""
+        """Send input. If the node has not read earlier input, waits for it up to 20 s."""
         target = f"{_job(project, name)}/exec/{exec_id}/input" + query(offset=offset, end=end)
         answer = self._call("POST", target, data, wait_s=_WAIT_S)
         return decode(answer.body, type=wire.InputTaken)
@@ -295,38 +297,38 @@ class Client:
         return self._ask(_job(project, name) + "/cost", wire.CostView)
 
     def project_cost(self, project: str, *, since: datetime | None = None) -> wire.ProjectCost:
-        """What a project has spent, in total or since a time."""
+        """What a project has spent, in total or since a point in time."""
         target = f"/v1/projects/{quote(project)}/cost" + query(since=since and since.isoformat())
         return self._ask(target, wire.ProjectCost)
 
-    # What runs
+    # Nodes
 
     def nodes(self, project: str | None = None) -> list[wire.NodeListing]:
-        """Nodes that run or are billed now, of a project or (None) of all."""
+        """Nodes that run or are billed now, of one project or, if it is None, of all projects."""
         return self._ask("/v1/nodes" + query(project=project), list[wire.NodeListing])
 
     def invite(
         self, *, name: str | None = None, group: str | None = None, valid_s: float = 3600
     ) -> wire.InvitationView:
-        """Commands that turn a machine into a node when one of them is run there."""
+        """Commands that turn a machine into a node when one of them is run on the machine."""
         ask = wire.InviteAsk(name=name, group=group, valid_s=valid_s)
         return self._ask("/v1/invitations", wire.InvitationView, ask, wait_s=30)
 
     def machines(self) -> list[wire.MachineRow]:
-        """Machines that joined."""
+        """The machines that joined."""
         return self._ask("/v1/machines", list[wire.MachineRow])
 
     def dismiss(self, name: str) -> None:
-        """End a machine's work and revoke its token."""
+        """End the work on a machine and revoke its token."""
         self._call("DELETE", f"/v1/machines/{quote(name)}", retry=False)
 
     def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.CleanupItem]:
-        """Stop every unfinished job (of one project) and remove its nodes."""
+        """Stop every unfinished job, of one project or of all, and remove its nodes."""
         ask = wire.DownAsk(project=project, dry_run=dry_run)
         return self._ask("/v1/down", wire.CleanupReport, ask, wait_s=90).found
 
     def gc(self, *, dry_run: bool = True) -> list[wire.CleanupItem]:
-        """Find, and without `dry_run` remove, nodes that belong to no unfinished job."""
+        """Find nodes that belong to no unfinished job, and remove them unless `dry_run` is set."""
         return self._ask("/v1/gc", wire.CleanupReport, wire.GcAsk(dry_run=dry_run), wait_s=90).found
 
     # Secrets
@@ -342,7 +344,7 @@ class Client:
         )
 
     def delete_secret(self, project: str, name: str) -> None:
-        """Raises ApiError `secret-not-found`."""
+        """Delete a secret. Raises ApiError `secret-not-found`."""
         self._call("DELETE", f"/v1/projects/{quote(project)}/secrets/{quote(name)}", retry=False)
 
     # Blobs
@@ -354,10 +356,10 @@ class Client:
         *,
         progress: Callable[[int, int], None] | None = None,
     ) -> int:
-        """Upload the blobs (SHA-256 to path or bytes) that the server does not have; returns the
-        number of bytes sent.
+        """Upload those of the blobs (paths or bytes by their SHA-256) that the server does not
+        have. Returns the number of bytes sent.
 
-        `progress` is called with bytes sent and total bytes, from any upload thread.
+        Any upload thread may call `progress`, with the bytes sent and the total bytes.
         """
         from cavvy.client.upload import upload
 
@@ -370,7 +372,7 @@ class Client:
         ).missing
 
     def sibling(self) -> "Client":
-        """Another connection to the same server, for another thread."""
+        """Open another connection to the same server, for another thread."""
         return Client(self.address, self._token, timeout_s=self._timeout_s, revive=self._revive)
 
     # The server
@@ -382,10 +384,10 @@ class Client:
         return self._ask("/v1/server", wire.ServerView)
 
     def stop_server(self) -> None:
-        """Ask the server to stop; nodes and their work go on."""
+        """Ask the server to stop. Nodes and their work continue."""
         self._call("POST", "/v1/server/stop", retry=False)
 
-    # How
+    # Requests
 
     def _ask(
         self,
@@ -398,7 +400,9 @@ class Client:
         wait_s: float = 0,
         retry: bool = True,
     ) -> _T:
-        """The decoded answer; the method is POST with `ask` and GET without, unless it is given."""
+        """Send a request and return the decoded answer. By default the method is POST if there is a
+        body `ask`, otherwise GET.
+        """
         method = method or ("GET" if ask is None else "POST")
         body = b"" if ask is None else encode(ask)
         answer = self._call(method, target, body, headers, wait_s=wait_s, retry=retry)
@@ -414,8 +418,8 @@ class Client:
         wait_s: float = 0,
         retry: bool = True,
     ) -> HttpAnswer:
-        """One request, repeated after a lost connection if that is safe (`retry`). The server may
-        take `wait_s` longer than usual.
+        """Send a request, and repeat it after a lost connection if that is safe (`retry`). The
+        server may take `wait_s` seconds longer than usual.
         """
         timeout_s = self._timeout_s + wait_s
         for attempt in range(_TRIES):
@@ -438,7 +442,7 @@ class Client:
         length: int | None = None,
         timeout_s: float | None = None,
     ) -> HttpAnswer:
-        """One request, tried once. Raises ApiError."""
+        """Send a request once. Raises ApiError."""
         every = {
             "Authorization": f"Bearer {self._token}",
             "Cavvy-Api": f"{API}.{REVISION}",
@@ -466,7 +470,7 @@ def _job(project: str, name: str) -> str:
 def _error(answer: HttpAnswer) -> ApiError:
     try:
         body = decode(answer.body, type=wire.ErrorBody)
-    except ValueError:  # from a proxy, or from a server other than Cavvy
+    except ValueError:  # the answer is from a proxy, or from a server other than Cavvy
         text = answer.body[:200].decode("utf-8", "replace").strip()
         return ApiError(
             f"http-{answer.status}", text or f"HTTP status {answer.status}", "", answer.status
@@ -483,7 +487,7 @@ def quote(text: str) -> str:
 
 
 def query(**values: object) -> str:
-    """The query of a URL: a list gives a pair for each item, None and False give none."""
+    """The query part of a URL. A list becomes one pair per item; None and False are left out."""
     pairs = [
         f"{name}={quote(_plain_text(each))}"
         for name, value in values.items()

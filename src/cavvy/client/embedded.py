@@ -1,6 +1,6 @@
 """Finds the embedded server, and starts it in the background if it is not running.
 
-If two commands start it at once, both use the server that gets the lock. A server of an older
+If two commands start a server at once, both use the server that gets the lock. A server of an older
 version is replaced; jobs and their nodes keep running.
 """
 
@@ -25,7 +25,7 @@ _STOP_WAIT_S = 15.0
 
 
 def connect(*, start: bool = True, home: str | None = None, timeout_s: float = 30.0) -> Client:
-    """A client of the embedded server, which is started if needed unless `start` is False.
+    """Connect to the embedded server. If it is not running, it is started, unless `start` is False.
 
     Raises Unreachable (it is not running and `start` is False), StartFailed, IncompatibleVersions.
     """
@@ -44,15 +44,15 @@ def connect(*, start: bool = True, home: str | None = None, timeout_s: float = 3
 
 
 def ensure_server(*, home: str | None = None) -> ServerFile:
-    """Start the embedded server unless it is running; returns when it is healthy. Raises
-    StartFailed, IncompatibleVersions.
+    """Start the embedded server unless it is running. Returns when it answers. Raises StartFailed,
+    IncompatibleVersions.
     """
     return _ensure(home or default_home(), start=True)
 
 
 def stop_server(*, home: str | None = None) -> bool:
-    """Stop the embedded server and wait for its end; False if none was running. Nodes keep
-    running.
+    """Stop the embedded server and wait until it has stopped. Returns False if none was running.
+    Nodes keep running.
     """
     folder = home or default_home()
     server = read_server(folder)
@@ -75,13 +75,13 @@ def _answers(server: ServerFile) -> bool:
             client.send("GET", "/v1/health")
         except Unreachable:
             return False
-        except ApiError:  # an error also proves that a server answers
+        except ApiError:  # an error is also an answer of a server
             return True
         return True
 
 
 def _fits(server: ServerFile) -> bool:
-    """Whether this program can use the server; False if the server is older and must be replaced.
+    """Whether this program can use the server. If not, the server is older and must be replaced.
 
     Raises IncompatibleVersions if the server has a newer major version of the API.
     """
@@ -124,10 +124,11 @@ def _launch(home: str, *, start: bool) -> ServerFile:
 
 
 def _stop(home: str, server: ServerFile) -> None:
-    """Stop the server by its API, or by a signal to its process, and wait until it is gone.
+    """Stop the server by its API, or by a signal to its process, and wait until the process has
+    ended.
 
-    Another server may take the lock at once, because a command that follows a job starts one as
-    soon as the old server stops answering.
+    Another server may take the lock immediately: a command that follows a job starts one as soon as
+    the old server stops answering.
     """
     try:
         with Client(server.address, read_token(home), timeout_s=5.0) as client:

@@ -1,15 +1,17 @@
-"""Errors of the client, by what the caller does next.
+"""Errors of the client. Each class requires a different reaction of the caller.
 
 ApiError                    the server refused: code, message, hint and HTTP status
-  Unreachable               no server answers; start one or look at its log
-    ConnectionLost          the connection ended after the request; it may have been processed
+  Unreachable               no server answers; start a server or look at its log
+    ConnectionLost          the connection ended; the server may have processed the request
   StartFailed               the embedded server could not be started; the hint names its log
-  IncompatibleVersions      client and server are incompatible; the hint says which to update
+  IncompatibleVersions      client and server are incompatible; the hint names the one to update
 """
 
 
 class ApiError(Exception):
-    """An error with a stable code, a message, a hint what to do, and the HTTP status (0: none)."""
+    """An error with a stable code, a message, a hint about what to do, and the HTTP status (0 if
+    there is none).
+    """
 
     def __init__(self, code: str, message: str, hint: str = "", status: int = 0) -> None:
         super().__init__(message)

@@ -1,6 +1,7 @@
-"""Ids of jobs: 16 characters of Crockford's base 32 in lower case, whose first ten encode the time.
+"""Ids of jobs: 16 characters of Crockford's base 32 in lower case. The first ten characters encode
+the time.
 
-Clients use such ids as idempotency keys too, so that a repeated submission makes one job.
+Such ids also serve as idempotency keys of clients, so that a repeated submission makes one job.
 """
 
 import os
@@ -8,13 +9,14 @@ import re
 import time
 
 DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
-_TIME, _RANDOM = 10, 6  # digits; 50 bits of milliseconds last until the year 37648
+# digits; ten digits are 50 bits of milliseconds, which last until the year 37648
+_TIME, _RANDOM = 10, 6
 _FORM = re.compile(f"[{DIGITS}]{{{_TIME + _RANDOM}}}")
 PATTERN = f"^{_FORM.pattern}$"
 
 
 def make_id(now_s: float, noise: bytes) -> str:
-    """An id that sorts by time. `now_s` is in seconds since 1970; `noise` is at least four
+    """Make an id. Ids sort by time. `now_s` is in seconds since 1970; `noise` is at least four
     random bytes.
     """
     random = int.from_bytes(noise[:4], "big") >> 2
@@ -32,7 +34,7 @@ def make_key() -> str:
 
 
 def read_time(job_id: str) -> float | None:
-    """The time of an id in seconds since 1970; None if the text is not an id."""
+    """The time of an id in seconds since 1970, or None if the text is not an id."""
     if not _FORM.fullmatch(job_id):
         return None
     number = 0

@@ -18,7 +18,7 @@ _TAIL_LINES = 12
 
 
 class StartupReport(Struct, frozen=True, kw_only=True):
-    """A starting server's report through its ready pipe; `state` is ready, busy or error."""
+    """What a starting server reports through its ready pipe; `state` is ready, busy or error."""
 
     state: str
     code: str = ""
@@ -27,8 +27,8 @@ class StartupReport(Struct, frozen=True, kw_only=True):
 
 
 def launch(home: str) -> ServerFile:
-    """Start the server of this state folder, or wait for one that another command is starting.
-    Raises StartFailed.
+    """Start the server of this state folder, or wait for the server that another command is
+    starting. Raises StartFailed.
     """
     try:
         timeout_s = settings.load().whole("server.start_timeout_s")
@@ -93,12 +93,12 @@ def _start_once(home: str, deadline: float) -> StartupReport:
     finally:
         os.close(reader)
         if process.poll() is None:
-            process.returncode = 0  # no wait for the server, which outlives this process
+            process.returncode = 0  # prevents a wait for the server, which outlives this process
     return word
 
 
 def _listen(reader: int, deadline: float) -> StartupReport | None:
-    """The server's report; None if it ended without one."""
+    """The report of the starting server, or None if the server ended without one."""
     data = b""
     while not data.endswith(b"\n"):
         left = deadline - time.monotonic()

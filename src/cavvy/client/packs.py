@@ -1,23 +1,23 @@
-"""Packs: many small blobs in one request; exchanged by clients, agents and the server.
+"""Packs: many small blobs in one request. Clients, agents and the server exchange them.
 
 A pack is a sequence of entries: the SHA-256 in 64 lower-case hexadecimal digits, the size in
-decimal, a line feed, and the bytes. The agent has its own reader, because it imports no other
-module.
+decimal, a line feed, and the bytes. The agent has its own reader, because it does not import other
+modules of Cavvy.
 """
 
 import re
 from collections.abc import Iterable
 
 PACK_BYTES = 8 * 1024 * 1024  # maximum bytes of a whole pack
-PACK_BLOBS = 2048  # maximum blobs in a pack; storing more would take too long for one request
-SMALL = 256 * 1024  # bytes of the largest blob in a pack; a larger one is sent alone
+PACK_BLOBS = 2048  # maximum number of blobs in a pack; one request could not store more in time
+SMALL = 256 * 1024  # maximum bytes of a blob in a pack; a larger blob is sent alone
 
 _HEAD = re.compile(rb"([0-9a-f]{64})([0-9]{1,7})\n")
 _HEAD_BYTES = 64 + 7 + 1
 
 
 class TornPack(ValueError):
-    """The bytes are not a valid pack; the message has the position."""
+    """The bytes are not a valid pack. The message contains the position of the error."""
 
 
 def make_entry(name: str, data: bytes) -> bytes:
@@ -30,7 +30,7 @@ def make_pack(blobs: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 def read_pack(data: bytes) -> dict[str, bytes]:
-    """The blobs by name, without checking their hashes. Raises TornPack."""
+    """The blobs of a pack by name; their hashes are not checked. Raises TornPack."""
     found: dict[str, bytes] = {}
     at = 0
     while at < len(data):
@@ -51,5 +51,5 @@ def read_pack(data: bytes) -> dict[str, bytes]:
 
 
 def size_in_pack(size: int) -> int:
-    """An upper bound of the size of a blob's entry."""
+    """The maximum size of the entry of a blob with `size` bytes."""
     return size + _HEAD_BYTES

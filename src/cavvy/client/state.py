@@ -1,5 +1,5 @@
-"""The state folder that the embedded server shares with its clients: the running server's address,
-token and lock.
+"""The state folder, which the embedded server shares with its clients: the address, the token and
+the lock of the running server.
 """
 
 import fcntl
@@ -12,10 +12,10 @@ from msgspec.json import decode, encode
 
 
 class ServerFile(Struct, frozen=True, kw_only=True):
-    """Ask the server to stop; nodes and their work continue."""
+    """The contents of `server.json`: the process, address and versions of the running server."""
 
     pid: int
-    process: str  # distinguishes the process from a later one with the same id
+    process: str  # distinguishes this process from a later one with the same pid
     host: str
     address: str
     listen: str | None = None
@@ -31,7 +31,7 @@ def default_home() -> str:
 
 
 def read_server(home: str) -> ServerFile | None:
-    """The contents of `server.json`; None if it is missing or damaged."""
+    """The contents of `server.json`, or None if the file is missing or damaged."""
     try:
         with open(os.path.join(home, "server.json"), "rb") as file:
             return decode(file.read(), type=ServerFile)
@@ -40,7 +40,7 @@ def read_server(home: str) -> ServerFile | None:
 
 
 def write_private(path: str, data: bytes) -> None:
-    """Replace a file atomically; only its owner can read it."""
+    """Replace a file atomically, so that only its owner can read it."""
     draft = f"{path}.{os.getpid()}.tmp"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -58,7 +58,7 @@ def write_server(home: str, server: ServerFile) -> None:
 
 
 def read_token(home: str) -> str:
-    """The user's token, or "" before the first server start."""
+    """The user's token, or "" before the first start of a server."""
     try:
         with open(os.path.join(home, "token")) as file:
             return file.read().strip()
@@ -67,7 +67,9 @@ def read_token(home: str) -> str:
 
 
 def server_holds_lock(home: str) -> bool:
-    """Whether a server with this state folder runs on this host: its process holds the lock."""
+    """Whether a server for this state folder runs on this host, which means that it holds the
+    lock.
+    """
     try:
         fd = os.open(os.path.join(home, "server.lock"), os.O_RDWR)
     except OSError:
@@ -82,15 +84,15 @@ def server_holds_lock(home: str) -> bool:
 
 
 def process_mark(pid: int) -> str:
-    """A unique mark of a process until the next boot: its start time in ticks and the boot id; ""
-    if it has ended.
+    """A mark of a process that is unique until the next boot (its start time in ticks and the boot
+    id), or "" if the process has ended.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
-        # A zombie has ended, although its parent has not collected its status.
+        # A zombie has ended, although its parent has not read its exit status.
         return "" if fields[0] == "Z" else f"{fields[19]}@{boot}"
     except (OSError, IndexError):
         return ""

@@ -1,7 +1,8 @@
 """The CLI's HTTP/1.1 client over a Unix socket or TCP, with persistent connections.
 
-Not `http.client`, whose import takes as long as that of all other modules of a command. It supports
-the answers of Cavvy's server: Content-Length or chunked bodies. A connection belongs to one thread.
+It replaces `http.client`, whose import takes as long as that of all other modules of a command. It
+supports only answers that Cavvy's server gives, with Content-Length or chunked bodies. A connection
+belongs to one thread.
 """
 
 import select
@@ -16,7 +17,7 @@ _RECV = 256 * 1024
 
 
 class HttpAnswer:
-    """A status, headers with lower-case names, and the complete body."""
+    """An answer: status, headers with lower-case names, and the complete body."""
 
     __slots__ = ("body", "headers", "status")
 
@@ -50,7 +51,7 @@ class ClientConnection:
         length: int | None = None,
         timeout_s: float = 30.0,
     ) -> HttpAnswer:
-        """Send one request and read its answer. `length` is needed if the body is not bytes.
+        """Send one request and read its answer. `length` is required if the body is not bytes.
 
         Raises Unreachable if nothing was sent, ConnectionLost if the connection ended later.
         """
@@ -64,7 +65,7 @@ class ClientConnection:
         try:
             with suppress(
                 BrokenPipeError, ConnectionResetError
-            ):  # the server may have sent the reason before it stopped listening
+            ):  # the server may have sent its refusal before it closed the connection
                 self._send(connection, head, body)
             return self._read_answer(connection)
         except ConnectionLost:
@@ -97,7 +98,7 @@ class ClientConnection:
             poll.register(self._socket, select.POLLIN)
             if not poll.poll(0):
                 return self._socket
-            # data on an idle connection means that the server has closed it
+            # A readable idle connection was closed by the server.
             self.close()
         try:
             if self.address.startswith("unix:"):

@@ -1,4 +1,6 @@
-"""Uploads blobs that the server does not have, over a few connections, small ones in packs."""
+"""Uploads the blobs that the server does not have, over a few connections. Small blobs are sent in
+packs.
+"""
 
 import os
 import threading
@@ -13,9 +15,9 @@ if TYPE_CHECKING:
     from cavvy.client.client import Client
 
 _CONNECTIONS = 4
-_ASK_AT_ONCE = 5000  # names per request: 335 kB
+_ASK_AT_ONCE = 5000  # number of names per request, which has 335 kB
 _PART = 1024 * 1024
-_PACK = PACK_BYTES // 4  # small enough to show progress on a slow connection
+_PACK = PACK_BYTES // 4  # bytes; small enough to show progress on a slow connection
 _TRIES = 3
 _TIMEOUT_S = 300
 
@@ -26,8 +28,8 @@ Progress = Callable[[int, int], None]
 def upload(
     client: "Client", project: str, blobs: Mapping[str, Source], progress: Progress | None
 ) -> int:
-    """Upload the missing blobs; returns the bytes sent. Raises the first ApiError or OSError of any
-    thread.
+    """Upload the missing blobs, and return the number of bytes sent. Raises the first ApiError or
+    OSError of any thread.
     """
     names = list(blobs)
     missing = [
@@ -39,7 +41,7 @@ def upload(
 
 
 class _Upload:
-    """One upload: threads take packs of names from a queue until it is empty or a thread fails."""
+    """One upload. Threads take packs of names from a queue until it is empty or a thread fails."""
 
     def __init__(
         self, client: "Client", project: str, blobs: Mapping[str, Source], progress: Progress | None
@@ -47,7 +49,7 @@ class _Upload:
         self._client, self._project, self._blobs, self._progress = client, project, blobs, progress
         self._sizes = {name: _size(source) for name, source in blobs.items()}
         self._total = sum(self._sizes.values())
-        self._packs = True  # False once the server has refused a pack as too old for them
+        self._packs = True  # False if the server is too old for packs and has refused one
         self._sent = 0
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -89,7 +91,8 @@ class _Upload:
                 self._count(names)
                 return
             except ApiError as error:
-                # An older server reads "pack" as a blob's name and refuses it as an invalid hash.
+                # An older server takes "pack" for the name of a blob, and refuses it as an invalid
+                # hash.
                 if error.status not in (404, 405) and error.code != "invalid-request":
                     raise
                 self._packs = False
@@ -116,8 +119,8 @@ class _Upload:
                     raise
 
     def _read(self, name: str) -> bytes:
-        """The blob's bytes up to its original size; the server refuses a changed file by its
-        hash.
+        """The bytes of the blob, up to its original size. If the file has changed, its hash differs
+        and the server refuses it.
         """
         source = self._blobs[name]
         if isinstance(source, bytes):
@@ -133,7 +136,7 @@ class _Upload:
 
 
 def _divide(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Divide blobs into packs of small ones; each larger one is alone."""
+    """Divide blobs into packs of small blobs; each larger blob is a pack of its own."""
     packs = [[name] for name, size in sizes.items() if size > SMALL]
     room, names = _PACK, list[str]()
     for name, size in sizes.items():

@@ -1,8 +1,8 @@
 """The requests and answers of the API, shared by the server and its clients.
 
-msgspec structs, because they are encoded and decoded in microseconds. Money is in micro-USD,
-durations are in seconds, times are aware UTC. `task`, `origin` and `offer` are undecoded JSON
-(`msgspec.json.decode(job.task, type=Task)` decodes one), so that listings stay fast.
+They are msgspec structs, which are encoded and decoded in microseconds. Money is in micro-USD,
+durations are in seconds, times are aware UTC. `task`, `origin` and `offer` are undecoded JSON, so
+that listings stay fast; `msgspec.json.decode(job.task, type=Task)` decodes a task.
 """
 
 from datetime import datetime
@@ -13,15 +13,17 @@ Scalar = str | int | float | bool
 
 
 class Answer(Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """An answer of the server; clients ignore unknown fields, which newer servers may add."""
+    """An answer of the server. Clients ignore unknown fields, because newer servers may add
+    fields.
+    """
 
 
 class Ask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request of a client; the server refuses unknown fields."""
+    """A request of a client. The server refuses unknown fields."""
 
 
 class ErrorBody(Answer, frozen=True, kw_only=True):
-    """The form of every error: `code` is stable, `hint` says what to do."""
+    """The body of every error: `code` is stable, and `hint` says what to do."""
 
     code: str
     message: str
@@ -29,15 +31,16 @@ class ErrorBody(Answer, frozen=True, kw_only=True):
 
 
 class SubmitRequest(Ask, frozen=True, kw_only=True):
-    """A task to run: the file's text, or a JSON object in `task`; `params` override the file's.
+    """A task to run: the text of the file, or a JSON object in `task`. `params` override those of
+    the file.
 
-    `origin` records the run's sources; its `snapshot` names the frozen working folder, whose blobs
-    are already uploaded. `consent` allows offers that cost money, up to `ceiling_micros`.
+    `origin` records where the run comes from. Its `snapshot` names the frozen working folder, whose
+    blobs must be uploaded already. `consent` allows offers that cost money, up to `ceiling_micros`.
     """
 
     text: str | None = None
     task: Raw | UnsetType = UNSET
-    path: str = "task"  # the file name for error messages
+    path: str = "task"  # the file name in error messages
     params: dict[str, Scalar] = {}
     origin: Raw | UnsetType = UNSET
     name: str | None = None
@@ -53,11 +56,12 @@ class Submitted(Answer, frozen=True, kw_only=True):
     project: str
     name: str
     phase: str
-    created: bool = True  # False: a submission with the same idempotency key made it before
+    # False if an earlier submission with the same idempotency key made the job
+    created: bool = True
 
 
 class JobListing(Answer, frozen=True, kw_only=True):
-    """A job in a listing. `placement` is the offer key of its latest attempt."""
+    """A job in a listing. `placement` is the key of the offer of its latest attempt."""
 
     id: str
     project: str
@@ -73,11 +77,13 @@ class JobListing(Answer, frozen=True, kw_only=True):
     exit_code: int | None
     placement: str | None
     spent_micros: int
-    held: bool = False  # not in the queue: waits for a schedule, or for a window
+    held: bool = False  # the job is not in the queue, but waits for a schedule or a window
 
 
 class JobPage(Answer, frozen=True, kw_only=True):
-    """Newest first; `cursor` requests the next page and is null on the last."""
+    """A page of jobs, newest first. `cursor` requests the next page, and is null on the last
+    page.
+    """
 
     jobs: list[JobListing]
     cursor: str | None
@@ -102,7 +108,7 @@ class NodeView(Answer, frozen=True, kw_only=True):
 
 
 class AttemptView(Answer, frozen=True, kw_only=True):
-    """One try of a job on one offer."""
+    """One attempt of a job on one offer."""
 
     id: str
     number: int
@@ -113,7 +119,7 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     phase: str
     reason: str
     outcome: str | None
-    failure: str | None = None  # what failed: FailureKind
+    failure: str | None = None  # a FailureKind
     exit_code: int | None
     first_failed_rank: int | None
     created_at: datetime
@@ -140,8 +146,8 @@ class PlanStateView(Answer, frozen=True, kw_only=True):
 
 
 class ForecastView(Answer, frozen=True, kw_only=True):
-    """Cost and completion of the rest of a job, from `runs` simulated runs; with 0 runs it is
-    unknown, for `reason`.
+    """The expected cost and completion of the rest of a job, from `runs` simulated runs. If `runs`
+    is 0 there is no forecast, for the reason in `reason`.
     """
 
     runs: int
@@ -155,7 +161,9 @@ class ForecastView(Answer, frozen=True, kw_only=True):
 
 
 class ObservationView(Answer, frozen=True, kw_only=True):
-    """One observation of a market: granted, refused, booted, ended, taken, failed or a price."""
+    """One observation of a market; its kind is granted, refused, booted, ended, taken, failed or
+    price.
+    """
 
     kind: str
     at: datetime
@@ -164,8 +172,8 @@ class ObservationView(Answer, frozen=True, kw_only=True):
 
 
 class MarketListing(Answer, frozen=True, kw_only=True):
-    """Observations of one offer in the last 30 days, summed up, and those of the last few days in
-    `recent`.
+    """A summary of the observations of one offer in the last 30 days; `recent` lists the
+    observations of the last few days.
 
     `preemptions_per_hour` (of one node) combines the observations with a conservative prior;
     `boot_s` is the mean observed boot time.
@@ -188,7 +196,7 @@ class MarketListing(Answer, frozen=True, kw_only=True):
 class JobDetail(JobListing, frozen=True, kw_only=True):
     """One job with all details.
 
-    `queue_position` is 1 for the next job to start, and null for a job that is not queued or may
+    `queue_position` is 1 for the next job to start. It is null for a job that is not queued or must
     not start yet.
     """
 
@@ -202,18 +210,18 @@ class JobDetail(JobListing, frozen=True, kw_only=True):
     queue_position: int | None
     attempts: list[AttemptView]
     plan_state: PlanStateView | None = None
-    standbys: list[int] = []  # attempts that may replace the job's current one
-    avoid: dict[str, datetime] = {}  # placements that failed, with the end of their cooldown
+    standbys: list[int] = []  # numbers of attempts that may replace the current one
+    avoid: dict[str, datetime] = {}  # end of the cooldown of each placement that failed
 
 
 class EventView(Answer, frozen=True, kw_only=True):
-    """One event of a job. Ids increase.
+    """One event of a job. A later event has a higher id.
 
-    `fact` is for programs, `text` for people. The `fact` depends on the event: for `webhook`, the
-    reported delivery (finish, failure, budget); for `exited`, the rank's `exit_failure` or outcome;
-    for `avoided`, `standby`, `queued` and an attempt's end, the `failure`; for the first `queued`
-    event, submitted or scheduled; for `limit`, `stopping` and the end of a stopped job, the
-    `stop_cause`.
+    `fact` is for programs and `text` for people. The kind of the event determines `fact`: for
+    `webhook`, the reported delivery (finish, failure, budget); for `exited`, the rank's
+    `exit_failure` or outcome; for `avoided`, `standby`, `queued` and the end of an attempt, the
+    `failure`; for the first `queued` event, submitted or scheduled; for `limit`, `stopping` and the
+    end of a stopped job, the `stop_cause`.
     """
 
     id: int
@@ -226,7 +234,9 @@ class EventView(Answer, frozen=True, kw_only=True):
 
 
 class EventPage(Answer, frozen=True, kw_only=True):
-    """Events in order. `last` is the next request's `after`; `over`: the job has ended."""
+    """Events in order. `last` is the value of `after` for the next request; `over` is true if the
+    job has ended.
+    """
 
     events: list[EventView]
     last: int
@@ -234,7 +244,7 @@ class EventPage(Answer, frozen=True, kw_only=True):
 
 
 class ChargeView(Answer, frozen=True, kw_only=True):
-    """A period of one node at one rate."""
+    """The charge for a period of one node at one rate."""
 
     attempt: int
     rank: int
@@ -257,9 +267,9 @@ class StretchView(Answer, frozen=True, kw_only=True):
 class CostView(Answer, frozen=True, kw_only=True):
     """A job's cost and its time by phase. The seconds add up to the time since its submission.
 
-    `lost_s` is running time whose work was repeated: from the newest checkpoint until the nodes
-    were lost. `unsure_micros` may come on top of `total_micros`: attempts whose end no provider
-    reported are charged until they were last seen.
+    `lost_s` is running time whose work had to be repeated: from the newest checkpoint until the
+    nodes were lost. `unsure_micros` is what the job may have cost in addition to `total_micros`: an
+    attempt whose end no provider reported is charged only until it was last seen.
     """
 
     job: str
@@ -275,7 +285,7 @@ class CostView(Answer, frozen=True, kw_only=True):
 
 
 class ProjectCost(Answer, frozen=True, kw_only=True):
-    """The sum of a project's charges that began at `since` or later."""
+    """The sum of a project's charges, or only of those that began at `since` or later."""
 
     project: str
     since: datetime | None
@@ -283,8 +293,8 @@ class ProjectCost(Answer, frozen=True, kw_only=True):
 
 
 class NodeListing(Answer, frozen=True, kw_only=True):
-    """A node that runs or bills now. `rank_phase` is reported by its agent; `devices` are allocated
-    to it.
+    """A node that runs or is billed now. `rank_phase` is the phase that its agent reports;
+    `devices` are the devices allocated to it.
     """
 
     project: str
@@ -300,28 +310,28 @@ class NodeListing(Answer, frozen=True, kw_only=True):
     since: datetime
     heard_at: datetime | None
     devices: list[str]
-    kept_until: datetime | None = None  # end of a warm node's wait for the project's next job
+    kept_until: datetime | None = None  # when a warm node stops waiting for the project's next job
 
 
 class StopAsk(Ask, frozen=True, kw_only=True):
-    """Why the job is stopped; shown in its events."""
+    """Stops a job. Its events show the reason."""
 
     reason: str = "stopped by the user"
 
 
 class DrillAsk(Ask, frozen=True, kw_only=True):
-    """The time between the notice and the end of the nodes."""
+    """Reclaims the nodes of a job after this notice, as a drill."""
 
     notice_s: float = 30.0
 
 
 class ExecAsk(Ask, frozen=True, kw_only=True):
-    """A command to run next to the job's work on one rank."""
+    """A command to run beside the job's work on one rank."""
 
     command: list[str] = []
     rank: int = 0
     session: bool = (
-        False  # true: open a remote session for `client.tunnel` instead of running a command
+        False  # if true, open a remote session for `client.tunnel` instead of running a command
     )
 
 
@@ -330,28 +340,30 @@ class ExecStarted(Answer, frozen=True, kw_only=True):
 
 
 class InputTaken(Answer, frozen=True, kw_only=True):
-    """The number of the next expected byte; `ended`: no more input is read."""
+    """`next` is the offset of the next byte that the server expects. `ended` is true if no more
+    input is read.
+    """
 
     next: int
     ended: bool = False
 
 
 class DownAsk(Ask, frozen=True, kw_only=True):
-    """Stop all unfinished jobs, of one project or of all, and remove their nodes."""
+    """Stops all unfinished jobs, of one project or of all, and removes their nodes."""
 
     project: str | None = None
     dry_run: bool = False
 
 
 class GcAsk(Ask, frozen=True, kw_only=True):
-    """Find nodes of this installation that belong to no unfinished job."""
+    """Finds nodes of this installation that belong to no unfinished job."""
 
     dry_run: bool = True
 
 
 class CleanupItem(Answer, frozen=True, kw_only=True):
-    """One item found by `down` or `gc`: a job to stop, a gang to remove, or a provider that could
-    not be asked; `done`: it is removed.
+    """One item that `down` or `gc` found: a job to stop, a gang to remove, or a provider that could
+    not be asked. `done` is true if it was removed.
     """
 
     kind: str
@@ -383,7 +395,7 @@ class SecretList(Answer, frozen=True, kw_only=True):
 
 
 class BlobsAsk(Ask, frozen=True, kw_only=True):
-    """SHA-256 names of blobs that a client wants to upload."""
+    """The names (SHA-256) of blobs that a client wants to upload."""
 
     blobs: list[str]
 
@@ -392,24 +404,24 @@ class BlobsMissing(Answer, frozen=True, kw_only=True):
     """The blobs that the server does not have yet."""
 
     missing: list[str]
-    direct: bool = False  # checkpoints are uploaded to the job's bucket instead of the server
+    direct: bool = False  # checkpoints must be uploaded to the job's bucket instead of the server
 
 
 class BlobsStored(Answer, frozen=True, kw_only=True):
-    """How many blobs of a pack were stored, which is all of them."""
+    """The number of stored blobs, which are all blobs of the pack."""
 
     stored: int
 
 
 class Health(Answer, frozen=True, kw_only=True):
-    """The server answers and its database can be read."""
+    """The server runs and can read its database."""
 
     status: str
 
 
 class InviteAsk(Ask, frozen=True, kw_only=True):
-    """Invite a machine, with an optional name (default: its host name) and group of machines on one
-    network.
+    """Invites a machine to join, with an optional name (default: its host name) and an optional
+    group of machines on one network.
     """
 
     name: str | None = None
@@ -418,7 +430,7 @@ class InviteAsk(Ask, frozen=True, kw_only=True):
 
 
 class InvitationView(Answer, frozen=True, kw_only=True):
-    """Either command turns a machine into a node when it is run there; valid for one machine."""
+    """Two commands, for one machine. Running either of them on the machine turns it into a node."""
 
     shell: str
     python: str
@@ -436,8 +448,8 @@ class MachineRow(Answer, frozen=True, kw_only=True):
 
 
 class ServerView(Answer, frozen=True, kw_only=True):
-    """The server itself. `api` is the major version of the routes; `revision` increases with every
-    change to them.
+    """The properties of the server. `api` is the major version of the routes; `revision` increases
+    with every change to the routes.
     """
 
     version: str
@@ -454,4 +466,4 @@ class ServerView(Answer, frozen=True, kw_only=True):
     idle_stop_s: int
     unfinished: int
     database: str
-    node_endpoint: str | None = None  # the address for nodes outside this machine
+    node_endpoint: str | None = None  # the address that nodes outside this machine use

@@ -1,1 +1,1 @@
-"""Reconcilers: observe, decide, act; the clock and the worklist."""
+"""The control plane: reconcilers that observe, decide and act, the clock, and the worklist."""

@@ -12,16 +12,16 @@ _SLACK = timedelta(microseconds=1)  # a float of seconds may round a wake-up dow
 
 
 class ControlClock(Protocol):
-    """Gives the time and waits for it."""
+    """Returns the current time, and waits until a given time."""
 
     def now(self) -> datetime:
-        """Aware UTC."""
+        """The current time as an aware datetime in UTC."""
 
     async def sleep_until(self, when: datetime) -> None:
-        """Return at `when` or soon after; at once if it has passed."""
+        """Return at `when` or soon after it; return at once if `when` has passed."""
 
     async def rest(self) -> None:
-        """Let all other ready tasks run once, so that requests are answered between two steps."""
+        """Let all other ready tasks run once, for example to answer requests between two steps."""
 
 
 class WallClock:
@@ -38,7 +38,7 @@ class WallClock:
 
 
 class VirtualClock:
-    """Time that advances only when every task waits. Use it inside `run_virtual`."""
+    """A clock whose time advances only when every task waits. Use it inside `run_virtual`."""
 
     def __init__(self, start: datetime) -> None:
         self._start = start
@@ -55,7 +55,7 @@ class VirtualClock:
 
 
 class VirtualDeadlock(RuntimeError):
-    """Every task waits for an event that no passage of time will bring."""
+    """Every task waits, but no timer is set that could wake one."""
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:

@@ -50,11 +50,11 @@ from cavvy.store.checkpoints.folders import CheckpointFolders
 
 _HOSTS = "hosts"  # the worklist key under which shared hosts are published
 _HOSTS_EVERY = timedelta(minutes=1)
-_ROOM_PAUSE = timedelta(seconds=2)  # time between checks for space on a full disk
+_ROOM_PAUSE = timedelta(seconds=2)  # pause between two tries to write to a full disk
 _SIGNALS_PAUSE = timedelta(seconds=15)
 _log = logging.getLogger(__name__)
 
-NameGang = Callable[[str], str]  # the name of an attempt's gang
+NameGang = Callable[[str], str]  # attempt ID -> the gang's name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +63,17 @@ class ControlPlaneDependencies:
 
     agent_endpoint: Callable[
         [str], AgentEndpoint
-    ]  # the address of the server for the agents of a gang
+    ]  # returns the server's address for the agents of a gang
     open_secrets: OpenSecrets
-    storage: Callable[[Job], str]  # a job's folder that outlives its attempts
+    storage: Callable[[Job], str]  # returns the folder of a job, which outlives its attempts
     folders: CheckpointFolders | None = (
         None  # where checkpoints are kept; None: every provider reaches `storage`
     )
-    read_blob: ReadBlob | None = None  # blobs of frozen folders
+    read_blob: ReadBlob | None = None  # reads blobs of frozen folders
     environment: Mapping[str, str] = field(
         default_factory=dict
     )  # the server's own: keys of storages that all projects may use
-    egress: ReadEgress | None = None  # the clouds' prices of outgoing data; None: moves are free
+    egress: ReadEgress | None = None  # reads the clouds' prices for outgoing data; None: free
     tidy: Callable[[datetime], Awaitable[None]] | None = (
         None  # removes data that no job needs; called with every garbage collection
     )
@@ -198,11 +198,11 @@ class ControlPlane:
         return JobReconciler(self._deferred, self._clock, dependencies)
 
     def hint(self, key: str) -> None:
-        """The state behind this key changed: reconcile it now."""
+        """Reconcile this key now, since its state has changed."""
         self._worklist.hint(key)
 
     async def start(self) -> None:
-        """Resume everything unfinished and begin to work."""
+        """Resume everything unfinished and start the reconcilers."""
         await self._publish_hosts()
         await self._stop_again()
         for key in (QUEUE, *await self._store.unfinished(), *await self._webhooks.unfinished()):
@@ -215,7 +215,7 @@ class ControlPlane:
         self._task = asyncio.create_task(self._run(), name="control")
 
     async def stop(self) -> None:
-        """Stop working; everything can be resumed from the store."""
+        """Stop the reconcilers; everything can be resumed from the store."""
         for provider in self._providers.values():
             if host := ability(provider, RUNS_AGENTS_HERE):
                 host.connect(None)
@@ -243,32 +243,34 @@ class ControlPlane:
 
     @property
     def running(self) -> bool:
-        """False before `start`, after `stop`, and after a crash of the control plane, which its
-        task's exception explains.
+        """Whether the reconcilers run. They do not run before `start`, after `stop`, or after a
+        crash; `failure` returns the error of a crash.
         """
         return self._task is not None and not self._task.done()
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that ended the control plane, if any: the server is then unhealthy."""
+        """The error that ended the control plane, or None. With an error, the server is
+        unhealthy.
+        """
         task = self._task
         return (
             task.exception() if task is not None and task.done() and not task.cancelled() else None
         )
 
     async def idle(self) -> bool:
-        """Whether all work is done: the embedded server may then stop by itself."""
+        """Whether no work is left, so that the embedded server may stop by itself."""
         return not await self._store.unfinished()
 
     async def down(self) -> OrphanReport:
-        """Stop every job, and at once remove every gang without a known job."""
+        """Stop every job, and remove every gang without a known job at once."""
         for job_id in await self._store.unfinished():
             job = await self._store.job(job_id)
             await self.jobs.stop(job.project, job.id, "everything is being removed")
         return await self.garbage_collector.sweep(remove=True, at_once=True)
 
     async def reconcile(self, key: str) -> timedelta | None:
-        """Dispatch each key to its reconciler."""
+        """Pass the key to its reconciler."""
         if key == QUEUE:
             return await self._queue.reconcile(key)
         if key == SWEEP:
@@ -294,8 +296,8 @@ class ControlPlane:
                     group.create_task(self._carry(name, relay))
 
     async def _follow(self, name: str, provider: SignalsChanges) -> None:
-        """Turn a provider's signals into looks at its gangs; without signals, polling finds changes
-        later."""
+        """Poll a gang as soon as its provider signals a change. Without signals, regular polls find
+        the change later."""
         while True:
             try:
                 gang = await provider.changed()
@@ -308,15 +310,14 @@ class ControlPlane:
             try:
                 attempt = await self._store.attempt_of_gang(gang)
             except RowNotFound:
-                self.hint(
-                    SWEEP
-                )  # no job looks at an unknown gang, but its provider may need a look to proceed
+                # No job polls an unknown gang, but its provider may need a poll to proceed.
+                self.hint(SWEEP)
                 continue
             self._operator.look_now(gang)
             self.hint(attempt.job_id)
 
     async def _carry(self, name: str, provider: RelaysAgents) -> None:
-        """Keep a provider's relay running; its agents continue without it."""
+        """Keep a provider's relay running; the agents' work continues without the relay."""
         while True:
             try:
                 await provider.relay()
@@ -346,8 +347,8 @@ class ControlPlane:
                         await self._store.put_host(host)
 
     async def _start_run(self, schedule: Job, task: Task, run_id: str) -> Job:
-        """Submit one run of a repeating job, with all that its user allowed. Raises StaleVersion if
-        the run already exists.
+        """Submit one run of a repeating job, with the consent and spending limit that its user
+        gave. Raises StaleVersion if the run already exists.
         """
         return await self.jobs.submit(
             task,

@@ -1,10 +1,10 @@
 """A store that works while the disk is full: changes that release nodes are kept in memory until
 there is space.
 
-A removal acts at the provider first and is recorded later; a purchase is never deferred, since its
-intent row comes first. So `put` accepts changes to existing rows, while `commit` refuses with
-StoreFull as before. Reads include the kept changes. All row writes pass through here in order, the
-kept ones first.
+A removal may act at the provider first and be recorded later. A purchase is never deferred, since
+its row must be written first. Therefore `put` keeps changes to existing rows in memory, while
+`commit` raises StoreFull. Reads include the kept changes. All row writes pass through this class in
+order, the kept ones first.
 """
 
 import asyncio
@@ -23,16 +23,17 @@ _log = logging.getLogger(__name__)
 
 
 class Notes(Protocol):
-    """Stores the ids of jobs to stop beyond this process without needing disk space."""
+    """Stores the IDs of jobs to stop so that they survive this process, without new disk space."""
 
     def read(self) -> dict[str, str]:
-        """The reason for each job's stop."""
+        """Map the ID of each job to the reason of its stop."""
 
     def write(self, stops: dict[str, str]) -> None: ...
 
 
 class Deferred:
-    """All other methods are the store's own. `pending` is set while changes are kept."""
+    """A store that can keep changes in memory. Methods that are not defined here are the store's
+    own. `pending` is set while changes are kept."""
 
     def __init__(self, store: Store, notes: Notes | None = None) -> None:
         self._store = store
@@ -53,7 +54,7 @@ class Deferred:
     # Writing
 
     async def commit(self, changes: AtomicWrite) -> None:
-        """Like Store.commit; StoreFull while kept changes do not fit on the disk."""
+        """Like `Store.commit`. Also raises StoreFull while kept changes do not fit on the disk."""
         if self._kept:
             await self.write_pending()
         if self._kept:
@@ -61,7 +62,8 @@ class Deferred:
         await self._store.commit(changes)
 
     async def put(self, changes: AtomicWrite) -> None:
-        """Like commit, but kept if the disk is full, unless it starts something new."""
+        """Like `commit`, but keep the changes if the disk is full, unless they start something
+        new."""
         try:
             await self.commit(changes)
         except StoreFull:
@@ -80,7 +82,7 @@ class Deferred:
                     return
                 except (
                     StoreError
-                ) as error:  # another writer changed the rows, so they are decided anew
+                ) as error:  # another writer changed the rows: the reconciler decides again
                     _log.warning("the kept changes cannot be written", exc_info=error)
                 del self._kept[0]
             self._jobs, self._attempts, self._nodes = {}, {}, {}
@@ -153,12 +155,14 @@ class Deferred:
         return replace(page, jobs=[row for row in shown if not phases or row.phase in phases])
 
     async def waiting(self, now: datetime, limit: int) -> Sequence[Job]:
-        """Like Store.waiting; jobs with unwritten rows are left out, so none of them starts."""
+        """Like `Store.waiting`, but without jobs whose changes are unwritten: they must not
+        start.
+        """
         found = await self._store.waiting(now, limit)
         return [job for job in found if job.id not in self._jobs]
 
     async def unfinished(self) -> Sequence[str]:
-        """Like Store.unfinished, plus all unwritten changes."""
+        """Like `Store.unfinished`, but including all jobs with unwritten changes."""
         kept = {*self._jobs, *(each.job_id for each in self._attempts.values())}
         return sorted({*await self._store.unfinished(), *kept})
 
@@ -198,6 +202,6 @@ def _check(version: int, kept: Job | Attempt | Node | None) -> None:
 
 
 def _takes_on(changes: AtomicWrite) -> bool:
-    """Whether something new is requested, started or held: that needs its row first."""
+    """Whether the changes request, start or allocate something new, whose row must come first."""
     rows: list[Job | Attempt] = [*changes.jobs, *changes.attempts]
     return bool(changes.allocations) or any(each.version == 0 for each in rows)

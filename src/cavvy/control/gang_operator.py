@@ -1,4 +1,4 @@
-"""Executes decisions about gangs at their providers: looks, launches and removals."""
+"""Executes decisions about gangs at their providers: polls, launches and removals."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ from cavvy.store.base import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangOperatorDependencies:
-    """Services that operating gangs needs."""
+    """Services that the gang operator needs."""
 
     pool: ProviderPool
     agents: AgentSessions
@@ -45,7 +45,8 @@ class GangOperatorDependencies:
 
 
 class GangOperator:
-    """Calls the providers, and remembers the last look at each gang; losing that costs a look."""
+    """Calls the providers, and remembers the last poll of each gang. If that is lost, the gang is
+    polled again."""
 
     def __init__(
         self, store: Store, clock: ControlClock, dependencies: GangOperatorDependencies
@@ -58,20 +59,20 @@ class GangOperator:
 
     @property
     def looks(self) -> Mapping[str, GangLook]:
-        """The known state of the gangs, by name."""
+        """The known state of each gang, by its name."""
         return self._looks
 
     def afford(self, attempt: Attempt, pays: timedelta) -> None:
-        """The rest of the job's budget pays for so long at the present price."""
+        """Record how long the rest of the job's budget lasts at the current price."""
         self._change(attempt, pays=pays)
 
     def look_now(self, gang: str) -> None:
-        """The provider signalled a change: do not trust the last look."""
+        """Poll the gang before its next decision, since its provider signalled a change."""
         if gang in self._looks:
             self._looks[gang] = replace(self._looks[gang], looked_at=None, fresh=False)
 
     def note(self, attempt: Attempt) -> None:
-        """The attempt was written."""
+        """Forget the gang if the written attempt has ended."""
         if attempt.phase is AttemptPhase.ENDED:
             self._looks.pop(attempt.gang, None)
             self._out.agents.forget(attempt)
@@ -81,17 +82,17 @@ class GangOperator:
         return is_look_due(attempt, self._look(attempt), delay, self._clock.now())
 
     async def observe(self, attempt: Attempt) -> None:
-        """Look at the gang if it is due."""
+        """Poll the gang if a poll is due."""
         if self.is_look_due(attempt):
             look, at = self._look(attempt), self._clock.now()
-            # a signal during the look is not lost: it makes this look stale
+            # Set before the poll, so that a signal during the poll makes its result stale.
             self._looks[attempt.gang] = replace(look, looked_at=at, fresh=True)
             seen = await self._out.pool.look(attempt.offer.provider, attempt.gang)
             self._looks[attempt.gang] = after_look(self._look(attempt), seen, at)
 
     def accrue(self, attempt: Attempt) -> RowChanges:
-        """The charges that are due; for a kept gang with its row, so that nothing is written if it
-        was handed over meanwhile.
+        """The charges that are due. Those of a kept gang are written together with its row, so that
+        nothing is written if a job has taken the gang over meanwhile.
         """
         charges, self._looks[attempt.gang] = accrue(attempt, self._look(attempt))
         kept = charges and attempt.phase is AttemptPhase.KEPT
@@ -101,7 +102,7 @@ class GangOperator:
         return note_wait(rows, attempt, self._look(attempt).seen, self._clock.now())
 
     def view(self, rows: JobRows, attempt: Attempt) -> AttemptSnapshot:
-        """Everything known about the attempt now."""
+        """Everything that is known about the attempt now."""
         look = self._look(attempt)
         return AttemptSnapshot(
             job=rows.job,
@@ -119,7 +120,7 @@ class GangOperator:
         )
 
     async def launch(self, rows: JobRows, attempt: Attempt) -> AdvanceAttempt | None:
-        """Request the gang from the provider; None if the answer was lost."""
+        """Request the gang from the provider; returns None if the answer was lost."""
         asked = replace(
             self._look(attempt), doubt=True, fresh=False, seen=GangAbsence.UNKNOWN, denied=False
         )
@@ -132,7 +133,7 @@ class GangOperator:
         except Refused as error:
             reason = f"{attempt.offer.provider} refused: {error}"
             return self._deny(attempt, AttemptOutcome.REFUSED, reason, error.kind)
-        except TryAgain:  # the next look waits briefly: the answer may be on its way
+        except TryAgain:  # the next poll waits briefly, since the launch may succeed
             self._change(attempt, unsure=True, looked_at=self._clock.now())
             return None
         self._change(attempt, doubt=False, looked_at=self._clock.now() - POLL + FIRST_LOOK)
@@ -149,7 +150,7 @@ class GangOperator:
         self._change(attempt, removed_at=now, fresh=False)
 
     async def advance(self, rows: JobRows, number: int, action: AdvanceAttempt) -> RowChanges:
-        """Move the attempt to its next phase; a kept gang is looked at first, for its bill."""
+        """Move the attempt to its next phase. A gang to keep is polled first, for its bill."""
         attempt, now = rows.attempts[number], self._clock.now()
         self._looks[attempt.gang] = look = after_move(self._look(attempt), action.phase)
         if action.phase is AttemptPhase.KEPT and look.told is None:
@@ -210,6 +211,6 @@ class GangOperator:
         return self._out.pool.visibility_delay(attempt.offer.provider)
 
     def _heard(self, attempt: Attempt, node: Node) -> Node:
-        """The node, with its agent's messages to this process since the row was written."""
+        """The node with the time at which this process last received a message of its agent."""
         heard = self._out.agents.heard(attempt.id, node.rank)
         return replace(node, heard_at=max(heard, node.heard_at or heard)) if heard else node

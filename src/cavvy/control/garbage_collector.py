@@ -1,5 +1,5 @@
-"""Finds and removes resources that run or are billed at a provider but are not wanted. Nothing is
-removed on the basis of one observation alone.
+"""Finds and removes resources that run or are billed at a provider but are not wanted. A single
+observation is never enough to remove something.
 """
 
 from collections.abc import Collection, Sequence
@@ -27,7 +27,9 @@ class OrphanReport:
 
 
 class GarbageCollector:
-    """Reconciles the key SWEEP, and serves `cavvy gc` and the last part of `cavvy down`."""
+    """Reconciles the key SWEEP, and does the work of `cavvy gc` and the last part of `cavvy
+    down`.
+    """
 
     def __init__(self, store: Store, pool: ProviderPool, clock: ControlClock) -> None:
         self._store = store
@@ -40,12 +42,11 @@ class GarbageCollector:
         return EVERY
 
     async def sweep(self, *, remove: bool, at_once: bool = False) -> OrphanReport:
-        """List unwanted gangs; remove those that two observations agree on, or all of them
-        `at_once`.
+        """List unwanted gangs. With `remove`, remove those that two observations show to be
+        unwanted, or with `at_once` all of them.
 
-        The first is the database: it has no such gang, or its attempt is over.
-        The second is the provider: it showed the unwanted gang some time ago already, or its nodes
-        are older than that.
+        The first observation: the database does not contain the gang, or its attempt has ended. The
+        second: the provider already showed the gang some time ago, or its nodes are old enough.
         """
         found, problems = await self._look()
         orphans: list[OrphanGang] = []
@@ -65,7 +66,7 @@ class GarbageCollector:
         return OrphanReport(orphans=orphans, problems=problems)
 
     async def living(self) -> OrphanReport:
-        """All resources of this installation that run or are billed anywhere, wanted or not."""
+        """All gangs of this installation that have not ended, wanted or not."""
         found, problems = await self._look()
         orphans: list[OrphanGang] = []
         for provider, seen in found:
@@ -75,7 +76,7 @@ class GarbageCollector:
         return OrphanReport(orphans=orphans, problems=problems)
 
     async def _look(self) -> tuple[list[tuple[str, GangSeen]], list[SilentPlace]]:
-        """Every gang that has not ended, with its provider; and the providers that did not
+        """Every gang that has not ended, with its provider, and the providers that did not
         answer."""
         found: list[tuple[str, GangSeen]] = []
         problems: list[SilentPlace] = []

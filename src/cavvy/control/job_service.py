@@ -1,11 +1,10 @@
-"""Turns users' requests into rows: submit, stop, retry, drill. The reconcilers do
-the rest.
+"""Turns users' requests (submit, stop, retry, drill) into rows. The reconcilers do the rest.
 
 Errors:
 
 * JobServiceError
-  + TooLate        the job has ended, or has not started, so the request does not apply
-  + UnsupportedTask    the task asks for what this server cannot do yet
+  + TooLate            the job has ended or has not started, so the request does not apply
+  + UnsupportedTask    the task needs a feature that this server does not support yet
 """
 
 import hashlib
@@ -38,12 +37,12 @@ from cavvy.domain.units import Money
 from cavvy.store.base import AtomicWrite, StaleVersion
 
 _RANDOM_BITS = 30
-_TRIES = 10  # tries of a write that meets a newer version
+_TRIES = 10  # tries of a write that fails because the row has a newer version
 T = TypeVar("T")
 
 
 class JobServiceError(Exception):
-    """Base of this service's errors. `code` is stable; `hint` says what to do."""
+    """Base of this service's errors. `code` never changes; `hint` tells the user what to do."""
 
     code = "refused"
 
@@ -65,7 +64,7 @@ class UnsupportedTask(JobServiceError):
 
 
 class JobIds:
-    """Makes ids of 16 characters that sort by time, also within one millisecond."""
+    """Makes IDs of 16 characters that sort by time, even within one millisecond."""
 
     def __init__(
         self, clock: ControlClock, random_bits: Callable[[int], int] = secrets.randbits
@@ -75,7 +74,7 @@ class JobIds:
         self._last = 0
 
     def make(self) -> str:
-        """The next id: 50 bits of milliseconds, 30 random bits."""
+        """Return the next ID: 50 bits of milliseconds and 30 random bits."""
         millis = (self._clock.now() - EPOCH) // timedelta(milliseconds=1)
         value = (millis << _RANDOM_BITS) | self._random_bits(_RANDOM_BITS)
         self._last = value if value > self._last else self._last + 1
@@ -83,15 +82,15 @@ class JobIds:
 
 
 def gang_name(installation: str, attempt: str) -> str:
-    """The name under which a provider knows an attempt: recognisable, and unique to this
-    installation.
+    """The name of an attempt's gang at the provider. It is unique to this installation and shows
+    that the gang belongs to it.
     """
     return f"rm-{hashlib.sha256(installation.encode()).hexdigest()[:8]}-{attempt}"
 
 
 class JobService:
     """Handles users' requests. `hint` puts a job's key on the worklist, `arrived` announces a
-    queued job.
+    queued job, and `notify` starts the delivery of a webhook.
     """
 
     def __init__(
@@ -123,11 +122,11 @@ class JobService:
         ceiling: Money | None = None,
         job_id: str | None = None,
     ) -> Job:
-        """Queue a job; its name is the task's, or the first free of name-2, name-3... Raises
+        """Queue a job. It gets the task's name, or the first free one of name-2, name-3, ... Raises
         UnsupportedTask.
 
-        `job_id` is proposed by the caller, so that a repeated submission is detected.
-        Raises StaleVersion if taken.
+        The caller can propose a `job_id`, so that a repeated submission is detected: StaleVersion
+        is raised if this ID exists already.
         """
         now = self._clock.now()
         job = Job(
@@ -153,9 +152,9 @@ class JobService:
         return stored
 
     async def stop(self, project: str, name: str, reason: str = "stopped by the user") -> Job:
-        """Stop a job: at once if it is queued, else with its grace period. Raises NotFound.
+        """Stop a job: at once if it is queued, otherwise with its grace period. Raises NotFound.
 
-        For an ended job, only its kept nodes are released.
+        If the job has ended, its kept nodes are released.
         """
 
         async def stop(job: Job) -> Job:
@@ -203,7 +202,7 @@ class JobService:
         return await self._on_job(project, name, drill)
 
     async def _on_job(self, project: str, name: str, act: Callable[[Job], Awaitable[T]]) -> T:
-        """Apply a change to the job's current state; repeat if another write came between."""
+        """Apply a change to the job's current state; repeat if another write came first."""
         for _ in range(_TRIES):
             with suppress(StaleVersion):
                 return await act(await self._store.find_job(project, name))
@@ -212,7 +211,8 @@ class JobService:
     async def _write(
         self, write: Callable[[AtomicWrite], Awaitable[None]], job: Job, changes: RowChanges
     ) -> Job:
-        """Stops use `put`, even if the disk is full: a stop frees nodes."""
+        """Write the changes. `write` is `put` for stops, which must work even if the disk is full,
+        since they free nodes."""
         await write(make_write(changes))
         self._hint(job.id)
         for what in changes.notices if job.task.webhooks else ():

@@ -1,5 +1,5 @@
-"""The driver: takes a due key, reconciles it, puts it back. Works the same in production and on
-virtual time.
+"""The driver takes a due key from the worklist, reconciles it, and puts it back. It works the same
+in production and on virtual time.
 """
 
 import asyncio
@@ -18,18 +18,19 @@ _log = logging.getLogger(__name__)
 
 
 class Reconciler(Protocol):
-    """Brings one key a step closer to its wanted state."""
+    """Brings the state behind a key a step closer to the wanted state."""
 
     async def reconcile(self, key: str) -> timedelta | None:
-        """Return when to look again; None if only a hint can require it."""
+        """Reconcile the key; returns the time until the next pass, or None to wait for a hint."""
 
 
 class ReconcilerDriver:
-    """Runs one reconciler over a worklist: `width` keys at a time, one pass per key at a time.
+    """Runs one reconciler over a worklist: up to `width` keys at a time, each in one pass at a
+    time.
 
-    Passes alternate with everything else on the event loop, and `width` limits how many passes can
-    delay a request. A pass that raises is logged and retried with growing delays; the others
-    continue.
+    Passes alternate with everything else on the event loop; `width` limits how many passes can
+    delay a request. If a pass raises an error, the error is logged and the pass is retried with
+    growing delays. Other passes continue.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class ReconcilerDriver:
         self._failures: dict[str, int] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Reconcile due keys until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._slots.acquire()

@@ -29,15 +29,15 @@ from cavvy.providers.objections import list_objections
 from cavvy.scheduler.pools import take
 
 T = TypeVar("T")
-CALL_TIMEOUT = timedelta(seconds=120)  # a cloud may take this long to accept a launch of many nodes
+CALL_TIMEOUT = timedelta(seconds=120)  # clouds can take this long to accept a launch of many nodes
 OFFERS_TIMEOUT = timedelta(seconds=20)
 OFFERS_AGE = timedelta(seconds=5)
-FREED_AGE = timedelta(seconds=1)  # once some of the capacity counted as used is known to be free
+FREED_AGE = timedelta(seconds=1)  # maximum age of offers after capacity was freed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Placed:
-    """A number of an offer's nodes assigned to a gang."""
+    """The nodes of an offer that were assigned to a gang."""
 
     key: str
     nodes: int
@@ -55,7 +55,7 @@ class ProviderPool:
         self._freed = False
         self._placed: dict[
             str, _Placed
-        ] = {}  # gangs that their providers may not know yet, by name
+        ] = {}  # by name: gangs that their providers may not know yet
 
     async def market(self, age: timedelta = OFFERS_AGE) -> MarketSnapshot:
         """The available offers, at most `age` old."""
@@ -76,47 +76,47 @@ class ProviderPool:
             return self._snapshot
 
     def place(self, gang: str, offer: Offer, nodes: int) -> None:
-        """A gang will be launched: count its nodes as used from now on, whether its provider knows
-        that or not.
+        """Count the nodes of a gang that will be launched as used from now on, even if the provider
+        still reports them as free.
         """
         if self._snapshot is not None:
             take(self._snapshot.used, offer, nodes)
         self._placed[gang] = _Placed(key=offer.key, nodes=nodes, at=self._clock.now())
 
     def free(self, gang: str, offer: Offer) -> bool:
-        """A gang on this offer is gone, or will not be launched; returns whether that may admit a
-        job."""
+        """Stop counting the nodes of a gang that is gone or will not be launched. Returns whether a
+        waiting job may now fit."""
         self._placed.pop(gang, None)
         limited = offer.capacity is not None and not offer.shared
         self._freed |= limited
         return limited
 
     def next_news(self, otherwise: timedelta) -> timedelta:
-        """When to check again for free capacity."""
+        """The time until the next check for free capacity; `otherwise` if none was freed."""
         if not self._freed or self._snapshot is None:
             return otherwise
         return max(timedelta(0), self._snapshot.as_of + FREED_AGE - self._clock.now())
 
     def notice(self, name: str) -> timedelta | None:
-        """The minimum notice before a node is reclaimed; None if there is none, or the provider is
-        unknown.
+        """The minimum notice before a node is reclaimed, or None if the provider gives no notice or
+        is unknown.
         """
         provider = self.providers.get(name)
         return provider.manifest.notice if provider is not None else None
 
     def expire(self) -> None:
-        """Capacity or prices have changed: refresh offers when next needed."""
+        """Discard the cached offers, since capacity or prices have changed."""
         self._snapshot = None
 
     async def launch(self, spec: GangSpec) -> None:
-        """As Provider.launch."""
+        """See `Provider.launch`."""
         try:
             await self._call(spec.offer.provider, self._provider(spec.offer.provider).launch(spec))
         finally:
             self._placed.pop(spec.name, None)
 
     async def look(self, provider: str, gang: str) -> Seen:
-        """The gang as its provider sees it now; UNKNOWN if the provider does not answer."""
+        """Poll the provider for the gang's state; UNKNOWN if the provider does not answer."""
         try:
             found = await self._call(provider, self._provider(provider).gangs(gang))
         except (TryAgain, Refused):
@@ -128,7 +128,7 @@ class ProviderPool:
         return await self._call(provider, self._provider(provider).gangs(None))
 
     async def remove(self, provider: str, gang: str) -> None:
-        """As Provider.remove."""
+        """Like `Provider.remove`, but a missing gang is no error."""
         try:
             await self._call(provider, self._provider(provider).remove(gang))
         except NotFound:
@@ -140,12 +140,12 @@ class ProviderPool:
         return known.manifest.visibility_delay if known else timedelta(minutes=2)
 
     def objections(self, task: Task, provider: str) -> Sequence[Objection]:
-        """Why this provider cannot run the task, even if all its capacity is free."""
+        """The reasons why this provider cannot run the task even if all its capacity is free."""
         return list_objections(task, self._provider(provider))
 
     def _not_launched(self, now: datetime) -> Mapping[str, _Placed]:
-        """The gangs whose launch was not answered; one that is never launched nor freed is dropped
-        after a while.
+        """The gangs whose launch has not been answered yet. Gangs that are neither launched nor
+        freed are dropped after CALL_TIMEOUT.
         """
         self._placed = {
             gang: each for gang, each in self._placed.items() if now - each.at < CALL_TIMEOUT
@@ -153,7 +153,8 @@ class ProviderPool:
         return dict(self._placed)
 
     async def _ask_all(self) -> OfferedMarket:
-        """Ask all providers at once: a slow one delays the others no longer than its time limit."""
+        """Query all providers at the same time. A slow one delays the result by OFFERS_TIMEOUT at
+        most for each of its calls."""
         answers = await asyncio.gather(
             *(self._ask(name, place) for name, place in self.providers.items())
         )
@@ -182,7 +183,7 @@ class ProviderPool:
             return market
         try:
             return replace(market, volumes=await self._call(name, holder.volumes(), OFFERS_TIMEOUT))
-        except ProviderError as error:  # a task without volumes can run anyway
+        except ProviderError as error:  # tasks without volumes can still run
             problems = (*market.problems, SilentPlace(name, str(error)))
             return replace(market, blind=frozenset({name}), problems=problems)
 

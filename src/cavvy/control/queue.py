@@ -1,9 +1,9 @@
-"""The queue: takes waiting jobs in order and places them. One key; a pass costs as much as the
-queue's head.
+"""The queue reconciler takes waiting jobs in order and places them. It has one key; a pass reads
+only the first jobs of the queue.
 
 Placing a job writes the attempt, its nodes, its allocations and the job's new phase at once; the
-job's own reconciler launches. If the whole head is blocked, the rest is read only occasionally, for
-jobs that fit elsewhere.
+job's own reconciler then launches the gang. While the first jobs are blocked, later jobs are read
+only occasionally, since some may fit on other offers.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,8 +45,8 @@ from cavvy.scheduler.queue import JobScheduler, JobWait, QueueCapacity
 from cavvy.store.base import AllocationConflict, AtomicWrite, RowNotFound, StaleVersion, Store
 
 _HEAD = 16  # jobs read by one pass
-_DEEP = 1000  # jobs read by a pass that looks behind a blocked head
-_HOSTS = "hosts"  # the control plane's key: shared hosts are published again
+_DEEP = 1000  # jobs read by a pass while the first ones are blocked
+_HOSTS = "hosts"  # key under which the control plane publishes shared hosts again
 _SOON = timedelta(milliseconds=200)  # delay until a kept gang that was not ready is tried again
 _LOOK_AGAIN = timedelta(
     seconds=5
@@ -78,7 +78,7 @@ class QueueReconciler:
         self._notify = notify
         self._deep_at: datetime | None = None
         self._blocked = False
-        self._behind: set[str] = set()  # what jobs waited for in the last pass
+        self._behind: set[str] = set()  # offers for which jobs waited in the last pass
         self._snapshot: MarketSnapshot | None = None
         self._arrivals = Arrivals()
 
@@ -102,7 +102,7 @@ class QueueReconciler:
         except (
             AllocationConflict,
             RowNotFound,
-        ):  # a host's allocations changed under the plan, or the host is new in the store
+        ):  # a host's allocations have changed since the plan, or the store lacks the host
             self._hint(_HOSTS)
             return timedelta(seconds=1)
 
@@ -129,7 +129,7 @@ class QueueReconciler:
     async def _give_turn(
         self, job: Job, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> QueueWait | None:
-        """Start the job if it can start now, or fail it; otherwise return why it stays."""
+        """Start the job if it can start now, or fail it; otherwise return why it waits."""
         match await self._take_warm(job, scheduler, snapshot, now):
             case WarmGang():
                 return None
@@ -157,11 +157,11 @@ class QueueReconciler:
     async def _take_warm(
         self, job: Job, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> WarmGang | WarmGangNotReady | None:
-        """Gives the job a kept gang of its project, if one fits; for a job with a policy, only on
-        the policy's offers.
+        """Give the job a kept gang of its project if one fits. A job with a deadline policy gets
+        none.
 
-        An earlier alternative that is available now precedes a kept gang that fits only a later
-        one.
+        If the alternatives are ordered, an earlier one that can start now takes precedence over a
+        kept gang that fits only a later one.
         """
         if is_steered(job) or not await self._warm.any_for(job):
             return None
@@ -197,7 +197,9 @@ class QueueReconciler:
         return find_placement(job, snapshot, self._pool.objections, situation, now)
 
     async def _situation(self, job: Job, now: datetime) -> PlanningContext:
-        """The job's past is read only if it had an attempt and has limits."""
+        """The job's progress and cooldowns. Earlier attempts are read only if the job has
+        limits.
+        """
         attempts = await self._store.attempts(job.id) if job.attempt and is_limited(job) else ()
         return await self._advisor.situation(job, attempts, now)
 

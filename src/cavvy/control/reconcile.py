@@ -1,7 +1,7 @@
 """Brings one job and its open attempts a step closer to their wanted state: observe, decide, act.
 
-Rows are read once per pass; its steps work on them in memory, and versions guard every write. A
-provider is called only after the cause of the call is stored. `decide/` makes the decisions;
+Each pass reads the rows once, and its steps work on them in memory; versions guard every write. A
+provider is called only after the reason for the call is stored. `decide/` makes the decisions;
 `gang_operator.py` calls the providers.
 """
 
@@ -39,7 +39,7 @@ from cavvy.domain.units import HourlyRate, Money
 from cavvy.store.base import RowNotFound, StaleVersion
 
 QUEUE = "queue"  # the queue reconciler's key on the same worklist
-_LONGEST = timedelta(days=1)  # time between two looks at a job with a limit
+_LONGEST = timedelta(days=1)  # time between two passes of a job with a limit
 _STEPS = 50  # steps of one pass; the next pass does the rest
 _AT_ONCE = timedelta(0)
 
@@ -61,7 +61,7 @@ class JobReconcilerDependencies:
 
 
 class JobReconciler:
-    """Reconciles jobs; a key is a job's id."""
+    """Reconciles jobs; a key is the ID of a job."""
 
     def __init__(
         self, store: Deferred, clock: ControlClock, dependencies: JobReconcilerDependencies
@@ -86,10 +86,10 @@ class JobReconciler:
             return min(await self._out.schedules.step(job), _LONGEST)
         attempts = await self._store.attempts(job_id)
         if any(attempt.number > job.last_number for attempt in attempts):
-            # the queue placed the job between the two reads: read its new attempt
+            # The queue placed the job between the two reads: read again, with the new attempt.
             return _AT_ONCE
-        # Ask providers before reading the nodes: an agent reports its end before its provider can
-        # show it.
+        # Providers are polled before the nodes are read: the agent's report of an end then precedes
+        # the provider's.
         opened = [attempt for attempt in attempts if attempt.phase is not AttemptPhase.ENDED]
         for attempt in opened:
             await self._operator.observe(attempt)
@@ -104,7 +104,7 @@ class JobReconciler:
         return None if after == NEVER else min(after or _AT_ONCE, _LONGEST)
 
     async def _step(self, uow: UnitOfWork) -> timedelta | None:
-        """Do everything that is due; returns when to look again."""
+        """Do everything that is due; returns the time until the next pass, None to continue."""
         after = await self._step_job(uow)
         for attempt in uow.rows.open:
             if after is None:
@@ -163,7 +163,7 @@ class JobReconciler:
             self._out.agents.afford(attempt.id, now + lease_paid_by(left, rate, rows.job))
 
     async def _failed_place(self, own: Attempt | None, again: jobs.RequeueJob) -> str:
-        """What the job must avoid; "": nothing."""
+        """The offer or host that the job must avoid, or ""."""
         if own is None or not again.avoid:
             return ""
         return failed_place(own, await self._store.allocations() if fails_a_host(own) else ())
@@ -186,7 +186,7 @@ class JobReconciler:
                 return action.after
             case gangs.LaunchGang():
                 await self._flush(uow)
-                # the attempt as written, if it is new
+                # Use the attempt as it was written, since it may be new.
                 answer = await self._operator.launch(uow.rows, uow.rows.attempts[attempt.number])
                 if answer is not None:
                     uow.apply(await self._operator.advance(uow.rows, attempt.number, answer))

@@ -1,7 +1,7 @@
-"""Jobs that wait outside the queue: repeating schedules, which start runs when due, and jobs that
-may wait for their time window.
+"""Handles jobs that wait outside the queue: repeating schedules, whose runs start when they are
+due, and jobs that wait for their time window.
 
-Both are queued jobs with `held_until`, which the queue ignores; this reconciler handles them.
+Both are queued jobs with `held_until`, which the queue ignores.
 """
 
 from collections.abc import Awaitable, Callable
@@ -29,7 +29,7 @@ from cavvy.store.base import RowNotFound, StaleVersion, Store
 
 _OLD = timedelta(seconds=60)  # maximum age of offers
 
-# Submits a run of this task with this id, for a schedule's job.
+# Submits a run of a schedule: the schedule's job, the run's task, and the run's ID.
 Submit = Callable[[Job, Task, str], Awaitable[Job]]
 
 
@@ -53,7 +53,9 @@ class ScheduleReconciler:
         self._arrived = arrived
 
     async def step(self, job: Job) -> timedelta:
-        """Do what is due; returns when to look again. Raises StaleVersion, RowNotFound."""
+        """Do what is due; returns the time until the next step. Raises StaleVersion,
+        RowNotFound.
+        """
         now, schedule = self._clock.now(), job.task.schedule
         if job.held_until is not None and now < job.held_until:
             return job.held_until - now
@@ -92,7 +94,8 @@ class ScheduleReconciler:
         return None if last.phase in JOB_ENDS else last
 
     async def _prices(self, job: Job, interval: TimeInterval, now: datetime) -> Prices:
-        """Prices of the currently cheapest offer; () before the window opens or without offers."""
+        """The recent prices of the offer that is cheapest now; () before the window opens, or if
+        there is no offer."""
         if now < interval.start:
             return ()
         snapshot, objections = await self._pool.market(_OLD), self._pool.objections

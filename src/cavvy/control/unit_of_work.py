@@ -1,5 +1,5 @@
-"""One job's rows during a pass: changed in memory, written together, each guarded by the version
-that was read.
+"""Holds one job's rows during a pass. They are changed in memory and written together; the version
+of each row guards the write.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,11 +39,11 @@ class UnitOfWork:
         return self._changes != _NOTHING
 
     def read_nodes(self, attempt: Attempt, nodes: Sequence[Node]) -> None:
-        """Take newly read nodes of the attempt."""
+        """Set the nodes of the attempt to newly read rows."""
         self.rows = replace(self.rows, nodes={**self.rows.nodes, attempt.id: nodes})
 
     def set_spent(self, spent: Money) -> None:
-        """The job's spending until now, as of this pass."""
+        """Set the job's spending until now, as computed in this pass."""
         self.rows = replace(self.rows, spent=spent)
 
     def apply(self, changes: RowChanges) -> None:
@@ -62,7 +62,7 @@ class UnitOfWork:
         self._changes = self._changes.then(changes)
 
     def take_changes(self) -> RowChanges:
-        """The changes to write now; the rows become those after the write."""
+        """Return the changes to write now; the rows are then those after the write."""
         changes, self._changes = self._changes, _NOTHING
         numbers = {attempt.number for attempt in changes.attempts}
         ranks = {(node.attempt_id, node.rank) for node in changes.nodes}
@@ -83,7 +83,7 @@ class UnitOfWork:
 
 
 def make_write(changes: RowChanges) -> AtomicWrite:
-    """The changes as one write of the store."""
+    """Convert the changes to one write of the store."""
     return AtomicWrite(
         jobs=[] if changes.job is None else [changes.job],
         attempts=changes.attempts,

@@ -1,9 +1,9 @@
-"""Posts to users' own services that a job ended, failed or reached its budget; retries for three
-quarters of an hour.
+"""Notifies users' own services that a job ended, failed or reached its budget. A failed delivery is
+retried for three quarters of an hour.
 
-A delivery is a key on the worklist; its success or failure is an event of the job. Deliveries that
-a restart interrupts are found again from recently ended jobs. A receiver may get the same news
-twice, and never a secret.
+A delivery is a key on the worklist; its success or failure becomes an event of the job. Deliveries
+that a restart interrupts are found again from recently ended jobs. A receiver may get the same
+message twice. Messages contain no secrets.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from cavvy.store.objects.http import check_host
 
 _PREFIX = "webhook:"
 _TRIES = 10
-_FIRST_PAUSE = timedelta(seconds=5)  # delay, which doubles: 5 s, 10 s, ... 21 min; 43 min in all
+_FIRST_PAUSE = timedelta(seconds=5)  # doubles with each try: 5 s, 10 s, ... 21 min; 43 min in all
 _TIMEOUT_S = 10
-_MOST_SAID = 200  # characters of a problem: a receiver that does not speak HTTP is quoted
+_MOST_SAID = 200  # maximum characters of a problem, which may quote the receiver
 _LATELY = timedelta(hours=2)
 
-Post = Callable[[str, bytes], Awaitable[str]]  # url, JSON -> "" or the problem
+Post = Callable[[str, bytes], Awaitable[str]]  # URL, JSON -> "" or the problem
 
 
 def webhook_key(job_id: str, what: Delivery) -> str:
@@ -51,7 +51,7 @@ class Webhooks:
         self._clock = clock
         self._post = post or post_json
         self._tries: dict[str, int] = {}
-        self._told: dict[str, set[str]] = {}  # key -> urls already delivered to
+        self._told: dict[str, set[str]] = {}  # key -> URLs with a successful delivery
 
     async def reconcile(self, key: str) -> timedelta | None:
         _, job_id, word = key.split(":", 2)
@@ -80,7 +80,7 @@ class Webhooks:
         return None
 
     async def unfinished(self) -> list[str]:
-        """Keys of deliveries that a restart may have interrupted."""
+        """The keys of deliveries that a restart may have interrupted."""
         page = await self._store.list_jobs(None, phases=JOB_ENDS | {JobPhase.STOPPING}, limit=100)
         keys = []
         for summary in page.jobs:
@@ -102,7 +102,7 @@ class Webhooks:
 
 
 async def post_json(url: str, body: bytes) -> str:
-    """POST JSON; "" on success, else the problem."""
+    """POST JSON; returns "" on success, otherwise the problem."""
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         return "not an http or https address"
     return await asyncio.to_thread(_post, url, body)
@@ -126,7 +126,7 @@ def _post(url: str, body: bytes) -> str:
         with _OPENER.open(request, timeout=_TIMEOUT_S):
             return ""
     except http.client.InvalidURL:
-        # the error repeats the wrong part, which may be a secret
+        # The error's text contains the wrong part of the URL, which may be a secret.
         return "the address cannot be called"
     except urllib.error.HTTPError as error:
         with error:

@@ -1,7 +1,7 @@
-"""Keys that are due for reconciliation. Events only move a key forward in time; they carry no data.
+"""The keys to reconcile, and when. An event only makes a key due earlier; it carries no data.
 
-A key in progress is not handed out again until it is `finish`ed; a hint in the meantime is kept for
-then.
+A key in progress is not returned again until `finish` is called for it. Hints that arrive in the
+meantime take effect after that.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 
 
 class Worklist:
-    """Decides which key is next. `now` gives the time; `wait` returns when something may have
-    become due.
+    """Decides which key is next. `now` returns the time; `wait` returns when a key may have become
+    due.
     """
 
     def __init__(self, now: Callable[[], datetime]) -> None:
@@ -22,15 +22,15 @@ class Worklist:
         self._count = 0  # equal times are served in the order of arrival
         self._busy: dict[
             str, datetime | None
-        ] = {}  # key -> the earliest look requested while it was in progress
+        ] = {}  # key -> the earliest time requested while the key was in progress
         self._changed = asyncio.Event()
 
     def hint(self, key: str, after: timedelta = timedelta(0)) -> None:
-        """Look at `key` in `after`, or sooner if a sooner look is already planned."""
+        """Make `key` due when `after` has passed, unless it is already due sooner."""
         self.add(key, self._now() + after)
 
     def add(self, key: str, due: datetime) -> None:
-        """Look at `key` at `due`, or sooner if a sooner look is already planned."""
+        """Make `key` due at the time `due`, unless it is already due sooner."""
         if key in self._busy:
             asked = self._busy[key]
             self._busy[key] = due if asked is None else min(asked, due)
@@ -41,13 +41,13 @@ class Worklist:
             self._changed.set()
 
     def next_due(self) -> datetime | None:
-        """When the earliest key that is not being worked on is due."""
+        """When the next key that is not in progress is due, or None."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
-            heapq.heappop(self._heap)  # superseded by a sooner look
+            heapq.heappop(self._heap)  # replaced by an earlier time
         return self._heap[0][0] if self._heap else None
 
     def take(self) -> str | None:
-        """The next key that is due now, marked as in progress; None if none is due."""
+        """Mark the next due key as in progress and return it, or return None if no key is due."""
         due = self.next_due()
         if due is None or due > self._now():
             return None
@@ -57,8 +57,8 @@ class Worklist:
         return key
 
     def finish(self, key: str, again: timedelta | None) -> None:
-        """`key` is no longer in progress; look again in `again`, or when it was hinted at
-        meanwhile.
+        """Mark `key` as no longer in progress. It becomes due when `again` has passed (None: only
+        by a hint), or earlier if a hint arrived in the meantime.
         """
         asked = self._busy.pop(key)
         if asked is not None:
@@ -69,7 +69,7 @@ class Worklist:
 
     @property
     def planned(self) -> int:
-        """How many keys are on the list or in progress."""
+        """The number of keys that are on the list or in progress."""
         return len(self._due) + len(self._busy)
 
     async def wait(self) -> None:

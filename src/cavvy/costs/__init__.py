@@ -1,1 +1,1 @@
-"""Metering, prices on other offers, and how time was spent; pure."""
+"""Metering, prices on other offers, and how time was spent. No I/O."""

@@ -29,12 +29,14 @@ def price_counterfactuals(
     lengths: Mapping[str, timedelta] | None = None,
     count: int = 3,
 ) -> list[CounterfactualCost]:
-    """The cheapest `count` among the rentable `offers`, as if the run had been there, undisturbed.
+    """The `count` rentable `offers` on which the same run would have been cheapest, without
+    interruptions.
 
-    `ran` is the measured running time. `lengths` gives the running time on an offer, by its key, if
-    the task's stated work allows scaling; else the same time is assumed, as `basis` says. `start`
-    is billed before the work begins. One offer per provider, instance type and purchase option:
-    three zones of one machine add nothing.
+    `ran` is the measured running time. `lengths` gives the scaled running time by offer key, if the
+    task states its work; for other offers the measured time is assumed, and `basis` states which of
+    the two it is. `start` is the time that is billed before the work begins. The result has one
+    offer per provider, instance type and purchase option, because more zones of one machine add
+    nothing.
     """
     cheapest: dict[tuple[str, str, str], CounterfactualCost] = {}
     for offer in offers:

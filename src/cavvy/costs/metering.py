@@ -1,6 +1,7 @@
-"""The cost of a node's lifetime, in stretches: every microsecond once, at the price valid then.
+"""The cost of a node's lifetime, in periods: every microsecond is charged once, at the price valid
+at that time.
 
-Called by `control` at each look at a gang; the store replaces rows by (attempt, rank, kind, since).
+`control` calls it at each poll of a gang; the store then replaces all charges of the rank.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,16 +26,16 @@ def bill(
     minimum: timedelta | None = None,
     final: bool,
 ) -> list[Charge]:
-    """Charge the node `rank` for its life so far, [`started`, `until`).
+    """Charge the node of `rank` for its life so far, [`started`, `until`).
 
-    `rates` are prices of one node and since when each holds, as `GangSeen.rates`; the first also
-    holds before its time, and () is the offer's rate throughout. `minimum` is the billed time even
-    if the node ends earlier (None: the offer's). With `final` the life has ended at `until` and the
-    minimum is topped up, once, as its own charge.
+    `rates` are the prices of one node, each with the time from which it holds, as in
+    `GangSeen.rates`. The first price also holds before its time, and () means the offer's rate.
+    `minimum` is the billed time even if the node ends earlier, or None for the offer's minimum.
+    With `final`, the node ended at `until`, and the rest of the minimum is charged separately.
 
-    Stretches are contiguous and half-open, split where the price changes, each rounded once. If
-    `until` grows and `rates` gain entries that begin after the last stretch, only that stretch is
-    replaced and new ones are appended.
+    The charges cover contiguous, half-open periods, split where the price changes; each charge is
+    rounded once. If `until` grows and `rates` gain entries that begin after the last period, only
+    that period is replaced and new ones are appended.
     """
     prices = _prices(rates or ((started, attempt.offer.rate),), started)
     charges = [
@@ -55,11 +56,11 @@ def total(charges: Iterable[Charge]) -> Money:
 
 
 def _prices(rates: Rates, started: datetime) -> list[tuple[datetime, HourlyRate]]:
-    """The prices from `started` on, in order of time; of two with the same time the later entry
-    counts.
+    """The prices from `started` on, in order of time. Of two prices with the same time, the later
+    entry counts.
 
-    An entry that repeats the price before it is no change: a provider may report its price at every
-    look.
+    An entry that repeats the previous price is left out, because a provider may report its price at
+    every poll.
     """
     ordered = sorted(rates, key=lambda entry: entry[0])
     first = [rate for since, rate in ordered if since <= started]
@@ -83,7 +84,7 @@ def _stretches(
 
 
 def _rate_at(prices: Sequence[tuple[datetime, HourlyRate]], at: datetime) -> HourlyRate:
-    """The price when the node ended; a change at that very moment did not apply to it."""
+    """The price when the node ended. A change at exactly this time does not count."""
     return [rate for since, rate in prices if since < at or since == prices[0][0]][-1]
 
 

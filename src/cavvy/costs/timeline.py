@@ -1,5 +1,5 @@
-"""How a job's time was spent: every moment of its life is queued, starting, running, lost or
-stopping; shown to users.
+"""How a job's time was spent, as users see it: every moment of its life is queued, starting,
+running, lost or stopping.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,19 +12,21 @@ from cavvy.domain.jobs import Attempt, AttemptOutcome, Job
 
 
 class TimeUse(StrEnum):
-    """The use of a stretch of a job's life."""
+    """What a job did in a period of its life."""
 
     QUEUED = "queued"  # waiting for an offer, a retry or its schedule
     STARTING = "starting"  # from the placement until every rank works
-    RUNNING = "running"  # work that was kept
-    # work since the newest checkpoint when a node was lost or preempted; it was repeated
+    RUNNING = "running"  # work that did not have to be repeated
+    # work after the newest checkpoint that was repeated, because a node was lost or preempted
     LOST = "lost"
     STOPPING = "stopping"  # from the end of the work until the gang is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineStretch:
-    """The half-open stretch [since, until) of a job's life. `attempt` is 0 before the first."""
+    """The half-open period [since, until) of a job's life. `attempt` is 0 before the first
+    attempt.
+    """
 
     spell: TimeUse
     since: datetime
@@ -38,19 +40,19 @@ class TimelineStretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTimeline:
-    """A job's life, or its life so far, as contiguous stretches in order."""
+    """A job's life so far, as contiguous periods in order."""
 
     stretches: tuple[TimelineStretch, ...]
 
     def total(self, *spells: TimeUse) -> timedelta:
-        """The time spent on these uses; on all of them by default."""
+        """The time spent on these uses, or on all uses if none is given."""
         return sum(
             (s.length for s in self.stretches if not spells or s.spell in spells), timedelta(0)
         )
 
     @property
     def totals(self) -> Mapping[TimeUse, timedelta]:
-        """By use, in the order of a job's life, including those of length 0."""
+        """The time spent on each use, in the order of a job's life, including uses without time."""
         return {spell: self.total(spell) for spell in TimeUse}
 
 
@@ -58,19 +60,19 @@ _LOSSES = frozenset({AttemptOutcome.PREEMPTED, AttemptOutcome.NODE})
 
 
 def trace(job: Job, attempts: Iterable[Attempt], now: datetime) -> JobTimeline:
-    """The stretches of `job` from its submission to its end, or to `now` while it lives.
+    """The periods of `job` from its submission to its end, or to `now` if it has not ended.
 
-    Work is lost from the newest checkpoint, or from the start of running without one, to the end of
-    the work. Between an end and a later retry by the user, the job counts as queued. Times that
-    contradict each other (clocks of several machines) are moved, never counted twice.
+    Work is lost from the newest checkpoint, or from the start of running if there is none, to the
+    end of the work. Between a job's end and a later retry by the user, the job counts as queued. If
+    the clocks of several machines contradict each other, times are moved but never counted twice.
     """
     end = max(job.submitted_at, job.ended_at or now)
     cursor = job.submitted_at
     stretches: list[TimelineStretch] = []
     ordered = _one_after_another(job, attempts, end)
     for attempt, following in zip_longest(ordered, ordered[1:]):
-        # What follows an attempt begins when the next one is created, even if the old gang still
-        # exists. A standby gang begins when the work of the first gang ended.
+        # The time of an attempt ends when the next attempt is created, even if the old gang still
+        # exists. The time of a standby gang begins when the work of the first gang ended.
         over = min(max(following.created_at, _work_until(attempt, end)), end) if following else end
         edges = [
             (TimeUse.QUEUED, min(attempt.created_at, end)),
@@ -85,7 +87,7 @@ def trace(job: Job, attempts: Iterable[Attempt], now: datetime) -> JobTimeline:
 
 
 def _one_after_another(job: Job, attempts: Iterable[Attempt], end: datetime) -> list[Attempt]:
-    """Attempts by number, without standby gangs that never got the work."""
+    """The attempts by number, without standby gangs that never got the work."""
     kept: list[Attempt] = []
     for attempt in sorted(attempts, key=lambda attempt: attempt.number):
         beside = bool(kept) and attempt.created_at < _work_until(kept[-1], end)
@@ -95,7 +97,9 @@ def _one_after_another(job: Job, attempts: Iterable[Attempt], end: datetime) -> 
 
 
 def _work_until(attempt: Attempt, end: datetime) -> datetime:
-    """Until when it worked, or may work; an attempt that never worked does not delay the next."""
+    """When the attempt's work ended, or `end` if it may still work. If it never worked, the time of
+    its creation, so that it does not delay the next attempt.
+    """
     return (
         attempt.created_at
         if attempt.running_at is None
@@ -104,7 +108,7 @@ def _work_until(attempt: Attempt, end: datetime) -> datetime:
 
 
 def _edges(attempt: Attempt, end: datetime) -> Iterator[tuple[TimeUse, datetime]]:
-    """The stretches of an attempt, each with its end, in order."""
+    """The periods of an attempt, each with its end, in order."""
     gone = attempt.ended_at or end
     worked = attempt.finished_at or gone
     if attempt.running_at is None:

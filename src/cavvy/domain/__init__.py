@@ -1,1 +1,3 @@
-"""Nouns, units, states and their legal moves; pure, standard library only."""
+"""The domain model: data types, units, states and their legal transitions. No I/O; uses only the
+standard library.
+"""

@@ -1,7 +1,7 @@
-"""Shared hosts and the allocations on them: which job has which device is a row, written with the
-launch intent.
+"""Shared hosts and the allocations on them. An allocation records which devices a gang holds; it is
+stored in the same write as the gang's attempt.
 
-Also the locations of volumes that can be used only there.
+Also the locations of volumes that only the nodes of one location can mount.
 """
 
 from dataclasses import dataclass
@@ -11,19 +11,21 @@ from typing import NamedTuple
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """A machine whose devices several gangs share. `name` is unique: provider/zone, or
-    provider/region without one.
+    provider/region if the provider has no zones.
     """
 
     name: str
     cpus: float
     memory_mib: int
-    devices: tuple[str, ...] = ()  # accelerator ids in index order, such as GPU UUIDs
+    # ids of the accelerators, such as GPU UUIDs, in the order of their indexes
+    devices: tuple[str, ...] = ()
     kinds: tuple[
         str, ...
-    ] = ()  # kind of each device, as `Offer.instance_type`; () if all are of one kind
-    # provider/region of offers that give each rank its own host; "": a gang is on one host
+    ] = ()  # the `Offer.instance_type` of each device; () if all devices are of one type
+    # provider/region of the offers that place each rank on its own host of this group; "" if all
+    # ranks of a gang share this host
     group: str = ""
-    ready: bool = True  # False: it does not answer, so nothing is placed there
+    ready: bool = True  # False if the host does not answer; nothing is placed on such a host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +55,11 @@ class VolumeLocation:
     provider: str
     names: tuple[str, ...]
     region: str
-    zone: str | None = None  # None: anywhere in the region
+    zone: str | None = None  # None if every zone of the region can mount it
 
 
 class SilentPlace(NamedTuple):
-    """A provider, or a part of one, that did not answer, and why."""
+    """A provider, or a part of a provider, that did not answer, and the reason."""
 
     provider: str
     why: str

@@ -1,5 +1,5 @@
-"""Checkpoints that the control plane holds for a job: their files, and the row that
-completes one.
+"""Checkpoints that the control plane holds for a job: their files, and the row that marks a
+checkpoint as complete.
 """
 
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFile:
-    """One file of a checkpoint, or one link. `path` is relative to the checkpoint's folder, with
-    slashes.
+    """One file or link of a checkpoint. `path` is relative to the checkpoint's folder, with / as
+    separator.
     """
 
     path: str
     sha256: str = ""
     size: int = 0  # bytes
     mode: int = 0o644
-    mtime_ns: int = 0  # modification time: programs look for their newest file by it
-    link: str | None = None  # for a link: its target
+    mtime_ns: int = 0  # modification time, by which programs find their newest file
+    link: str | None = None  # target of a link; None for a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCheckpoint:
-    """A complete checkpoint: every file of its manifest is stored. `number` counts within the job,
-    from 1.
+    """A complete checkpoint: every file of its manifest is stored. `number` counts the checkpoints
+    of the job from 1.
     """
 
     job_id: str

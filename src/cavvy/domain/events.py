@@ -1,4 +1,4 @@
-"""An event that the user must know, with its reason, and the money spent."""
+"""Events of jobs, each with its reason, and charges for nodes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from cavvy.domain.units import HourlyRate, Money
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One line of a job's history. The store sets `id`, which grows."""
+    """One line of a job's history. The store sets `id`; a later event has a higher id."""
 
     id: int = 0
     project: str
@@ -19,19 +19,19 @@ class Event:
     rank: int | None = None
     at: datetime
     kind: str  # e.g. "queued", "placed", "running", "preempted", "checkpoint", "done"
-    fact: str | None = None  # facts for programs: by kind, as in `wire.EventView`
+    fact: str | None = None  # a value for programs, see `wire.EventView`
     text: str
 
 
 class ChargeKind(StrEnum):
-    NODE = "node"  # a stretch of a node's life at one rate
-    KEPT = "kept"  # a stretch in which the node waited for the project's next job
-    MINIMUM = "minimum"  # the rest of the provider's minimum charge
+    NODE = "node"  # a period of a node at one rate
+    KEPT = "kept"  # a period in which the node waited for the project's next job
+    MINIMUM = "minimum"  # what was missing to the provider's minimum charge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """Money spent on the half-open stretch [since, until) of one node's life at one rate.
+    """The cost of one node in the half-open period [since, until), at one rate.
 
     Unique by (attempt, rank, kind, since). A write replaces all charges of a rank.
     """
@@ -48,6 +48,6 @@ class Charge:
 
 
 def replace_charges(earlier: Iterable[Charge], later: Sequence[Charge]) -> list[Charge]:
-    """Both, with the earlier charges of each rank that has later ones left out."""
+    """All charges, without the earlier charges of each rank that has later charges."""
     billed = {(charge.attempt_id, charge.rank) for charge in later}
     return [each for each in earlier if (each.attempt_id, each.rank) not in billed] + list(later)

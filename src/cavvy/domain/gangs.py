@@ -11,7 +11,7 @@ from cavvy.domain.units import HourlyRate
 class GangState(StrEnum):
     """The state of a gang, as its provider reports it."""
 
-    QUEUED = "queued"  # accepted by the provider's own queue; not lost
+    QUEUED = "queued"  # waits in the provider's own queue, so it is not lost
     STARTING = "starting"
     RUNNING = "running"
     ENDED = "ended"
@@ -19,10 +19,10 @@ class GangState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeen:
-    """One node as the provider itself sees it. It is billed from `started_at` to `ended_at`.
+    """One node as the provider reports it. The node is billed from `started_at` to `ended_at`.
 
-    `unseen`: the provider did not record the end; the node was gone by `ended_at`, and its bill is
-    a range that begins with the last sighting.
+    `unseen` means that the provider did not record the end: the node ended between its last
+    sighting and `ended_at`, so its cost is known only as a range.
     """
 
     rank: int
@@ -35,16 +35,16 @@ class NodeSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangSeen:
-    """One gang of this installation as the provider sees it now, or remembers it."""
+    """One gang of this installation, running or ended, as the provider reports it."""
 
     name: str
     state: GangState
     engine_id: str = ""
-    reason: str = ""  # why it waits or ended, for people
+    reason: str = ""  # why the gang waits or ended, for users
     preempted: bool = False  # ended because the provider reclaimed it
     exit_code: int | None = None
     eta: datetime | None = None
     nodes: Sequence[NodeSeen] = ()
     rates: Sequence[
         tuple[datetime, HourlyRate]
-    ] = ()  # price of one node and its start time; () means the offer's rate throughout
+    ] = ()  # prices of one node and when each begins; () if the offer's rate always holds

@@ -1,4 +1,4 @@
-"""Jobs, attempts and nodes, and the only legal moves between their phases.
+"""Jobs, attempts and nodes, and the legal transitions between their phases.
 
 A job is a task submitted to a project. Each attempt is one gang of N identical nodes on one offer.
 Each node runs an agent.
@@ -13,7 +13,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money
 
-FAR = datetime(9999, 1, 1, tzinfo=UTC)  # `not_before` of a job that the queue ignores
+FAR = datetime(9999, 1, 1, tzinfo=UTC)  # value of `not_before` for jobs that the queue ignores
 
 
 class JobPhase(StrEnum):
@@ -31,12 +31,12 @@ class JobPhase(StrEnum):
 class AttemptPhase(StrEnum):
     """The state of one gang. An attempt that is not ENDED may cost money."""
 
-    LAUNCHING = "launching"  # the intent is written; the provider is being called
-    BOOTING = "booting"  # the provider has accepted; not all agents have claimed
+    LAUNCHING = "launching"  # the attempt is stored; the provider is being called
+    BOOTING = "booting"  # the provider accepted the launch; not all agents have claimed a rank
     RUNNING = "running"  # every rank is claimed and works
-    KEPT = "kept"  # the work is over; the nodes wait, billed, for the project's next job
+    KEPT = "kept"  # the work has ended; the nodes wait, billed, for the project's next job
     ENDING = "ending"  # the outcome is known; the gang must be removed
-    ENDED = "ended"  # the gang is gone, or belongs to another attempt, and the bill is closed
+    ENDED = "ended"  # the gang is gone, or another attempt took it over; the bill is complete
 
 
 class NodePhase(StrEnum):
@@ -49,7 +49,7 @@ class NodePhase(StrEnum):
     EXITED = "exited"
 
 
-# Each edge says why it exists; tests and the docs' diagrams read these tables.
+# Each transition states its reason. Tests and the diagrams in the docs read these tables.
 JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
     JobPhase.QUEUED: {
         JobPhase.STARTING: "an offer was found and an attempt was written",
@@ -106,12 +106,14 @@ ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
     AttemptPhase.ENDING: {AttemptPhase.ENDED: "the provider no longer has the gang"},
     AttemptPhase.ENDED: {},
 }
-COMING = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING})  # not every rank works yet
-GOING = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})  # being removed, or removed
+# phases in which not every rank works yet
+COMING = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING})
+# phases in which the gang is being removed, or is gone
+GOING = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
 
 
 class AttemptOutcome(StrEnum):
-    """Why an attempt ended, by what happens next."""
+    """Why an attempt ended; this determines what happens next."""
 
     SUCCEEDED = "succeeded"
     EXIT = "exit"  # the user's program failed
@@ -126,22 +128,24 @@ class AttemptOutcome(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """The kind of a failure; it sets how long the control plane avoids the offer or provider."""
+    """The kind of a failure, which determines how long the control plane avoids the offer or
+    provider.
+    """
 
     CAPACITY = "no-capacity"
-    QUOTA = "quota"  # a person must act
-    REFUSED = "refused"  # a person must act
+    QUOTA = "quota"  # a person must raise the quota
+    REFUSED = "refused"  # a person must solve the problem at the provider
     PREEMPTED = "preempted"
     GPU = "gpu-fault"
     LINK = "slow-link"
     NODE = "node-fault"
     NETWORK = "network"
     BOOT = "no-boot"
-    PROGRAM = "program"  # the same on every offer
+    PROGRAM = "program"  # the program would fail on every offer
 
     @property
     def label(self) -> str:
-        """The name for people."""
+        """The name that users see."""
         return _LABELS.get(self, self.replace("-", " "))
 
 
@@ -153,10 +157,10 @@ _LABELS = {
 
 
 class StopCause(StrEnum):
-    """Why a job is to be stopped."""
+    """Why a job must be stopped."""
 
     USER = "user"
-    BUDGET = "budget"  # or the consented ceiling
+    BUDGET = "budget"  # the budget, or the ceiling that the user agreed to
     DURATION = "duration"
     DEADLINE = "deadline"
 
@@ -164,24 +168,24 @@ class StopCause(StrEnum):
 class WaitKind(StrEnum):
     """The reason why an attempt's gang waits."""
 
-    QUEUED = "queued"  # in its provider's own queue
-    STARTING = "starting"  # its provider says why it is not up yet
-    AT_RISK = "at-risk"  # its provider may take it back, and the job stays on it for now
+    QUEUED = "queued"  # the gang is in its provider's own queue
+    STARTING = "starting"  # the provider reports why the gang is not running yet
+    AT_RISK = "at-risk"  # the provider may reclaim the gang, and the job stays on it for now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOrigin:
-    """The origin of a run, so that it can be repeated and compared."""
+    """The origin of a run, so that the run can be repeated and compared."""
 
     task_text: str = ""  # the file as submitted
-    dialect: str = ""  # the tool that the file is for; "": detected from its keys
-    overrides: str = ""  # a YAML table with keys of the task file, which replaces the file's values
+    dialect: str = ""  # the tool whose format the file has; "" if its keys determine the tool
+    overrides: str = ""  # a YAML table whose values replace values of the task file
     commit: str | None = None
-    diff: str | None = None  # uncommitted changes, unified
+    diff: str | None = None  # uncommitted changes as a unified diff
     snapshot: str | None = None  # content hash of the frozen working folder
     versions: dict[str, str] = field(
         default_factory=dict
-    )  # cavvy, python, platform of the submitter
+    )  # versions of Cavvy and Python, and platform, of the submitter
     rerun_of: str | None = None
 
 
@@ -192,16 +196,18 @@ class PlanState:
     at: datetime
     mode: str  # "idle", "spot" or "on-demand"
     reason: str
-    place: str | None = None  # offer key
+    place: str | None = None  # key of the offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One submitted task. `version` guards every write; `since` is when the phase began."""
+    """One submitted task. `version` guards every write; `since` is the start of the current
+    phase.
+    """
 
-    id: str  # sorts by submission
+    id: str  # ids sort by the time of submission
     project: str
-    name: str  # unique in its project
+    name: str  # unique in the project
     user: str = ""
     task: Task
     origin: RunOrigin = RunOrigin()
@@ -209,23 +215,24 @@ class Job:
     reason: str = "submitted"
     submitted_at: datetime
     since: datetime
-    not_before: datetime | None = None  # back-off or schedule
-    # the queue ignores it; the schedule reconciler wakes it then
+    not_before: datetime | None = None  # earliest start, after a back-off or by the schedule
+    # until this time the queue ignores the job; the schedule reconciler then releases it
     held_until: datetime | None = None
-    last_run: str | None = None  # for a schedule: the id of the last run it started
+    last_run: str | None = None  # for a job with a schedule: the id of the last run that it started
     attempt: int = 0  # number of the latest attempt; 0 before the first
-    stop_reason: str | None = None  # set: the job must be stopped, for this reason
+    stop_reason: str | None = None  # if set, the job must be stopped for this reason
     stop_cause: StopCause | None = None
     exit_code: int | None = None
     ended_at: datetime | None = None
-    consented: bool = False  # may run on offers that cost money
+    consented: bool = False  # the user agreed to offers that cost money
     ceiling: Money | None = (
-        None  # the maximum that the user consented to spend; None: no separate ceiling
+        None  # the most that the user agreed to spend; None if there is no separate ceiling
     )
-    retries: dict[str, int] = field(default_factory=dict)  # failures and moves so far by kind
+    # number of failures and moves so far, by kind
+    retries: dict[str, int] = field(default_factory=dict)
     avoid: dict[str, datetime] = field(
         default_factory=dict
-    )  # until when each failed offer or shared host is avoided
+    )  # end of the cooldown of each failed offer or shared host
     standbys: tuple[int, ...] = ()  # numbers of the standby gangs, one of which may take over
     numbered: int = 0  # the highest attempt number so far, if a standby gang has it
     plan_state: PlanState | None = None
@@ -233,7 +240,7 @@ class Job:
 
     @property
     def stop_outcome(self) -> AttemptOutcome | None:
-        """The outcome of work that this stop ends."""
+        """The outcome of an attempt that this stop ends, or None if no stop was requested."""
         if self.stop_cause is None:
             return None
         return AttemptOutcome.STOPPED if self.stop_cause is StopCause.USER else AttemptOutcome.LIMIT
@@ -246,19 +253,21 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptWait:
-    """What was last reported of a gang that waits; equal values are no news."""
+    """The last report about a waiting gang; an equal report is not recorded again."""
 
     kind: WaitKind
-    said: str = ""  # the provider's own words
-    until: datetime | None = None  # the job does not leave a gang at risk before then
+    said: str = ""  # the reason in the provider's own words
+    # for a gang at risk: the job does not leave the gang before this time
+    until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnseenEnd:
-    """The end of a gang that its provider did not report: its bill is a range.
+    """The end of a gang that the provider did not report, so that the cost is known only as a
+    range.
 
-    The charges end at the last sighting. `more` is what the gang cost beyond them if it ended only
-    at `latest`, when it was gone for certain.
+    The charges end when the gang was last seen. `more` is the additional cost if the gang ran until
+    `latest`, when it was gone for certain.
     """
 
     latest: datetime
@@ -273,15 +282,15 @@ class Attempt:
     job_id: str
     project: str
     number: int
-    # the provider's name for it: installation hash + attempt id; a gang that was taken over has @
-    # and its id
+    # the gang's name at the provider: installation hash + attempt id. If another attempt took the
+    # gang over, this name + "@" + the id of this attempt.
     gang: str
     offer: Offer
     nodes: int
     phase: AttemptPhase = AttemptPhase.LAUNCHING
     reason: str = ""
     outcome: AttemptOutcome | None = None
-    failure: FailureKind | None = None  # the failure kind, if the outcome does not imply it
+    failure: FailureKind | None = None  # set if the outcome does not imply the kind of failure
     exit_code: int | None = None
     first_failed_rank: int | None = None
     created_at: datetime
@@ -289,23 +298,24 @@ class Attempt:
     launched_at: datetime | None = None  # when the provider accepted the launch
     expected_at: datetime | None = None  # when the provider expects it to start
     running_at: datetime | None = None
-    finished_at: datetime | None = None  # the work's end
-    ended_at: datetime | None = None  # the gang's end
-    unseen_end: UnseenEnd | None = None  # if no provider reported the gang's end
+    finished_at: datetime | None = None  # when the work ended
+    ended_at: datetime | None = None  # when the gang ended
+    unseen_end: UnseenEnd | None = None  # set if the provider did not report the gang's end
     adopted_at: datetime | None = (
-        None  # when it took over a warm gang; earlier time belongs to another attempt
+        None  # when it took over a warm gang; earlier time is billed to another attempt
     )
     kept_since: datetime | None = None
-    kept_until: datetime | None = None  # end of the keep time, whether a job comes or not
-    missed_looks: int = 0  # consecutive looks in which the provider did not know the gang
-    missed_since: datetime | None = None  # time of the first of these looks
-    drill_until: datetime | None = None  # when a fire drill, or the job's move, reclaims the gang
-    moved: bool = False  # the job leaves the gang by its own decision: no preemption
-    checkpoint_at: datetime | None = None  # newest complete checkpoint
+    kept_until: datetime | None = None  # end of the keep time, even if no job comes
+    missed_looks: int = 0  # consecutive polls in which the provider did not know the gang
+    missed_since: datetime | None = None  # time of the first of these polls
+    # when a fire drill, or a move of the job, reclaims the gang
+    drill_until: datetime | None = None
+    moved: bool = False  # the job leaves the gang by its own decision, which is no preemption
+    checkpoint_at: datetime | None = None  # time of the newest complete checkpoint
     checkpoint_bytes: int = 0  # size of that checkpoint
-    # how long the work paused for it, if known
+    # how long the work paused for that checkpoint, if known
     checkpoint_cost: timedelta | None = None
-    checkpoint_rate: float | None = None  # bytes per second of its upload or write
+    checkpoint_rate: float | None = None  # bytes per second of that checkpoint's upload or write
     checkpoint_every: timedelta | None = (
         None  # the save interval sent to the work, if Cavvy chooses it
     )
@@ -314,7 +324,7 @@ class Attempt:
 
     @property
     def standing(self) -> str:
-        """Its reason and, if its provider queues it, the expected start."""
+        """The attempt's reason and, if the provider queues the gang, the expected start."""
         if self.expected_at is None:
             return self.reason
         return f"{self.reason}, expected to start {self.expected_at:%Y-%m-%d %H:%M} UTC"
@@ -322,7 +332,9 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """An instruction to an agent. `seq` grows; an agent acts on each once."""
+    """An instruction to an agent. Later orders have a higher `seq`; an agent obeys each order
+    once.
+    """
 
     seq: int
     kind: str  # "stop" (seconds: grace) | "notice" (seconds: until the node is reclaimed)
@@ -339,10 +351,10 @@ class Node:
     rank: int
     phase: NodePhase = NodePhase.EXPECTED
     claim: str | None = None  # nonce of the agent that holds the claim
-    address: str | None = None  # the address for the other ranks
+    address: str | None = None  # the address at which the other ranks reach this node
     order: Order | None = None
-    last_seq: int = 0  # last message of the agent that was applied or refused
-    refused: int = 0  # messages of the agent that were refused, or some of their fields
+    last_seq: int = 0  # number of the agent's last message that was applied or refused
+    refused: int = 0  # number of the agent's messages that were refused in whole or in part
     exit_code: int | None = None
     exit_outcome: AttemptOutcome | None = None
     exit_reason: str = ""

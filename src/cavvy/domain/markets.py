@@ -10,18 +10,19 @@ from cavvy.domain.units import HourlyRate
 
 
 class ObservationKind(StrEnum):
-    """The kinds of observations. Launch requests are the granted plus the refused ones."""
+    """The kinds of observations. Each launch request is either granted or refused."""
 
     GRANTED = "granted"  # the provider accepted a launch
-    REFUSED = "refused"  # the provider refused a launch; the text says why
-    BOOTED = "booted"  # all agents reported, this long after the launch was accepted
-    ENDED = "ended"  # Cavvy released a gang after this lifetime
+    REFUSED = "refused"  # the provider refused a launch; the text has the reason
+    BOOTED = "booted"  # all agents reported, `seconds` after the launch was accepted
+    ENDED = "ended"  # Cavvy released a gang after a lifetime of `seconds`
     TAKEN = (
-        # the provider preempted a gang after this lifetime; the text says whether it gave notice
+        # the provider preempted a gang after a lifetime of `seconds`; the text states whether it
+        # gave notice
         "taken"
     )
-    FAILED = "failed"  # a node was lost or never started, after this lifetime
-    PRICE = "price"  # a node costs `rate` from now on
+    FAILED = "failed"  # a node was lost or never started, after a lifetime of `seconds`
+    PRICE = "price"  # from this time on, a node costs `rate`
 
 
 LIVES = frozenset({ObservationKind.ENDED, ObservationKind.TAKEN, ObservationKind.FAILED})
@@ -29,7 +30,7 @@ LIVES = frozenset({ObservationKind.ENDED, ObservationKind.TAKEN, ObservationKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One observation, written in the same transaction as the rows behind it."""
+    """One observation, stored in the same transaction as the rows that it was derived from."""
 
     market: str  # Offer.key
     kind: ObservationKind
@@ -42,8 +43,8 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketTally:
-    """The sum of all observations of one kind in one market. `node_seconds` is each one's seconds
-    times its nodes.
+    """The sum of all observations of one kind in one market. `node_seconds` sums the seconds of
+    each observation, multiplied by its number of nodes.
     """
 
     market: str

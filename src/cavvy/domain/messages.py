@@ -1,8 +1,8 @@
-"""Messages between agents and the control plane; `docs/concepts/agent-protocol.md` documents the
-wire format.
+"""Messages between agents and the control plane; `docs/concepts/agent-protocol.md` documents their
+encoding.
 
-The API decodes requests into `AgentMessage` and encodes the answers; in-process agents pass them
-unchanged.
+The API decodes requests into `AgentMessage` and encodes the answers. Agents in the same process
+pass these objects directly.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from cavvy.domain.tasks import ImageBuild, Scalar, Volume
 
 
 class MessageKind(StrEnum):
-    """The kinds of agents' reports."""
+    """The kinds of messages that agents send."""
 
     SETUP = "setup"
     RUNNING = "running"
@@ -30,8 +30,8 @@ class MessageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentMessage:
-    """One numbered message of one rank. Each kind uses the fields named in its row of the
-    protocol's table.
+    """One numbered message of one rank. The comment of a field names the kinds of messages that use
+    it.
     """
 
     seq: int  # counts from 1, without gaps
@@ -42,39 +42,41 @@ class AgentMessage:
     bytes: int = 0  # checkpoint
     files: int = 0  # checkpoint
     newest_at: datetime | None = None  # checkpoint
-    number: int | None = None  # the uploaded checkpoint
-    sent: int = 0  # the uploaded checkpoint: bytes that had to be sent
+    number: int | None = None  # checkpoint: its number, if it was uploaded
+    sent: int = 0  # checkpoint: bytes that its upload sent
     seconds: float | None = (
-        None  # notice: how long until the node is reclaimed; checkpoint: how long the upload took
+        None  # notice: seconds until the node is reclaimed; checkpoint: seconds of its upload
     )
-    cost_s: float | None = None  # checkpoint: how long the work paused for it, as the work reports
+    cost_s: float | None = None  # checkpoint: how long the work reports to have paused for it
     source: str = ""  # notice
     name: str = ""  # event
     text: str = ""  # event
-    outcome: str | None = None  # exited: an Outcome; other values come from newer agents
+    outcome: str | None = None  # exited: an AttemptOutcome; other values come from newer agents
     exit_code: int | None = None  # exited
     reason: str = ""  # exited
-    failure: str | None = None  # exited with outcome node: a FailureKind
+    failure: str | None = None  # exited, if the outcome is `node`: a FailureKind
     log_bytes: int = 0  # exited
-    fault: str = ""  # why some fields are missing; never on the wire
+    fault: str = ""  # set by the server: why some fields are missing; agents never send it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """The conditions that an agent found at its start."""
+    """The facts about its host that an agent reports when it claims a rank."""
 
     hostname: str = ""
     python: str = ""
     platform: str = ""
 
 
-# Protocol version -> the features that it introduced.
+# The protocol versions that introduced these features.
 UPLOADED_CHECKPOINTS, EQUIPPED = 2, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Since:
-    """Marks a field of the work that older agents would ignore while doing the work without it."""
+    """Marks a field of the work that older agents do not know: they would do the work as if the
+    field were not set.
+    """
 
     version: int
     what: str
@@ -82,18 +84,20 @@ class Since:
 
 
 def since(version: int, what: str, used: Callable[[Any], bool] = bool) -> dict[str, Since]:
-    """The metadata of a field that agents support since `version`; see `protocol.list_unknown`."""
+    """The metadata of a field that agents know from protocol `version` on; see
+    `protocol.list_unknown`.
+    """
     return {"since": Since(version=version, what=what, used=used)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWork:
-    """The folder that outlives attempts: `path` in the working folder leads to `storage`, or is
-    uploaded.
+    """The checkpoint folder, which outlives attempts: `path` in the working folder leads to
+    `storage`, or its files are uploaded.
     """
 
     path: str
-    storage: str | None = None  # None if the node cannot reach it
+    storage: str | None = None  # None if the node cannot reach the storage
     sync: bool = field(  # download the newest checkpoint first, and upload new ones
         default=False, metadata=since(UPLOADED_CHECKPOINTS, "uploaded checkpoints")
     )
@@ -102,7 +106,7 @@ class CheckpointWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkdirWork:
-    """A frozen working folder, by the hash of its manifest."""
+    """A frozen working folder, named by the hash of its manifest."""
 
     snapshot: str
 
@@ -119,8 +123,8 @@ class GitWork:
 class CheckWork:
     """Requirements that a node must meet before the work starts."""
 
-    share: float  # share of the data sheet's figures
-    link_mbps: float = 0  # speed between two nodes; 0: measured but not judged
+    share: float  # minimum share of the values in the data sheet
+    link_mbps: float = 0  # minimum speed between two nodes; 0 if the speed is only measured
     kind: str = ""  # model of each GPU, "" if unknown
     memory_mib: int = 0
     bandwidth_gbs: float = 0  # data-sheet bandwidth of the GPU's memory
@@ -135,21 +139,21 @@ class TransferWork:
 
     source: str = field(metadata=_URL)
     target: str = field(metadata=_URL)
-    mode: str = field(  # "copy" or "stream", for an input
+    mode: str = field(  # for an input: "copy" or "stream"
         default="copy", metadata=since(EQUIPPED, "inputs as streams", lambda mode: mode != "copy")
     )
-    every_s: float | None = field(  # for an output: also sent while the work runs
+    every_s: float | None = field(  # seconds between uploads of an output while the work runs
         default=None, metadata=since(EQUIPPED, "outputs that are sent while the work runs")
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The work of one gang, delivered with a granted claim. Holds opened secrets: never log
+    """The work of one gang, delivered with a granted claim. Contains decrypted secrets: never log
     or store it.
 
-    The one definition of the work: this document is encoded unchanged; `agent/config.py` repeats
-    the names and types for nodes, which have only the standard library, and a test compares both.
+    This class defines the work, and is encoded unchanged. Nodes have only the standard library, so
+    `agent/config.py` repeats the names and types; a test compares both.
     """
 
     job: str
@@ -157,19 +161,19 @@ class Assignment:
     project: str
     attempt: int
     nodes: int
-    addresses: Sequence[str]  # by rank
+    addresses: Sequence[str]  # one address per rank, in their order
     master_port: int
     accelerators_per_node: int
     run: str
     gang_key: str = field(default="", repr=False)  # a secret that only the gang's ranks share
     setup: str | None = None
-    setup_key: str | None = None  # equal keys: a finished setup can be reused
-    setup_uses: Sequence[str] | None = None  # the files that the setup sees; None: all
+    setup_key: str | None = None  # a node can reuse a finished setup that has the same key
+    setup_uses: Sequence[str] | None = None  # the files that the setup can see; None for all
     image: str | None = None
-    image_login: str | None = field(  # USER:PASSWORD of its registry
+    image_login: str | None = field(  # USER:PASSWORD for the image's registry
         default=None, repr=False, metadata=since(EQUIPPED, "an image's login")
     )
-    build: ImageBuild | None = field(  # named `image`
+    build: ImageBuild | None = field(  # the image that it makes is named `image`
         default=None, metadata=since(EQUIPPED, "images built from a Dockerfile")
     )
     check: CheckWork | None = field(default=None, metadata=since(EQUIPPED, "a check of the node"))
@@ -183,7 +187,7 @@ class Assignment:
     outputs: Sequence[TransferWork] = ()
     volumes: Sequence[Volume] = field(default=(), metadata=since(EQUIPPED, "volumes"))
     grace_s: float = 10
-    keep_s: float = 0  # how long to wait for other work on this node after the work
+    keep_s: float = 0  # how long the node waits for other work after the work has ended
     idle_s: float | None = None
     log_limit_mib: int = 1024
 
@@ -198,21 +202,23 @@ class ClaimGranted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimWait:
-    """The claim is granted but ranks are missing: ask again after this long."""
+    """The claim is granted but other ranks are missing: repeat the request after this time."""
 
     after: timedelta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRefused:
-    """No claim: another agent has it, or the attempt is over. Leave without doing anything."""
+    """The claim is refused because another agent has it, or the attempt has ended: exit without
+    doing anything.
+    """
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesStored:
-    """Every message up to `seq` is applied and stored."""
+    """Every message up to number `seq` is applied and stored."""
 
     seq: int
     lease: timedelta
@@ -221,7 +227,7 @@ class MessagesStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimLost:
-    """The claim is not this agent's, or its attempt is over: stop the work and leave."""
+    """This agent does not hold the claim, or the attempt has ended: stop the work and exit."""
 
     reason: str
 
@@ -236,7 +242,9 @@ class AgentCalls(Protocol):
         self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
     ) -> MessagesStored | ClaimLost: ...
     async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
-        """An order newer than `after`; None if `wait` passes without one."""
+        """An order newer than `after`, or None if none comes within `wait`."""
 
     async def lease(self, gang: str) -> timedelta:
-        """How long agents of this gang may continue without an answer from the control plane."""
+        """How long the agents of this gang may continue without an answer from the control
+        plane.
+        """

@@ -19,11 +19,12 @@ class Purchase(StrEnum):
 class Offer:
     """One node's worth of capacity at one price.
 
-    `rate` is for the whole node per hour. `accelerator` is a canonical name of the catalog's table
-    or None. `capacity` is the number of available nodes, None if the provider does not report it.
-    `pool` names the capacity that several offers of a region share: a node of one is gone for the
-    others too. "" shares with none. `shared` marks a host whose devices several jobs share; the job
-    then holds only the devices that it requests.
+    `rate` is for the whole node per hour. `accelerator` is a canonical name from the catalog's
+    table, or None. `capacity` is the number of available nodes, or None if the provider does not
+    report it. `pool` names capacity that several offers of a region share, so that a node rented
+    from one offer is missing in the others; an offer with the pool "" shares no capacity. `shared`
+    marks a host whose devices several jobs share; a job then holds only the devices that it
+    requests.
     """
 
     provider: str
@@ -48,7 +49,9 @@ class Offer:
 
     @property
     def key(self) -> str:
-        """Names the offer without its price: provider/region[/zone]/type/accelerators/purchase."""
+        """The offer's name, without its price:
+        provider/region[/zone]/type/accelerators/purchase.
+        """
         zone = f"/{self.zone}" if self.zone else ""
         machine = f"{self.instance_type}:{self.accelerator_count}"
         return f"{self.provider}/{self.region}{zone}/{machine}/{self.purchase}"

@@ -1,5 +1,5 @@
-"""Versions of the agent protocol: which ones the control plane serves, and what older agents do not
-support. No I/O.
+"""Versions of the agent protocol: which versions the control plane serves, and what older agents do
+not support. No I/O.
 
 `docs/concepts/agent-protocol.md` has the rule and the table of versions.
 """
@@ -10,8 +10,9 @@ from typing import Any
 
 from cavvy.domain.messages import EQUIPPED, Assignment, Since
 
-PROTOCOL = EQUIPPED  # the control plane's; `agent/config.py` has the agent's, a test compares them
-# supported versions on either side: servers are upgraded, and downgraded, while jobs run
+PROTOCOL = EQUIPPED  # a test compares this version with the one in `agent/config.py`
+# How many older and newer versions are supported: servers are upgraded, and downgraded, while jobs
+# run.
 APART = 2
 OLDEST = max(1, PROTOCOL - APART)
 NEWEST = PROTOCOL + APART
@@ -29,7 +30,7 @@ def list_unknown(version: int, work: Assignment) -> list[str]:
 
 
 def _list_marks(value: Any) -> Iterator[Since]:
-    """The marks of all fields, nested ones too, whose values use them."""
+    """The marks of all fields, including nested ones, whose values use the marked feature."""
     for each in fields(value):
         inner, mark = getattr(value, each.name), each.metadata.get("since")
         if mark is not None and mark.used(inner):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class ProviderDocument:
     """One JSON document of a provider, such as the record of a launch."""
 
-    collection: str  # its collection: "gangs", "machines"
+    collection: str  # such as "gangs" or "machines"
     name: str  # unique in its collection
     body: str  # JSON
-    version: int = 1  # 1 at creation, plus one with each write
+    version: int = 1  # 1 at creation; each write adds 1

@@ -1,5 +1,5 @@
-"""The task: the work that a user wants to run, parsed from a file by the spec module and used by
-all others.
+"""The task: the work that a user wants to run. The spec module parses it from a file; all other
+modules use it.
 """
 
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from math import ceil
 from cavvy.domain.units import HourlyRate, Money
 
 Scalar = str | int | float | bool
-DEFAULT_CPUS = 1.0  # memory that a node of a task without a size holds on a shared host
+DEFAULT_CPUS = 1.0  # CPUs that each node of a task without a size holds on a shared host
 URL_SCHEMES = (
     "s3",
     "gs",
@@ -31,25 +31,25 @@ class SpotPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorNeed:
-    """One acceptable choice of accelerators on each node; `name` None is any accelerator.
+    """One acceptable choice of accelerators on each node; `name` is None for any accelerator.
 
-    Counts are per node, inclusive. Memory is of each accelerator in MiB, inclusive, None is no
-    limit.
+    Counts are per node, and memory is per accelerator in MiB; all bounds are inclusive. A memory
+    bound of None means no limit.
     """
 
     name: str | None = None
     count_min: int = 1
-    count_max: int | None = None  # None: exactly count_min
+    count_max: int | None = None  # None if exactly `count_min`
     memory_min_mib: int | None = None
     memory_max_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkNeed:
-    """Requirements on a node's network and, on clouds, which network: the user's own resources, by
-    the provider's ids or names.
+    """Requirements on a node's network. On clouds, also the user's own network resources, by the
+    provider's ids or names.
 
-    None and () if the user names none: the provider then creates the minimum that it needs.
+    If the user names no resource (None or ()), the provider creates the minimum that it needs.
     """
 
     min_mbps: int | None = None
@@ -58,12 +58,12 @@ class NetworkNeed:
     security_groups: tuple[str, ...] = ()
     key: str | None = None  # a key pair that the provider knows
     public_ip: bool | None = (
-        None  # whether a node gets a public address; None: the network's default
+        None  # whether a node gets a public address; None for the network's default
     )
 
     @property
     def named(self) -> bool:
-        """Whether it needs a network feature that a provider without networks cannot give."""
+        """Whether the user names something that a provider without networks does not have."""
         return (
             bool(self.vpc or self.subnet or self.security_groups or self.key)
             or self.public_ip is not None
@@ -72,22 +72,24 @@ class NetworkNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCheck:
-    """Requirements that each node must meet at boot, before the work starts: a node that fails is
-    released and avoided.
+    """Requirements that each node must meet at boot, before the work starts. A node that fails them
+    is released and avoided.
     """
 
-    share: float = 0.6  # share of the data sheet's figures that each accelerator must reach
+    share: float = 0.6  # minimum share of the data sheet's values that each accelerator must reach
     link_mbps: int | None = (
-        None  # speed between two nodes; None: that share of `network`, or only reported
+        None  # minimum speed between two nodes; None for `share` of `network.min_mbps`
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderOptions:
-    """A task's options for one provider in that provider's own terms; others ignore them."""
+    """A task's options for one provider, in that provider's own terms; other providers ignore
+    them.
+    """
 
     provider: str
-    values: str  # a JSON object, by the option's name
+    values: str  # a JSON object with a value for each option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +99,12 @@ class Resources:
     instance: str | None = None
     accelerators: tuple[
         AcceleratorNeed, ...
-    ] = ()  # alternatives, any of them is acceptable; () means none needed
+    ] = ()  # acceptable alternatives; () if no accelerator is needed
     cpus_min: float | None = None
     cpus_max: float | None = None
     memory_min_mib: int | None = None
     memory_max_mib: int | None = None
-    memory_per_cpu_mib: int | None = None  # minimum for each CPU of the node, however many it has
+    memory_per_cpu_mib: int | None = None  # minimum memory for each CPU that the node has
     disk_gib: int | None = None
     disk_type: str | None = None
     spot: SpotPolicy = SpotPolicy.NEVER
@@ -114,8 +116,8 @@ class Resources:
     options: tuple[ProviderOptions, ...] = ()
     any_of: tuple[
         "Resources", ...
-    ] = ()  # all alternatives including this one; () means only this one
-    ordered: bool = False  # prefer the first available one, not the cheapest
+    ] = ()  # all alternatives including this one; () if there is only this one
+    ordered: bool = False  # prefer the first available alternative, not the cheapest
 
     def least_memory_mib(self, cpus: float) -> int:
         """The minimum memory of a node with that many CPUs."""
@@ -123,7 +125,7 @@ class Resources:
 
     @property
     def choices(self) -> tuple["Resources", ...]:
-        """Each acceptable alternative; each of them knows the others."""
+        """All acceptable alternatives; each of them has the whole list in `any_of`."""
         return tuple(
             replace(each, any_of=self.any_of, ordered=self.ordered) for each in self.any_of
         ) or (self,)
@@ -142,26 +144,26 @@ class Workdir:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One input or output: copy `source` to `target`. A node path is relative to the working
-    folder.
+    """One input or output: copy `source` to `target`.
 
-    The other end is a full path of the node, or a URL of one of URL_SCHEMES.
+    One end is a path relative to the working folder. The other end is an absolute path on the node,
+    or a URL with one of URL_SCHEMES.
     """
 
     source: str
     target: str
-    stream: bool = False  # for an input from a URL: the work reads it once, from a pipe
+    stream: bool = False  # for an input from a URL: the work reads the input once, from a pipe
     every: timedelta | None = (
-        None  # for an output to a URL: also sent while the work runs, and at any outcome
+        None  # sends an output to a URL at this interval during the work, and then at any outcome
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageBuild:
-    """The user's own Dockerfile, from which a node with a container engine makes the image.
+    """The user's own Dockerfile, from which a node with a container engine builds the image.
 
-    `path` is a folder of the frozen working folder, "." the whole of it; `dockerfile` is relative
-    to that.
+    `path` is a folder in the frozen working folder, or "." for all of it; `dockerfile` is relative
+    to `path`.
     """
 
     path: str
@@ -171,7 +173,7 @@ class ImageBuild:
 
 
 class VolumeKind(StrEnum):
-    """The kind of storage of a volume's files."""
+    """Where the files of a volume are stored."""
 
     NAMED = "named"  # a volume of the provider: a cloud disk, a Kubernetes claim
     HOST = "host"  # an existing folder of the node
@@ -181,36 +183,39 @@ class VolumeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """Files that outlive jobs, seen by each node under `path`: a full path, or one within the
+    """Files that outlive jobs. Each node sees them under `path`, which is absolute or within the
     working folder.
 
-    `source` is the volume's name, the folder of the node, SERVER:/EXPORT, or a path within the
-    working folder. Size and type apply to a named volume that is created if there is none of that
-    name; None and "" accept the existing one.
+    `source` is, by kind, the volume's name, a folder of the node, SERVER:/EXPORT, or a path within
+    the working folder. Size and type are for a named volume, which is created if it does not exist;
+    None and "" accept an existing volume with any size or type.
     """
 
     kind: VolumeKind
     source: str
-    path: str  # for a named volume always an absolute path
+    path: str  # absolute if the volume is a named one
     read_only: bool = False
     size_gib: int | None = None
     type: str = ""  # the provider's own name of a disk type or storage class
-    keep: bool = True  # False: created for each attempt, and removed with it
+    keep: bool = True  # False if the volume is created for each attempt and removed with it
     options: str = ""  # mount options, for NFS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPolicy:
-    """A folder that outlives an attempt, and how often the task intends to write it."""
+    """A folder that outlives attempts, and how often the task intends to write a checkpoint into
+    it.
+    """
 
     path: str
     every: timedelta | None = None
-    storage: str | None = None  # a URL of s3, gs or az: kept in that bucket instead of the server
-    size_mib: int | None = None  # size of one checkpoint, as its author expects
+    # URL (s3, gs or az) of a bucket that keeps the checkpoints instead of the server
+    storage: str | None = None
+    size_mib: int | None = None  # expected size of one checkpoint
     step: timedelta | None = (
-        None  # duration of one step of the work, after which it can save, as its author expects
+        None  # expected duration of one step of the work; it can save after each step
     )
-    # Cavvy chooses `every`, from a checkpoint's cost and how often nodes are lost
+    # Cavvy chooses `every` from a checkpoint's cost and the rate at which nodes are lost.
     auto: bool = False
 
 
@@ -220,19 +225,20 @@ class Limits:
 
     deadline: datetime | None = None
     deadline_after: timedelta | None = None
-    duration: timedelta | None = None  # running time, over all attempts
+    duration: timedelta | None = None  # running time of all attempts together
     budget: Money | None = None
     idle: timedelta | None = None  # time without output or CPU use
     unattended: timedelta = timedelta(
         hours=6
-    )  # the lease: how long a node works without contact to the control plane
+    )  # how long a node works without contact to the control plane: the lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """How often each kind of failure is retried; None is without limit.
+    """How often each kind of failure is retried; None means without limit.
 
-    `exit_codes` () means any non-zero code. `delay` doubles with each try of a kind, up to an hour.
+    `exit_codes` lists the exit codes to retry; () means any non-zero code. `delay` doubles with
+    each retry of a kind, up to an hour.
     """
 
     preemption: int | None = None
@@ -240,13 +246,13 @@ class Retry:
     exit: int | None = 0
     exit_codes: tuple[int, ...] = ()
     delay: timedelta = timedelta(0)
-    parallel: int = 1  # offers tried at the same time; the first ready gang gets the work
+    parallel: int = 1  # number of offers tried at the same time; the first ready gang gets the work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """When to start: one time, or a cron line in a time zone. Exactly one of `at` and `cron` is
-    set.
+    """When to start: at one time, or by a cron line in a time zone. Exactly one of `at` and `cron`
+    is set.
     """
 
     at: datetime | None = None
@@ -256,8 +262,8 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSpan:
-    """Days of the week (0 is Monday), from minute to minute; an end that is not later than the
-    start is on the next day.
+    """A period on some days of the week (0 is Monday). If its end is not later than its start, it
+    ends on the next day.
     """
 
     days: tuple[int, ...]
@@ -267,8 +273,9 @@ class WindowSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWindow:
-    """When a job may start; within these windows, it starts when it is cheapest. `text` is the
-    author's original."""
+    """When a job may start. Within these periods, Cavvy chooses the cheapest time. `text` is the
+    text in the task file.
+    """
 
     spans: tuple[WindowSpan, ...]
     time_zone: str = "UTC"
@@ -279,9 +286,9 @@ class StartWindow:
 class Workload:
     """The amount of work, so that a plan can state how long it takes.
 
-    Either `flops` (total floating-point operations of the whole job, at `precision` with the share
-    `efficiency` of peak), or `samples` with `rates` (samples per second measured on one node with
-    the accelerator named, or "cpu").
+    Either `flops` (total floating-point operations of the whole job, at `precision` and with the
+    share `efficiency` of peak), or `samples` with `rates` (samples per second measured on one node,
+    by the name of its accelerator, or "cpu").
     """
 
     flops: float | None = None
@@ -290,7 +297,7 @@ class Workload:
     samples: float | None = None
     rates: dict[str, float] = field(default_factory=dict)
     profile: str | None = (
-        None  # a work profile's file, beside the task file: it gives the rates that are not stated
+        None  # a work profile's file, beside the task file: it has the rates that `rates` does not
     )
 
 
@@ -315,7 +322,7 @@ class Webhook:
 class Objection:
     """Why a provider or an offer cannot run a task, regardless of free capacity."""
 
-    field: str  # the dotted key to change in the task file
+    field: str  # the dotted key in the task file that must change
     reason: str
 
     def __str__(self) -> str:
@@ -331,19 +338,20 @@ class Task:
     run: str
     setup: str | None = None
     setup_uses: tuple[str, ...] | None = (
-        None  # the part of the working folder that the setup sees; None: all of it
+        None  # the part of the working folder that the setup can see; None for all of it
     )
     tags: dict[str, str] = field(default_factory=dict)
-    priority: int = 0  # -100..100, higher goes first
+    priority: int = 0  # -100 to 100; tasks with higher values go first
     params: dict[str, Scalar] = field(default_factory=dict)
     resources: Resources = Resources()
     nodes: int = 1
     image: str | None = None
-    image_build: ImageBuild | None = None  # builds the image; excludes `image`
-    image_login: str | None = None  # the name of a secret, USER:PASSWORD for the image's registry
+    image_build: ImageBuild | None = None  # how to build the image; cannot be combined with `image`
+    image_login: str | None = None  # name of a secret: USER:PASSWORD for the image's registry
     workdir: Workdir | None = None
     env: dict[str, str] = field(default_factory=dict)
-    secrets: tuple[str, ...] = ()  # names; each becomes an environment variable of that name
+    # names of secrets; each becomes an environment variable of its name
+    secrets: tuple[str, ...] = ()
     inputs: tuple[Transfer, ...] = ()
     outputs: tuple[Transfer, ...] = ()
     volumes: tuple[Volume, ...] = ()
@@ -357,4 +365,4 @@ class Task:
     grace: timedelta = timedelta(seconds=10)  # grace period between SIGTERM and SIGKILL
     keep: timedelta = timedelta(
         0
-    )  # how long its nodes are kept, and billed, for the project's next job
+    )  # how long the nodes are kept, and billed, for the project's next job

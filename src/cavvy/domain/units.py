@@ -10,11 +10,11 @@ _HOUR_US = 3_600_000_000  # microseconds in an hour
 
 
 class UnitError(ValueError):
-    """A quantity that cannot be read; the message says what was expected."""
+    """A quantity that cannot be read; the message states what was expected."""
 
 
 class TooMuch(UnitError):
-    """A quantity that can be read but is too large; the message says so."""
+    """A quantity that can be read but is too large."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -113,7 +113,7 @@ def parse_duration(text: str | int | float) -> timedelta:
         raise TooMuch(f"{str(text)[:40]} exceeds the maximum length of time") from None
 
 
-# Vendors quote accelerator and host memory in powers of two under either name: 80GB means 80 GiB.
+# Vendors state accelerator and host memory in powers of two, with either unit: 80GB means 80 GiB.
 _MEMORY = {
     "": 1024,
     "G": 1024,
@@ -139,7 +139,7 @@ def parse_memory_mib(text: str | int | float) -> int:
 
 
 def format_usd(money: Money, places: int = 2) -> str:
-    """Dollars for people: "$1.20", or six places for amounts that would read as zero."""
+    """Dollars as readable text: "$1.20", or with six places if the amount would read as zero."""
     if 0 < money.micros < 10_000 and places == 2:
         places = 6
     return f"${money.usd:,.{places}f}"
@@ -152,7 +152,7 @@ def format_rate(rate: HourlyRate) -> str:
 
 
 def format_duration(length: timedelta) -> str:
-    """A length of time for people: "0.4s", "5s", "42s", "3m05s", "2h10m", "3d04h"."""
+    """A length of time as readable text: 0.4s, 5s, 42s, 3m05s, 2h10m or 3d04h."""
     seconds = length.total_seconds()
     if seconds < 10:
         return f"{seconds:.1f}".removesuffix(".0") + "s"

@@ -1,8 +1,8 @@
-"""Detects which tool a task file was written for, and translates the file into a task.
+"""Detect the tool for which a task file was written, and translate the file into a task.
 
 `cli` and `api` call `load_task` and `parse_task`, which return a task that is ready to run or raise
-SpecError with every problem of the file. `spec` reads Cavvy's own files; another tool's are
-recognised by their keys, checked by their own rules and translated into tasks.
+SpecError with every problem of the file. `spec` reads Cavvy's own files. A file of another tool is
+recognised by its keys, checked by the rules of that tool and translated into tasks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-# Keys of the task file -> keys of other tools that an override of them replaces.
+# For some keys of Cavvy's task file, the keys of other tools that an override of the key replaces.
 _OVERRIDDEN = {
     "image": ("resources.image_id", "image", "registry_auth"),
     "resources.gpu": ("resources.accelerators", "resources.gpu"),
@@ -47,11 +47,11 @@ _OVERRIDDEN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """A command line's options about a file.
+    """Options for reading a file, from the command line.
 
-    `dialect` names the file's tool ("": detected from its keys, name or folder), `text` is read
-    instead of the file, and `overrides`, a YAML table with keys of the task file, replaces the
-    file's own values.
+    `dialect` names the tool of the file; if it is "", the tool is detected from the file's keys,
+    name or folder. `text`, if given, is read instead of the file. `overrides` is a YAML table with
+    keys of the task file, which replace the file's own values.
     """
 
     dialect: str = ""
@@ -61,9 +61,9 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTask:
-    """A task with the file it was read from; the task's relative paths start at `folder`.
+    """A task, and the file from which it was read. The task's relative paths start at `folder`.
 
-    `source` has the other results: the tool, and the untranslated keys.
+    `source` has the other results of reading: the tool, and the keys that were not translated.
     """
 
     task: Task
@@ -80,10 +80,10 @@ def load_task(
     now: datetime | None = None,
     options: ReadOptions = ReadOptions(),
 ) -> LoadedTask:
-    """Read a task file of Cavvy, SkyPilot or dstack, to run it.
+    """Read a task file of Cavvy, SkyPilot or dstack, to run the task.
 
-    `params` are the overrides, as typed or as values. With `now`, times in the past are refused.
-    Raises SpecError.
+    `params` are the values that override parameters, typed or as texts. With `now`, times in the
+    past are refused. Raises SpecError with every problem.
     """
     file = Path(path)
     text = read_file(file) if options.text is None else options.text
@@ -107,7 +107,7 @@ def load_file(
     now: datetime | None = None,
     options: ReadOptions = ReadOptions(),
 ) -> Translation:
-    """Read a file to show it: its meaning, and its parts that Cavvy does not support yet. Raises
+    """Read a file to show what it means, and which of its parts Cavvy does not support yet. Raises
     SpecError.
     """
     file = Path(path)
@@ -126,17 +126,18 @@ def parse_task(
     now: datetime | None = None,
     options: ReadOptions = ReadOptions(),
 ) -> Task:
-    """The task that `text` describes, ready to run; `file` names a task without `name`.
+    """Read the task that `text` describes, ready to run. If the text has no `name`, the task is
+    named after `file`.
 
-    Another tool's file must not need unsupported keys. Raises SpecError with every problem.
+    Raises SpecError with every problem, including the unsupported keys that the work needs.
     """
     found = _parse(text, file, params, now, options)
     return _make_ready(found, ProblemNotes(file, text, now))
 
 
 def find_local(path: str, folder: Path) -> Path:
-    """Resolve a path of another tool's file: from the file's folder or, if it does not exist there,
-    from the current one.
+    """Resolve a path in a file of another tool. The path is relative to the file's folder or, if it
+    does not exist there, to the current folder.
     """
     given = Path(path).expanduser()
     here = Path.cwd() / given
@@ -144,8 +145,9 @@ def find_local(path: str, folder: Path) -> Path:
 
 
 def _make_ready(found: Translation, notes: ProblemNotes) -> Task:
-    """The only task of a file, with the files and variables that its commands expect. Raises
-    SpecError."""
+    """The only task of a file, with the variables and the shell that its commands expect. Raises
+    SpecError if a key that the work needs is not supported.
+    """
     for each in found.refused:
         hint = (
             "`cavvy validate` lists all unsupported keys; delete unneeded ones, or write a Cavvy "
@@ -170,7 +172,7 @@ def parse_file(
     now: datetime | None = None,
     options: ReadOptions = ReadOptions(),
 ) -> Translation:
-    """Translate `text`, regardless of its tool. Raises SpecError with every problem."""
+    """Translate `text`, which may be for any supported tool. Raises SpecError with all problems."""
     return _parse(text, file, params, now, options)
 
 
@@ -181,7 +183,9 @@ def _parse(
     now: datetime | None,
     options: ReadOptions,
 ) -> Translation:
-    """A `file` that is a path is read to be submitted; the path also names its tool."""
+    """Translate a text. If `file` is a `Path` and not a text, the task is read to be submitted, and
+    the path may also identify the tool.
+    """
     from cavvy.spec.overrides import apply_overrides, list_overridden
     from cavvy.spec.tree import compose_all
 
@@ -211,7 +215,7 @@ def _parse(
 
 
 def _named_dialect(name: str, notes: ProblemNotes) -> Dialect | None:
-    """The tool with this name; None without a name. Raises SpecError."""
+    """The tool with this name; None if the name is empty. Raises SpecError for an unknown name."""
     found = next((each for each in Dialect if each.lower() == name.lower()), None)
     if name and found is None:
         notes.outside(f"--as {name}", "unknown tool", expected="skypilot, dstack or cavvy")
@@ -226,7 +230,9 @@ def _parse_own(
     *,
     is_neutral: bool,
 ) -> Translation:
-    """A Cavvy file; one without a key of any tool may be meant for another."""
+    """Read a Cavvy file. `is_neutral` means that it has no key of any one tool: if it is invalid,
+    the error mentions that it may be a SkyPilot file.
+    """
     text, now = notes.text, notes.now
     try:
         task = parse_own(documents, notes, notes.file, params)
@@ -257,7 +263,9 @@ def _parse_other(
     params: Mapping[str, Scalar],
     overrides: str,
 ) -> Translation:
-    """A file of another tool: its own rules apply, and its variables are not parameters."""
+    """Read a file of another tool by the rules of that tool. Such a file has environment variables
+    instead of parameters, so `params` are errors.
+    """
     from cavvy.spec.problems import slug
     from cavvy.spec.tree import compose_all
 
@@ -296,7 +304,9 @@ def translate(
     notes: ProblemNotes,
     variables: Mapping[str, str] = {},
 ) -> Translation:
-    """Translate another tool's file, with these values for its variables; notes its mistakes."""
+    """Translate a file of another tool, with these values for its environment variables. Mistakes
+    are added to `notes`.
+    """
     from cavvy.importers.readers import set_variables
     from cavvy.importers.yaml11 import recast
 

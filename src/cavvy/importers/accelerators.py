@@ -1,16 +1,16 @@
-"""Translates other tools' accelerator names into needs with the catalog's names."""
+"""Translate accelerator names of other tools into requirements with the catalog's names."""
 
 import re
 from dataclasses import dataclass
 
 from cavvy.domain.tasks import AcceleratorNeed
 
-# Names missing in the catalog -> its name. SkyPilot uses MI300 for the card MI300X.
+# Names that the catalog lacks, with the catalog's name. SkyPilot calls the MI300X MI300.
 _ALIASES = {"mi300": "MI300X"}
-# A product with several sizes, of which SkyPilot's bare name means one -> GiB.
+# For a product with several memory sizes, the size in GiB that SkyPilot means by the name alone.
 BARE_SIZES = {"A100": 40, "V100": 16}
-# GCP's and GKE's names of TPUs, which dstack writes without `tpu-`: the final number counts chips,
-# or cores (two per chip).
+# The names of TPUs at GCP and GKE; dstack writes them without `tpu-`. The final number counts
+# chips, or cores for the versions in `_CORES` (two cores per chip).
 _TPU = re.compile(
     r"(?:tpu-?)?(v[2-7][a-z]?)(litepod|-lite-podslice|-lite-device|-podslice|-slice|-device)?(?:-(\d+))?"
 )
@@ -19,14 +19,16 @@ _CORES = ("v2", "v3", "v4", "v5p")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatedNeeds:
-    """Needs for one name; `problem` is the reason why it is unavailable as written, or ""."""
+    """The requirements for one name. `problem` is the reason why they cannot be met as written, or
+    "".
+    """
 
     needs: tuple[AcceleratorNeed, ...]
     problem: str = ""
 
 
 def find_needs(name: str, count: str, memory: str = "") -> TranslatedNeeds:
-    """The needs for `count` devices called `name`. `count` and `memory` are in the syntax of
+    """The requirements for `count` devices called `name`. `count` and `memory` are in the syntax of
     `catalog.needs`.
     """
     from cavvy.catalog.needs import NeedError, parse_accelerator

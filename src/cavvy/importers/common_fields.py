@@ -1,4 +1,4 @@
-"""Translations that the importers share: names, tags, prices and the working folder."""
+"""Translate the fields that all importers share: names, tags, prices and the working folder."""
 
 import re
 
@@ -11,7 +11,7 @@ from cavvy.spec.tree import Node, ScalarNode
 
 
 def read_name(table: Node, kept_keys: TranslationNotes) -> str | None:
-    """The job's name in Cavvy's characters; None if the file has none."""
+    """The job's name, reduced to the characters that Cavvy allows; None if the file has no name."""
     name = text_at(table, "name")
     plain = None if name is None else slug(name)
     if plain != name:
@@ -29,7 +29,7 @@ def read_tags(table: Node, key: str) -> dict[str, str]:
 
 
 def read_price(table: Node, key: str) -> HourlyRate | None:
-    """A key's dollars per hour."""
+    """The value of a key in dollars per hour; None if the key is absent."""
     price = text_at(table, key)
     return HourlyRate(round(float(price) * 1_000_000)) if price else None
 
@@ -42,8 +42,8 @@ def read_commit(
     advice: str,
     kept_keys: TranslationNotes,
 ) -> Workdir:
-    """A git repository. Without a commit it is refused, but `cavvy run` resolves the branch or tag
-    `ref` to a commit and replaces `workdir`.
+    """A working folder from a git repository. If `ref` is not a commit, the key is refused until
+    the task is submitted: `cavvy run` then resolves the branch or tag and replaces `workdir`.
     """
     commit = (ref or "").lower()
     if not is_commit(commit):
@@ -54,5 +54,5 @@ def read_commit(
 
 
 def is_commit(ref: str) -> bool:
-    """Whether a git reference is a commit's hash."""
+    """Whether a git reference is the hash of a commit."""
     return re.fullmatch(r"[0-9a-f]{7,64}", ref) is not None

@@ -1,5 +1,6 @@
-"""Detects a file's tool from its keys. It reads only the upper levels, because it runs for every
-file."""
+"""Detect the tool of a file from its keys. Only the upper levels of the file are examined, because
+this module runs for every file.
+"""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Dialect(StrEnum):
-    """The tool of a file."""
+    """The tool for which a file was written."""
 
     CAVVY = "Cavvy"
     SKYPILOT = "SkyPilot"
@@ -56,8 +57,8 @@ _DSTACK_KEYS = _words(
 
 
 def find_dialect(documents: "Sequence[Node]") -> Dialect:
-    """The tool of these documents; Cavvy by default. Only SkyPilot has
-    files of several documents.
+    """The tool of the documents of a file; Cavvy by default. Only SkyPilot has files with several
+    documents.
     """
     if len(documents) == 1:
         return _find_one(documents[0])
@@ -68,7 +69,7 @@ def find_dialect(documents: "Sequence[Node]") -> Dialect:
 
 
 def names_no_tool(documents: "Sequence[Node]") -> bool:
-    """Whether the documents have no key that only one tool has."""
+    """Whether the documents have no key that identifies a tool."""
     return (
         bool(documents)
         and find_dialect(documents) is Dialect.CAVVY
@@ -77,8 +78,8 @@ def names_no_tool(documents: "Sequence[Node]") -> bool:
 
 
 def find_by_path(path: Path) -> Dialect | None:
-    """The tool that a file's name or folder suggests: train.sky.yaml, a repository called skypilot,
-    a folder with a `.skyignore`.
+    """The tool that the name or folder of a file suggests, such as a name like train.sky.yaml, a
+    repository called skypilot, or a folder with a `.skyignore`. None if they suggest no tool.
     """
     named = _NAMED.fullmatch(path.name.lower())
     if named:
@@ -92,7 +93,7 @@ def find_by_path(path: Path) -> Dialect | None:
 
 
 def _is_neutral(node: "Node") -> bool:
-    """Whether no key belongs only to Cavvy."""
+    """Whether a document is a table without keys that only Cavvy has."""
     from cavvy.spec.tree import MapNode
 
     if not isinstance(node, MapNode):
@@ -123,9 +124,10 @@ def _find_one(node: "Node") -> Dialect:
 
 
 def _has_their_tables(node: "MapNode") -> bool:
-    """Whether a key that both tools have is written as only SkyPilot allows.
+    """Whether a key that both tools have is written in a form that only SkyPilot allows.
 
-    Cavvy's are lists, or a single volume with fixed keys; SkyPilot's have paths as keys.
+    For example, `inputs` is a list for Cavvy and a table for SkyPilot. `volumes` is a list or a
+    single volume with fixed keys for Cavvy; for SkyPilot it is a table with paths as keys.
     """
     from cavvy.spec.tree import ListNode, MapNode, ScalarNode
 
@@ -142,7 +144,7 @@ def _has_their_tables(node: "MapNode") -> bool:
 
 
 def _list_keys(needs: "MapNode") -> set[str]:
-    """Keys of the table and of its alternatives, which both kinds of files have."""
+    """The keys of `resources` and of its alternatives, which Cavvy and SkyPilot both have."""
     from cavvy.spec.tree import ListNode, MapNode
 
     lists = [
@@ -153,7 +155,7 @@ def _list_keys(needs: "MapNode") -> set[str]:
 
 
 def _mentions(node: "MapNode") -> bool:
-    """Whether its commands use SkyPilot's variables or its working folder."""
+    """Whether the commands of a document use SkyPilot's variables or working folder."""
     from cavvy.spec.tree import ScalarNode
 
     texts = [

@@ -1,4 +1,6 @@
-"""Keys that a task cannot represent: noted, or refused when the task is run."""
+"""The keys of another tool's file that a task cannot represent. They are noted, or the file is
+refused because of them when it is run.
+"""
 
 import posixpath
 import re
@@ -15,13 +17,14 @@ from cavvy.spec.tree import Node, ScalarNode
 class KeptKey:
     """One key of another tool's file that a task cannot represent.
 
-    `refused`: without it, the work would differ from the author's intention, so the file does not
-    run as it is. `until_submitted`: `cavvy run` says what is missing when it submits the file.
+    `refused` means that the work would not be as intended without this key, so the file cannot run
+    as it is. `until_submitted` means that the key is not refused when `cavvy run` submits the file,
+    because `cavvy run` provides what is missing.
     """
 
     line: int
     column: int
-    key: str  # dotted
+    key: str  # in dotted form
     reason: str
     refused: bool = False
     until_submitted: bool = False
@@ -34,7 +37,7 @@ class KeptKey:
 class LocalPath:
     """A file or folder of this machine that is submitted with the working folder.
 
-    `source` is as its author wrote it, `inside` its path in the frozen working folder.
+    `source` is the path as written in the file; `inside` is the path in the frozen working folder.
     """
 
     source: str
@@ -46,12 +49,12 @@ class Translation:
     """The translation of another tool's file.
 
     `tasks` is empty if the file describes no work (a fleet, a volume), and has several entries for
-    a pipeline or a job group. Their `run` and `setup` are the author's text;
-    `add_translation_header` makes them ready to run.
+    a pipeline or a job group. Their `run` and `setup` are the author's text; to make them ready to
+    run, call `add_translation_header`.
     """
 
-    kind: str  # the tool's usual spelling
-    what: str  # task, service, fleet, …
+    kind: str  # the name of the tool
+    what: str  # what the file describes: task, service, fleet, …
     tasks: tuple[Task, ...] = ()
     kept: tuple[KeptKey, ...] = ()
     before: str = ""  # commands to insert before `run`
@@ -59,12 +62,12 @@ class Translation:
 
     @property
     def task(self) -> Task | None:
-        """The task, if the file describes one."""
+        """The task; None if the file describes no task or several."""
         return self.tasks[0] if len(self.tasks) == 1 else None
 
     @property
     def refused(self) -> tuple[KeptKey, ...]:
-        """Why the file cannot run as it is; () if it can."""
+        """The keys because of which the file cannot run as it is; () if it can run."""
         return tuple(each for each in self.kept if each.refused)
 
 
@@ -76,21 +79,21 @@ class TranslationNotes:
         self._local: list[LocalPath] = []
 
     def note(self, mark: SourceMark, key: str, reason: str) -> None:
-        """Keep a key that does not change the work."""
+        """Note a key that makes no difference to the work."""
         self._add(mark, key, reason, refused=False)
 
     def refuse(
         self, mark: SourceMark, key: str, reason: str, *, until_submitted: bool = False
     ) -> None:
-        """Keep a key without which the work would differ."""
+        """Refuse a key that the work needs."""
         self._add(mark, key, reason, refused=True, until_submitted=until_submitted)
 
     def note_at(self, table: Node | None, path: str, reason: str) -> None:
-        """Keep a key of `table` by its dotted path; see `note`."""
+        """Note a key of `table`, given by its dotted path; see `note`."""
         self.note(mark_of(table, path.rpartition(".")[2]), path, reason)
 
     def refuse_at(self, table: Node | None, path: str, reason: str) -> None:
-        """Keep a key of `table` by its dotted path; see `refuse`."""
+        """Refuse a key of `table`, given by its dotted path; see `refuse`."""
         self.refuse(mark_of(table, path.rpartition(".")[2]), path, reason)
 
     def keep_listed(
@@ -100,7 +103,7 @@ class TranslationNotes:
         noted: Mapping[str, str],
         under: str = "",
     ) -> None:
-        """Keep the keys that have no equivalent in a task, each with its reason."""
+        """Refuse or note the keys that are in these tables of reasons."""
         for key in keys:
             if key.text in refused:
                 self.refuse(key.mark, f"{under}{key.text}", refused[key.text])
@@ -108,9 +111,9 @@ class TranslationNotes:
                 self.note(key.mark, f"{under}{key.text}", noted[key.text])
 
     def submit_local(self, source: str, workdir: Workdir | None, target: str) -> Volume | None:
-        """Submit a file or folder of this machine that the task expects at `target`, a path of the
-        node or within the working folder. Returns the volume that makes it visible there; None if
-        it already is.
+        """Submit a file or folder of this machine with the task. The task expects it at `target`,
+        an absolute path on the node or a path within the working folder. Returns the volume that
+        mounts it at `target`, or None if no volume is needed.
         """
         inner = _path_within(source, workdir.path if workdir is not None else None)
         if not target.startswith(("/", "~")):
@@ -124,11 +127,11 @@ class TranslationNotes:
         return Volume(kind=VolumeKind.FOLDER, source=inner, path=target)
 
     def list_local(self) -> tuple[LocalPath, ...]:
-        """The files submitted with the working folder."""
+        """The files and folders that are submitted with the working folder."""
         return tuple(self._local)
 
     def list_kept(self) -> tuple[KeptKey, ...]:
-        """Everything, in the order of the file."""
+        """All noted and refused keys, in the order of the file."""
         return tuple(
             sorted(self._kept.values(), key=lambda each: (each.line, each.column, each.key))
         )
@@ -139,8 +142,8 @@ class TranslationNotes:
 
 
 def _path_within(path: str, folder: str | None) -> str | None:
-    """A local path relative to a parent folder; None if it is not inside it. Neither path depends
-    on the current folder.
+    """A local path relative to `folder`; None if the path is not inside the folder. Only the texts
+    of the paths are compared.
     """
     if folder is None:
         return None

@@ -1,14 +1,14 @@
-"""The keys of other tools' files, read from the `keys.yaml` beside each importer.
+"""Read the keys that another tool allows from the file `keys.yaml` in the folder of its importer.
 
-A shape is one of
+An entry of this file describes a shape, which is the set of allowed values. A shape is one of
 
-* a word: a shape from the importer, or the name of another entry of the file
+* a word: a shape that the importer defines, or the name of another entry of the file
 * a word with its arguments, such as `whole 1..8`, `number above 0` or `one-of aws gcp`
 * `list of SHAPE`, or `{$list: SHAPE, $least: 1}`
 * `{$match: PATTERN, $words: WHAT}`: a text that matches a regular expression
 * a list: any of these shapes
-* a table. `key!` is required, and `key?` may have no value. `$with` names entries whose
-  keys belong to the table as well; the other `$` keys are the options of a `TableRule`.
+* a table. `key!` is required, and `key?` may have no value. `$with` names entries whose keys are
+  added to the table; the other `$` keys are the options of a `TableRule`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -30,11 +30,11 @@ from cavvy.importers.shapes import (
     optional,
 )
 
-Bounded = Callable[..., ShapeRule]  # takes `low` and `high`, and `above` if requested
+Bounded = Callable[..., ShapeRule]  # its arguments are `low`, `high` and, if requested, `above`
 
 
 class KeyTables:
-    """The entries of one `keys.yaml`, each created on first use."""
+    """The shapes in one `keys.yaml`. Each shape is created on first use."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class KeyTables:
         return make(*bounds) if rest else make()
 
     def _with(self, written: Mapping[str, Any]) -> dict[str, Any]:
-        """The table with the keys of the entries that it names."""
+        """The table with the keys of the entries that its `$with` names."""
         found: dict[str, Any] = {}
         for key, value in written.items():
             for name in value.split() if key == "$with" else ():

@@ -1,4 +1,4 @@
-"""Helpers for reading a checked tree; a key without a value counts as absent."""
+"""Helpers for reading a tree that has been checked. A key without a value counts as absent."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,54 +8,54 @@ from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 
 def child(table: Node | None, key: str) -> Node | None:
-    """A key's value; None if it is absent or empty."""
+    """The value of a key; None if the key is absent or has no value."""
     node = table.get(key) if isinstance(table, MapNode) else None
     return None if node is None or is_null(node) else node
 
 
 def entries(table: Node | None) -> Iterator[tuple[ScalarNode, Node]]:
-    """Keys with values; empty if it is not a table."""
+    """Yield the keys with their values; none if the node is not a table."""
     if isinstance(table, MapNode):
         yield from ((key, value) for key, value in table.entries if not is_null(value))
 
 
 def items(node: Node | None) -> tuple[Node, ...]:
-    """A list's items; empty if it is not a list."""
+    """The items of a list; () if the node is not a list."""
     return node.items if isinstance(node, ListNode) else ()
 
 
 def text_at(table: Node | None, key: str) -> str | None:
-    """The text of a key; a number is written as Python writes it."""
+    """The value of a key as a text, in which a number is formatted by Python; None if absent."""
     node = child(table, key)
     return as_text(node) if isinstance(node, ScalarNode) else None
 
 
 def as_text(node: ScalarNode) -> str:
-    """A value as a text, like the other tools convert it: `str()` of YAML's value."""
+    """A value as a text. It is converted by `str()`, as in the other tools."""
     return str(node.value)
 
 
 def int_at(table: Node | None, key: str) -> int | None:
-    """A key's whole number."""
+    """The value of a key as a whole number; None if absent."""
     text = text_at(table, key)
     return None if text is None else int(float(text))
 
 
 def flag_at(table: Node | None, key: str) -> bool:
-    """Whether a key is true."""
+    """Whether the value of a key is true."""
     node = child(table, key)
     return isinstance(node, ScalarNode) and node.value is True
 
 
 def mark_of(table: Node | None, key: str) -> SourceMark:
-    """The position of a key; the table's own if it is absent."""
+    """The position of a key, or of the table if the key is absent."""
     if isinstance(table, MapNode):
         return next((name.mark for name, _ in table.entries if name.text == key), table.mark)
     return SourceMark(line=1, column=1)
 
 
 def set_variables(root: Node, key: str, variables: Mapping[str, str]) -> Node:
-    """The document with these variables in its `key`, a table or a list of NAME=VALUE."""
+    """Set variables in a document. They are under `key`, in a table or a list of NAME=VALUE."""
     if not isinstance(root, MapNode):
         return root
     old = root.get(key)

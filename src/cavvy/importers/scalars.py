@@ -1,5 +1,6 @@
-"""Rules for single values that the importers share; each importer defines what counts as a text or
-as true."""
+"""The rules for single values that the importers share. Each importer defines which values count as
+a text or as true.
+"""
 
 from collections.abc import Callable, Iterable
 
@@ -12,7 +13,7 @@ NodeTest = Callable[[ScalarNode], bool]
 
 
 def describe_value(node: ScalarNode) -> str:
-    """A node described by its YAML 1.1 value, because `describe` would call `yes` a text."""
+    """Describe a node by its value in YAML 1.1, because `describe` would call `yes` a text."""
     if isinstance(node.value, bool) and node.text.lower() not in ("true", "false"):
         return f"{node.text}, which YAML reads as {str(node.value).lower()},"
     return describe(node)
@@ -31,7 +32,9 @@ def make_text(
     fits: Callable[[str], object] | None = None,
     check: Callable[[str], str] | None = None,
 ) -> ScalarRule:
-    """A text that matches `pattern` and `fits`. `check` returns the problem with it, or ""."""
+    """A rule for a text that matches `pattern` and for which `fits` is true. `check` returns the
+    problem of a text, or "".
+    """
     import re
 
     def test(node: ScalarNode) -> str:
@@ -46,7 +49,7 @@ def make_text(
 
 
 def fitting(words: str, fits: Callable[[ScalarNode], object]) -> ScalarRule:
-    """A value that `fits`."""
+    """A rule for a value for which `fits` is true."""
     return ScalarRule(words, lambda node: "" if fits(node) else f"cannot use {shown(node.text)}")
 
 
@@ -58,6 +61,6 @@ def make_flag(is_flag: NodeTest) -> ScalarRule:
 
 
 def no_choice(what: str, word: str, known: Iterable[str]) -> str:
-    """The error for a word that is not one of the known ones."""
+    """The error message for a word that is not one of the choices."""
     close = nearest(word, known)
     return f"{what} is not one of the choices" + (f"; did you mean {close}?" if close else "")

@@ -1,8 +1,8 @@
-"""The allowed values in other tools' files; each shape checks one node of the tree and notes its
-mistakes.
+"""The rules for values in files of other tools. Each rule checks one node of the tree and adds its
+mistakes to the notes.
 
-Cavvy's own files are read by `spec.fields`, which also explains and documents. Other tools' files
-only need checking, including unsupported keys, so a shape is only a rule.
+Cavvy's own files are read by `spec.fields`, whose kinds also convert and document values. Files of
+other tools, including keys that Cavvy does not support, are only checked here.
 """
 
 import re
@@ -13,28 +13,28 @@ from typing import Protocol
 from cavvy.spec.problems import ProblemNotes, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 
-# Returns the mistake of a value, or "".
+# Returns the mistake in a value, or "".
 Test = Callable[[ScalarNode], str]
 Rule = Callable[[MapNode, ProblemNotes], None]
 
 
 class ShapeRule(Protocol):
-    """One rule for one node."""
+    """A rule for one node."""
 
     @property
     def words(self) -> str:
         """A description of the expected value."""
 
     def fits(self, node: Node) -> bool:
-        """Whether the node has the form (one value, list, table) that this shape checks."""
+        """Whether the node has the form (one value, list or table) that this rule checks."""
 
     def check(self, node: Node, path: str, notes: ProblemNotes) -> None:
-        """Note all mistakes of the node at the dotted `path`."""
+        """Add all mistakes of the node, whose dotted path is `path`, to `notes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarRule:
-    """One value that `test` accepts."""
+    """A single value that `test` accepts."""
 
     words: str
     test: Test
@@ -51,7 +51,7 @@ class ScalarRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyRule:
-    """Any value, which the other tool does not check either."""
+    """Any value. The other tool does not check it either."""
 
     words: str = "anything"
 
@@ -64,7 +64,7 @@ class AnyRule:
 
 @dataclass(frozen=True, slots=True)
 class ListRule:
-    """A list of one shape."""
+    """A list whose items all follow the same rule."""
 
     item: ShapeRule
     least: int = 0
@@ -105,17 +105,19 @@ class ListRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRule:
-    """A table. Keys missing in `fields` have the shape `other`, or are unknown if it is None."""
+    """A table. A key that is not in `fields` must follow the rule `other`; if `other` is None, the
+    key is an error.
+    """
 
     fields: Mapping[str, ShapeRule] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     other: ShapeRule | None = None
-    key: str = ""  # a regular expression for other keys
+    key: str = ""  # a regular expression for the keys that are not in `fields`
     least: int = 0
     most: int | None = None
-    nulls: bool = False  # a key without a value counts as missing
+    nulls: bool = False  # whether a key without a value counts as missing
     hints: Mapping[str, str] = field(default_factory=dict)
-    rule: Rule | None = None  # checked only if everything else is right
+    rule: Rule | None = None  # an additional check, made only if there are no other mistakes
 
     @property
     def words(self) -> str:
@@ -175,7 +177,7 @@ class TableRule:
 
 @dataclass(frozen=True, slots=True)
 class OneOfRule:
-    """Any of several shapes."""
+    """A value that follows any of several rules."""
 
     shapes: tuple[ShapeRule, ...]
 
@@ -222,12 +224,12 @@ def alternatives(shape: ShapeRule) -> tuple[ShapeRule, ...]:
 
 
 def optional(shape: ShapeRule) -> OneOfRule:
-    """The shape, or no value after the colon."""
+    """A rule that also accepts a key without a value."""
     return OneOfRule((*alternatives(shape), NULL))
 
 
 def _explain_count(count: int, least: int, most: int | None) -> str:
-    """The violated limit of the number of entries; "" if there is none."""
+    """The limit that the number of entries violates; "" if it violates none."""
     if count < least:
         return f"at least {least}"
     return f"at most {most}" if most is not None and count > most else ""

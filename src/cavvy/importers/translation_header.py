@@ -1,9 +1,9 @@
-"""The lines put before the author's commands, which provide the variables and the shell that they
-expect.
+"""Add lines before the author's commands. They provide the environment variables and the shell that
+the commands expect.
 
-The agent sets Cavvy's variables when a node starts; these lines derive the other tool's from them.
-They are plain POSIX shell. Cavvy's shell stops at the first failing command; the other tools'
-shells do not.
+The agent sets Cavvy's variables when a node starts, and these lines set the other tool's variables
+from them. The lines are POSIX shell. Cavvy's shell stops at the first failing command; the shells
+of the other tools do not, so the lines begin with `set +e`.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from shlex import quote
 
 from cavvy.domain.tasks import Task
 
-# Variables by tool, as shell words for their values.
+# The variables of each tool, with their values as words of the shell
 _LINES = r"""$(printf '%s' "$CAVVY_HOSTS" | tr ',' '\n')"""
 _SKYPILOT = {
     "SKYPILOT_NODE_RANK": '"$NODE_RANK"',
@@ -51,7 +51,7 @@ for _address in $DSTACK_NODES_IPS; do
 done > "$DSTACK_MPI_HOSTFILE"
 trap 'rm -rf "$DSTACK_MPI_HOSTFILE" "${_venv:-}"' EXIT
 """
-# Word in the commands -> lines that make it work as on a SkyPilot node.
+# For a word that occurs in the commands, the lines that make it work as on a node of SkyPilot
 _SKYPILOT_NODE = {
     "sky_workdir": """\
 if [ -L ~/sky_workdir ] || [ ! -e ~/sky_workdir ]; then ln -sfn "$PWD" ~/sky_workdir; fi
@@ -63,7 +63,7 @@ for _conda in "${CONDA_EXE:-}" "$(command -v conda || :)" ~/miniconda3/bin/conda
 done
 """,
 }
-# The work of a file without commands: it lasts until it is stopped.
+# The commands of a job whose file has no commands: the job waits until it is stopped.
 WAIT = """\
 trap 'exit 143' TERM
 while :; do sleep 3600 & wait $!; done
@@ -73,7 +73,9 @@ VARIABLES = {"SkyPilot": _SKYPILOT, "dstack": _DSTACK}
 
 
 def add_translation_header(task: Task, kind: str, before: str = "") -> Task:
-    """The task with lines before its commands that set the other tool's variables and run `before`."""
+    """Add lines before the commands of a task that set the other tool's variables and run
+    `before`.
+    """
     quoted, counted = (
         ('"$NPROC_PER_NODE"', "NPROC_PER_NODE") if task.resources.accelerators else ("0", "0")
     )
@@ -96,13 +98,13 @@ def add_translation_header(task: Task, kind: str, before: str = "") -> Task:
 
 
 def enter_folder(path: str) -> str:
-    """Commands that change to a folder, created if missing, or end the work."""
+    """Commands that create a folder if necessary and change to it. If this fails, the work ends."""
     return f"mkdir -p {quote(path)} && cd {quote(path)} || exit 1\n"
 
 
 def use_python(version: str) -> str:
-    """Commands that put a virtual environment with this Python version first on the path, or end
-    the work.
+    """Commands that activate a virtual environment with this version of Python. If this fails, the
+    work ends.
     """
     return f"""\
 _venv="$(mktemp -d)"

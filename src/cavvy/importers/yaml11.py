@@ -1,5 +1,5 @@
-"""Reads plain values as YAML 1.1 does: SkyPilot and dstack both use PyYAML, for which `no` is
-false and 010 is 8.
+"""Convert unquoted values by the rules of YAML 1.1. SkyPilot and dstack both use PyYAML, for which
+`no` is false and 010 is 8.
 """
 
 from dataclasses import replace
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class UnquotedDate(str):
-    """A date or time without quotes, which the other tools do not accept as a text."""
+    """The value of an unquoted date or time, which the other tools do not accept as a text."""
 
     __slots__ = ()
 
 
 def recast(node: Node, notes: ProblemNotes) -> Node:
-    """The tree with the values that PyYAML's safe loader would give."""
+    """The tree with the values that PyYAML's safe loader would return."""
     import yaml
 
     return _recast(node, notes, yaml.SafeLoader(""))
@@ -42,7 +42,7 @@ def _recast(node: Node, notes: ProblemNotes, loader: "SafeLoader") -> Node:
 
 
 def _recast_key(key: ScalarNode, loader: "SafeLoader") -> ScalarNode:
-    """A key that YAML 1.1 reads as true or false is called True or False in Python."""
+    """Rename a key that YAML 1.1 reads as true or false to True or False, as PyYAML does."""
     value = _resolve(key, ProblemNotes("", ""), loader) if key.plain else key.value
     return replace(key, text=str(value)) if isinstance(value, bool) else key
 

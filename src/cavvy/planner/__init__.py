@@ -1,1 +1,3 @@
-"""A request and a catalog become ranked placements with price, time, memory and risk; pure."""
+"""Plan where tasks run: rank placements by price and time, estimate time, memory and risk, and
+decide between spot and on-demand. No I/O.
+"""

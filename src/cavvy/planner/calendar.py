@@ -1,9 +1,9 @@
-"""When scheduled jobs start next, and when a job with a start window should start. Pure; time zones
-are arguments.
+"""Compute when a scheduled job starts next and when a job with a start window should start. No
+I/O; time zones are arguments.
 
 Local times follow the wall clock: a time that a clock change skips becomes the first moment after
-the change, and a time that occurs twice means its first occurrence. Hourly cron lines follow real
-time, so they also run in a repeated hour.
+the change, and a time that occurs twice means its first occurrence. Hourly cron lines run in every
+real hour, including an hour that a clock change repeats.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,15 +15,17 @@ from cavvy.domain.units import HourlyRate
 
 _DAY = timedelta(days=1)
 _HOUR = timedelta(hours=1)
-_HORIZON = 366 * 8  # days: 29 February occurs within eight years
-HISTORY = timedelta(days=14)  # days of prices that show the cheap hours of the day
-_ENOUGH = timedelta(days=3)  # days of prices, before the pattern is trusted
-_WORTH = 0.03  # share of the price: a smaller saving is not worth waiting for
+_HORIZON = 366 * 8  # days to search: 29 February occurs at least once in eight years
+HISTORY = timedelta(days=14)  # prices older than this are ignored
+_ENOUGH = timedelta(days=3)  # with less price history than this, a job does not wait
+_WORTH = 0.03  # the smallest saving worth waiting for, as a share of the current price
 
 
 @dataclass(frozen=True, slots=True)
 class CronLine:
-    """Five fields as sets. Like in cron, one match suffices if day and weekday are restricted."""
+    """The five fields of a cron line as sets. As in cron, if both day and weekday are restricted, a
+    match of either suffices.
+    """
 
     minutes: frozenset[int]
     hours: frozenset[int]
@@ -44,7 +46,7 @@ class CronLine:
 
 
 def parse_cron(text: str) -> CronLine:
-    """Parse a line that the task file's check accepted: numbers, ranges, lists, steps."""
+    """Parse a cron line that the task file's validation has already accepted."""
     bounds = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
     fields = text.split()
     sets = [_expand(field, low, high) for field, (low, high) in zip(fields, bounds, strict=True)]
@@ -75,8 +77,9 @@ def _expand(field: str, low: int, high: int) -> frozenset[int]:
 
 
 def next_time(line: CronLine, zone: tzinfo, after: datetime) -> datetime | None:
-    """The first time after `after`, in UTC; None if the line names no existing day."""
-    day = after.astimezone(zone).date() - _DAY  # a day's last times may be after a clock change
+    """The first time after `after`, in UTC; None if the line names only days that never occur."""
+    # Start one day early: a clock change can move the last times of a day past midnight.
+    day = after.astimezone(zone).date() - _DAY
     for _ in range(_HORIZON):
         if line.falls_on(day):
             times = [at for at in _times(line, day, zone) if at > after]
@@ -96,14 +99,16 @@ def _times(line: CronLine, day: date, zone: tzinfo) -> Iterator[datetime]:
 
 
 def to_utc(local: datetime, zone: tzinfo) -> datetime:
-    """A local time in UTC: the first of two, and the end of the gap for a skipped one."""
+    """Convert a local time to UTC. If a clock change repeats the time, return its first occurrence;
+    if it skips the time, return the moment of the change.
+    """
     first = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
     if first.astimezone(zone).replace(tzinfo=None) == local:
         return first
     low, high = (
         local.replace(tzinfo=zone, fold=1).astimezone(UTC),
         first,
-    )  # on both sides of the change
+    )  # one moment before the clock change, one after it
     before = low.astimezone(zone).utcoffset()
     while high - low > timedelta(seconds=1):
         middle = low + (high - low) / 2
@@ -115,7 +120,7 @@ def to_utc(local: datetime, zone: tzinfo) -> datetime:
 
 
 def _second(local: datetime, zone: tzinfo) -> datetime | None:
-    """The second time with this local time, if there is one."""
+    """The second occurrence of this local time in UTC; None if the time occurs only once."""
     first = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
     second = local.replace(tzinfo=zone, fold=1).astimezone(UTC)
     shown = second.astimezone(zone).replace(tzinfo=None)
@@ -124,14 +129,16 @@ def _second(local: datetime, zone: tzinfo) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class TimeInterval:
-    """From `start` to before `end`, in UTC."""
+    """The time from `start` (included) to `end` (excluded), in UTC."""
 
     start: datetime
     end: datetime
 
 
 def find_interval(window: StartWindow, zone: tzinfo, now: datetime) -> TimeInterval:
-    """The window that is open now, or the next one; adjacent spans count as one."""
+    """The interval of the window that contains `now`, or else the next one. Adjacent spans are
+    merged.
+    """
     today = now.astimezone(zone).date()
     found = []
     for offset in range(-2, 10):
@@ -157,21 +164,21 @@ def _at(day: date, minute: int, zone: tzinfo) -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDecision:
-    """Start now (`at` None), or decide again at `at`."""
+    """The decision to start now if `at` is None, or else to decide again at `at`."""
 
     at: datetime | None
     reason: str
 
 
-Prices = Sequence[tuple[datetime, HourlyRate]]  # (since when, price), oldest first
+Prices = Sequence[tuple[datetime, HourlyRate]]  # (time of the change, new price), oldest first
 
 
 def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDecision:
-    """Whether a later hour of the window is likely cheaper than this one.
+    """Decide whether the job starts now or waits for a cheaper hour of its window.
 
-    `prices` are those of the cheapest location; the last one is valid now. The expected price of an
-    hour is the mean of the prices at that hour in the last days. Without enough of them the job
-    starts at once.
+    `prices` is the price history of the cheapest location; its last price is the current one. The
+    expected price of an hour is the mean price at that time of day over the last days (`HISTORY`).
+    With too little price history the job starts at once.
     """
     if now < window.start:
         return StartDecision(
@@ -200,7 +207,7 @@ def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDe
 
 
 def _expected(prices: Prices, hour: datetime, now: datetime) -> float | None:
-    """The mean of the prices at this time of day, on the recorded days."""
+    """The mean price at this time of day over the recorded days; None if there is no record."""
     seen = []
     at = hour - _DAY
     while at >= prices[0][0] and at >= now - HISTORY:

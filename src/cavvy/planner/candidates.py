@@ -1,7 +1,7 @@
-"""The offers that a waiting job may use now, best first, or why there are none.
+"""Select the offers that a waiting job may use now, best first, or explain why there are none.
 
-Called by `control` with live offers. It decides which jobs wait for which offers; the scheduler
-decides their order.
+`control` calls this module with live offers. The module decides which offers each job waits for;
+the scheduler decides the order of the jobs.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -23,24 +23,25 @@ from cavvy.planner.rank import order_of, plan
 from cavvy.planner.shared_hosts import fits_empty, smallest_shares
 from cavvy.planner.volumes import explain_misplaced
 
-_MANY = 20  # offers considered for one job
+_MANY = 20  # the maximum number of offers for one job
 _DEVICES = {
     Constraint.ACCELERATOR,
     Constraint.COUNT,
     Constraint.ACCELERATOR_MEMORY,
     Constraint.INSTANCE,
 }
-_LONG = timedelta(
-    hours=2
-)  # a cooldown longer than any failure causes means a refusal: a person must act
+# No failure causes a cooldown this long. A longer cooldown means a refusal that only a person can
+# resolve.
+_LONG = timedelta(hours=2)
 
-Objections = Callable[[Task, str], Sequence[Objection]]  # why a provider cannot run a task at all
+# Returns the reasons why a provider cannot run a task; [] if it can.
+Objections = Callable[[Task, str], Sequence[Objection]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedMarket:
-    """The offers of the configured providers. `problems` are providers that did not answer, in
-    whole or in part: the provider, a colon, and the reason.
+    """The offers of the configured providers. `problems` lists the providers that gave no answer or
+    an incomplete one, each with the reason.
 
     `blind` are the providers that did not report where their volumes are.
     """
@@ -54,17 +55,15 @@ class OfferedMarket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """`offers` may be used now. Without any, `reason` says why, and `hopeless` whether waiting
-    cannot help.
+    """The offers that a job may use now. If there are none, `reason` states why, and `hopeless`
+    whether waiting cannot help.
     """
 
     offers: tuple[Offer, ...] = ()
     reason: str = ""
     hopeless: bool = False
     again_at: datetime | None = None  # when a failed offer may be tried again
-    plan_state: PlanState | None = (
-        None  # the policy's decision behind these offers, if there is one
-    )
+    plan_state: PlanState | None = None  # the decision of the deadline policy, if it made one
 
 
 def find_candidates(
@@ -76,7 +75,7 @@ def find_candidates(
     situation: PlanningContext,
     now: datetime,
 ) -> Candidates:
-    """Narrow `matches` (for the job's resources) down to the offers that this job may use now."""
+    """Filter `matches`, the offers that fit the job's resources, to those that it may use now."""
     if not matches.offers:
         return _none_fits(job.task, market, matches)
     able, reasons = _able(job, market, matches.offers, objections)
@@ -115,22 +114,24 @@ def find_candidates(
 def find_usable(
     job: Job, market: OfferedMarket, matches: OfferMatches, objections: Objections
 ) -> Sequence[Offer]:
-    """The offers that this job may use at all, regardless of its limits and recent failures;
-    cheapest first.
+    """The offers that this job may use regardless of its limits and recent failures, cheapest
+    first.
     """
     able, _ = _able(job, market, matches.offers, objections)
     return able if job.consented else [offer for offer in able if offer.rate.micros_per_hour == 0]
 
 
 def match(job: Job, market: OfferedMarket) -> OfferMatches:
-    """The offers that fit one node of the job; depends only on the job's resources."""
+    """The offers that fit one node of the job. The result depends only on the job's resources."""
     return match_offers(market.offers, job.task.resources)
 
 
 def _able(
     job: Job, market: OfferedMarket, offers: Iterable[Offer], objections: Objections
 ) -> tuple[list[Offer], Sequence[str]]:
-    """The offers whose provider can run the task on idle nodes, and why the others cannot."""
+    """Return the offers on which the task could run if all nodes were idle, and the reasons against
+    the others.
+    """
     task, able, reasons = job.task, [], []
     verdicts: dict[str, Sequence[Objection]] = {}
     for offer in smallest_shares(task, offers):
@@ -151,7 +152,7 @@ def _able(
 
 
 def _too_many(task: Task, offer: Offer) -> str:
-    """Why a gang does not fit on a shared host, and the host's size."""
+    """The reason why a gang does not fit on a shared host, with the host's size."""
     need = replace(task.resources, cpus_min=task.resources.cpus_min or DEFAULT_CPUS)
     node = wish(need).removeprefix("node with ")
     there = (
@@ -187,13 +188,15 @@ def _none_fits(task: Task, market: OfferedMarket, matches: OfferMatches) -> Cand
 
 
 def _say(task: Task, matches: OfferMatches, ranked: PlacementPlan) -> str:
-    """Why there is no offer, and what would have to change."""
+    """One sentence, without its full stop, on why there is no offer and what would have to
+    change.
+    """
     return say_no_offer(task, explain([matches], ranked)).removesuffix(".")
 
 
 def _hopeless(task: Task, market: OfferedMarket, reason: str) -> Candidates:
-    """Hopeless only if every provider that the job may use has answered: it may fit at one that has
-    not.
+    """The result without offers. It is hopeless only if every provider that the job may use has
+    answered: a silent provider may have an offer that fits.
     """
     asked = task.resources.providers
     silent = [str(each) for each in market.problems if not asked or each.provider in asked]
@@ -202,19 +205,19 @@ def _hopeless(task: Task, market: OfferedMarket, reason: str) -> Candidates:
     return Candidates(reason=reason, hopeless=True)
 
 
-# Tasks with alternatives: each is considered as if it were the only one. The job is placed with the
-# alternative that got an offer, and keeps the others for its next attempt.
+# A task with alternatives is considered once for each of them. The job is placed with the
+# alternative that got an offer, and keeps the other alternatives for its next attempt.
 
 
 def tasks_of(task: Task) -> tuple[Task, ...]:
-    """The task once per alternative, in the author's order."""
+    """One task for each alternative, in the order of the task file."""
     if not task.resources.any_of:
         return (task,)
     return tuple(replace(task, resources=each) for each in task.resources.choices)
 
 
 def jobs_of(job: Job) -> tuple[Job, ...]:
-    """The job once per alternative of its task."""
+    """One job for each alternative of its task."""
     return (
         (job,)
         if not job.task.resources.any_of
@@ -225,11 +228,12 @@ def jobs_of(job: Job) -> tuple[Job, ...]:
 def rank_candidates(
     found: Sequence[tuple[Job, Candidates]], avoid: Collection[str] = ()
 ) -> list[tuple[Job, tuple[Offer, ...]]]:
-    """Which offers to try for which alternative, best first.
+    """The offers to try, best first, each with the job of its alternative.
 
-    In order, all offers of one alternative come before those of the next. Otherwise they are merged
-    by the expected cost of the work, as `plan` orders the offers of one alternative; an alternative
-    ordered by a policy keeps that order. `avoid` are offers that recently failed for other jobs.
+    If the task states that its alternatives are ordered, all offers of one alternative come before
+    those of the next. Otherwise the alternatives are merged by the expected cost of the work, as in
+    `plan`; the offers of one alternative keep their order. `avoid` are offers that recently failed
+    for other jobs.
     """
     some = [(job, candidates.offers) for job, candidates in found if candidates.offers]
     if len(some) < 2 or some[0][0].task.resources.ordered:
@@ -246,13 +250,15 @@ def rank_candidates(
 
 
 def join_reasons(reasons: Sequence[str]) -> str:
-    """Why no alternative can be placed, as one sentence."""
+    """Join the reasons why no alternative can be placed into one sentence."""
     told = list(dict.fromkeys(reason for reason in reasons if reason))
     return told[0] if len(told) == 1 else "; or ".join(reason.removesuffix(".") for reason in told)
 
 
 def merge_candidates(found: Sequence[Candidates]) -> Candidates:
-    """Combine all alternatives: the result is hopeless only if each of them is."""
+    """Combine the candidates of all alternatives. The result is hopeless only if every alternative
+    is.
+    """
     if len(found) == 1:
         return found[0]
     offers = tuple(offer for each in found for offer in each.offers)

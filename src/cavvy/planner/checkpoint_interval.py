@@ -1,9 +1,9 @@
-"""How often a task should save, and whether its checkpoint fits into a preemption notice, from
-measurements.
+"""Compute from measurements how often a task should save, and whether its checkpoint can be saved
+within a preemption notice.
 
-The interval is Daly's (`risk.checkpoint_interval`). The rate is the market's own, mixed with a
-prior that counts as a number of node-hours: a conjugate Gamma prior of a Poisson rate, whose mean
-is (counted + prior x weight) / (observed + weight).
+The interval is Daly's (`risk.checkpoint_interval`). The loss rate is the market's observed rate,
+mixed with a prior that counts as `PRIOR_NODE_HOURS` of observation. This is a conjugate Gamma prior
+of a Poisson rate, whose mean is (losses + prior x weight) / (observed node-hours + weight).
 """
 
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from cavvy.domain.tasks import Task
 from cavvy.domain.units import format_duration, format_memory
 from cavvy.planner.risk import CHECKPOINT_COST, SPOT_PREEMPTIONS_PER_HOUR, checkpoint_interval
 
-# 419 unexpected interruptions in 54 days of 16,384 GPUs, 8 to a node: "The Llama 3 Herd of Models",
+# 419 unexpected interruptions in 54 days of 16,384 GPUs, 8 per node: "The Llama 3 Herd of Models",
 # 2024, table 5.
 FAILURES_PER_NODE_HOUR = 419 / (54 * 24 * 16384 / 8)
-# The assumed upload rate of a node per second without a measurement: 1 Gbit/s.
+# The upload rate of a node that is assumed without a measurement: 1 Gbit/s.
 ASSUMED_BYTES_PER_S = 125e6
-PRIOR_NODE_HOURS = 24.0  # the assumed weight of a prior: as much as one day of observations
+PRIOR_NODE_HOURS = 24.0  # the weight of a prior: it counts as one day of observations (assumed)
 SHORTEST = timedelta(seconds=1)
-_LONGEST_S = 3.2e10  # longer times than a thousand years are cut off
-SAME = 0.1  # a new interval this close to the old one is not reported
+_LONGEST_S = 3.2e10  # about a thousand years; longer times are reduced to this
+SAME = 0.1  # an interval that changed by at most this share is not sent to the task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLosses:
-    """The observations of one market: nodes lost for any reason, and node-hours that ran."""
+    """The observations of one market: nodes lost for any reason, and node-hours in operation."""
 
     lost: int = 0
     node_hours: float = 0.0
@@ -34,16 +34,16 @@ class NodeLosses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInterval:
-    """How often to save and why."""
+    """How often a task should save, and the figures behind this."""
 
     every: timedelta
-    cost: timedelta  # cost of one checkpoint to the work
+    cost: timedelta  # the time by which one checkpoint delays the work
     per_hour: float  # losses of the whole gang per hour
-    measured: bool  # the cost was measured on the task, not assumed
+    measured: bool  # whether the cost was measured on the task (else it is assumed)
 
 
 def loss_rate(losses: NodeLosses, *, spot: bool) -> float:
-    """Losses per node and hour."""
+    """The expected losses per node and hour: the observed rate, mixed with the prior."""
     prior = SPOT_PREEMPTIONS_PER_HOUR if spot else FAILURES_PER_NODE_HOUR
     return (losses.lost + prior * PRIOR_NODE_HOURS) / (losses.node_hours + PRIOR_NODE_HOURS)
 
@@ -51,7 +51,7 @@ def loss_rate(losses: NodeLosses, *, spot: bool) -> float:
 def make_save_interval(
     cost: timedelta | None, losses: NodeLosses, *, spot: bool, nodes: int
 ) -> CheckpointInterval:
-    """The interval with the least expected loss; `cost` None: not measured yet."""
+    """The interval with the least expected loss. `cost` is None if it is not measured yet."""
     per_hour = loss_rate(losses, spot=spot) * nodes
     known = cost if cost is not None else CHECKPOINT_COST
     known = max(known, timedelta(milliseconds=1))
@@ -66,8 +66,8 @@ def is_news(old: timedelta | None, new: timedelta) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeFit:
-    """What must happen within a notice: the current step ends, and the state is written and made
-    durable.
+    """The time needed to end the current step and save a durable checkpoint, compared with the
+    length of the preemption notice.
     """
 
     needed: timedelta
@@ -81,8 +81,8 @@ class NoticeFit:
 def fit_notice(
     size: int, bytes_per_s: float, notice: timedelta, step: timedelta = timedelta(0)
 ) -> NoticeFit:
-    """The time for the bytes at the bandwidth and for the current step, compared with the notice.
-    Raises ValueError.
+    """Compare the notice with the time to finish the current step (at most `step`) and to write
+    `size` bytes. Raises ValueError if the bandwidth is not positive.
     """
     if bytes_per_s <= 0:
         raise ValueError("the bandwidth must be above 0")
@@ -91,8 +91,8 @@ def fit_notice(
 
 
 def fit_stated(task: Task, notice: timedelta) -> NoticeFit | None:
-    """Whether a checkpoint of the task's stated size fits into a notice; None without a stated
-    size.
+    """Whether a checkpoint of the size that the task states can be saved within the notice; None if
+    the task states no size.
     """
     if task.checkpoint is None or task.checkpoint.size_mib is None:
         return None
@@ -101,10 +101,10 @@ def fit_stated(task: Task, notice: timedelta) -> NoticeFit | None:
 
 
 def say_fit(task: Task, notice: timedelta | None) -> tuple[str, ...]:
-    """Whether a checkpoint of the stated size can be made durable within a notice; () without a
-    stated size.
+    """Describe whether a checkpoint of the size that the task states can be saved within the
+    notice; () if the task states no size.
 
-    `notice` None: its length is unknown.
+    `notice` is None if the market gives no notice.
     """
     fit = fit_stated(task, notice or timedelta(0))
     if fit is None or task.checkpoint is None or task.checkpoint.size_mib is None:

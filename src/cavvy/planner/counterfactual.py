@@ -1,5 +1,5 @@
-"""The cost that a finished run would have had on other offers, with its time scaled by the stated
-work if possible.
+"""Estimate what a finished run would have cost on other offers. Its measured time is scaled by the
+estimates for both offers if the task states its work.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from cavvy.planner.work import MACHINE_START, estimate, shape_of
 def compare_counterfactuals(
     task: Task, ran: timedelta, here: Offer, offers: Iterable[Offer], *, count: int = 3
 ) -> list[CounterfactualCost]:
-    """The cheapest `count` of `offers`, as if the run, measured as `ran` on `here`, had been there.
+    """The `count` offers on which a run that took `ran` on `here` would have cost least.
 
-    If the task's work gives a time for both offers, the measured time is scaled by their ratio, so
-    that errors in the stated work, such as its efficiency, cancel out. Otherwise the same time is
-    assumed. Each line says which.
+    If the task's stated work gives an estimated time for both offers, the measured time is scaled
+    by the ratio of the two estimates, so that errors in the stated work, such as its efficiency,
+    cancel out. Otherwise the same time is assumed. Each result states which of the two was done.
     """
     at_hand = list(offers)
     expected_here = estimate(task, here).run_time

@@ -1,5 +1,5 @@
-"""Why offers were rejected: the constraints that they failed, the nearest misses, and one sentence
-if none is left.
+"""Explain why offers were rejected: the constraints that they failed, the nearest misses, and a
+summary sentence if no offer is left.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from cavvy.domain.units import HourlyRate, Money, format_memory, format_rate, fo
 from cavvy.planner.limits import ceil_cent
 from cavvy.planner.placements import PlacementPlan, PlanLimit
 
-# The field of the task file for each constraint.
+# The field of the task file that states each constraint.
 FIELDS: dict[Constraint, str] = {
     Constraint.PURCHASE: "resources.spot",
     Constraint.ACCELERATOR: "resources.gpu",
@@ -29,31 +29,33 @@ FIELDS: dict[Constraint, str] = {
     Constraint.REGION: "resources.regions",
     Constraint.PRICE: "resources.max_price",
 }
-_TRIED = frozenset({*FIELDS, *PlanLimit})  # any other reason comes from a provider
+_TRIED = frozenset({*FIELDS, *PlanLimit})  # any other reason is the name of a provider
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """How many offers failed first at one constraint, at one limit, or by a provider's refusal."""
+    """The number of offers whose first failure was one constraint, one limit or the refusal of a
+    provider.
+    """
 
     reason: str
     count: int
-    field: str  # of the task file
+    field: str  # the field of the task file to change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferMiss:
-    """An offer that fails only one constraint."""
+    """An offer that fails one constraint only, or breaks a limit."""
 
     offer: Offer
     reason: str
     text: str  # why the offer fails
-    change: str  # the necessary change
+    change: str  # the change that would make the offer fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """An account of all offers considered: `considered` == `kept` + the sum of all rejections."""
+    """The counts of all offers: `considered` == `kept` + the sum of all rejections."""
 
     considered: int
     kept: int
@@ -68,11 +70,10 @@ def explain(
     refused: Sequence[Rejection] = (),
     limit: int = 5,
 ) -> Explanation:
-    """Combine the accounts of the catalogs and of the limits. `refused`: offers that fit but that
-    their provider refuses.
+    """Combine the rejections of the catalogs (`matches`), of the providers (`refused`: offers that
+    fit but that their provider refuses) and of the task's limits (`plan`).
 
-    Offers that meet every constraint and break a limit are nearer than those that fail a
-    constraint.
+    An offer that breaks a limit counts as a nearer miss than an offer that fails a constraint.
     """
     answers = list(matches)
     counts: Counter[Constraint] = Counter()
@@ -101,7 +102,7 @@ def explain(
 
 
 def say_no_offer(task: Task, found: Explanation) -> str:
-    """One sentence that says why there is no offer and what would have to change."""
+    """One sentence that states why there is no offer and what would have to change."""
     if not found.considered:
         return (
             "No offer: there are no offers; configure a provider, or run `cavvy catalog refresh`."
@@ -154,7 +155,7 @@ def _far_from_all(found: Explanation) -> str:
 
 
 def wish(need: Resources) -> str:
-    """The requested node in a few words: "H100:8 in eu or us", "node with 8 CPUs"."""
+    """A short description of the requested node: "H100:8 in eu or us", "node with 8 CPUs"."""
     parts = []
     if need.instance:
         parts.append(need.instance)
@@ -181,8 +182,8 @@ def wish(need: Resources) -> str:
 
 
 def _interleave(answers: Sequence[OfferMatches]) -> list[NearMiss]:
-    """Near misses of several catalogs, each nearest first: the first of each, then the second of
-    each, ...
+    """Interleave the near misses of several catalogs: the nearest of each, then the second of
+    each, and so on.
     """
     ordered: list[NearMiss] = []
     for index in range(max((len(answer.misses) for answer in answers), default=0)):
@@ -195,7 +196,7 @@ def _miss(miss: NearMiss) -> OfferMiss:
 
 
 def _change(miss: NearMiss) -> str:
-    """The changes with which this offer would fit."""
+    """The change to the task file with which this offer would fit."""
     offer, field = miss.offer, FIELDS[miss.constraint]
     if not _STATED.get(miss.constraint, bool)(offer):
         return f"leave out {field}"
@@ -235,7 +236,8 @@ def _change(miss: NearMiss) -> str:
             return f"allow {offer.region} in {field}"
 
 
-# properties that an offer may not state; it cannot be accepted as it is
+# Properties that some offers do not state. If the needed property is missing, the only change with
+# which the offer would fit is to leave out the field.
 _STATED: dict[Constraint, Callable[[Offer], object]] = {
     Constraint.CPUS: lambda offer: offer.vcpus,
     Constraint.MEMORY: lambda offer: offer.memory_mib,

@@ -1,4 +1,4 @@
-"""Which of a task's limits an estimate would break, and by how much."""
+"""Find the limits of a task that an offer is estimated to break, and by how much."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
@@ -12,8 +12,8 @@ _NO_TIME = timedelta(0)
 
 
 class TaskLimiter:
-    """The limits of one task in one situation. An unknown value breaks no limit here: the running
-    job is checked.
+    """Compares estimates with the limits that one task has left. An unknown estimate breaks no
+    limit, because the limits are also checked while the job runs.
     """
 
     def __init__(self, task: Task, situation: PlanningContext, now: datetime) -> None:
@@ -43,8 +43,8 @@ class TaskLimiter:
         wall_time: timedelta | None,
         cost: Money | None,
     ) -> Iterator[tuple[PlanLimit, float]]:
-        """The limits that the offer would break, in the order of `PlanLimit`, each with estimate
-        divided by limit.
+        """Yield each limit that the offer would break, in the order of `PlanLimit`, with the ratio
+        of the estimate to the limit.
         """
         if not self._any:
             return
@@ -82,8 +82,8 @@ class TaskLimiter:
         wall_time: timedelta | None,
         cost: Money | None,
     ) -> LimitMiss:
-        """The result of `broken` as text for people. It must not be empty. The text names all
-        changes that are needed.
+        """Describe the limits that the offer breaks, and all changes that it would need. Call this
+        only if `broken` yields at least one limit.
         """
         said, broken = [], tuple(self.broken(offer, run_time, wall_time, cost))
         for limit, _ in broken:
@@ -105,11 +105,11 @@ class TaskLimiter:
         )
 
     def _fits_whole(self, run_time: timedelta | None, cost: Money | None) -> bool:
-        """Whether the limit was enough for the whole work before it began, and only lost work
-        exceeds it now.
+        """Whether the whole work would fit into the whole limit by this estimate. The rest then
+        exceeds the rest of the limit only because work was lost.
 
-        Estimates are too rough to end such a job, which may still be in time; the limit itself ends
-        it when reached.
+        Estimates are too rough to end such a job: it may still finish in time, and it is stopped
+        anyway when it reaches the limit.
         """
         limits = self._limits
         if not self._goes_on:
@@ -124,8 +124,8 @@ class TaskLimiter:
 
     def _dear(self, cost: Money) -> tuple[str, str]:
         left = self._budget or Money(0)
-        # A miss by less than a cent is shown in full: "costs $1.00, your budget leaves $1.00"
-        # explains nothing.
+        # Amounts that differ by less than a cent are shown with six decimals: "would cost $1.00,
+        # your budget leaves $1.00" explains nothing.
         places = 2 if format_usd(cost) != format_usd(left) else 6
         text = (
             f"would cost {format_usd(cost, places)}, your budget leaves {format_usd(left, places)}"
@@ -146,25 +146,27 @@ class TaskLimiter:
         )
 
     def _at_least(self, offer: Offer, cost: Money | None) -> Money:
-        """The amount to pay: the estimate, or without one the minimum charge."""
+        """The estimated cost, or the minimum charge if the cost is unknown."""
         return (
             cost if cost is not None else offer.rate.times(self._nodes).over(offer.minimum_charge)
         )
 
 
 def deadline_of(task: Task, submitted_at: datetime) -> datetime | None:
-    """The earlier of the task's two deadlines."""
+    """The earlier of the task's two deadlines (absolute, and relative to `submitted_at`); None if
+    it has neither.
+    """
     after = task.limits.deadline_after
     stated = [task.limits.deadline, None if after is None else submitted_at + after]
     return min((moment for moment in stated if moment is not None), default=None)
 
 
 def ceil_cent(amount: Money) -> Money:
-    """Rounds up to a whole cent, so that a suggested limit suffices."""
+    """Round up to a whole cent, so that a suggested limit suffices."""
     return Money(-(-amount.micros // 10_000) * 10_000)
 
 
 def ceil_minute(length: timedelta) -> timedelta:
-    """Rounds up to a whole minute, so that a suggested limit suffices."""
+    """Round up to a whole minute, so that a suggested limit suffices."""
     minute = timedelta(minutes=1)
     return -(-length // minute) * minute

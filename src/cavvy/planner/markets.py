@@ -1,4 +1,4 @@
-"""The record of each market, from observations and cautious priors. No I/O."""
+"""Compute a record for each market from observations and cautious priors. No I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,20 +8,20 @@ from cavvy.domain.markets import MarketTally, Observation, ObservationKind
 from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR
 from cavvy.planner.work import MACHINE_START
 
-# Each prior counts as this much evidence: round figures, small against a handful of observations.
-_PRIOR_HOURS = 10.0  # node life, at SPOT_PREEMPTIONS_PER_HOUR
-_PRIOR_BOOTS = 2.0  # boots, at MACHINE_START each
-_PRIOR_LAUNCHES = 2.0  # half of them granted
-FIRST_REST = timedelta(
-    seconds=60
-)  # cooldown after a refusal; doubles with each further refusal in a row
+# The weights of the priors: each prior counts as this many observations. They are round figures,
+# low enough that a few real observations outweigh them.
+_PRIOR_HOURS = 10.0  # node-hours with SPOT_PREEMPTIONS_PER_HOUR
+_PRIOR_BOOTS = 2.0  # boots that took MACHINE_START each
+_PRIOR_LAUNCHES = 2.0  # launches, half of them granted
+# The cooldown after a refusal. It doubles with each further refusal in a row.
+FIRST_REST = timedelta(seconds=60)
 LONGEST_REST = timedelta(minutes=30)
 NO = frozenset({ObservationKind.REFUSED, ObservationKind.TAKEN, ObservationKind.FAILED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketRecord:
-    """One market's record. Rates are for one node."""
+    """The record of one market. Rates are for one node."""
 
     market: str
     granted: int = 0
@@ -29,7 +29,7 @@ class MarketRecord:
     refused_at: datetime | None = None
     lost_at: datetime | None = None  # when a gang in this market was last preempted or failed
     boots: int = 0
-    boot_s: float = 0.0  # mean over all boots
+    boot_s: float = 0.0  # the sum over all boots
     lives: int = 0
     taken: int = 0
     failed: int = 0
@@ -37,13 +37,15 @@ class MarketRecord:
 
     @property
     def preemptions_per_hour(self) -> float:
-        """Preemptions per hour of one node, mixed with the prior."""
+        """Preemptions per hour of one node: the observed rate, mixed with the prior."""
         seen = self.taken + SPOT_PREEMPTIONS_PER_HOUR * _PRIOR_HOURS
         return seen / (self.node_hours + _PRIOR_HOURS)
 
     @property
     def boot(self) -> timedelta:
-        """The time from an accepted launch to the agents' reports, mixed with the prior."""
+        """The mean time from an accepted launch to the agents' first reports, mixed with the
+        prior.
+        """
         prior = MACHINE_START.total_seconds() * _PRIOR_BOOTS
         return timedelta(seconds=(self.boot_s + prior) / (self.boots + _PRIOR_BOOTS))
 
@@ -57,7 +59,7 @@ class MarketRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketKnowledge:
-    """The knowledge at one moment: records by market, and recent observations, oldest first."""
+    """The records of all markets, and their recent observations, oldest first."""
 
     standings: Mapping[str, MarketRecord] = field(default_factory=dict)
     recent: Mapping[str, Sequence[Observation]] = field(default_factory=dict)
@@ -66,14 +68,14 @@ class MarketKnowledge:
         return self.standings.get(market) or MarketRecord(market=market)
 
     def cooldown_until(self, market: str) -> datetime | None:
-        """Until when a market that refused or preempted gets no launch; None if its last answer was
-        a grant.
+        """The end of the market's cooldown, during which it gets no launch. None if its latest
+        observation, except prices, is no refusal, preemption or failure.
         """
         return cooldown_until(self.recent.get(market, ()))
 
 
 def standings_of(tallies: Iterable[MarketTally]) -> dict[str, MarketRecord]:
-    """One record for each market."""
+    """Add up the tallies to one record for each market."""
     found: dict[str, MarketRecord] = {}
     for tally in tallies:
         known = found.get(tally.market) or MarketRecord(market=tally.market)
@@ -114,7 +116,9 @@ def _later(known: datetime | None, at: datetime) -> datetime:
 
 
 def cooldown_until(seen: Sequence[Observation]) -> datetime | None:
-    """Like MarketKnowledge.cooldown_until, from one market's observations, oldest first."""
+    """The same as MarketKnowledge.cooldown_until for the observations of one market, oldest
+    first.
+    """
     said_no = 0
     last: datetime | None = None
     for each in reversed(seen):
@@ -126,5 +130,5 @@ def cooldown_until(seen: Sequence[Observation]) -> datetime | None:
 
 
 def cooldown_after(said_no: int) -> timedelta:
-    """The cooldown of a market after this many refusals in a row."""
+    """The cooldown of a market after this many refusals, preemptions or failures in a row."""
     return min(LONGEST_REST, FIRST_REST * (1 << min(said_no - 1, 10)))

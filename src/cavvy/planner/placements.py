@@ -1,5 +1,5 @@
-"""The result of a plan: a placement is one gang on one offer, with its expected time, price and
-risk.
+"""The inputs and results of a plan. A placement is one gang on one offer, with its expected time,
+price and risk.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,8 +14,8 @@ from cavvy.domain.units import HourlyRate, Money
 class Objective(StrEnum):
     """The criterion by which placements are ordered."""
 
-    COST = "cost"  # orders by total cost if the work is stated, else by price per hour
-    TIME = "time"  # expected finish
+    COST = "cost"  # by expected total cost, or by price per hour if the total is unknown
+    TIME = "time"  # by expected finish
 
 
 class PlanLimit(StrEnum):
@@ -28,63 +28,62 @@ class PlanLimit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotLoss:
-    """The expected cost of preemptions. None: unknown, because the running time is."""
+    """The expected cost of preemptions. `preemptions`, `time` and `cost` are None if the running
+    time is unknown or the work is not expected to finish.
+    """
 
-    per_hour: float  # preemptions of the whole gang per hour, by the prior
-    checkpoint_every: timedelta | None  # None: no checkpoint, so each preemption restarts the work
+    per_hour: float  # preemptions of the whole gang per hour, according to the prior
+    # None means no checkpoints: each preemption restarts the work from the beginning.
+    checkpoint_every: timedelta | None
     preemptions: float | None = None
-    time: timedelta | None = (
-        None  # beyond the undisturbed run: repeated work, new starts, writing checkpoints
-    )
+    # The additional time for repeated work, new starts and writing checkpoints
+    time: timedelta | None = None
     cost: Money | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """One way to run the task. Every estimate is an expectation, not a promise; `notes` state its
-    basis.
+    """A gang for the task on one offer. All estimates are expected values, not guarantees; `notes`
+    state their basis.
     """
 
     offer: Offer
     nodes: int
-    rate: HourlyRate  # of the whole gang
-    run_time: timedelta | None = None  # duration of the remaining work, undisturbed
-    wall_time: timedelta | None = None  # from the launch to the end of the work, losses included
+    rate: HourlyRate  # the rate of the whole gang
+    run_time: timedelta | None = None  # duration of the remaining work without preemptions
+    wall_time: timedelta | None = None  # from the launch to the end of the work, with preemptions
     finish: datetime | None = None
     cost: Money | None = None  # cost of nodes and egress
     spot_loss: SpotLoss | None = None
-    egress: Money | None = (
-        None  # egress cost of the stated output; None: its size or the price is unknown
-    )
-    available: bool = True  # False: the provider reports too few free nodes now
+    # The egress cost of the stated output; None if the output's size or the price is unknown
+    egress: Money | None = None
+    available: bool = True  # False if the provider reports too few free nodes now
     avoided: bool = False
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningContext:
-    """The known facts at planning time besides the task; the defaults are those of a job not yet
-    submitted.
+    """The facts that a plan depends on in addition to the task. The defaults apply to a job that is
+    not yet submitted.
     """
 
-    submitted_at: datetime | None = None  # None: now
+    submitted_at: datetime | None = None  # None means now
     avoid: Collection[str] = ()  # keys of offers that failed lately
-    ran: timedelta = timedelta(0)  # running time so far, which counts against limits.duration
-    done: float = 0.0  # share of the work that is done, on any offer
-    spent: Money = field(default_factory=Money)  # spent so far, which counts against limits.budget
-    output_mib: int | None = None  # data that will leave the location at the end
-    egress: Mapping[str, Money] = field(
-        default_factory=dict
-    )  # price per GB by provider, or "provider/region"
-    notices: Mapping[str, timedelta] = field(
-        default_factory=dict
-    )  # the preemption notice of a provider
+    ran: timedelta = timedelta(0)  # the running time so far, which counts against limits.duration
+    done: float = 0.0  # share of the work that is done, from 0 to 1
+    spent: Money = field(default_factory=Money)  # the cost so far; it counts against limits.budget
+    output_mib: int | None = None  # the size of the output that is copied to another location
+    # The egress price per GB by "provider/region" or provider
+    egress: Mapping[str, Money] = field(default_factory=dict)
+    # The length of the preemption notice by provider
+    notices: Mapping[str, timedelta] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingView:
-    """The part of a ranking to return. `distinct` keeps the best of each provider, instance type
-    and purchase.
+    """The part of a ranking to return: the best `limit` placements, or all if None. `distinct`
+    keeps only the best of each provider, instance type, accelerator count and purchase.
     """
 
     limit: int | None = None
@@ -99,17 +98,17 @@ class LimitMiss:
     limit: PlanLimit
     text: str  # e.g. "would cost $19.40, your budget leaves $15.00"
     change: str  # e.g. "raise limits.budget to $20.00"
-    excess: float  # estimate divided by the first broken limit, above 1
-    doubtful: bool = False  # offers with no expected end come last
-    broken: int = 1  # number of broken limits; `text` and `change` name all
+    excess: float  # the estimate divided by the first broken limit; above 1
+    doubtful: bool = False  # whether the work is not expected to finish on this offer
+    broken: int = 1  # number of broken limits; `text` and `change` name all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPlan:
-    """The ranked placements, and an account of the offers that fit but break a limit.
+    """The ranked placements, and the counts of the offers that fit but break a limit.
 
-    `considered` == `kept` + sum(rejected.values()); `placements` are those kept, or as many as the
-    view asked for.
+    `considered` == `kept` + sum(rejected.values()). `placements` are the kept ones, or the part of
+    them that the `RankingView` asked for.
     """
 
     placements: tuple[Placement, ...]

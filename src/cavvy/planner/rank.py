@@ -1,5 +1,5 @@
-"""A task and the offers that fit it become ranked placements. Called by `control` to place jobs and
-by `plan` to show them.
+"""Rank the offers that fit a task. `control` calls this module to place jobs; the command `plan`
+calls it to show the ranking.
 
 The catalog decides which offers fit. This module decides their order, and whether they keep the
 task's limits.
@@ -38,8 +38,8 @@ _GB = 10**9
 def warn_of_notices(
     task: Task, offers: Iterable[Offer], notices: Mapping[str, timedelta]
 ) -> tuple[str, ...]:
-    """Warns where a checkpoint of the stated size is not safe within the preemption notice of spot,
-    whether its offers are listed or not.
+    """Warn of each provider whose spot preemption notice is unknown or too short to save a
+    checkpoint of the stated size. `offers` may include offers that the plan does not list.
     """
     spots = sorted({offer.provider for offer in offers if offer.purchase is Purchase.SPOT})
     said: dict[str, list[str]] = {}
@@ -60,7 +60,7 @@ def warn_of_dear_spot(
     now: datetime,
     situation: PlanningContext,
 ) -> tuple[str, ...]:
-    """Warns if a task that allows spot only is expected to cost less on demand, and says why."""
+    """Warn, with the reason, if a task that allows only spot would be cheaper on demand."""
     best, other = (_cheapest(task, offers, now, situation) for offers in (spots, fixed))
     if (
         best is None
@@ -104,9 +104,7 @@ def rank(
     by: Objective = Objective.COST,
     situation: PlanningContext | None = None,
 ) -> list[Placement]:
-    """The placements that keep the task's limits, best first. `plan` explains the order, and counts
-    the others.
-    """
+    """The placements that keep the task's limits, best first, in the order of `plan`."""
     known = situation or PlanningContext()
     if avoid:
         known = replace(known, avoid=frozenset(avoid) | frozenset(known.avoid))
@@ -125,11 +123,11 @@ def plan(
     """Rank `offers`, each of which fits one node of `task`, and count those that would break a
     limit.
 
-    Order: offers to avoid come last (a caller that prefers to wait drops the `avoided` ones),
-    before them those whose provider reports too few free nodes. By cost, offers with
-    a known total come first, ordered by total, and the rest follow by price per hour. By time, the
-    expected finish is compared first. Ties go to the lower price per hour and then to the offer's
-    key, so that equal questions have equal answers.
+    Offers to avoid come last, with `avoided` set: a caller that prefers to wait drops them. Offers
+    whose provider reports too few free nodes come just before these. By cost, offers with a known
+    total come first, ordered by total, and the rest follow, ordered by price per hour. By time, the
+    expected finish is compared before the total. Ties go to the lower price per hour and then to
+    the smaller key of the offer, so that equal inputs give equal results.
     """
     known = situation or PlanningContext()
     course = _Courses(task, known.done)
@@ -156,7 +154,7 @@ def plan(
 
 
 class _Misses:
-    """The offers that break a limit: how many break each one first, and the nearest of these."""
+    """The number of offers by the first limit that they break, and the nearest miss of each."""
 
     def __init__(self) -> None:
         self.rejected: Counter[PlanLimit] = Counter()
@@ -169,15 +167,15 @@ class _Misses:
         self.nearest[which] = min(self.nearest.get(which, miss), miss, key=itemgetter(0))
 
     def limits(self) -> list[PlanLimit]:
-        """The limits that an offer breaks first, in their order."""
+        """The limits that at least one offer breaks first, in the order of `PlanLimit`."""
         return [which for which in PlanLimit if which in self.nearest]
 
 
 def order_of(task: Task, avoid: Collection[str] = ()) -> Callable[[Offer], tuple[object, ...]]:
-    """The sort key of an offer in `plan` by cost, without limits; lower is better.
+    """Return the function that computes an offer's sort key in `plan` by cost; lower is better.
 
-    It counts the whole work, finished parts included, so that offers for different alternatives of
-    a task compare.
+    Limits are ignored. The key is for the whole work, including finished parts, so that offers for
+    different alternatives of a task can be compared.
     """
     course, order = _Courses(task, 0.0), _order(task, avoid, Objective.COST)
     return lambda offer: order(_score(task, offer, course(offer), PlanningContext()))
@@ -185,7 +183,7 @@ def order_of(task: Task, avoid: Collection[str] = ()) -> Callable[[Offer], tuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Course:
-    """The expectations for all offers of one shape: all but the price."""
+    """The expected times and preemptions, which are equal for all offers of one shape."""
 
     run_time: timedelta | None
     wall_time: timedelta | None
@@ -194,7 +192,9 @@ class _Course:
 
 
 class _Courses:
-    """Expectations by shape: a catalog has many prices for few shapes, so each is computed once."""
+    """Computes the expectations of each shape only once: a catalog has many offers but few
+    shapes.
+    """
 
     def __init__(self, task: Task, done: float) -> None:
         self._task = task
@@ -258,7 +258,7 @@ def _spot_notes(task: Task, per_hour: float, every: timedelta | None) -> tuple[s
 class _Scored:
     offer: Offer
     course: _Course
-    rate: HourlyRate  # rate of the gang
+    rate: HourlyRate  # the rate of the whole gang
     cost: Money | None
     egress: Money | None
 
@@ -267,8 +267,8 @@ _Nearness = tuple[bool, int, float, HourlyRate, str]
 
 
 def _nearness(scored: _Scored, broken: Sequence[tuple[PlanLimit, float]]) -> _Nearness:
-    """Offers with an expected end come first, then those that break fewer limits, then by less,
-    then the cheaper ones.
+    """The sort key of a miss, nearest first: offers that are expected to finish, then fewer broken
+    limits, then a smaller excess, then a lower price.
     """
     doubtful = scored.course.run_time is not None and scored.course.wall_time is None
     return doubtful, len(broken), broken[0][1], scored.offer.rate, scored.offer.key
@@ -285,14 +285,14 @@ def _score(task: Task, offer: Offer, course: _Course, known: PlanningContext) ->
     egress = _egress(offer, known)
     if course.wall_time is None:
         return _Scored(offer, course, rate, None, egress)
-    # The minimum is charged per node lifetime. Lifetimes beyond the first are few and long, so it
-    # counts once.
+    # The minimum is charged for the lifetime of each node. It is counted once, because replacement
+    # nodes are few and usually run longer than the minimum.
     cost = rate.over(max(course.wall_time, offer.minimum_charge))
     return _Scored(offer, course, rate, cost + egress if egress else cost, egress)
 
 
 def egress_price(offer: Offer, known: PlanningContext) -> Money | None:
-    """The price of a GB (10^9 bytes) that leaves this location; None if unknown."""
+    """The price of a GB (10^9 bytes) of egress from the offer's location; None if unknown."""
     if offer.shared:
         return Money(0)
     return known.egress.get(f"{offer.provider}/{offer.region}", known.egress.get(offer.provider))
@@ -359,7 +359,7 @@ def _placement(task: Task, scored: _Scored, known: PlanningContext, now: datetim
 
 
 def _list_notes(task: Task, scored: _Scored, known: PlanningContext) -> list[str]:
-    """The notes of a placement for people."""
+    """The notes that people see with a placement."""
     offer, notes = scored.offer, []
     if not _is_available(task, offer):
         notes.append(f"{offer.capacity} of {task.nodes} nodes free now")

@@ -1,8 +1,8 @@
-"""The expected cost of preemptions, and how often to write a checkpoint.
+"""Estimate the cost of preemptions and the best checkpoint interval.
 
 The model is exponential failures with restart: J. T. Daly, "A higher order estimate of the optimum
-checkpoint interval for restart dumps", FGCS 22 (2006), equation 13. The rate is a prior, equal for
-all locations and hours.
+checkpoint interval for restart dumps", FGCS 22 (2006), equation 13. The preemption rate is a prior
+that is equal for all locations and hours.
 """
 
 import math
@@ -15,32 +15,32 @@ from cavvy.domain.tasks import CheckpointPolicy
 # counted in the trace "preemption/4-node/aws-08-03-2023" (V100, three zones) published with Wu et
 # al., "Can't Be Late: Optimizing Spot Instance Savings under Deadlines", NSDI 2024,
 # github.com/skypilot-org/spot-traces. Single zones of that collection lie between 0.06 and 0.74 for
-# GPUs and near 0.02 for CPUs of another cloud: a cautious prior.
+# GPUs and near 0.02 for CPUs of another cloud, so 0.2 is a cautious prior.
 SPOT_PREEMPTIONS_PER_HOUR = 0.2
 
-# The assumed cost of one checkpoint if the task states no interval.
+# The time to write one checkpoint that is assumed if the task states no interval.
 CHECKPOINT_COST = timedelta(seconds=30)
 
-# A job that takes more than this many times the undisturbed run counts as never finishing; the
-# formula grows without bound.
+# A run whose expected time is more than this many times the time without preemptions counts as
+# never finishing: the formula grows without bound.
 HOPELESS = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptedRun:
-    """The expected course of a run with interruptions."""
+    """The expected time and preemptions of a run that is interrupted and restarted."""
 
-    wall_time: timedelta  # includes the first start
+    wall_time: timedelta  # including the first start
     preemptions: float
 
 
 def checkpoint_interval(cost: timedelta, mtbf: timedelta) -> timedelta:
-    """The work between two checkpoints that loses least: Daly's estimate, sqrt(2·cost·mtbf)·(1 +
-    ...) - cost.
+    """The time between two checkpoints with the least expected loss, by Daly's estimate:
+    sqrt(2·cost·mtbf)·(1 + ...) - cost.
 
-    `cost` is the time to write one, `mtbf` the mean time between failures; from cost >= 2·mtbf on
-    it is mtbf. Source: Daly 2006 (above), equation 37; its first term is J. W. Young, CACM 17
-    (1974).
+    `cost` is the time to write one checkpoint, `mtbf` the mean time between failures. If cost >=
+    2·mtbf, the result is mtbf. Raises ValueError if either is not positive. Source: Daly 2006
+    (above), equation 37; its first term is from J. W. Young, CACM 17 (1974).
     """
     delta, mean = cost.total_seconds(), mtbf.total_seconds()
     if delta <= 0 or mean <= 0:
@@ -58,10 +58,11 @@ def checkpoint_interval(cost: timedelta, mtbf: timedelta) -> timedelta:
 def chosen_interval(
     checkpoint: CheckpointPolicy | None, per_hour: float
 ) -> tuple[timedelta | None, timedelta]:
-    """The interval at which a task checkpoints (None: never), and what writing one adds to the run.
+    """Return the checkpoint interval of a task, or None if it never saves, and the time that
+    writing one checkpoint adds to the run.
 
-    A stated interval is part of the task: its cost is inside the stated work. Without one, the best
-    interval for CHECKPOINT_COST is assumed.
+    If the task states an interval, this added time is 0, because the stated work includes it.
+    Otherwise CHECKPOINT_COST and the best interval for it are assumed.
     """
     if checkpoint is None:
         return None, timedelta(0)
@@ -78,13 +79,13 @@ def disturb(
     every: timedelta | None,
     write: timedelta = timedelta(0),
 ) -> InterruptedRun | None:
-    """The expected course of `run_time` of work that is preempted `per_hour` times an hour; None:
-    it never finishes.
+    """The expected course of `run_time` of work that is preempted `per_hour` times an hour, or None
+    if the work is not expected to finish.
 
-    Each attempt needs `start` before work continues. Work since the last checkpoint is lost;
-    `every` None loses all. With rate λ a segment s (work and the writing of its checkpoint) takes
-    (1/λ + start)(exp(λs) - 1) in expectation, its failures being exp(λs) - 1: Daly 2006, equation
-    13.
+    Each attempt takes `start` before work continues. A preemption loses the work since the last
+    checkpoint, or all work if `every` is None. At rate λ, a segment of length s (work and writing
+    its checkpoint) has exp(λs) - 1 expected failures and takes (1/λ + start)(exp(λs) - 1) in
+    expectation (Daly 2006, equation 13).
     """
     run, rate = run_time.total_seconds(), per_hour / 3600
     if run == 0 or rate == 0:

@@ -1,4 +1,4 @@
-"""Shared hosts: which of a host's offers suit a task, and whether the task fits there at all."""
+"""Select which offer of a shared host a task may use, and check whether the task fits on it."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -10,10 +10,11 @@ from cavvy.scheduler.packing import AllocationOwner, allocate_across
 
 
 def smallest_shares(task: Task, offers: Iterable[Offer]) -> list[Offer]:
-    """Keep the offers with the fewest devices of each shared host; all other offers stay.
+    """Keep only the offer with the fewest devices of each shared host, and all offers of other
+    machines.
 
-    A host has an offer for each number of devices, and a task that needs two must not get eight of
-    them.
+    A shared host has one offer for each number of devices. Without this filter, a task that needs
+    two devices could get eight.
     """
     kept: list[Offer] = []
     shared: list[Offer] = []

@@ -1,5 +1,5 @@
-"""Whether an offer can use the volumes of a task: a cloud's disk is available in its own
-zone only.
+"""Check whether nodes of an offer can use the volumes of a task: a cloud's disk can be attached
+only in its own zone.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,13 +12,13 @@ from cavvy.domain.tasks import Objection, Task, VolumeKind
 def explain_misplaced(
     task: Task, offer: Offer, volumes: Sequence[VolumeLocation], blind: Collection[str] = ()
 ) -> Objection | None:
-    """Why nodes of the offer cannot use a volume of the task; None if they can.
+    """The reason why nodes of the offer cannot use a volume of the task; None if they can use all.
 
-    An offer of a whole region can use it: its provider then starts the nodes in the volume's zone.
-    For a `blind` provider, whose volumes are unknown, the answer is no, so that no volume is
-    created twice.
+    An offer of a whole region can use a volume in any of its zones: the provider then starts the
+    nodes in the volume's zone. A provider in `blind` did not report where its volumes are. Its
+    offers are rejected, so that no volume is created twice.
     """
-    bound: set[str | None] = set()  # the zones of all volumes so far
+    bound: set[str | None] = set()  # the zones that have every volume checked so far
     first = ""
     own = [each for each in volumes if each.provider == offer.provider]
     for name in [v.source for v in task.volumes if v.kind is VolumeKind.NAMED and v.keep]:

@@ -1,4 +1,6 @@
-"""How long the work takes on an offer: from operations and peak rates, or from a measured rate."""
+"""Estimate how long a task's work takes on an offer: from its FLOPs and the peak rates of the
+devices, or from a measured rate.
+"""
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -10,20 +12,20 @@ from cavvy.domain.tasks import DEFAULT_CPUS, Task, Workload
 # Peak FLOP/s of one virtual CPU in fp32: half a core (one of two hardware threads) at 2.5 GHz with
 # two 256-bit fused multiply-add units, 32 operations per cycle and core
 # (https://en.wikipedia.org/wiki/FLOPS, table of operations per cycle, Intel Haswell to Raptor Lake,
-# AMD Zen 2 and 3). Clouds sell some CPUs by the core and some with wider units, so a plan for CPUs
-# is accurate to about a factor of two and says so.
+# AMD Zen 2 and 3). On some clouds a virtual CPU is a whole core or has wider units, so an estimate
+# for CPUs is accurate only to about a factor of two; its note states this.
 CPU_PEAK_FP32 = 40e9
 
-# From the launch to the start of the work, by kind of provider. Mao and Humphrey, "A performance
-# study on the VM startup time in the cloud" (IEEE CLOUD 2012), measured 44 s to 7 min by provider;
-# "An empirical analysis of VM startup times in public IaaS clouds" (arXiv 2107.03467, 2021) finds
-# today's clouds faster. 2 min leaves time for the first steps of setup and is a prior, not a
-# measurement. On a running host, a start is the start of a process and counts as 0.
+# The time from the launch to the start of the work, for a new machine and for a running host. Mao
+# and Humphrey, "A performance study on the VM startup time in the cloud" (IEEE CLOUD 2012),
+# measured 44 s to 7 min, depending on the provider; "An empirical analysis of VM startup times in
+# public IaaS clouds" (arXiv 2107.03467, 2021) found shorter times. 2 min includes the first steps
+# of setup; it is an assumption, not a measurement. On a running host only a process starts: 0.
 MACHINE_START = timedelta(minutes=2)
 SHARED_HOST_START = timedelta(0)
 
-# The precision that a program uses if the device lacks the requested one, best first. If a
-# precision has no entry here, or the device supports none of its replacements, the time is unknown.
+# The precisions that a program uses instead if the device lacks the requested one, best first. If
+# the device supports none of them either, the time is unknown.
 _FALLBACKS: dict[Precision, tuple[Precision, ...]] = {
     Precision.BF16: (Precision.FP16, Precision.FP32),
     Precision.FP16: (Precision.BF16, Precision.FP32),
@@ -37,19 +39,21 @@ _CPU_FALLBACK = (Precision.BF16, Precision.FP16, Precision.TF32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeEstimate:
-    """The undisturbed running time, or None if unknown; `notes` state its basis."""
+    """The running time without interruptions, or None if unknown. `notes` state its basis."""
 
     run_time: timedelta | None
     notes: tuple[str, ...] = ()
 
 
 def start_time(offer: Offer) -> timedelta:
-    """From the launch to the start of the work."""
+    """The time from the launch to the start of the work."""
     return SHARED_HOST_START if offer.shared else MACHINE_START
 
 
 def shape_of(offer: Offer) -> tuple[object, ...]:
-    """The inputs of an estimate: offers of one shape differ only in location and price."""
+    """The properties of an offer that an estimate depends on. Offers of the same shape differ only
+    in location and price.
+    """
     return (
         offer.accelerator,
         offer.accelerator_count,
@@ -63,10 +67,10 @@ def shape_of(offer: Offer) -> tuple[object, ...]:
 def estimate(task: Task, offer: Offer) -> TimeEstimate:
     """The running time of `task.work` on `task.nodes` nodes of `offer`.
 
-    FLOPs: total / (nodes x accelerators x peak at the precision x efficiency). Samples: total /
-    (rate x nodes). Both assume that the work spreads over nodes and accelerators without loss
-    beyond the stated efficiency. A task that requests no accelerator runs on the CPUs, also on a
-    node with accelerators.
+    For work stated in FLOPs, the time is FLOPs / (nodes x accelerators x peak at the precision x
+    efficiency). For work stated in samples, it is samples / (rate x nodes). Both assume that the
+    work spreads over nodes and accelerators without loss beyond the stated efficiency. A task that
+    requests no accelerator runs on the CPUs, even on a node with accelerators.
     """
     work = task.work
     if work is None:
@@ -80,8 +84,8 @@ def estimate(task: Task, offer: Offer) -> TimeEstimate:
 
 
 def _as_used(offer: Offer, task: Task) -> Offer:
-    """The offer as this task uses it: without accelerators if it requests none, and with its share
-    of a shared host.
+    """The part of the offer that the task uses: no accelerators if the task requests none, and only
+    its share of the CPUs of a shared host.
     """
     if offer.accelerator is not None and not task.resources.accelerators:
         offer = replace(offer, accelerator=None, accelerator_count=0)
@@ -109,7 +113,7 @@ def _by_flops(work: Workload, offer: Offer, nodes: int) -> TimeEstimate:
 
 
 def _accelerator_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tuple[str, ...]]:
-    """Peak FLOP/s of all accelerators of a node."""
+    """The peak FLOP/s of all accelerators of a node together, or None if unknown, and notes."""
     known = find_accelerator(offer.accelerator or "")
     if known is None:
         return None, (f"no peak rate is known for {offer.accelerator}",)
@@ -125,7 +129,7 @@ def _accelerator_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tu
 
 
 def _cpu_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tuple[str, ...]]:
-    """Peak FLOP/s of all CPUs of a node."""
+    """The peak FLOP/s of all CPUs of a node together, or None if unknown, and notes."""
     used = Precision.FP32 if wanted in _CPU_FALLBACK else wanted
     if used not in _CPU_SHARES or not offer.vcpus:
         return None, (f"no {wanted} rate is known for CPUs",)
@@ -151,11 +155,12 @@ def _by_rate(work: Workload, offer: Offer, task: Task) -> TimeEstimate:
 def _accelerator_rate(
     work: Workload, offer: Offer, task: Task
 ) -> tuple[float | None, tuple[str, ...]]:
-    """Samples per second of one node. A key "H100:8" is the rate of a node with 8; "H100" alone is
-    that of the smallest node that fits the task.
+    """Samples per second of one node, or None if unknown, and notes.
 
-    The nearest measured count is scaled in proportion; a product's own rate takes precedence over
-    its group's.
+    A key "H100:8" in `work.rates` is the rate of a node with 8 accelerators; "H100" alone is the
+    rate of the smallest node that fits the task. If the offer's count was not measured, the rate of
+    the nearest measured count is scaled in proportion. A rate of the exact accelerator takes
+    precedence over a rate of its group.
     """
     assert offer.accelerator is not None
     fewest = _fewest(task, offer.accelerator)
@@ -183,11 +188,12 @@ def _accelerator_rate(
 
 
 def _cpu_rate(work: Workload, offer: Offer) -> tuple[float | None, tuple[str, ...]]:
-    """Samples per second of one node without accelerators.
+    """Samples per second of one node without accelerators, or None if unknown, and notes.
 
-    A key "cpu" is the rate of any node that fits the task: more CPUs are assumed not to help. With
-    "cpu:8", measured on 8, a smaller node is slower in proportion, and a larger one no faster than
-    the largest one measured below it.
+    A key "cpu" in `work.rates` is the rate of every node that fits the task: more CPUs are assumed
+    not to help. A key "cpu:8" is a rate measured on 8 CPUs. A node gets the rate of the largest
+    measured count that does not exceed its CPUs; a node with fewer CPUs than every measured count
+    is slower in proportion.
     """
     rates = {_split(key): rate for key, rate in work.rates.items()}
     if ("cpu", None) in rates:
@@ -207,7 +213,7 @@ def _cpu_rate(work: Workload, offer: Offer) -> tuple[float | None, tuple[str, ..
 
 
 def _fewest(task: Task, accelerator: str) -> int:
-    """The smallest number of these accelerators that suffices for a node of the task."""
+    """The smallest number of accelerators of this kind that a node of the task requests."""
     needs = task.resources.accelerators
     counts = [
         need.count_min
@@ -218,7 +224,7 @@ def _fewest(task: Task, accelerator: str) -> int:
 
 
 def _split(key: str) -> tuple[str, int | None]:
-    """ "H100:8" -> ("H100", 8); "CPU" -> ("cpu", None)."""
+    """Split a key of `work.rates`: "H100:8" -> ("H100", 8); "CPU" -> ("cpu", None)."""
     name, _, count = key.partition(":")
     return (name.lower() if name.lower() == "cpu" else name), int(count) if count.isdigit() and int(
         count
@@ -226,5 +232,5 @@ def _split(key: str) -> tuple[str, int | None]:
 
 
 def _length(seconds: float) -> timedelta | None:
-    """Times beyond a thousand years are cut off."""
+    """Convert seconds to a timedelta; None if they are negative or more than a thousand years."""
     return timedelta(seconds=seconds) if 0 <= seconds < 3.2e10 else None

@@ -1,1 +1,1 @@
-"""The providers of GPUs, one file or package each, behind the interface in `base`."""
+"""The providers of GPUs, one module or package for each, behind the interface in `base`."""

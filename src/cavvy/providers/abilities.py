@@ -1,7 +1,9 @@
-"""One table of the abilities of providers beyond the four methods of their interface.
+"""The table of optional abilities: what providers can do beyond the four methods of their
+interface.
 
 A provider lists its abilities in `Manifest.abilities`; callers ask `ability(provider, WHO_AM_I)`.
-The contract suite checks that a provider has the methods that it declares, and no others.
+The contract suite checks that a provider has the methods of the abilities that it declares, and of
+no others.
 """
 
 from collections.abc import Sequence
@@ -22,39 +24,47 @@ _P = TypeVar("_P")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ability(Generic[_P]):
-    """One optional ability; `_P` is the protocol of a provider that has it."""
+    """One optional ability; `_P` is the protocol that providers with this ability implement."""
 
     name: str
     methods: tuple[str, ...]
-    purpose: str  # description for authors of providers, for the reference page
+    purpose: str  # description for authors of providers, shown on the reference page
 
 
 class SharesHosts(Protocol):
-    """A provider whose hosts run several jobs; the control plane records who holds what."""
+    """A provider whose hosts run several jobs at a time; the control plane records the
+    allocations.
+    """
 
     async def hosts(self) -> Sequence[Host]: ...
 
 
 class HoldsVolumes(Protocol):
-    """A provider whose named volumes exist in one location; their tasks are placed there."""
+    """A provider whose named volumes each exist in one location. Tasks that mount a volume run in
+    its location.
+    """
 
     async def volumes(self) -> Sequence[VolumeLocation]:
-        """The existing volumes among the named ones. Raises TryAgain, Refused."""
+        """The locations of the named volumes that exist. Raises TryAgain, Refused."""
 
 
 class HasParts(Protocol):
-    """A provider of several clusters, regions or hosts, of which some may not answer."""
+    """A provider that consists of several clusters, regions or hosts, some of which may not
+    answer.
+    """
 
     def silent(self) -> Sequence[str]:
         """The parts that did not answer the last `offers`, each with the reason.
 
-        A job that fits nowhere else waits for these parts. If no part answers, `offers` raises.
+        A job that fits no available offer waits for these parts. If no part answers, `offers`
+        raises.
         """
 
 
 class SignalsChanges(Protocol):
-    """A provider that signals changes of a gang; a lost signal costs one poll, never
-    correctness."""
+    """A provider that signals changes of a gang. Signals only save time: the control plane also
+    polls, so a lost signal does no harm.
+    """
 
     async def changed(self) -> str:
         """Wait for the next change and return the gang's name."""
@@ -64,53 +74,58 @@ class RunsAgentsHere(Protocol):
     """A provider whose agents run in this process and call the control plane directly."""
 
     def connect(self, control_plane: AgentCalls | None) -> None:
-        """From now on, agents call `control_plane`; if it is None, there is no control plane and
-        they continue alone.
+        """Direct the agents' calls to `control_plane` from now on. With None there is no control
+        plane, and the agents continue alone.
         """
 
 
 class ChecksTasks(Protocol):
-    """A provider that can refuse a task before it runs."""
+    """A provider that can reject a task before the task runs."""
 
     def check(self, task: Task) -> Sequence[Objection]:
         """Objections to the task; () if the provider can run it."""
 
 
 class WhoAmI(Protocol):
-    """A provider that knows its own identity; `cavvy check` shows it."""
+    """A provider that can report the identity it uses; `cavvy check` shows the identity."""
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
-        """(what, value) pairs, such as ("user", "ann"), ("GPUs", "8 x H100"). Raises TryAgain,
+        """Pairs (label, value), such as ("user", "ann"), ("GPUs", "8 x H100"). Raises TryAgain,
         Refused.
         """
 
 
 class StatesPolicy(Protocol):
-    """A provider that knows which rights it needs; `cavvy check NAME --policy` prints them."""
+    """A provider that can list the rights it needs; `cavvy check NAME --policy` prints them."""
 
     def policy(self) -> str:
-        """The minimum rights of its account, in the infrastructure's own language, offline."""
+        """The minimum rights of the provider's account, in the infrastructure's own language. Works
+        offline.
+        """
 
 
 class ExportsTasks(Protocol):
-    """A provider that can print the job that it would submit: `cavvy export NAME TASK.YAML`."""
+    """A provider that can print the job it would submit: `cavvy export NAME TASK.YAML`."""
 
     def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
-        """The task in the infrastructure's own language, without Cavvy's agent, made offline.
-        `offer` None: any suitable resources.
+        """The task in the infrastructure's own language, without Cavvy's agent. Works offline. If
+        `offer` is None, the job requests any suitable resources.
         """
 
 
 class RelaysAgents(Protocol):
-    """A provider whose nodes cannot reach the control plane: it relays their agents' requests.
+    """A provider whose nodes cannot reach the control plane: the provider relays their agents'
+    requests.
 
-    The provider makes the tunnels, mailboxes or streams that its nodes need, passes each request
-    to `ProviderContext.server_address` unchanged, and writes the near end's address into its
-    agents' configurations.
+    The provider makes the tunnels, mailboxes or streams that its nodes need, passes each request to
+    `ProviderContext.server_address` unchanged, and writes the address of the node's end of the
+    relay into its agents' configurations.
     """
 
     async def relay(self) -> None:
-        """Relay for every gang of this installation until cancelled; reconnect lost connections."""
+        """Relay for every gang of this installation until cancelled. Lost connections are
+        restored.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,43 +139,49 @@ class JoinInvitation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedMachine:
-    """A machine that joined."""
+    """A machine that has joined through an invitation."""
 
     name: str
-    state: str  # for people: up, silent, leaving, left
-    has: str  # for people: its resources
+    state: str  # shown to users: up, silent, leaving, left
+    has: str  # shown to users: its resources
     joined_at: datetime
     heard_at: datetime | None = None
 
 
 class ServesNodes(Protocol):
-    """A provider whose machines call the server. The API forwards their calls unread."""
+    """A provider whose machines call the server. The API forwards the machines' calls without
+    reading them.
+    """
 
     async def invite(
         self, *, name: str | None, group: str | None, valid: timedelta
     ) -> JoinInvitation:
-        """`group`: machines of one network, which can run a gang together. Raises Refused."""
+        """Create an invitation. Machines with the same `group` share a network and can run a gang
+        together. Raises Refused.
+        """
 
     async def machines(self) -> Sequence[JoinedMachine]:
         """The machines that have joined and were not dismissed."""
 
     async def dismiss(self, name: str) -> None:
-        """End its work and revoke its token. Raises NotFound, TryAgain."""
+        """End the machine's work and revoke its token. Raises NotFound, TryAgain."""
 
     async def script(self) -> bytes:
         """The script that the join command fetches and runs; it contains no secret."""
 
     async def answer(self, call: str, token: str, body: bytes) -> bytes:
-        """Answer a machine's call; may take as long as a long poll. Raises Refused (leave for
-        good), NotFound, TryAgain.
+        """Answer a machine's call; the answer may take as long as a long poll. Raises Refused (the
+        machine must leave for good), NotFound, TryAgain.
         """
 
 
 class Closeable(Protocol):
-    """A provider that holds files or connections; its gangs continue without it."""
+    """A provider that holds files or connections; its gangs keep running after it is closed."""
 
     async def close(self) -> None:
-        """Close them. Called last, in the event loop that used the provider."""
+        """Close the files and connections. This is the last call, made in the event loop that used
+        the provider.
+        """
 
 
 SHARES_HOSTS: Ability[SharesHosts] = Ability(
@@ -246,5 +267,7 @@ ABILITIES: Sequence[Ability[Any]] = (
 
 
 def ability(provider: "Provider", wanted: Ability[_P]) -> _P | None:
-    """The provider, typed by the ability, or None if its manifest does not declare it."""
+    """Return the provider, typed by the ability, or None if its manifest does not declare the
+    ability.
+    """
     return cast(_P, provider) if wanted in provider.manifest.abilities else None

@@ -1,4 +1,5 @@
-"""The seam: "start the agent N times, on these accelerators, under this name, all or none".
+"""The provider interface: "start the agent N times, on these accelerators, under this name, all or
+none".
 
 Errors a provider may raise (anything else is a bug in the provider):
 
@@ -6,7 +7,7 @@ Errors a provider may raise (anything else is a bug in the provider):
   + TryAgain     a temporary fault, or a lost reply; the same call may succeed later
   + NoCapacity   this offer is unavailable now; try another
   + Refused      quota, credentials or policy; a person must act
-    - QuotaTooSmall   the user's own quota does not allow it
+    - QuotaTooSmall   the user's own quota is too small for the request
   + NotFound     the named object does not exist
 """
 
@@ -30,7 +31,7 @@ from cavvy.providers.state import MemoryProviderState, ProviderState
 
 
 class ProviderError(Exception):
-    """Base of all errors that a provider may raise."""
+    """The base class of all errors that a provider may raise."""
 
 
 class TryAgain(ProviderError):
@@ -48,7 +49,7 @@ class Refused(ProviderError):
 
 
 class QuotaTooSmall(Refused):
-    """The user's quota does not allow it, regardless of free capacity."""
+    """The user's quota is too small for the request, even if capacity is free."""
 
     kind = FailureKind.QUOTA
 
@@ -58,20 +59,20 @@ class NotFound(ProviderError):
 
 
 class Feature(StrEnum):
-    """Features that a provider may lack; its manifest says why."""
+    """Features that a provider may lack; its manifest gives the reason."""
 
     SPOT = "spot"
     GANG = "gang"  # gangs of more than one node
     IMAGE = "image"
-    BUILD = "build"  # supports building the image from the user's own Dockerfile, on the node
-    LOGIN = "login"  # supports login to an image's registry with a secret of the task
-    VOLUMES = "volumes"  # supports the provider's own volumes, by name
-    MOUNTS = "mounts"  # supports folders of the node, and NFS, mounted for the task
+    BUILD = "build"  # can build the image on the node, from the user's own Dockerfile
+    LOGIN = "login"  # can log in to an image's registry with a secret of the task
+    VOLUMES = "volumes"  # mounts the provider's own volumes, by name
+    MOUNTS = "mounts"  # mounts folders of the node, and NFS exports, for the task
     NETWORK = "network"
-    DISK = "disk"  # supports a chosen disk size or type
-    SELF_END = "self-end"  # a node ends itself if it loses the control plane
+    DISK = "disk"  # accepts a disk size or type
+    SELF_END = "self-end"  # a node terminates itself if it loses the control plane
     CAPACITY = "capacity"  # reports free capacity
-    NOTICE = "notice"  # announces that it will reclaim a node
+    NOTICE = "notice"  # announces that a node will be reclaimed
 
 
 class SettingKind(StrEnum):
@@ -85,9 +86,11 @@ class SettingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderSetting:
-    """One key of a provider's table `[providers.<name>]`; the docs' table is generated from it.
+    """One key of a provider's table `[providers.<name>]`. The docs' table of settings is generated
+    from these keys.
 
-    `default` None: unset; `consequence` describes the effect of both.
+    `default` is None if the setting has no default value. `consequence` describes the effect of
+    setting it and of leaving it unset.
     """
 
     name: str
@@ -100,12 +103,12 @@ class ProviderSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A provider's description of itself, for docs, `cavvy check` and the contract suite."""
+    """A provider's description of itself, for the docs, `cavvy check` and the contract suite."""
 
     name: str
     title: str
     docs: str  # notes for users: a page under docs/, a URL, or a sentence
-    test_double: bool = False  # it rents nothing; `cavvy check` lists it only if it is configured
+    test_double: bool = False  # rents nothing; `cavvy check` lists it only if configured
     unsupported: Mapping[Feature, str] = field(
         default_factory=dict
     )  # feature -> reason, shown to users
@@ -116,17 +119,17 @@ class Manifest:
     )  # names in a task's `resources.options` -> their meaning
     prices: str = ""  # a module that defines SOURCE: PriceSource, for `cavvy catalog refresh`
     shares_files: bool = (
-        False  # its nodes see the server's own folders; False: checkpoints are uploaded
+        False  # True: its nodes see the server's own folders. False: checkpoints are uploaded.
     )
     notices: Sequence[
         NoticeSource
-    ] = ()  # notice addresses that its agents poll; the provider puts them in their configurations
+    ] = ()  # addresses of preemption notices, for the configurations of the provider's agents
     notice: timedelta | None = (
-        None  # minimum notice before a node is reclaimed; None: there is none
+        None  # minimum notice before a node is reclaimed; None: no notice is given
     )
     visibility_delay: timedelta = timedelta(
         minutes=2
-    )  # for this long after a launch, `gangs` may not list it; 0: it always does
+    )  # a new gang may be missing from `gangs` for this long; 0: it is always listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,33 +144,34 @@ class AgentEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangSpec:
-    """The gang to start. The agent receives everything else (the work, its secrets) with its
-    claim."""
+    """The gang to start. The agent receives everything else (the work, its secrets) when it claims
+    its rank.
+    """
 
     name: str  # deterministic, unique, with the installation's id; at most 63 of [a-z0-9-]
     installation: str
     offer: Offer
     nodes: int
     agent_endpoint: AgentEndpoint
-    lease: timedelta  # how long an agent continues without an answer from the control plane
+    lease: timedelta  # how long an agent keeps working while the control plane does not answer
     longest: timedelta | None = (
-        None  # the work is ended after this running time; None: it is unknown
+        None  # the work is ended after this running time; None: no limit is known
     )
-    allocations: Sequence[Allocation] = ()  # allocations by rank, on shared hosts
+    allocations: Sequence[Allocation] = ()  # on shared hosts: one allocation per rank
     labels: Mapping[str, str] = field(default_factory=dict)  # project, job, user tags
-    # Paths that are mount points when the agent starts need no further step. A path within the
-    # working folder, which the agent recreates, may be mounted at /cavvy/volumes/ plus the first 12
-    # hex digits of the path's SHA-256.
+    # A path that is already a mount point when the agent starts needs no further step. The agent
+    # recreates the working folder, so a path within that folder may be mounted at /cavvy/volumes/
+    # plus the first 12 hex digits of the path's SHA-256.
     volumes: Sequence[Volume] = ()
     grace: timedelta = timedelta(seconds=10)
-    disk_gib: int | None = None  # minimum size of the disk; None: the provider's own default
-    disk_type: str | None = None  # the provider's own name of a disk type
+    disk_gib: int | None = None  # minimum disk size; None: the provider's own default
+    disk_type: str | None = None  # a disk type, in the provider's own naming
     network: NetworkNeed | None = None
     options: Mapping[str, Any] = field(
         default_factory=dict
-    )  # options of the task for this provider
+    )  # the options that the task sets for this provider
     image: str | None = (
-        None  # for a provider that starts its nodes from images; elsewhere the agent runs it
+        None  # used by providers that start nodes from images; otherwise the agent runs the image
     )
 
 
@@ -182,47 +186,47 @@ class Provider(Protocol):
         """The capacity available now, with prices. Keys are unique. Raises TryAgain, Refused."""
 
     async def launch(self, gang: GangSpec) -> None:
-        """Request all nodes or none. An existing name (running or ended) is a no-op, never a second
-        gang.
+        """Request all nodes or none. If a gang with this name exists, running or ended, do nothing:
+        a name never gets a second gang.
 
-        Raises NoCapacity, Refused (nothing was started), TryAgain (it may have started: check with
-        `gangs`).
+        Raises NoCapacity, Refused (nothing was started), TryAgain (the gang may have started: check
+        with `gangs`).
         """
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
-        """This installation's gangs, or the named one; [] if the provider knows none. Raises
-        TryAgain.
+        """Return this installation's gangs, or only the named one; [] if the provider knows no such
+        gang. Raises TryAgain.
 
         An ended gang is listed for at least an hour, so that its bill can be closed.
         """
 
     async def remove(self, name: str) -> None:
-        """Start removing the gang. A no-op if it is gone. Raises TryAgain."""
+        """Start removing the gang; do nothing if the gang is gone. Raises TryAgain."""
 
 
 def wall_clock() -> datetime:
-    """The time now; the default of a context's clock."""
+    """The current time in UTC: the default clock of a provider context."""
     return datetime.now(UTC)  # noqa: TID251 - tests and the simulator pass another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEndpoint:
-    """How nodes anywhere reach the control plane: HTTPS, with a certificate that they verify by its
-    hash.
+    """How nodes on any network reach the control plane: over HTTPS, with a certificate that they
+    verify by its hash.
 
-    GET {address}/boot/v1/HASH returns the file with that SHA-256 to any caller; nodes verify it.
-    Calls that pack something block for seconds the first time.
+    GET {address}/boot/v1/HASH returns the file with that SHA-256 to any caller; nodes verify the
+    file. The first call of `agent` or `pythons` packs an archive, which blocks for seconds.
     """
 
     address: str  # https://host:port
     pin: str  # SHA-256 of the certificate, in hexadecimal
-    key_pin: str  # hash of its public key, in the form of `curl --pinnedpubkey`
+    key_pin: str  # hash of the certificate's public key, as for `curl --pinnedpubkey`
     agent: Callable[[], str]  # the hash of the agent's archive
     pythons: Callable[
         [], Mapping[str, str]
-    ]  # the hash of a .tar.gz with a self-contained Python, by `uname -sm`
-    publish: Callable[[bytes], str]  # serve a file of the provider's own; returns its hash
-    claim_token: Callable[[str, int], str]  # token of a gang's rank, valid for one claim only
+    ]  # hash of each .tar.gz with a self-contained Python, by `uname -sm` output
+    publish: Callable[[bytes], str]  # serves a file that the provider made; returns its hash
+    claim_token: Callable[[str, int], str]  # a token for (gang, rank), valid for one claim only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,11 +236,11 @@ class ProviderContext:
     """
 
     installation: str
-    home: Path  # its own folder on this server, mode 0700: sockets, caches, connection keys
+    home: Path  # the provider's own folder on this server, mode 0700: sockets, caches, keys
     settings: Mapping[str, Scalar] = field(default_factory=dict)
     state: ProviderState = field(
         default_factory=MemoryProviderState
-    )  # documents shared by all servers
+    )  # the provider's documents, shared by all servers
     agent_command: Sequence[
         str
     ] = ()  # the command that starts the agent on this machine; append the config file's path
@@ -245,6 +249,6 @@ class ProviderContext:
     )
     server_address: str = ""  # the control plane's address: unix:/path or http(s)://host:port
     node_endpoint: NodeEndpoint | None = (
-        None  # None: None: `server.tls_listen` is not set, so nodes cannot call the server
+        None  # None: `server.tls_listen` is not set, so nodes cannot call the server
     )
     now: Callable[[], datetime] = wall_clock

@@ -1,9 +1,10 @@
-"""The launch ledger: requested launches and their outcomes, in the state that servers share.
+"""The launch ledger: records of requested launches and their outcomes, in the state that servers
+share.
 
-A provider writes a record before any purchase, so that a launch whose reply was lost, or whose
-server died, is known. It calls `refresh` before it looks at its gangs, because another server may
-have launched one. A write that conflicts with another server's raises TryAgain; the record then has
-that server's content.
+A provider writes a record before any purchase, so that a launch is known even if its reply was lost
+or its server died. A provider calls `refresh` before it lists its gangs, because another server may
+have launched one. A write that conflicts with another server's write raises TryAgain, and the
+record is read again.
 """
 
 import asyncio
@@ -26,14 +27,15 @@ _N = TypeVar("_N", bound=NamedRecord)
 
 
 class ChangedElsewhere(TryAgain):
-    """Another server wrote the record first; it was read again."""
+    """Another server has written the record first; the record was read again."""
 
 
 class LaunchLedger(Generic[_N]):
-    """Records by name. `records` is this process's copy; reading it costs nothing.
+    """Records by name. `records` is this process's copy, which can be read without I/O.
 
-    A new record is stored when `put` returns. A later change or removal is also accepted while the
-    database is full or unavailable: this process acts on it and writes it with the next refresh.
+    A new record is stored once `put` returns. Later changes and removals are accepted even if the
+    database is full or unavailable: this process uses them at once, and `refresh` writes them
+    later.
     """
 
     def __init__(self, state: ProviderState, kind: type[_N], collection: str = "gangs") -> None:
@@ -45,14 +47,16 @@ class LaunchLedger(Generic[_N]):
         self._writing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def lock(self, name: str) -> asyncio.Lock:
-        """A lock for work in this process on the record's gang."""
+        """A lock for this process's work on the gang with this name."""
         return self._locks.setdefault(name, asyncio.Lock())
 
     def get(self, name: str) -> _N | None:
         return self.records.get(name)
 
     async def refresh(self, name: str | None = None) -> None:
-        """Read all records, or the named one, as other servers left them. Raises TryAgain."""
+        """Read all records, or the named one, including changes by other servers. Raises
+        TryAgain.
+        """
         for each in list(self._unwritten):
             await self._write(each)
         before = dict(self._stored)
@@ -63,7 +67,9 @@ class LaunchLedger(Generic[_N]):
                 self._learn(each, found.get(each))
 
     async def put(self, record: _N) -> None:
-        """Store a record. Raises TryAgain if it is new and cannot be stored, ChangedElsewhere."""
+        """Store a record. Raises TryAgain if the record is new and cannot be stored; raises
+        ChangedElsewhere.
+        """
         name, before = record.name, self.records.get(record.name)
         if before == record:
             return
@@ -74,7 +80,7 @@ class LaunchLedger(Generic[_N]):
         except ChangedElsewhere:
             raise
         except TryAgain:
-            if before is None:  # a new record decides the next purchase
+            if before is None:  # a new record must be stored before a purchase
                 self.records.pop(name, None)
                 self._unwritten.discard(name)
                 raise
@@ -95,7 +101,7 @@ class LaunchLedger(Generic[_N]):
         async with self._writing.setdefault(name, asyncio.Lock()):
             record, stored = self.records.get(name), self._stored.get(name)
             if name not in self._unwritten:
-                return  # conflicts with an earlier write of this process
+                return  # an earlier write included this change, or found a conflict
             document = ProviderDocument(
                 collection=self._collection,
                 name=name,

@@ -1,5 +1,5 @@
-"""How a node can learn that its provider will reclaim it: data that a provider declares and its
-agents use.
+"""How a node can learn that its provider will reclaim it: data that providers declare and agents
+use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,8 @@ from datetime import timedelta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeTokenSource:
-    """A value to fetch first and send as the header `header`; fetched again after half of its
-    `life`.
+    """A token that agents fetch first and send in the header `header`. It is fetched again after
+    half of its `life`.
     """
 
     url: str
@@ -22,19 +22,19 @@ class NoticeTokenSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeHold:
-    """A request that the server answers when the answer changes: `query` is appended, with `{tag}`
-    replaced by the last ETag.
+    """A long poll: the server answers when its answer changes. `query` is appended to the URL, with
+    `{tag}` replaced by the last ETag.
     """
 
     query: str
-    first_tag: str  # before any answer
-    longest: timedelta  # seconds that the server holds a request
+    first_tag: str  # the tag to send before there is any answer
+    longest: timedelta  # how long the server holds a request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeNode:
-    """For lists of events about many nodes: `url` returns this node's name, which the event's list
-    `field_name` must contain.
+    """For lists of events about many nodes: `url` returns this node's name, and an event counts
+    only if its list `field_name` contains the name.
     """
 
     url: str
@@ -43,10 +43,10 @@ class NoticeNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeReply:
-    """Sent when the work has ended and its checkpoint is durable, so that the provider need not
-    wait for its own limit.
+    """A request sent when the work has ended and its checkpoint is durable, so that the provider
+    need not wait for its own limit.
 
-    `{id}` in `body` stands for the event's field `id_field`.
+    In `body`, `{id}` is replaced by the event's field `id_field`.
     """
 
     url: str
@@ -56,15 +56,15 @@ class NoticeReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeSource:
-    """One address on the node, polled over plain HTTP. 404, 410, 204 and an empty answer mean that
-    there is no notice.
+    """One URL that the node polls over plain HTTP. An empty answer, or the status 404, 410 or 204,
+    means that there is no notice.
 
     The answer is a text, an object, or, with `list_field`, an object with a list of events. An
-    event counts if every field in `match` has one of its values ("" stands for a whole text
-    answer). Times are ISO 8601 or as in HTTP headers.
+    event counts if every field in `match` has one of the values listed for it (the field "" is the
+    whole text of a text answer). Times are in ISO 8601 or in the form of HTTP headers.
     """
 
-    source: str  # for people, such as "AWS"
+    source: str  # shown to users, such as "AWS"
     url: str  # http://host[:port]/path, preferably with an IP address
     headers: Mapping[str, str] = field(default_factory=dict)
     token: NoticeTokenSource | None = None
@@ -73,10 +73,11 @@ class NoticeSource:
     list_field: str | None = None
     match: Mapping[str, Sequence[str]] = field(default_factory=dict)
     node: NoticeNode | None = None
-    time_field: str | None = None  # time of the reclaim; if empty: `within` after the first sight
+    # field with the time of the reclaim; None: `within` after the event was first seen
+    time_field: str | None = None
     within: timedelta = timedelta(seconds=30)
     advice: bool = (
-        False  # the node is at risk: the task is notified, so that it can save; the work continues
+        False  # True: a warning of a risk only; the task is notified to save, and continues
     )
     reply: NoticeReply | None = None
 

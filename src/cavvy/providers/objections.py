@@ -1,4 +1,6 @@
-"""Why a provider can never run a task: one rule, used by plan and the queue."""
+"""Finds the reasons why a provider can never run a task: one rule, used by the planner and the
+queue.
+"""
 
 from cavvy.domain.tasks import Objection, Task
 from cavvy.providers.abilities import CHECKS_TASKS, ability
@@ -7,7 +9,9 @@ from cavvy.spec.support import read_options, refusals
 
 
 def list_objections(task: Task, provider: Provider) -> list[Objection]:
-    """Each objection once: features that the manifest lacks, then the provider's own findings."""
+    """The objections, without duplicates: features that the manifest lists as unsupported, then
+    unknown options, then the provider's own objections.
+    """
     unsupported = {
         str(feature): reason for feature, reason in provider.manifest.unsupported.items()
     }

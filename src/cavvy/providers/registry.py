@@ -1,11 +1,11 @@
-"""Finds the installed providers and creates those that the settings enable; no other module names a
+"""Finds the installed providers and creates those that the settings enable. No other module names a
 provider.
 
-A provider is a module or package of `cavvy.providers`, or of an entry point `cavvy.providers`, that
-defines `MANIFEST: Manifest` and `make(context: ProviderContext) -> Provider`. A table
-`[providers.<name>]` enables it. A package that contains a file `on-by-default` needs no table; only
-this distribution's providers may have it, so that installing a package never spends money. `enabled
-= false` in its table disables either kind.
+A provider is a module or package in `cavvy.providers`, or in an entry point of the group
+`cavvy.providers`, that defines `MANIFEST: Manifest` and `make(context: ProviderContext) ->
+Provider`. A table `[providers.<name>]` enables it. A package that contains a file `on-by-default`
+needs no table; this applies only to this distribution's own providers, so that installing another
+package never spends money. `enabled = false` in its table disables any provider.
 
 `python -m cavvy.providers.registry` prints the reference page of all settings.
 """
@@ -31,7 +31,7 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.state import MemoryProviderState, ProviderState
 
-Tables = Mapping[str, Mapping[str, Scalar]]  # the table [providers.<name>] of the settings file
+Tables = Mapping[str, Mapping[str, Scalar]]  # the tables [providers.<name>] of the settings file
 
 ENABLED = ProviderSetting(
     name="enabled",
@@ -61,14 +61,14 @@ _NOT_PROVIDERS = frozenset(
 
 
 class BadSettings(ProviderError):
-    """A settings table has no provider, an unknown key or a wrong value; the message names it and
-    suggests a valid one.
+    """A settings table has no provider, an unknown key or an invalid value. The message names the
+    entry and suggests a valid one.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownProvider:
-    """The location of a provider's module. It is not imported yet."""
+    """An installed provider and the path of its module, which is not imported yet."""
 
     name: str
     module: str
@@ -76,7 +76,7 @@ class KnownProvider:
 
 
 def list_known() -> Mapping[str, KnownProvider]:
-    """Every installed provider, by name; reads entry points, which takes a while."""
+    """Every installed provider, by name. Reads entry points, which takes a while."""
     found = _own()
     for name, module in _foreign():
         found.setdefault(name, KnownProvider(name=name, module=module))
@@ -84,13 +84,13 @@ def list_known() -> Mapping[str, KnownProvider]:
 
 
 def manifests() -> Sequence[Manifest]:
-    """Every installed provider's manifest, by name. Imports them all."""
+    """The manifests of all installed providers, sorted by name. Imports all of them."""
     return [manifest_of(known) for _, known in sorted(list_known().items())]
 
 
 def enabled(tables: Tables) -> Sequence[KnownProvider]:
-    """The providers that the settings enable. Imports none. Raises BadSettings for a table without
-    a provider.
+    """The providers that the settings enable. Imports none of them. Raises BadSettings if a table
+    has no provider.
     """
     found = _own()
     if any(name not in found for name in tables):
@@ -107,9 +107,9 @@ def load(
     context: ProviderContext,
     state: Callable[[str], ProviderState] | None = None,
 ) -> dict[str, Provider]:
-    """Create the enabled providers; only these are imported. `context` and `state`: as in `make`.
+    """Create the enabled providers; only these are imported. See `make` for `context` and `state`.
 
-    Raises BadSettings, and Refused if a provider cannot be created with its configuration.
+    Raises BadSettings, and Refused if a provider cannot be created with its settings.
     """
     return {
         known.name: make(known, tables.get(known.name, {}), context, state)
@@ -123,10 +123,11 @@ def make(
     context: ProviderContext,
     state: Callable[[str], ProviderState] | None = None,
 ) -> Provider:
-    """Create one provider with its settings table. Raises BadSettings and what the provider raises.
+    """Create one provider with its settings table. Raises BadSettings, and the provider's own
+    errors.
 
-    `context.home` is the folder of all providers; each gets a subfolder. `state` provides each
-    one's documents; without it, they end with the provider.
+    `context.home` is the folder of all providers; each provider gets a subfolder. `state` returns
+    the documents of the named provider; if it is None, documents exist only in memory.
     """
     settings = check_settings(manifest_of(known), table)
     folder = context.home / known.name
@@ -140,7 +141,7 @@ def make(
 
 
 def manifest_of(known: KnownProvider) -> Manifest:
-    """Import one provider and read its manifest. Raises BadSettings if the module is not a
+    """Import one provider and return its manifest. Raises BadSettings if the module is not a
     provider.
     """
     manifest = getattr(_module(known), "MANIFEST", None)
@@ -150,8 +151,8 @@ def manifest_of(known: KnownProvider) -> Manifest:
 
 
 def check_settings(manifest: Manifest, table: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """The table with defaults filled in; unset settings without a default are left out. Raises
-    BadSettings.
+    """Return the table with defaults filled in. Settings without a value and without a default are
+    left out. Raises BadSettings.
     """
     known = {setting.name: setting for setting in (ENABLED, *manifest.settings)}
     for name in table:
@@ -217,7 +218,7 @@ def _check(provider: str, setting: ProviderSetting, value: Scalar) -> Scalar:
         case SettingKind.TEXT:
             value = (
                 str(value) if number else value
-            )  # `account = 1234`, or one rate instead of several
+            )  # such as `account = 1234`, or a single rate without a name
             good = isinstance(value, str)
         case SettingKind.FLAG:
             good = isinstance(value, bool)
@@ -256,7 +257,7 @@ def _own() -> dict[str, KnownProvider]:
 def _foreign() -> Sequence[tuple[str, str]]:
     from importlib.metadata import (
         entry_points,
-    )  # slow to import, and needed only for third parties' providers
+    )  # slow to import, and needed only for third-party providers
 
     return [(point.name, point.value) for point in entry_points(group=_GROUP)]
 

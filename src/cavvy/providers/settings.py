@@ -1,4 +1,4 @@
-"""Settings that several providers share; imports nothing that connects."""
+"""Settings that several providers share. Imports no module that connects."""
 
 from cavvy.providers.base import ProviderSetting, SettingKind
 
@@ -6,7 +6,7 @@ _CONSENT = "Above 0, a job needs consent to costs, as on any paid offer."
 
 
 def text(name: str, consequence: str, default: str | None = None) -> ProviderSetting:
-    """A text setting; None: unset."""
+    """A text setting. If `default` is None, the setting is unset by default."""
     return ProviderSetting(
         name=name, kind=SettingKind.TEXT, default=default, consequence=consequence
     )
@@ -28,7 +28,7 @@ def number(
     minimum: float = 0,
     whole: bool = False,
 ) -> ProviderSetting:
-    """A setting that is a number; None: unset."""
+    """A numeric setting. If `default` is None, the setting is unset by default."""
     return ProviderSetting(
         name=name,
         kind=SettingKind.INTEGER if whole else SettingKind.NUMBER,
@@ -40,8 +40,8 @@ def number(
 
 
 def login_node() -> tuple[ProviderSetting, ...]:
-    """How to come to a batch system, and the folder that its nodes share
-    (`batch.seat.read_where` reads them).
+    """The settings for reaching a batch system's login node, and for the folder that its nodes
+    share (read by `batch.login_session.read_where`).
     """
     return (
         text(
@@ -60,7 +60,9 @@ def login_node() -> tuple[ProviderSetting, ...]:
 
 
 def gpu_rates() -> ProviderSetting:
-    """The prices of a cluster's accelerators, by kind (`batch.shapes.RateOf` reads it)."""
+    """The prices of a cluster's accelerators, by kind (parsed by
+    `batch.shapes.AcceleratorRates`).
+    """
     meaning = (
         "USD per hour of one accelerator: `2.5`, or by name, with the default last: `H100=2.5 "
         "A100=1.2 1`."
@@ -69,7 +71,7 @@ def gpu_rates() -> ProviderSetting:
 
 
 def gpu_price() -> ProviderSetting:
-    """The price of a cluster's accelerators, the same for all."""
+    """The price of each accelerator of a cluster."""
     return _price(
         "price_usd_gpu_hr", f"Jobs pay this for each accelerator that they hold. {_CONSENT}"
     )
@@ -82,7 +84,7 @@ def node_price() -> ProviderSetting:
 
 
 def price_setting(more: str = "") -> ProviderSetting:
-    """The price of a user's own machine; `more`: the provider's other price settings."""
+    """The price of a user's own machine. `more` describes the provider's other price settings."""
     consequence = (
         "Jobs pay this for each accelerator that they hold, or once per node if they hold none. "
     )
@@ -90,7 +92,7 @@ def price_setting(more: str = "") -> ProviderSetting:
 
 
 def lost_setting(consequence: str) -> ProviderSetting:
-    """How long a machine may be silent."""
+    """The setting for how long a machine may be silent before it counts as dead."""
     return number("lost_after_s", consequence, default=600, minimum=1, unit="seconds")
 
 

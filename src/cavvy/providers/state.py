@@ -1,7 +1,7 @@
 """A provider's persistent documents, shared by all servers of an installation.
 
-`ProviderContext.state` holds a provider's documents; `providers.ledger` keeps launches in it. On a
-server the documents are rows of the database (`api.provider_state`).
+`ProviderContext.state` holds a provider's documents; `providers.ledger` stores launches in them. On
+a server, the documents are rows of the database (`api.provider_state`).
 """
 
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ class ProviderState(Protocol):
     """
 
     async def read(self, collection: str, name: str | None = None) -> Sequence[ProviderDocument]:
-        """The documents of a collection, or the named one."""
+        """Return the documents of a collection, or only the named one."""
 
     async def swap(self, document: ProviderDocument, *, delete: bool = False) -> bool:
-        """Write or delete a document stored at `document.version` - 1 (0: not stored).
-        False: another server wrote first, and nothing was changed.
+        """Write a document, or delete it, if the stored version is `document.version` - 1 (0: not
+        stored). Returns False, and changes nothing, if another server wrote first.
         """
 
 
 class MemoryProviderState:
-    """Documents that end with the process: for read-only commands, and for tests."""
+    """Documents that exist only in this process: for read-only commands and for tests."""
 
     def __init__(self) -> None:
         self._documents: dict[tuple[str, str], ProviderDocument] = {}
 
     async def read(self, collection: str, name: str | None = None) -> Sequence[ProviderDocument]:
-        """As ProviderState.read."""
+        """See `ProviderState.read`."""
         return [
             document
             for key, document in sorted(self._documents.items())
@@ -39,7 +39,7 @@ class MemoryProviderState:
         ]
 
     async def swap(self, document: ProviderDocument, *, delete: bool = False) -> bool:
-        """As ProviderState.swap."""
+        """See `ProviderState.swap`."""
         key = (document.collection, document.name)
         stored = self._documents.pop(key, None)
         fits = (stored.version if stored else 0) == document.version - 1

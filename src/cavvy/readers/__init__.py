@@ -1,11 +1,11 @@
-"""Readers of formats: each gives samples by index, so that `cavvy.train` can shuffle, split and
-resume over them.
+"""Readers of data formats. Each returns samples by index, so that `cavvy.train` can shuffle them,
+split them over ranks, and resume.
 
 from cavvy import readers, train
 
 data = run.data(readers.open_samples("webdataset:/data/shards"), global_batch=512)
 
-Each reader imports its format's package on first use; this module imports no other one.
+A reader imports the package of its format on first use.
 """
 
 from cavvy.readers.known import READERS, open_samples

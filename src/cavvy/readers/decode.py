@@ -1,4 +1,4 @@
-"""From bytes to values, by the extension of a name; unknown ones stay bytes."""
+"""Decodes bytes by the extension of the file name. Unknown formats stay bytes."""
 
 import io
 import json
@@ -23,7 +23,9 @@ def decode(ending: str, data: bytes) -> Any:
 
 
 def decode_image(data: bytes) -> Any:
-    """Height, width and, unless the image is grey, channels, with values of 0 to 255."""
+    """Decode an image to an array (height, width, channels), without channels for a grey image.
+    Values are 0 to 255.
+    """
     import numpy as np
     from PIL import Image
 

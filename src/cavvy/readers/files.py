@@ -1,4 +1,4 @@
-"""Files for random reads by threads and processes, each with its own handles."""
+"""Files for random reads by several threads and processes. Each process has its own handles."""
 
 import os
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from typing import Any
 
 
 class RandomAccessFiles:
-    """Reads of many files. Each is opened on first use, and again in each process that receives
-    this object.
+    """Reads from many files. A file is opened on its first use in a process; a process that
+    receives this object opens its own handles.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -20,7 +20,7 @@ class RandomAccessFiles:
         if handle is None:
             fresh = os.open(self.paths[number], os.O_RDONLY)
             handle = self._open.setdefault(number, fresh)
-            if handle != fresh:  # another thread has created it
+            if handle != fresh:  # another thread has opened the file in the meantime
                 os.close(fresh)
         data = os.pread(handle, size, offset)  # does not move a shared file position
         if len(data) != size:
@@ -36,7 +36,7 @@ class RandomAccessFiles:
 
 
 def list_shards(path: str, ending: str) -> list[Path]:
-    """The file itself, or the files of a folder with that extension, in order."""
+    """The file at this path, or the files of the folder with that extension, sorted by name."""
     place = Path(path)
     found = [place] if place.is_file() else sorted(place.rglob(f"*{ending}"))
     if not found:

@@ -1,4 +1,6 @@
-"""Folders of samples: images by class, and the formats of the libraries datasets and litdata."""
+"""Reads folders of samples: images by class, and the formats of the packages datasets and
+litdata.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -7,8 +9,8 @@ from cavvy.readers.decode import IMAGES, decode_image
 
 
 class ImageFolder:
-    """FOLDER/class/picture.jpg: (pixels, number of the class), classes in the order of their
-    names.
+    """Reads FOLDER/class/picture.jpg as (pixels, number of the class). Classes are numbered in the
+    order of their names.
     """
 
     def __init__(self, path: str) -> None:
@@ -32,7 +34,7 @@ class ImageFolder:
 
 
 class HuggingFace:
-    """Reads the output of `Dataset.save_to_disk`; from a dictionary of datasets, the one called
+    """Reads the output of `Dataset.save_to_disk`. For a `DatasetDict`, reads the dataset called
     `split`."""
 
     def __init__(self, path: str, *, split: str = "train") -> None:
@@ -68,8 +70,8 @@ class LitData:
 
 
 def _own(value: Any) -> Any:
-    """A copy of bytes that are views of the chunk's memory: it outlives the chunk and can go to
-    another process.
+    """Copy bytes that are views of a chunk's memory, so that they outlive the chunk and can be sent
+    to another process.
     """
     if isinstance(value, memoryview):
         return bytes(value)

@@ -1,11 +1,11 @@
-"""The formats by name, each with its reader and the packages that it needs."""
+"""The known formats by name, each with its reader and the packages that the reader needs."""
 
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# name -> submodule, class in it, packages that it needs
+# name -> submodule, class in the submodule, packages that the class needs
 READERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "webdataset": ("tar", "WebDataset", ()),
     "tfrecord": ("records", "TFRecord", ()),
@@ -19,10 +19,10 @@ READERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 def open_samples(where: str, **options: Any) -> Any:
-    """The samples of "NAME:path", by index.
+    """Open "NAME:path" and return its samples by index.
 
-    Raises: ValueError: unknown format. FileNotFoundError: no such path. ImportError: the format's
-    package is missing.
+    Raises: ValueError: the format is unknown. FileNotFoundError: the path does not exist.
+    ImportError: the package of the format is not installed.
     """
     name, _, path = where.partition(":")
     if name not in READERS or not path:

@@ -1,8 +1,8 @@
-"""MDS, the shards of MosaicML's Streaming: an index of files, and in each file the offsets of its
-samples.
+"""MDS, the shard format of MosaicML's Streaming: an index lists the files, and each file contains
+the offsets of its samples.
 
 `cavvy data convert` writes arrays of one shape and type as they are in memory, so that one read
-gets one, without decoding.
+returns an array without decoding.
 """
 
 import json
@@ -33,7 +33,7 @@ NUMBERS = (
 
 
 class Mds:
-    """A folder with an index.json; shards must be unpacked."""
+    """Reads a folder with an index.json. Shards must not be compressed."""
 
     def __init__(self, path: str) -> None:
         root = Path(path)
@@ -103,9 +103,10 @@ def _read(encoding: str, data: bytes) -> Any:
 
 
 def _array(data: bytes, dtype: str, dimensions: str) -> Any:
-    """If the column does not fix type and shape, they precede the data: a byte with signedness (1:
-    signed, 2: float) and bits, then one with the number of dimensions and the size of each of them,
-    as a power of two bytes.
+    """Decode an array. A type or shape that the column does not fix precedes the data. The type is
+    a byte: its two low bits are the kind (0: unsigned, 1: signed, 2: float), the rest is the number
+    of bits. The shape starts with a byte: its two low bits are the binary logarithm of the bytes
+    per size, the rest is the number of dimensions. The sizes follow.
     """
     place = 0
     if not dtype:
@@ -123,10 +124,11 @@ def _array(data: bytes, dtype: str, dimensions: str) -> Any:
 def write_shards(
     samples: Iterable[Any], folder: str | Path, *, shard_bytes: int = SHARD_BYTES
 ) -> int:
-    """Write samples (dicts, tuples or single values, all with the same columns) as MDS; returns
-    their number.
+    """Write samples (dicts, tuples or single values, all with the same columns) as MDS. Returns the
+    number of samples.
 
-    Raises: ValueError: two samples differ in their columns, or a value's type is not supported.
+    Raises: ValueError: the columns of two samples differ, the type of a value is not supported, or
+    the folder already contains shards.
     """
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
@@ -154,19 +156,19 @@ def write_shards(
         shards.append(_write(root, len(shards), columns, held))
     (root / "index.json").write_text(
         json.dumps({"version": 2, "shards": shards})
-    )  # written last: without the index the folder holds no samples
+    )  # written last: a folder without an index is incomplete
     return count
 
 
 def _pack(row: Mapping[str, Any], columns: Sequence[tuple[str, str, int | None]]) -> bytes:
-    """A sample as its shard holds it: the lengths of its values of free size, then all values."""
+    """Encode a sample: the lengths of its values of variable size, followed by all values."""
     parts = [_bytes(row[name]) for name, _, _ in columns]
     free = [len(part) for part, (_, _, fixed) in zip(parts, columns, strict=True) if fixed is None]
     return struct.pack(f"<{len(free)}I", *free) + b"".join(parts)
 
 
 def to_row(sample: Any) -> dict[str, Any]:
-    """A sample as named values: a tuple's are named by their numbers."""
+    """Convert a sample to named values. The values of a tuple are named by their index."""
     if isinstance(sample, dict):
         return {str(name): value for name, value in sample.items()}
     return (

@@ -1,5 +1,5 @@
-"""TFRecord files of tf.train.Example, without TensorFlow: framing, checksums, and the required part
-of protobuf.
+"""Reads TFRecord files of tf.train.Example without TensorFlow: framing, checksums, and the part of
+protobuf that they need.
 """
 
 import struct
@@ -22,7 +22,7 @@ _TABLE = _table()
 
 
 def masked_crc(data: bytes) -> int:
-    """CRC-32C, rotated and offset as in TFRecord."""
+    """The CRC-32C of the data, rotated and offset as in TFRecord."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -31,8 +31,8 @@ def masked_crc(data: bytes) -> int:
 
 
 class TFRecord:
-    """A file or a folder of *.tfrecord. `check` verifies checksums of data too, which is slow in
-    plain Python.
+    """Reads a file or a folder of *.tfrecord. `check` also verifies the checksums of data, which is
+    slow in plain Python.
     """
 
     def __init__(self, path: str, *, check: bool = True, parsed: bool = True) -> None:
@@ -66,7 +66,7 @@ class TFRecord:
 
 
 def parse_example(data: bytes) -> dict[str, list[bytes] | list[float] | list[int]]:
-    """Example {features: map<name, bytes_list | float_list | int64_list>}."""
+    """Decode an Example {features: map<name, bytes_list | float_list | int64_list>}."""
     found: dict[str, Any] = {}
     for _, features in _fields(data):
         for _, entry in _fields(features):
@@ -82,7 +82,7 @@ def _values(kind: int, data: bytes) -> list[Any]:
     for _, value in _fields(data):
         if kind == 1:
             out.append(value)
-        elif kind == 2:  # packed or repeated: four bytes each
+        elif kind == 2:  # floats, packed or repeated: four bytes each
             out += struct.unpack(f"<{len(value) // 4}f", value)
         elif isinstance(value, int):
             out.append(_signed(value))

@@ -1,4 +1,4 @@
-"""Parquet and HDF5: rows of a table by their number."""
+"""Reads rows of Parquet and HDF5 tables by their number."""
 
 import threading
 from bisect import bisect_right
@@ -8,11 +8,11 @@ from typing import Any
 
 from cavvy.readers.files import list_shards
 
-KEPT = 8  # row groups in memory: a group is read as a whole, even for one row
+KEPT = 8  # row groups kept in memory, because even one row requires reading its whole group
 
 
 class Parquet:
-    """A file or a folder of *.parquet. Small row groups make random rows cheap."""
+    """Reads a file or a folder of *.parquet. Random access is cheap if row groups are small."""
 
     def __init__(self, path: str, *, columns: list[str] | None = None) -> None:
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -66,8 +66,8 @@ class Parquet:
 
 
 class Hdf5:
-    """The datasets of one file whose first dimension counts samples; by default all at the top
-    level.
+    """Reads the named datasets of one file, by default all at the top level. Their first dimension
+    counts samples.
     """
 
     def __init__(self, path: str, *, names: list[str] | None = None) -> None:

@@ -1,5 +1,5 @@
-"""WebDataset: plain tar files, in which adjacent files that share a name up to its first dot are
-one sample.
+"""WebDataset: plain tar files. Adjacent files whose names are equal up to the first dot are one
+sample.
 """
 
 import tarfile
@@ -12,8 +12,8 @@ Parts = tuple[tuple[str, int, int], ...]  # extension, offset, size
 
 
 class WebDataset:
-    """A tar file or a folder of them. All headers are read once; then each sample takes one read or
-    a few.
+    """Reads a tar file or a folder of tar files. All headers are read once. After that, a sample
+    takes one read per file.
     """
 
     def __init__(self, path: str, *, decoded: bool = True) -> None:
@@ -36,7 +36,7 @@ class WebDataset:
     def _scan(self, number: int, shard: str) -> None:
         key = ""
         parts: list[tuple[str, int, int]] = []
-        with tarfile.open(shard, "r:") as file:  # a compressed archive has no offsets
+        with tarfile.open(shard, "r:") as file:  # uncompressed only, for random access
             for member in file:
                 if not member.isfile():
                     continue

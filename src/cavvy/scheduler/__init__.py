@@ -1,1 +1,1 @@
-"""Queue order, gangs and packing on shared hosts; pure."""
+"""Queue order, gangs and packing on shared hosts. No I/O."""

@@ -1,5 +1,5 @@
-"""Which part of a shared host a node of a gang would get. No I/O: the store checks the allocation
-again before it writes it.
+"""Chooses the part of a shared host that a node of a gang would get. No I/O: the store checks the
+allocation again before it writes it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,20 +14,22 @@ _SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationOwner:
-    """The owner of an allocation."""
+    """The gang and the project that hold an allocation."""
 
     gang: str
     project: str
 
 
 def host_of(offer: Offer, hosts: Iterable[Host]) -> Host | None:
-    """The shared host of an offer: named provider/zone, or provider/region without zones."""
+    """The shared host of an offer, named provider/zone, or provider/region if there are no
+    zones.
+    """
     name = f"{offer.provider}/{offer.zone or offer.region}"
     return next((host for host in hosts if host.name == name), None)
 
 
 def hosts_of(offer: Offer, hosts: Iterable[Host]) -> Sequence[Host]:
-    """The shared hosts of an offer: its own, else those of its group (`Host.group`)."""
+    """The shared hosts of an offer: its own host, or the hosts of its group (`Host.group`)."""
     hosts = tuple(hosts)
     one = host_of(offer, hosts)
     return (
@@ -44,11 +46,11 @@ def allocate_across(
     allocations: Sequence[Allocation],
     owner: AllocationOwner,
 ) -> tuple[Allocation, ...] | None:
-    """The allocations of all ranks of the gang on the offer's hosts, by rank; None if they do not
-    all fit.
+    """The allocations of all ranks of the gang on the offer's hosts, by rank, or None if not all of
+    them fit.
 
-    On a group of hosts each rank gets its own host, in the hosts' order. So a host in a group takes
-    no gang by itself, and a group takes no gang of one.
+    In a group of hosts, each rank gets its own host, in the order of the hosts. So a single host of
+    a group takes no gang of several nodes, and a group takes no gang of one node.
     """
     found = hosts_of(offer, hosts)
     one = host_of(offer, found)
@@ -69,8 +71,8 @@ def allocate_across(
 def allocate_on(
     task: Task, offer: Offer, host: Host, allocations: Sequence[Allocation], owner: AllocationOwner
 ) -> tuple[Allocation, ...] | None:
-    """The allocations of all ranks of the gang in addition to `allocations`, by rank; None if they
-    do not all fit.
+    """The allocations of all ranks of the gang in addition to `allocations`, by rank, or None if
+    not all of them fit.
     """
     taken = [allocation for allocation in allocations if allocation.host == host.name]
     mine: list[Allocation] = []
@@ -91,11 +93,11 @@ def allocate_one(
     owner: AllocationOwner,
     rank: int,
 ) -> Allocation | None:
-    """The allocation of one rank on `host` in addition to `allocations` (all of this host); None if
-    it does not fit.
+    """The allocation of one rank on `host` in addition to `allocations` (all of this host), or None
+    if it does not fit.
 
-    A task without a size gets one CPU and no memory. Devices are whole, and allocated in the host's
-    order.
+    A task without a size gets one CPU and no memory. Devices are never divided, and are allocated
+    in the host's order.
     """
     need = task.resources
     cpus = need.cpus_min if need.cpus_min is not None else min(DEFAULT_CPUS, host.cpus)
@@ -119,7 +121,7 @@ def allocate_one(
 
 
 def _free_devices(offer: Offer, host: Host, allocations: Sequence[Allocation]) -> list[str]:
-    """The host's free devices of the offer's kind."""
+    """The free devices of the host that are of the offer's kind."""
     taken = {device for allocation in allocations for device in allocation.devices}
     kinds = host.kinds or (offer.instance_type,) * len(host.devices)
     return [

@@ -1,10 +1,10 @@
-"""The remaining capacity where several offers draw from the same nodes: a node taken for one
-reduces all of them. No I/O.
+"""The remaining capacity of offers that share nodes: a node taken for one offer reduces the
+capacity of all of them. No I/O.
 
-An offer's capacity is the number of its nodes available if no other offer is used. So each used
-node takes 1/capacity of its pool, and of every other offer in the pool the same share. This is
-exact if sizes divide each other; otherwise it reserves slightly more until the provider is asked
-again.
+An offer's capacity is the number of its nodes that are available if no other offer is used. So each
+used node takes 1/capacity of its pool, and the capacity of every other offer in the pool shrinks by
+the same share. This is exact if the sizes divide each other; otherwise slightly more is reserved
+until the provider is asked again.
 """
 
 from collections.abc import Mapping, MutableMapping
@@ -14,13 +14,13 @@ from cavvy.domain.offers import Offer
 
 
 def pool_of(offer: Offer) -> str:
-    """The pool of the offer; an offer without one is its own pool."""
+    """The name of the offer's pool; an offer without a pool forms a pool of its own."""
     return f"{offer.provider}/{offer.region}/{offer.pool}" if offer.pool else offer.key
 
 
 def count_left(offer: Offer, used: Mapping[str, Fraction]) -> int | None:
-    """How many of the offer's nodes are still available; None if its provider does not
-    report it.
+    """How many of the offer's nodes are still available, or None if its provider does not report
+    it.
     """
     if offer.capacity is None:
         return None

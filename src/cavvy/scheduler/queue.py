@@ -1,4 +1,6 @@
-"""The order of the queue, and which jobs may start now, as a plan that is a value. No I/O."""
+"""The order of the queue, and the decision which jobs may start now. No I/O: decisions are returned
+as values.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,20 +15,20 @@ from cavvy.scheduler.pools import count_left, take
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingJob:
-    """A job in the queue with the offers that it may use, best first, and the name that its gang
-    would have.
+    """A job in the queue, the offers that it may use, best first, and the name that its gang would
+    have.
     """
 
     job: Job
     gang: str
     offers: tuple[Offer, ...]
-    avoid: frozenset[str] = frozenset()  # names of shared hosts that failed for it recently
+    avoid: frozenset[str] = frozenset()  # names of shared hosts on which this job failed recently
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueCapacity:
-    """The free capacity. `used` is the part of each pool that was assigned since the capacity was
-    reported.
+    """The free capacity. `used` is the share of each pool that was assigned after its provider
+    reported its capacity.
     """
 
     hosts: Sequence[Host] = ()
@@ -36,7 +38,7 @@ class QueueCapacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlacement:
-    """Start the job there, with these parts of a shared host."""
+    """The job starts on `offer`, with `allocations` on its shared hosts."""
 
     job: Job
     offer: Offer
@@ -55,19 +57,20 @@ class JobWait:
 class JobScheduler:
     """Decides for each waiting job, in the queue's order, whether and where it starts.
 
-    Strict for every host and offer: while a job waits for one, no later job gets it, so small jobs
-    cannot starve a large one. A later job that can use another one is not delayed.
+    The order is strict for every host and offer: while a job waits for a host, no later job gets
+    that host, so small jobs cannot starve a large one. A later job that can use another host is not
+    delayed.
     """
 
     def __init__(self, capacity: QueueCapacity) -> None:
         self._hosts = [host for host in capacity.hosts if host.ready]
         self._allocations = list(capacity.allocations)
         self._used = dict(capacity.used)
-        self.blocked: set[str] = set()  # the hosts and offers that the job waits for
+        self.blocked: set[str] = set()  # hosts and offers that earlier jobs wait for
 
     def decide(self, waiting_job: WaitingJob, *others: WaitingJob) -> JobPlacement | JobWait:
-        """Decide about the next job; a placement counts for later ones. `others`: alternatives,
-        tried in order.
+        """Decide about the next job. A placement reduces the capacity for later jobs. `others` are
+        alternatives of the same job, tried in order.
         """
         choices = (waiting_job, *others)
         placed = next((found for each in choices if (found := self._place(each)) is not None), None)
@@ -84,7 +87,7 @@ class JobScheduler:
         return placed
 
     def can_start(self, waiting_job: WaitingJob) -> bool:
-        """Whether the job would be placed next; does not place it."""
+        """Whether `decide` would place the job now. Changes nothing."""
         return self._place(waiting_job) is not None
 
     def _place(self, waiting_job: WaitingJob) -> JobPlacement | None:
@@ -109,15 +112,15 @@ class JobScheduler:
         return None
 
     def _lanes(self, offer: Offer, avoid: frozenset[str]) -> set[str]:
-        """All hosts that a job for this offer waits for: for a group, each host that it does not
-        avoid.
+        """What a job for this offer waits for: the offer or its host and, for a group, each host
+        that the job does not avoid.
         """
         hosts = hosts_of(offer, self._hosts) if offer.shared else ()
         return {place_of(offer), *(host.name for host in hosts if host.name not in avoid)}
 
 
 def place_of(offer: Offer) -> str:
-    """The resource that jobs queue for: a shared host as a whole, else the offer."""
+    """The resource for which jobs queue: a whole shared host, or else the offer."""
     return f"{offer.provider}/{offer.zone or offer.region}" if offer.shared else offer.key
 
 

@@ -1,1 +1,1 @@
-"""Scenarios: the production control plane and policies, a fake cloud and virtual time."""
+"""Simulations of the production control plane and policies, on a fake cloud and virtual time."""

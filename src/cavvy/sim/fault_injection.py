@@ -1,4 +1,6 @@
-"""A store and a provider in whose calls the server can die, and concurrent writes."""
+"""Inject faults: a store and a provider during whose calls the server can die, and a store whose
+writes can fail.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,8 +21,8 @@ T = TypeVar("T")
 
 
 class CrashPoint:
-    """Counts external calls, and ends the server at the scripted ones: the caller gets no
-    answer.
+    """Counts external calls and simulates the death of the server at the scripted ones: the caller
+    of such a call never gets an answer.
     """
 
     def __init__(self, crashes: Sequence[ServerCrash]) -> None:
@@ -40,12 +42,12 @@ class CrashPoint:
 
     async def _blow(self, crash: ServerCrash) -> None:
         self.blown.put_nowait(crash)
-        await asyncio.Event().wait()  # blocks until the whole server has ended
+        await asyncio.Event().wait()  # blocks until the harness has stopped the whole server
 
 
 class FaultyStore:
-    """A memory store that is as slow as a real one, so that others read and write between its
-    calls, and in whose calls the server can die.
+    """A memory store with delays, so that other tasks read and write in between, as with a real
+    store. The server can die during its writes.
     """
 
     def __init__(
@@ -88,11 +90,11 @@ class FaultyStore:
         await pause(self._random.random() * self._latency_s)
 
     def as_store(self) -> Store:
-        return cast(Store, self)  # all other methods, by name
+        return cast(Store, self)  # `__getattr__` provides all methods except `commit`
 
 
 class FaultyProvider:
-    """The cloud, in whose calls the server can die."""
+    """The fake cloud as a provider. The server can die during its calls."""
 
     def __init__(self, cloud: FakeCloud, crash_point: CrashPoint) -> None:
         abilities = [each for each in cloud.manifest.abilities if each is not CLOSEABLE]

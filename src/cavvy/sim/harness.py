@@ -1,4 +1,4 @@
-"""Runs a scenario: the production control plane, a fake cloud and virtual time."""
+"""Run a scenario: the production control plane on a fake cloud and virtual time."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ _LOOK = timedelta(minutes=1)  # how often the harness checks whether the scenari
 
 
 def play(scenario: SimScenario) -> ScenarioResult:
-    """Run a scenario from start to end, on virtual time."""
+    """Run a scenario from start to end on virtual time."""
     return run_virtual(_Harness(scenario).play())
 
 
@@ -70,7 +70,7 @@ class _Harness:
         return await self._ending(finished)
 
     async def _open(self) -> None:
-        """Start a server with the store that the last one left."""
+        """Start a server with the store of the previous server."""
         self._control_plane = ControlPlane(
             self._store.as_store(),
             {"fake": FaultyProvider(self._cloud, self._crash_point)},
@@ -125,7 +125,7 @@ class _Harness:
             return
         job = await self._memory.job(job_id)
         try:
-            async with asyncio.timeout(60):  # a user whose server dies during a call gives up
+            async with asyncio.timeout(60):  # a user stops waiting if the server dies during a call
                 await _wish(control_plane, job, item)
         except (JobServiceError, StoreError, TimeoutError):
             return

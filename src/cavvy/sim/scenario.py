@@ -1,5 +1,5 @@
-"""A scenario: submissions, actions of the cloud and users, crashes of the server, and the final
-state.
+"""The inputs and the result of a scenario: submissions, actions of the cloud and of users, crashes
+of the server, and the final state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from cavvy.providers.fake.script import CloudScript
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimSubmission:
-    """A task and the time of its submission, in seconds from the scenario's start."""
+    """A task, and the time of its submission in seconds from the start of the scenario."""
 
     task: Task
     at_s: float = 0.0
@@ -36,27 +36,27 @@ class UserAction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserIntervention:
-    """A user's request for the n-th submission. A request that comes too early or too late has no
-    effect.
+    """A user's action on the job of one submission. An action that comes too early or too late for
+    the job has no effect.
     """
 
     action: UserAction
-    job: int
+    job: int  # index of the submission, from 0 on
     at_s: float
-    notice_s: float = 30.0  # notice of a drill
+    notice_s: float = 30.0  # the notice if the action is a drill
 
 
 class CrashMoment(StrEnum):
     """The moment within a call to the store or a provider at which the server dies."""
 
-    BEFORE = "before"  # before the call had an effect
-    AFTER = "after"  # after the effect, before the answer
+    BEFORE = "before"  # before the call has an effect
+    AFTER = "after"  # after the effect and before the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCrash:
-    """The server dies at its n-th external call, counted from the scenario's start, and restarts
-    later.
+    """The server dies at the external call with this number, counted from 1 since the start of the
+    scenario, and restarts `down_s` seconds later.
     """
 
     call: int
@@ -66,8 +66,8 @@ class ServerCrash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimScenario:
-    """One scenario. `stale` are writes, counted from the start, before which a concurrent write
-    changed the row.
+    """One scenario. `stale` and `broken` are numbers of writes to the store, counted from 1. A
+    `stale` write fails because of a concurrent write, a `broken` one because the disk is full.
     """
 
     submissions: tuple[SimSubmission, ...]
@@ -75,34 +75,33 @@ class SimScenario:
     interventions: tuple[UserIntervention, ...] = ()
     crashes: tuple[ServerCrash, ...] = ()
     stale: frozenset[int] = frozenset()
-    broken: frozenset[int] = frozenset()  # indexes of writes that fail because the disk is full
-    store_s: float = 0.0  # the maximum for half a call to the store
+    broken: frozenset[int] = frozenset()
+    store_s: float = 0.0  # the maximum delay before and after each call to the store
     longest: timedelta = timedelta(days=14)
-    egress: Mapping[str, Money] = field(
-        default_factory=dict
-    )  # per GB of egress, by provider or "provider/region"
+    # The egress price per GB by "provider/region" or provider
+    egress: Mapping[str, Money] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTrace:
-    """One job at the end of the scenario."""
+    """The records of one job at the end of the scenario."""
 
     job: Job
     attempts: Sequence[Attempt]
-    nodes: Sequence[Sequence[Node]]  # by attempt
+    nodes: Sequence[Sequence[Node]]  # the nodes of each attempt
     events: Sequence[Event]
     charges: Sequence[Charge]
-    observations: Sequence[Observation] = ()  # observations of the markets that it used
+    observations: Sequence[Observation] = ()  # observations of the markets that the job used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioResult:
-    """The result. `finished`: every job had ended and every attempt was closed within the time
-    limit.
+    """The result of a scenario. `finished` states whether every job and every attempt ended within
+    the time limit.
     """
 
     finished: bool
     at: datetime
     traces: Sequence[JobTrace]
     cloud: FakeCloud
-    calls: int  # external calls of the control plane
+    calls: int  # the number of external calls of the control plane

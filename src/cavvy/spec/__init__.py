@@ -1,6 +1,6 @@
-"""The user's files: parse, check, explain.
+"""Parse, check and explain the user's task files.
 
-`importers` calls this module for Cavvy's own files.
+`importers` calls this module for files in Cavvy's own format.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _MOST_BYTES = 4 << 20
 def parse_own(
     documents: "Sequence[Node]", notes: ProblemNotes, file: str, params: Mapping[str, Scalar]
 ) -> Task:
-    """The task of a Cavvy file. Raises SpecError with every problem."""
+    """Read the task of a file in Cavvy's own format. Raises SpecError with every problem."""
     from cavvy.spec.fields.params import read_params, substitute
     from cavvy.spec.fields.task import TASK
     from cavvy.spec.problems import slug
@@ -34,7 +34,7 @@ def parse_own(
         raise AssertionError("a file without a tree has a problem")
     values = read_params(root, params, notes)
     if isinstance(root, MapNode):
-        # The declarations themselves contain no expressions to replace.
+        # The declarations of the parameters contain no expressions to replace.
         entries = tuple(
             (k, v if k.text == "params" else substitute(v, values, notes)) for k, v in root.entries
         )
@@ -47,7 +47,7 @@ def parse_own(
 
 
 def check_uses(home: Path, task: Task, file: str) -> None:
-    """Raises SpecError if the frozen folder would lack a file that the setup uses."""
+    """Raise SpecError if the frozen folder would lack a file that the setup uses."""
     if not task.setup_uses or task.workdir is None or task.workdir.path is None:
         return
     from cavvy.spec.ignore import list_files
@@ -59,7 +59,7 @@ def check_uses(home: Path, task: Task, file: str) -> None:
     except OSError:
         paths = None
     if paths is None:
-        return  # freezing the folder reports its problem
+        return  # the problem is reported when the folder is frozen
     problems = [
         SpecProblem(file=file, line=0, column=0, message=message, suggestion=hint)
         for message, hint in explain_unused(paths, task.setup_uses)
@@ -69,7 +69,7 @@ def check_uses(home: Path, task: Task, file: str) -> None:
 
 
 def read_file(file: Path) -> str:
-    """The text of a file. Raises SpecError."""
+    """The text of a file. Raises SpecError if the file cannot be read."""
     try:
         with file.open("rb") as stream:
             content = stream.read(_MOST_BYTES + 1)

@@ -1,4 +1,4 @@
-"""A task in plain words, so that its author can check how it was understood."""
+"""Describe a task in plain words, so that its author can check how Cavvy understood it."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from cavvy.spec.problems import listed
 
 
 def describe_task(task: Task) -> list[tuple[str, str]]:
-    """Names and texts, the important ones first, without keys that the file omits."""
+    """Rows of name and text, the most important first. Keys that the file omits have no row."""
     rows = [
         (
             "name",
@@ -53,15 +53,15 @@ def describe_task(task: Task) -> list[tuple[str, str]]:
 
 
 def describe_nodes(task: Task) -> str:
-    """The resources for the work, such as "2 nodes, each with 8 H100"."""
+    """The nodes that the task requests, such as "2 nodes, each with 8 H100"."""
     count = f"{task.nodes} nodes, each" if task.nodes > 1 else "1 node"
     return f"{count} {_needs(task.resources)}"
 
 
 def describe_accelerator(need: AcceleratorNeed) -> str:
-    """One choice of accelerators, such as "1 to 4 A100 of 40 to 80 GiB"."""
+    """One alternative of accelerators, such as "1 to 4 A100 of 40 to 80 GiB"."""
     most = need.count_max
-    endless = most is not None and most >= 65_536  # the catalog's upper end of an open range
+    endless = most is not None and most >= 65_536  # `catalog.needs.MOST`, for a range without end
     count = str(need.count_min)
     if endless:
         count = f"at least {count}"
@@ -134,7 +134,7 @@ def _where(need: Resources) -> str:
 
 
 def _others(need: Resources) -> list[tuple[str, str]]:
-    """The other acceptable alternatives."""
+    """A row for each alternative except the first."""
     word = "else" if need.ordered else "or"
     return [(word, f"{_needs(each)}, {_where(each)}") for each in need.any_of[1:]]
 

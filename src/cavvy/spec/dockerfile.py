@@ -1,8 +1,9 @@
-"""A Dockerfile from a task: its setup on a suitable base, with as few and small layers as the setup
-allows.
+"""Make a Dockerfile from a task: it runs the setup on a suitable base image, with as few and small
+layers as the setup allows.
 
-A setup that only installs Python and Debian packages runs in a separate stage, whose compilers and
-caches are discarded; any other setup runs in the final image, because it may write anywhere.
+A setup that only installs Python and Debian packages runs in a separate stage, so that compilers
+and caches do not end up in the image. Any other setup runs in the final image, because it may write
+to any path.
 """
 
 import re
@@ -13,9 +14,9 @@ from dataclasses import dataclass, field
 from cavvy.catalog.accelerators import Vendor, find_accelerator
 from cavvy.domain.tasks import Task
 
-# By family: the build image, and the run image. Wheels of PyTorch, JAX and the like bring CUDA's
-# libraries with them, so that `base` is enough to run them; CUDA 12.8 is the first that knows
-# Blackwell, and any driver of CUDA 12 runs it.
+# The base images by vendor, for building and for running. Wheels of PyTorch, JAX and similar
+# packages contain CUDA's libraries, so the `base` image is enough to run them. CUDA 12.8 is the
+# first version with support for Blackwell, and every driver for CUDA 12 can run it.
 CUDA_BUILD = "docker.io/nvidia/cuda:12.8.1-devel-ubuntu24.04"
 CUDA_WHEELS = "docker.io/nvidia/cuda:12.8.1-base-ubuntu24.04"
 CUDA_RUN = "docker.io/nvidia/cuda:12.8.1-runtime-ubuntu24.04"
@@ -33,20 +34,20 @@ _APT = re.compile(r"(sudo )?(DEBIAN_FRONTEND=\S+ )?apt(-get)?\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DockerfileRecipe:
-    """A Dockerfile, the files to put beside it, and the parts of the working folder that it copies
-    (None: all).
+    """A Dockerfile, and the additional files that must be in its build context. `uses` are the
+    parts of the working folder that it copies, or None if it copies all.
     """
 
     text: str
     files: Mapping[str, str] = field(default_factory=dict)
     uses: tuple[str, ...] | None = ()
-    notes: tuple[str, ...] = ()  # for people
+    notes: tuple[str, ...] = ()  # notes for people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setup:
-    """The parts of a setup: Debian packages, the other commands, and whether all of it was
-    understood.
+    """The parts of a setup: the Debian packages and the other commands. `known` states whether the
+    setup is known to only install packages.
     """
 
     packages: tuple[str, ...]
@@ -55,8 +56,8 @@ class _Setup:
 
 
 def make_recipe(task: Task, *, base: str = "") -> DockerfileRecipe:
-    """The image that contains the results of the task's `setup` for its `run`. `base` is used
-    instead of the default.
+    """The Dockerfile of an image in which the task's `setup` has run. `base`, if given, replaces
+    the default base image.
     """
     setup = _take_apart(task.setup or "")
     run = base or task.image or _choose_run(task)
@@ -67,7 +68,7 @@ def make_recipe(task: Task, *, base: str = "") -> DockerfileRecipe:
 
 
 def make_dockerfile(task: Task, *, base: str = "") -> str:
-    """The same as one file that needs only the working folder beside it."""
+    """The result of `make_recipe` as one Dockerfile, whose build context is the working folder."""
     recipe = make_recipe(task, base=base)
     text = recipe.text
     for name, content in recipe.files.items():
@@ -148,7 +149,9 @@ def _choose_run(task: Task) -> str:
 
 
 def _vendor(task: Task) -> Vendor | None:
-    """The vendor of the accelerators that the task requests first; NVIDIA if any is accepted."""
+    """The vendor of the first accelerators that the task requests: NVIDIA if the task accepts any
+    vendor, None if it requests no accelerators.
+    """
     for need in task.resources.accelerators:
         known = find_accelerator(need.name) if need.name else None
         return (
@@ -162,7 +165,7 @@ def _vendor(task: Task) -> Vendor | None:
 
 
 def _uses(task: Task) -> tuple[str, ...] | None:
-    """The part of the working folder that the setup sees."""
+    """The parts of the working folder that the setup uses; None means all."""
     if task.setup is None or task.workdir is None:
         return ()
     return task.setup_uses

@@ -1,5 +1,5 @@
-"""The files of a folder that belong to a frozen copy: from git if available, else by the same
-rules.
+"""List the files of a folder that belong to a frozen copy. Git provides the list if it is
+available; otherwise the same rules are applied here.
 """
 
 import os
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from pathspec.pattern import RegexPattern
 
 OWN_FILE = ".cavvyignore"
-# Never part of a copy: git's own files, and files that are recreated when needed.
+# Folders that are never copied: git's own files, and files that are recreated when needed.
 SKIPPED = frozenset({".git", ".venv", "__pycache__"})
 _GIT_TIMEOUT_S = 120
 
 
 def list_files(folder: Path) -> list[str]:
-    """Paths of files and links that are not ignored, relative to `folder`, sorted. Raises
-    OSError.
+    """The sorted paths, relative to `folder`, of all files and links that are not ignored. Raises
+    OSError if a folder cannot be read.
     """
     listed = _ask_git(folder)
     if listed is None:
@@ -30,7 +30,9 @@ def list_files(folder: Path) -> list[str]:
 
 
 def _ask_git(folder: Path) -> list[str] | None:
-    """The files that git tracks or would track; None without a repository or git."""
+    """The files that git tracks or would track; None if git cannot list them, for example because
+    the folder is in no repository.
+    """
     command = [
         "git",
         "-C",
@@ -50,15 +52,15 @@ def _ask_git(folder: Path) -> list[str] | None:
     if done.returncode != 0:
         return None
     if not done.stdout and _is_ignored(folder):
-        return None  # a folder ignored by a repository around it: its own rules apply
+        return None  # the repository around the folder ignores it, so only the folder's rules apply
     paths: list[str] = []
     for name in sorted(set(os.fsdecode(done.stdout).split("\0")) - {""}):
         full = folder / name
         if name.endswith("/") or (full.is_dir() and not full.is_symlink()):
-            # A nested repository: git lists it without its files.
+            # Git lists a nested repository without its files.
             inner = name.rstrip("/")
             paths += (f"{inner}/{path}" for path in list_files(folder / inner))
-        elif os.path.lexists(full):  # git still lists files that were deleted but not committed
+        elif os.path.lexists(full):  # git also lists files whose deletion is not committed
             paths.append(name)
     return [path for path in set(paths) if not SKIPPED.intersection(path.split("/")[:-1])]
 
@@ -72,14 +74,15 @@ def _is_ignored(folder: Path) -> bool:
 
 
 def git_environment() -> dict[str, str]:
-    """The environment for calling git on a folder: no variable that points to another one, and no
-    lock.
+    """The environment for calling git on a folder. It has no variable that points git to another
+    folder, and git takes no optional locks and asks for no input.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return {**kept, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
 
-Rules = tuple[tuple[str, "GitIgnoreSpec"], ...]  # the folder of a pattern file, outermost first
+# (folder of the pattern file, its patterns), outermost folder first
+Rules = tuple[tuple[str, "GitIgnoreSpec"], ...]
 
 
 def _walk(folder: Path, inside: str, rules: Rules, *, git_rules: bool) -> Iterator[str]:
@@ -88,9 +91,8 @@ def _walk(folder: Path, inside: str, rules: Rules, *, git_rules: bool) -> Iterat
         for entry in entries:
             path = f"{inside}{entry.name}"
             is_folder = entry.is_dir(follow_symlinks=False)
-            skipped = (
-                entry.name in SKIPPED if is_folder else entry.name == ".git"
-            )  # a submodule has a file
+            # In a submodule, `.git` is a file.
+            skipped = entry.name in SKIPPED if is_folder else entry.name == ".git"
             if skipped or _matches(rules, path, is_folder):
                 continue
             if is_folder:
@@ -109,14 +111,16 @@ def _rules_of(folder: Path, inside: str, *, git_rules: bool) -> Rules:
             lines = (folder / inside / name).read_text(errors="surrogateescape").splitlines()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             continue
-        # In git, `a/**/` means every folder within `a`; the library reads it as `a` itself.
+        # In git, `a/**/` matches every folder within `a`; pathspec would match `a` itself.
         lines = [f"{line}*/" if line.endswith("/**/") else line for line in lines]
         found.append((inside, GitIgnoreSpec.from_lines(lines)))
     return tuple(found)
 
 
 def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
-    """Like git: the innermost file with a rule for a path decides; in one file, the last line."""
+    """Whether the rules ignore a path. As in git, the innermost pattern file with a matching rule
+    decides, and within a file the last matching line.
+    """
     for base, spec in reversed(rules):
         name = path[len(base) :] + ("/" if is_folder else "")
         for pattern in reversed(spec.patterns):
@@ -126,16 +130,16 @@ def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
 
 
 def _names(pattern: "RegexPattern", name: str) -> bool:
-    """Whether a pattern matches this very file or folder (with its final slash), not only a parent
-    folder.
+    """Whether a pattern matches this file or folder itself and not only a parent folder. The name
+    of a folder ends with a slash.
 
-    The walk checks each folder before its contents, like git; the library's own match is for whole
-    paths.
+    Like git, the caller checks each folder before its contents. The match function of pathspec
+    cannot be used, because it also matches by parent folders.
     """
     for match in pattern.regex.finditer(name) if pattern.regex else ():
-        if (
-            "ps_d" not in match.groupdict()
-        ):  # such as `a/**`, which means a folder's contents, not the folder
+        # A pattern without this group, such as `a/**`, matches the contents of a folder but not the
+        # folder.
+        if "ps_d" not in match.groupdict():
             return not (name.endswith("/") and match.end() == len(name))
         if match.start("ps_d") in (-1, len(name) - 1):
             return True
@@ -143,7 +147,7 @@ def _names(pattern: "RegexPattern", name: str) -> bool:
 
 
 class _Own:
-    """The `.cavvyignore` files of a folder whose other rules git has applied."""
+    """Applies the `.cavvyignore` files of a folder to the files that git has listed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -156,8 +160,8 @@ class _Own:
         return self._ignores_folder(parent) or _matches(self._rules_for(parent), path, False)
 
     def _ignores_folder(self, inside: str) -> bool:
-        """Whether a folder (with its final slash) or a parent is ignored; its contents cannot be
-        included again.
+        """Whether a folder or one of its parents is ignored; a rule cannot include its contents
+        again. `inside` ends with a slash.
         """
         if inside not in self._folders:
             parent = inside[: inside.rstrip("/").rfind("/") + 1]

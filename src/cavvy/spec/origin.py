@@ -1,5 +1,5 @@
-"""The sources of a run: commit, uncommitted changes and versions, so that it can be repeated and
-compared.
+"""Record the origin of a run (commit, uncommitted changes and versions), so that it can be repeated
+and compared.
 """
 
 import os
@@ -16,7 +16,7 @@ _GIT_TIMEOUT_S = 60
 
 
 def capture(folder: Path, *, task_text: str = "", snapshot: str | None = None) -> RunOrigin:
-    """The origin of a run with the working folder `folder`, which need not be a repository."""
+    """The origin of a run with the working folder `folder`, in a repository or not."""
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     return RunOrigin(
         task_text=task_text,
@@ -32,7 +32,9 @@ def capture(folder: Path, *, task_text: str = "", snapshot: str | None = None) -
 
 
 def _diff(folder: Path) -> str | None:
-    """Changes of tracked files below `folder` since the commit; None if there are none."""
+    """The changes of tracked files in and below `folder` since the commit; None if there are none.
+    A diff that is too long is cut.
+    """
     options = ("--no-color", "--no-ext-diff", "--no-textconv", "--relative", "--find-renames")
     diff = _git(folder, "diff", *options, "HEAD", "--", ".")
     if not diff:
@@ -45,7 +47,7 @@ def _diff(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
-    """git's output, or None if it fails, is missing or takes too long."""
+    """The output of git, or None if git fails, is missing or takes too long."""
     command = ["git", "-C", os.fspath(folder), *arguments]
     try:
         done = subprocess.run(

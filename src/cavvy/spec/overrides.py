@@ -1,4 +1,6 @@
-"""Values from a command line that replace those of a task, from a file of any tool."""
+"""Apply values from the command line to a task. They replace the values of the task file, which may
+be a file of any supported tool.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +15,9 @@ from cavvy.spec.tree import MapNode, check_single, compose_all
 
 
 def _read_values(table: SectionReader) -> dict[str, Any]:
-    """The attributes set by the given keys; for a section, those of its keys."""
+    """The attributes that the given keys set. For a section, the result has a nested table of the
+    attributes that its keys set.
+    """
     values = table.values()
     for each in table.section.fields:
         node = table.node.get(each.name)
@@ -30,10 +34,11 @@ _OVERRIDES = replace(
 
 
 def apply_overrides(task: Task, text: str, now: datetime | None = None) -> Task:
-    """The task with the values of `text`, a YAML table with keys of the task file.
+    """Replace values of a task by those of `text`, a YAML table with keys of the task file.
 
-    In a section, such as `resources`, only the keys in `text` change, in every alternative.
-    Variables and secrets are added. With `now`, times in the past are refused. Raises SpecError.
+    In a section, such as `resources`, only the keys in `text` change, and they change in every
+    alternative. Variables and secrets are added to those of the task. With `now`, times in the past
+    are refused. Raises SpecError for invalid values.
     """
     if not text:
         return task
@@ -46,7 +51,7 @@ def apply_overrides(task: Task, text: str, now: datetime | None = None) -> Task:
 
 
 def list_overridden(text: str) -> frozenset[str]:
-    """The keys of overrides, in dotted form: `nodes`, `resources.gpu`."""
+    """The keys of overrides in dotted form, such as `nodes` and `resources.gpu`."""
     found: set[str] = set()
     for root in compose_all(text, ProblemNotes("the options", text)) if text else ():
         for key, value in root.entries if isinstance(root, MapNode) else ():
@@ -56,7 +61,7 @@ def list_overridden(text: str) -> frozenset[str]:
 
 
 def read_variables(text: str) -> Mapping[str, str]:
-    """The variables set by overrides. Raises SpecError."""
+    """The environment variables that overrides set. Raises SpecError for invalid values."""
     return apply_overrides(Task(name="", run=""), text).env
 
 
@@ -76,7 +81,9 @@ def _merge(task: Task, values: dict[str, Any]) -> Task:
 
 
 def _merge_needs(needs: Resources, **values: Any) -> Resources:
-    """The resources with these attributes in every alternative; equal alternatives become one."""
+    """Set the attributes in every alternative of the resources. Alternatives that become equal are
+    merged.
+    """
     alone = (replace(each, **values, any_of=(), ordered=False) for each in needs.choices)
     found = tuple(dict.fromkeys(alone))
     return found[0] if len(found) < 2 else replace(found[0], any_of=found, ordered=needs.ordered)

@@ -1,4 +1,4 @@
-"""The problems of a user's file, with position and remedy.
+"""The problems of a user's file, each with its position and a suggested fix.
 
 Errors:
 
@@ -18,8 +18,8 @@ _EXCERPT_WIDTH = 100  # characters of a source line that an error shows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceMark:
-    """A position in a file: line and column from 1, character index from 0, and the number of
-    characters.
+    """A range of characters in a file. `line` and `column` count from 1, the character `index` from
+    0; `width` is the number of characters.
     """
 
     line: int
@@ -30,7 +30,9 @@ class SourceMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecProblem:
-    """One problem. Line 0 means outside of any file, such as a command line's parameter."""
+    """One problem. Line 0 means a problem outside of the file, such as in a parameter from the
+    command line.
+    """
 
     file: str
     line: int
@@ -38,8 +40,8 @@ class SpecProblem:
     message: str
     expected: str = ""
     suggestion: str = ""
-    excerpt: str = ""  # the source line
-    width: int = 1  # characters underlined
+    excerpt: str = ""  # the line of the file
+    width: int = 1  # number of characters to underline
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
@@ -53,8 +55,8 @@ class SpecProblem:
     def _source(self) -> list[str]:
         if not self.line or not self.excerpt.strip():
             return []
-        start = max(0, self.column - 60)  # a long line is shown around its mistake
-        # Unprintable characters, including tabs, are shown as one space, so that the caret stays
+        start = max(0, self.column - 60)  # a long line is shown only around its mistake
+        # Each unprintable character, including tabs, is shown as one space, so that the caret stays
         # under its target.
         shown = "".join(
             char if char.isprintable() else " "
@@ -68,7 +70,7 @@ class SpecProblem:
 
 
 class SpecError(Exception):
-    """An invalid task file; `str()` is formatted for people."""
+    """A task file is invalid. `str()` formats all problems for people."""
 
     code: ClassVar[str] = "invalid_task"
     status: ClassVar[int] = 422
@@ -90,7 +92,7 @@ class ProblemNotes:
     def __init__(self, file: str, text: str, now: datetime | None = None) -> None:
         self.file = file
         self.text = text
-        self.now = now  # None: times in the past are not detected
+        self.now = now  # if None, times in the past are not detected
         self._lines: list[str] | None = None
         self._problems: list[SpecProblem] = []
 
@@ -108,13 +110,13 @@ class ProblemNotes:
             excerpt=excerpt,
             width=mark.width,
         )
-        if problem not in self._problems:  # a mistake in a reused anchor counts once
+        if problem not in self._problems:  # a mistake in an anchor that is used twice counts once
             self._problems.append(problem)
 
     def outside(
         self, place: str, message: str, *, expected: str = "", suggestion: str = ""
     ) -> None:
-        """Note a problem that belongs to no line of the file."""
+        """Add a problem that belongs to no line of the file."""
         self._problems.append(
             SpecProblem(
                 file=place,
@@ -128,26 +130,26 @@ class ProblemNotes:
 
     @property
     def lines(self) -> list[str]:
-        """The file's lines, as counted by YAML."""
+        """The lines of the file, split as YAML does."""
         if self._lines is None:
             self._lines = _BREAK.split(self.text)
         return self._lines
 
     def scratch(self) -> "ProblemNotes":
-        """An empty collection for the same file, for trying something."""
+        """An empty collection for the same file, to try how a value could be read."""
         notes = ProblemNotes(self.file, self.text, self.now)
         notes._lines = self.lines
         return notes
 
     def adopt(self, other: "ProblemNotes") -> None:
-        """Add problems noted elsewhere for the same file."""
+        """Add the problems of another collection for the same file."""
         self._problems += [problem for problem in other._problems if problem not in self._problems]
 
     def __len__(self) -> int:
         return len(self._problems)
 
     def check(self) -> None:
-        """Raise SpecError if any problem was noted, in the order of the file."""
+        """Raise SpecError if there is any problem. Its problems are in the order of the file."""
         if self._problems:
             raise SpecError(
                 sorted(self._problems, key=lambda problem: (problem.line, problem.column))
@@ -155,7 +157,7 @@ class ProblemNotes:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that `word` probably misspells, or None."""
+    """The choice of which `word` is probably a misspelling; None if no choice is similar."""
     from difflib import get_close_matches
 
     by_folded = {choice.lower().replace("-", "_"): choice for choice in choices}
@@ -165,21 +167,21 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 
 
 def listed(words: Iterable[str], last: str = "or") -> str:
-    """Words joined for people: "a, b or c"."""
+    """Join words for people: "a, b or c"."""
     *most, end = list(words)
     return f"{', '.join(most)} {last} {end}" if most else end
 
 
 def slug(text: str) -> str:
-    """The name of [a-z0-9-] closest to `text`; "" if no character remains."""
+    """Convert `text` to a name of the characters [a-z0-9-]; "" if no character remains."""
     from unicodedata import combining, normalize
 
     letters = "".join(
         char for char in normalize("NFKD", text) if not combining(char)
-    )  # ü becomes u
+    )  # for example, ü becomes u
     return re.sub(r"[^a-z0-9]+", "-", letters.lower()).strip("-")[:63].strip("-")
 
 
 def shown(text: str, limit: int = 40) -> str:
-    """A user's text quoted for an error; long texts are cut."""
+    """Quote a user's text for an error. A long text is cut."""
     return repr(text if len(text) <= limit else text[: limit - 1] + "…")

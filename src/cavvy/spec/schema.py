@@ -11,10 +11,10 @@ EXPRESSION = {
 
 
 def make_schema() -> Schema:
-    """The JSON Schema (2020-12) derived from the parser's own table of fields.
+    """Make the JSON Schema (2020-12) from the parser's table of fields.
 
-    It is slightly stricter than the parser, which reads "8" as a number, and checks neither
-    accelerators nor dates.
+    The schema is stricter than the parser in some values: the parser also accepts "8" as a number.
+    The schema checks neither accelerators nor dates.
     """
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -9,7 +9,7 @@ from cavvy.spec.fields.params import escape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StarterAnswers:
-    """The user's answers about the task, as typed; "" for none."""
+    """The user's answers about the task, as typed; "" if there is no answer."""
 
     name: str = "hello"
     run: str = "echo hello from $(hostname)"
@@ -20,7 +20,7 @@ class StarterAnswers:
 
 
 def make_starter(answers: StarterAnswers) -> str:
-    """A task file from these answers, with the other keys as comments."""
+    """Make a task file from these answers. The other common keys are included as comments."""
     run = escape(answers.run.strip())
     return f"""\
 # A task for Cavvy: what to run, and what it needs.
@@ -81,7 +81,7 @@ def _block(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A one-line YAML scalar, quoted only if necessary."""
+    """Write a text as a YAML scalar on one line, quoted only if necessary."""
     plain = (
         text.replace(":", "")
         .replace(".", "")

@@ -1,7 +1,6 @@
-"""Valid features that are refused: those that Cavvy does not support yet, and those that a provider
-lacks.
+"""Refuse valid features that are not supported, by Cavvy yet or by a provider.
 
-The first table is used while a file is read; `refusals` when a provider is considered.
+`NOT_YET` is used while a file is read, and `refusals` while offers of a provider are considered.
 """
 
 import json
@@ -10,7 +9,7 @@ from typing import Any
 
 from cavvy.domain.tasks import NetworkNeed, Objection, Resources, SpotPolicy, Task, VolumeKind
 
-# Dotted key -> why it is not supported yet.
+# For each dotted key, the reason why it is not supported yet.
 NOT_YET: Mapping[str, str] = {
     "workdir.ref": "a branch or tag can change, but every attempt must run the same commit; set "
     "the commit",
@@ -18,9 +17,9 @@ NOT_YET: Mapping[str, str] = {
 
 
 def refusals(task: Task, unsupported: Mapping[str, str]) -> list[Objection]:
-    """The parts of a task that a provider does not support; [] if it supports all.
+    """The parts of a task that a provider does not support, with reasons; [] if it supports all.
 
-    `unsupported` is the manifest's table of features with reasons.
+    `unsupported` is the table in the provider's manifest: the reason for each unsupported feature.
     """
     need = task.resources
     asked = (
@@ -42,7 +41,7 @@ def refusals(task: Task, unsupported: Mapping[str, str]) -> list[Objection]:
 
 
 def read_options(need: Resources, provider: str) -> dict[str, Any]:
-    """What the task asks of this provider in its own words, by the option's name."""
+    """The options for this provider that the task states, by the option's name."""
     found = (json.loads(each.values) for each in need.options if each.provider == provider)
     return next(found, {})
 

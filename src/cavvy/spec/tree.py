@@ -1,8 +1,8 @@
-"""YAML text as a tree, in which every node knows its position in the file.
+"""Parse YAML text into a tree in which every node has its position in the file.
 
-YAML 1.2's scalars: only true and false are booleans, so `no`, `on` and `yes` are words and 10:30 is
-not a number. Anchors and merge keys work; duplicate keys, several documents, foreign tags and alias
-bombs are refused.
+Scalars follow YAML 1.2: only true and false are booleans, so `no`, `on` and `yes` are texts, and
+10:30 is not a number. Anchors and merge keys work. Duplicate keys, several documents, unknown tags
+and aliases that expand to too many nodes are refused.
 """
 
 import re
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 1 << 20
 MAX_DEPTH = 40
-MAX_NODES = 50_000  # after aliases are followed
+MAX_NODES = 50_000  # aliases count as often as they are used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalarNode:
-    """One value. `text` is the original, `value` its meaning in YAML 1.2 (None is null)."""
+    """One value. `text` is the original text, `value` its meaning in YAML 1.2 (None is null)."""
 
     mark: SourceMark
     text: str
     value: Scalar | None
-    plain: bool = True  # without quotes
+    plain: bool = True  # whether the value is written without quotes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapNode:
-    """Keys with values, in the order of the file; keys are unique."""
+    """Keys with values, in the order of the file. Keys are unique."""
 
     mark: SourceMark
     entries: tuple[tuple[ScalarNode, "Node"], ...]
@@ -45,7 +45,7 @@ class MapNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListNode:
-    """Values in order."""
+    """A list of values."""
 
     mark: SourceMark
     items: tuple["Node", ...]
@@ -55,7 +55,7 @@ Node = ScalarNode | MapNode | ListNode
 
 
 def check_single(documents: "Sequence[Node]", notes: ProblemNotes) -> Node | None:
-    """The only document; None if there is a second one, which is noted."""
+    """Return the only document. If there is a second document, add a problem and return None."""
     if len(documents) > 1:
         hint = "one task in one file: delete the `---` above or make a second file"
         notes.add(documents[1].mark, "a second document begins here", suggestion=hint)
@@ -66,10 +66,12 @@ def check_single(documents: "Sequence[Node]", notes: ProblemNotes) -> Node | Non
 def compose_all(
     text: str, notes: ProblemNotes, *, repeated: "list[ScalarNode] | None" = None
 ) -> "tuple[Node, ...]":
-    """The trees of all documents in `text`; () after noting a syntax error.
+    """Parse all documents in `text` into trees. After a syntax error, which is added to `notes`,
+    the result is ().
 
-    With `repeated`, it is read like PyYAML's own loader without libyaml: a duplicate key is no
-    error, its last value counts and the list gets it, but a tab between words is an error.
+    With the list `repeated`, the text is read in the same way as by PyYAML's loader without
+    libyaml: a duplicate key is no error, its last value counts, and the key is added to the list;
+    but a tab between words is an error.
     """
     if len(text) > MAX_CHARACTERS:
         notes.outside(
@@ -97,7 +99,7 @@ def compose_all(
 
 
 def read_scalar(text: str) -> Scalar | None:
-    """The YAML 1.2 (core schema) value of a plain scalar."""
+    """The value of an unquoted scalar in YAML 1.2 (core schema)."""
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
@@ -110,7 +112,7 @@ def read_scalar(text: str) -> Scalar | None:
 
 
 def to_value(node: Node) -> object:
-    """The node's content: dicts, lists and plain values."""
+    """The content of a node as dicts, lists and plain values."""
     match node:
         case ScalarNode():
             return node.value
@@ -121,7 +123,7 @@ def to_value(node: Node) -> object:
 
 
 def describe(node: Node) -> str:
-    """A description of a node for an error: "a list", "the text 'x'"."""
+    """Describe a node for an error message: "a list", "the text 'x'"."""
     match node:
         case ScalarNode(value=None):
             return "nothing"
@@ -142,7 +144,7 @@ _WORDS: dict[str, Scalar | None] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
-# Numbers of absurd length stay text: Python refuses to read them, and nothing here can use them.
+# Extremely long numbers remain text: Python refuses to convert them, and no field can use them.
 _INTEGER = re.compile(r"[-+]?[0-9]{1,300}")
 _OTHER_BASE = re.compile(r"0o[0-7]{1,100}|0x[0-9a-fA-F]{1,100}")
 _FLOAT = re.compile(
@@ -153,7 +155,7 @@ _UNREADABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U0001000
 
 
 class _Hopeless(Exception):
-    """A syntax error was noted; there is no tree."""
+    """A syntax error was added to the notes, and the tree cannot be built."""
 
 
 def _readable(text: str, notes: ProblemNotes) -> bool:
@@ -188,12 +190,12 @@ class _Composer:
     def documents(self) -> Iterator[Node]:
         from yaml import events
 
-        next(self._events)  # the stream's start
+        next(self._events)  # the start of the stream
         count = 0
         while not isinstance(next(self._events), events.StreamEndEvent):
             self._anchors.clear()
             yield self._node(next(self._events), 0)
-            next(self._events)  # the document's end
+            next(self._events)  # the end of the document
             count += 1
         if not count:
             self._notes.add(
@@ -284,7 +286,9 @@ class _Composer:
         return tuple(entries.values())
 
     def _merge(self, node: Node, entries: dict[str, tuple[ScalarNode, Node]]) -> None:
-        """YAML's merge key: a table's own keys win, then those of the first merged table."""
+        """Apply YAML's merge key. The table's own keys take precedence, then the keys of the merged
+        tables in their order.
+        """
         for source in node.items if isinstance(node, ListNode) else (node,):
             if isinstance(source, MapNode):
                 for key, value in source.entries:
@@ -320,11 +324,11 @@ class _Composer:
 
 def _mark(event: "Event") -> SourceMark:
     start = event.start_mark
-    assert start is not None  # every event of a parser has one
+    assert start is not None  # every event from the parser has a start mark
     return SourceMark(line=start.line + 1, column=start.column + 1, index=start.index)
 
 
-# Messages of libyaml and PyYAML -> explanation for the author, and remedy.
+# (part of a message of libyaml or PyYAML, explanation for the author, suggested fix)
 _EXPLAINED = (
     (
         "tab between",
@@ -410,10 +414,10 @@ def _explain(error: "MarkedYAMLError", notes: ProblemNotes) -> None:
 
 
 def _place_error(error: "MarkedYAMLError", notes: ProblemNotes) -> SourceMark:
-    """The position to show: a line that has text."""
+    """The position of the error, moved to a line that has text."""
     for place in (error.problem_mark or error.context_mark, error.context_mark):
-        # The parser notices an unclosed bracket or quote only at the file's end; the error shows
-        # where it begins.
+        # The parser detects an unclosed bracket or quote only at the end of the file. The error is
+        # shown where the bracket or quote begins.
         mark = SourceMark(line=place.line + 1, column=place.column + 1) if place else None
         if mark and mark.line <= len(notes.lines) and notes.lines[mark.line - 1].strip():
             return mark

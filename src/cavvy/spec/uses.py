@@ -1,5 +1,5 @@
-"""The files of a frozen folder that a setup uses; called when a task is checked, and for its
-setup's key.
+"""Match the entries of `setup.uses` with the files of a frozen folder. This is needed to check a
+task, and to compute the key under which a finished setup is reused.
 """
 
 import os
@@ -9,12 +9,12 @@ from cavvy.spec.problems import nearest
 
 
 def is_used(path: str, uses: Sequence[str]) -> bool:
-    """Whether a file of the folder is in `uses` or below one of its folders."""
+    """Whether a file of the folder is an entry of `uses` or is inside a folder that is an entry."""
     return any(path == use or path.startswith(use + "/") for use in uses)
 
 
 def explain_unused(paths: Collection[str], uses: Sequence[str]) -> list[tuple[str, str]]:
-    """The entries of `uses` that match no file of the folder, each with a remedy."""
+    """A message and a suggested fix for each entry of `uses` that matches no file of the folder."""
     return [
         (
             f"`setup.uses` names {use}, which is not in the frozen working folder ({len(paths):,} "

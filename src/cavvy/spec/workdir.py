@@ -1,5 +1,5 @@
-"""Freezes a working folder as a manifest of its files by content. The manifest's hash is the
-snapshot's name.
+"""Freeze a working folder: make a manifest that lists each file with the hash of its content. The
+hash of the manifest is the name of the snapshot.
 
 Errors:
 
@@ -17,17 +17,19 @@ from typing import ClassVar
 
 from cavvy.spec.ignore import OWN_FILE, list_files
 
-# A folder beyond these is nearly always a mistake: data or an environment that an ignore file
-# should name.
+# A larger folder is nearly always a mistake: it contains data or an environment that an ignore file
+# should list.
 MOST_BYTES = 10 << 30
 MOST_FILES = 200_000
-_SETTLE_NS = 2_000_000_000  # a file changed this recently may change again unnoticed
+# A cached hash is used only if the file had not changed for this long when the cache was written:
+# otherwise the file may have changed again without a change of its times.
+_SETTLE_NS = 2_000_000_000
 _CACHE_FORMAT = 1
-Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
+Progress = Callable[[int, int], None]  # called with the bytes read so far and the total bytes
 
 
 class FreezeError(Exception):
-    """A folder that cannot be frozen; the message names the file and the remedy."""
+    """The folder cannot be frozen. The message names the file and the remedy."""
 
     code: ClassVar[str] = "workdir_refused"
     status: ClassVar[int] = 422
@@ -39,7 +41,7 @@ class FreezeError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderEntry:
-    """One file, or one link with its target. `path` is relative, with slashes."""
+    """One file, or one link with its target. `path` is relative to the folder, with slashes."""
 
     path: str
     size: int = 0
@@ -50,28 +52,30 @@ class FolderEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderSnapshot:
-    """A frozen folder. `hash` is the SHA-256 of `manifest`; equal content gives an equal hash on
-    every machine.
+    """A frozen folder. `hash` is the SHA-256 of `manifest`. Equal folders have equal hashes on all
+    machines.
     """
 
     folder: Path
     entries: tuple[FolderEntry, ...]
     manifest: bytes = field(repr=False)
     hash: str
-    notes: tuple[str, ...] = ()  # notes for people about omissions and surprises
-    parts: tuple["FolderSnapshot", ...] = ()  # of several folders: the snapshot of each
-    single: bool = False  # one file, not a folder
+    notes: tuple[str, ...] = ()  # notes for people, such as about files that are left out
+    parts: tuple["FolderSnapshot", ...] = ()  # the snapshots that were merged into this one
+    single: bool = False  # whether this is the snapshot of one file instead of a folder
 
     @property
     def size(self) -> int:
-        """Total bytes of all files."""
+        """The total size of all files in bytes."""
         return sum(entry.size for entry in self.entries)
 
     def biggest(self, count: int = 5) -> tuple[FolderEntry, ...]:
         return tuple(sorted(self.entries, key=lambda entry: (-entry.size, entry.path))[:count])
 
     def blobs(self) -> dict[str, bytes | Path]:
-        """Everything to upload, by SHA-256: the manifest itself and each content once."""
+        """All content to upload, by SHA-256: the manifest, and the content of the files, each
+        distinct content once.
+        """
         files: dict[str, bytes | Path] = {
             entry.sha256: part.folder / entry.path
             for part in self.parts or (self,)
@@ -91,11 +95,11 @@ def freeze(
     most_bytes: int = MOST_BYTES,
     most_files: int = MOST_FILES,
 ) -> FolderSnapshot:
-    """Read a folder into a snapshot. `cache` is a folder for the hashes of unchanged files.
+    """Read a folder into a snapshot. `cache` is a folder that stores the hashes of unchanged files.
 
-    `state` is Cavvy's own folder, which contains keys and is never part of a snapshot. `.gitignore`
-    (in a repository: as git applies it) and `.cavvyignore` are obeyed. With `only`, the snapshot
-    has just this file. Raises FreezeError.
+    `state` is Cavvy's own folder, which contains keys and is never part of a snapshot. Files that
+    `.gitignore` or `.cavvyignore` excludes are left out; in a repository, git applies `.gitignore`.
+    With `only`, the snapshot has just this file. Raises FreezeError.
     """
     folder = Path(os.path.abspath(folder))
     if only is None:
@@ -125,8 +129,9 @@ def freeze(
 
 
 def combine(snapshots: Mapping[str, FolderSnapshot]) -> FolderSnapshot:
-    """Merge several snapshots, each below its path; "" is the top. A snapshot of a single file is
-    at its path itself. Of equal paths the last one counts.
+    """Merge several snapshots into one. The files of each snapshot are placed below its path, where
+    "" is the top; a snapshot of a single file is placed at its path. If paths are equal, the last
+    file is used.
     """
     found: dict[str, FolderEntry] = {}
     for below, part in snapshots.items():
@@ -164,8 +169,9 @@ Found = tuple[FolderEntry, os.stat_result]
 
 
 def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
-    """The current state of each path, without its content; files that vanished meanwhile are left
-    out."""
+    """Return an entry without hash for each path, and notes. Files that have been deleted in the
+    meantime are left out.
+    """
     found: list[Found] = []
     notes: list[str] = []
     for path in paths:
@@ -194,7 +200,7 @@ def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
 def _without_state(
     folder: Path, paths: list[str], state: Path | None
 ) -> tuple[list[str], list[str]]:
-    """The paths outside Cavvy's own folder, and a note about those in it."""
+    """Return the paths outside Cavvy's own folder, and a note if any path is inside it."""
     inside = (
         ".."
         if state is None
@@ -280,7 +286,9 @@ def _hash_all(
 
 
 def _hash(folder: Path, path: str, cache: "_Cache") -> tuple[int, str]:
-    """Size and SHA-256 of a file that does not change while it is read."""
+    """Return the size and SHA-256 of a file. If the file changes while it is read, it is read
+    again, at most three times in all. Raises FreezeError.
+    """
     for _ in range(3):
         try:
             with open(folder / path, "rb") as stream:
@@ -315,7 +323,9 @@ def _manifest(entries: Sequence[FolderEntry]) -> bytes:
 
 
 class _Cache:
-    """Hashes of unchanged files, by path, times, size and inode; losing them costs only time."""
+    """Caches the hashes of unchanged files, by path, times, size and inode. If the cache is lost,
+    the files are hashed again.
+    """
 
     def __init__(self, root: Path | None, folder: Path) -> None:
         name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]
@@ -344,7 +354,8 @@ class _Cache:
         row = self._known.get(path)
         if not isinstance(row, list) or len(row) != 5 or row[:4] != list(_identity(seen)):
             return None
-        # Within one clock tick, a file can change and keep its times; git calls such entries racy.
+        # A file can change twice within one clock tick without a change of its times. Git calls
+        # such entries racy.
         if max(seen.st_mtime_ns, seen.st_ctime_ns) > self._written_ns - _SETTLE_NS:
             return None
         digest = row[4]

@@ -1,1 +1,1 @@
-"""Rows, blobs, logs and the catalog snapshot: everything that is remembered."""
+"""Stores rows, blobs, logs and the catalog snapshot."""

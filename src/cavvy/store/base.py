@@ -1,5 +1,4 @@
-"""The interface of a store, and its errors. Queries live only in this module; only `commit`
-writes.
+"""The interface of a store, and its errors. No other package contains queries.
 
 Errors:
 
@@ -58,21 +57,23 @@ class StoreFull(StoreError):
 
 
 class StoreUnusable(StoreError):
-    """A person must act; the message says how."""
+    """The database cannot be used until a person acts; the message states how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtomicWrite:
-    """One atomic write. Each row carries the version at which it was read; version 0 inserts it.
+    """Rows that are written together or not at all. Each row carries the version at which it was
+    read; version 0 inserts it.
 
     The store writes version + 1. It raises StaleVersion and writes nothing if a version differs, if
-    an inserted row exists, or if an update changes a row's project or a job's name. If an attempt
-    renames its gang, a later attempt in the same write may use the old name. Raises RowNotFound if
-    the parent (job, attempt, host) of a row does not exist. The order is `release`, jobs, attempts,
-    nodes, charges, events, observations, allocations. Allocations are checked in the same
-    transaction against their host and its other allocations. `release` names gangs whose
-    allocations are removed. `charges` are the whole bill so far of each node in them, and replace
-    the node's earlier charges.
+    an inserted row exists, or if an update changes a row's project or a job's name. It raises
+    RowNotFound if the parent (job, attempt, host) of a row does not exist.
+
+    Rows are written in this order: `release`, jobs, attempts, nodes, charges, events, observations,
+    allocations. If an attempt renames its gang, a later attempt in the same write may use the old
+    name. `release` names gangs whose allocations are removed. `charges` are the whole bill so far
+    of each node in them, and replace the node's earlier charges. Allocations are checked in the
+    same transaction against their host and its other allocations.
     """
 
     jobs: Sequence[Job] = ()
@@ -87,7 +88,7 @@ class AtomicWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
-    """A job without its task, for listings; read without decoding documents."""
+    """A job without its task, for listings; it is read without decoding documents."""
 
     id: str
     project: str
@@ -101,9 +102,9 @@ class JobSummary:
     ended_at: datetime | None
     attempt: int
     exit_code: int | None
-    place: str | None  # offer key of the latest attempt
+    place: str | None  # key of the offer of the latest attempt
     spent: Money
-    held: bool  # not in the queue: waits for a schedule, or for a window
+    held: bool  # the job is not in the queue, but waits for a schedule or a window
 
 
 def summarize(job: Job, place: str | None, spent: Money) -> JobSummary:
@@ -129,14 +130,18 @@ def summarize(job: Job, place: str | None, spent: Money) -> JobSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryPage:
-    """A page of summaries, newest first; `cursor` starts the next page, None marks the last."""
+    """A page of summaries, newest first; `cursor` requests the next page, and is None on the last
+    one.
+    """
 
     jobs: Sequence[JobSummary]
     cursor: str | None
 
 
 def make_page(found: Sequence[JobSummary], limit: int) -> SummaryPage:
-    """The page of `found`, which was requested with one summary more than `limit`."""
+    """Make a page of at most `limit` summaries from `found`, which has one more if there is a next
+    page.
+    """
     more = 0 < limit < len(found)
     return SummaryPage(jobs=found[:limit], cursor=found[limit - 1].id if more else None)
 
@@ -152,8 +157,8 @@ class SealedSecret:
 
 
 class Store(Protocol):
-    """A store of jobs and what belongs to them. Reads of a tenant's rows name the project; None is
-    for the control plane itself.
+    """A store of jobs and what belongs to them. Reads of a tenant's rows take the project's name;
+    only the control plane itself passes None.
     """
 
     async def open(self) -> None:
@@ -164,18 +169,18 @@ class Store(Protocol):
         """This installation's random id, which never changes."""
 
     async def commit(self, changes: AtomicWrite) -> None:
-        """Write all or nothing. Raises StaleVersion, NameConflict, AllocationConflict,
-        StoreFull.
+        """Write all rows or none. Raises StaleVersion, RowNotFound, NameConflict,
+        AllocationConflict, StoreFull.
         """
 
     async def submit(self, job: Job, event: Event) -> Job:
-        """Insert a new job under `job.name`, or the first free of name-2, name-3, ...; return it
-        as stored.
+        """Insert a new job under `job.name`, or under the first free name of name-2, name-3, ...;
+        return the job as stored.
         """
 
     async def job(self, job_id: str) -> Job: ...
     async def find_job(self, project: str, name_or_id: str) -> Job:
-        """By exact name or id in this project. Raises RowNotFound."""
+        """The job with this exact name or id in this project. Raises RowNotFound."""
 
     async def list_jobs(
         self,
@@ -186,85 +191,91 @@ class Store(Protocol):
     ) -> SummaryPage: ...
     async def count_jobs(self, project: str | None) -> dict[JobPhase, int]: ...
     async def waiting(self, now: datetime, limit: int) -> Sequence[Job]:
-        """Queued jobs that may start (`not_before` passed, no stop requested), by priority
-        descending, then id.
+        """Queued jobs that may start: `not_before` has passed and no stop is requested. The highest
+        priority comes first, then the lowest id.
         """
 
     async def next_waiting(self, now: datetime) -> datetime | None:
-        """The earliest `not_before` still ahead among queued jobs."""
+        """The earliest `not_before` after `now` among queued jobs, or None."""
 
     async def queue_position(self, job: Job, now: datetime | None = None) -> int:
-        """1 for the next job to start, 0 for a job that is not queued. Queued jobs of all projects
-        count; with `now`, those that must not start yet do not.
+        """The position of a job in the queue of all projects: 1 for the next job to start, 0 for a
+        job that is not queued. With `now`, jobs that must not start yet are not counted.
         """
 
     async def snapshots(self) -> Collection[str]:
-        """Content hashes of the working folders of all jobs, which garbage collection of blobs must
-        keep."""
+        """Content hashes of the working folders of all jobs; garbage collection must keep their
+        blobs.
+        """
 
     async def unfinished(self) -> Sequence[str]:
-        """Ids of jobs that are not ended or have an attempt that is not ended."""
+        """Ids of jobs that have not ended or have an attempt that has not ended."""
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]: ...
     async def attempt_of_gang(self, gang: str) -> Attempt:
-        """Raises RowNotFound."""
+        """The attempt with this gang. Raises RowNotFound."""
 
     async def open_attempts(self, project: str | None = None) -> Sequence[Attempt]:
-        """All attempts that have not ended, and so may cost money now."""
+        """All attempts that have not ended, and therefore may cost money now."""
 
     async def nodes(self, attempt_id: str) -> Sequence[Node]:
-        """By rank."""
+        """The nodes of an attempt, by rank."""
 
     async def node(self, attempt_id: str, rank: int) -> Node: ...
     async def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[Event]:
         """Events with an id above `after`, oldest first."""
 
     async def charges(self, job_id: str) -> Sequence[Charge]:
-        """Charges by attempt, rank and time."""
+        """The job's charges by attempt, rank and time."""
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
-        """The sum of the project's charges; with `since`, only those that began then or later."""
+        """The sum of the project's charges, or only of those that began at `since` or later."""
 
     async def save_checkpoint(
         self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2
     ) -> SavedCheckpoint:
-        """Store a checkpoint as the job's newest, keep only the newest `keep`, and return it with
-        its number.
+        """Store a checkpoint as the job's newest, delete all but the newest `keep`, and return the
+        checkpoint with its number.
 
-        Storing the newest again (same attempt and manifest) changes nothing. Raises RowNotFound if
-        the project has no such job, StaleVersion if an attempt after number `on_behalf` has begun.
+        If it is the newest already (same attempt and manifest), nothing changes. Raises RowNotFound
+        if the project has no such job, StaleVersion if an attempt after number `on_behalf` has
+        begun.
         """
 
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
-        """Newest first."""
+        """The job's checkpoints, newest first."""
 
     async def observations(
         self, markets: Collection[str], since: datetime, limit: int = 2000
     ) -> Sequence[Observation]:
-        """Observations of these markets since then, oldest first; only the newest `limit`."""
+        """Observations of these markets at `since` or later, oldest first; if there are more than
+        `limit`, only the newest ones.
+        """
 
     async def tallies(self, since: datetime) -> Sequence[MarketTally]:
-        """Observations since then, except prices, summed by market and kind and in that order."""
+        """The sums of all observations at `since` or later, except prices, by market and then by
+        kind.
+        """
 
     async def forget_observations(self, before: datetime) -> None: ...
     async def put_host(self, host: Host) -> None:
-        """Insert or replace the host. Its allocations stay, even if it has become smaller."""
+        """Insert or replace the host. Its allocations stay, even if the host has become smaller."""
 
     async def hosts(self) -> Sequence[Host]: ...
     async def allocations(self, host: str | None = None) -> Sequence[Allocation]: ...
     async def put_secret(self, secret: SealedSecret) -> None: ...
     async def secrets(self, project: str) -> Sequence[SealedSecret]: ...
     async def delete_secret(self, project: str, name: str) -> None:
-        """Raises RowNotFound."""
+        """Delete a secret. Raises RowNotFound."""
 
     async def provider_documents(
         self, provider: str, collection: str, name: str | None = None
     ) -> Sequence[ProviderDocument]:
-        """By name."""
+        """The provider's documents in a collection, by name."""
 
     async def swap_provider_document(
         self, provider: str, document: ProviderDocument, *, delete: bool = False
     ) -> bool:
-        """Write or delete a document stored at `document.version` - 1 (0: not stored); returns
-        False and changes nothing if it has another version.
+        """Write or delete a document whose stored version is `document.version` - 1 (0 if it is not
+        stored yet); if the stored version differs, return False and change nothing.
         """

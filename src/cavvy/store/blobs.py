@@ -1,4 +1,4 @@
-"""Blobs named by the SHA-256 of their bytes, as files; frozen working folders consist of them.
+"""Blobs named by the SHA-256 of their bytes, as files. Frozen working folders consist of blobs.
 Methods block on disk I/O.
 """
 
@@ -22,8 +22,8 @@ from msgspec.json import Decoder
 
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 
-_FOLDERS = 8  # manifests whose lists are cached: 10 MB for 100,000 files
-_SYNCS = 8  # files flushed together: the journal writes waiting ones at once
+_FOLDERS = 8  # number of manifests whose lists are cached: 10 MB for 100,000 files
+_SYNCS = 8  # files flushed at once: the file system's journal writes waiting ones together
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -35,16 +35,16 @@ class BlobStore:
         self._folder_parts = lru_cache(_FOLDERS)(partial(_list_parts, self))
 
     def missing(self, hashes: Iterable[str]) -> list[str]:
-        """Missing blobs, each once, in order; the others become new for a concurrent garbage
-        collection.
+        """The names of missing blobs, each once, in order. The other blobs count as new, so that a
+        concurrent garbage collection keeps them.
 
         Raises HashMismatch if a name is not a SHA-256.
         """
         return [name for name in dict.fromkeys(hashes) if not _touch(self._path(name))]
 
     def put(self, name: str, chunks: Iterable[bytes]) -> None:
-        """Store the bytes whose SHA-256 in hexadecimal is `name`; a no-op if they are stored.
-        Raises HashMismatch, StoreFull.
+        """Store the bytes whose SHA-256 in hexadecimal is `name`, unless they are stored. Raises
+        HashMismatch, StoreFull.
         """
         if _touch(self._path(name)):
             return
@@ -53,15 +53,16 @@ class BlobStore:
                 writer.write(chunk)
 
     def writer(self, name: str) -> "BlobWriter":
-        """For bytes that arrive in pieces: a context manager that stores the blob if it ends
-        without an error."""
+        """A context manager for bytes that arrive in pieces; it stores the blob if the block ends
+        without an error.
+        """
         return BlobWriter(self._path(name), name)
 
     def put_all(self, blobs: Mapping[str, bytes]) -> None:
         """Store many small blobs durably, at little more than the cost of a few.
 
-        All hashes are checked before anything is written. Raises HashMismatch or StoreFull, and
-        then stores none.
+        All hashes are checked before anything is written. Raises HashMismatch or StoreFull; in that
+        case no blob is stored.
         """
         for name, data in blobs.items():
             _check(name, sha256(data).hexdigest())
@@ -86,12 +87,12 @@ class BlobStore:
                 part.unlink(missing_ok=True)
 
     def append(self, name: str, offset: int, data: bytes, size: int) -> int:
-        """Accept a part of a blob of `size` bytes; returns the next part's offset, `size` when the
-        blob is stored.
+        """Accept a part of a blob of `size` bytes. Returns the offset of the next part, which is
+        `size` when the blob is stored.
 
-        Parts arrive in order; a part that does not continue the stored ones is answered with the
-        expected offset. An unfinished blob outlives this process, until garbage collection removes
-        it. Raises HashMismatch (start again), StoreFull.
+        Parts must arrive in order: a part that does not continue the stored ones is ignored, and
+        the expected offset returned. An unfinished blob outlives this process, until garbage
+        collection removes it. Raises HashMismatch (start again), StoreFull.
         """
         path = self._path(name)
         if _touch(path):
@@ -115,22 +116,22 @@ class BlobStore:
         return size
 
     def open(self, name: str) -> BinaryIO:
-        """Raises RowNotFound."""
+        """Open the blob for reading. Raises RowNotFound."""
         try:
             return open(self._path(name), "rb")
         except FileNotFoundError:
             raise RowNotFound(f"no blob {name}") from None
 
     def path(self, name: str) -> Path:
-        """The path of the blob, for sending it as a file. Raises RowNotFound."""
+        """The path of the blob, so that it can be sent as a file. Raises RowNotFound."""
         path = self._path(name)
         if not path.is_file():
             raise RowNotFound(f"no blob {name}")
         return path
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """The bytes of a blob of at most `limit` bytes; None if it is larger or missing. Raises
-        HashMismatch.
+        """The bytes of a blob, or None if it is missing or larger than `limit` bytes. Raises
+        HashMismatch if `name` is not a SHA-256.
         """
         try:
             with open(self._path(name), "rb") as file:
@@ -140,13 +141,14 @@ class BlobStore:
         return data if len(data) <= limit else None
 
     def folder_parts(self, snapshot: str) -> frozenset[str]:
-        """The blobs of a frozen working folder, including its manifest; only the manifest if it
+        """The blobs of a frozen working folder, including its manifest, or only the manifest if it
         cannot be read. Raises RowNotFound.
         """
         return self._folder_parts(snapshot)
 
     def sweep(self, wanted: Collection[str], *, older_than: datetime) -> int:
-        """Remove unwanted older blobs and unfinished uploads; return the bytes freed.
+        """Remove blobs that are not wanted, and unfinished uploads, if they are older than
+        `older_than`. Returns the number of bytes freed.
 
         The age limit keeps uploads for a job whose submission has not arrived yet.
         """
@@ -172,7 +174,7 @@ class BlobStore:
 
 
 class ManifestEntry(Struct, frozen=True, kw_only=True):
-    """A file, or a link, of a frozen working folder."""
+    """A file or link of a frozen working folder."""
 
     path: str
     sha256: str | None = None  # None for a link
@@ -185,7 +187,7 @@ class FolderManifest(Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> frozenset[str]:
-        """The blobs that the folder is made of, without the manifest itself."""
+        """The blobs of the folder's files, without the manifest itself."""
         return frozenset(entry.sha256 for entry in self.files if entry.sha256 is not None)
 
 
@@ -193,7 +195,7 @@ _decode_manifest = Decoder(FolderManifest).decode
 
 
 def read_manifest(blobs: BlobStore, snapshot: str) -> FolderManifest:
-    """Raises RowNotFound, and MsgspecError if the blob is not a manifest."""
+    """Read a manifest. Raises RowNotFound, and MsgspecError if the blob is not a manifest."""
     with blobs.open(snapshot) as file:
         return _decode_manifest(file.read())
 
@@ -206,7 +208,8 @@ def _list_parts(blobs: BlobStore, snapshot: str) -> frozenset[str]:
 
 
 def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: datetime) -> int:
-    """Remove older blobs that belong to no job's frozen working folder; return the bytes freed.
+    """Remove blobs that are older than `older_than` and belong to no job's frozen working folder.
+    Returns the number of bytes freed.
 
     Removes nothing if a job's manifest cannot be read.
     """
@@ -215,15 +218,15 @@ def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: d
         try:
             wanted |= read_manifest(blobs, name).parts
         except RowNotFound:
-            continue  # its parts are useless without it
+            continue  # without its manifest, the folder's other blobs are useless
         except MsgspecError:
             return 0
     return blobs.sweep(wanted, older_than=older_than)
 
 
 class BlobWriter:
-    """A blob being written. Nothing is stored if the block ends with an exception or the hash
-    differs.
+    """A blob that is being written. Nothing is stored if the block ends with an exception or the
+    hash differs.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -245,7 +248,7 @@ class BlobWriter:
         return self
 
     def write(self, data: bytes) -> None:
-        """Raises StoreFull."""
+        """Append bytes to the blob. Raises StoreFull."""
         assert self._file is not None, "write inside the with block"
         self._hash.update(data)
         try:
@@ -266,7 +269,7 @@ class BlobWriter:
         except OSError as failure:
             raise _told(failure, self._part) from failure
         finally:
-            with suppress(OSError):  # closing flushes again, which fails again on a full disk
+            with suppress(OSError):  # closing flushes again, and fails again on a full disk
                 self._file.close()
             self._part.unlink(missing_ok=True)
 
@@ -278,8 +281,9 @@ class BlobWriter:
 
 
 def _finish_part(file: BufferedRandom, part: Path, path: Path) -> None:
-    """Complete the blob from all of its parts. Raises HashMismatch, and then keeps nothing of
-    it."""
+    """Complete the blob when all of its parts have arrived. If the hash differs, delete them and
+    raise HashMismatch.
+    """
     file.flush()
     file.seek(0)
     found = file_digest(file, "sha256").hexdigest()
@@ -301,7 +305,9 @@ def _put_in_place(part: Path, path: Path) -> None:
 
 
 def _sync_all(paths: Sequence[Path]) -> None:
-    """Flush only these: syncfs would also wait for what the jobs of this machine write."""
+    """Flush only these files or folders: syncfs would also wait for data that jobs on this machine
+    write.
+    """
     with ThreadPoolExecutor(_SYNCS, "sync") as pool:
         for _ in pool.map(_sync, paths):
             pass
@@ -317,7 +323,7 @@ def _sync(path: Path) -> None:
 
 
 def _touch(path: Path) -> bool:
-    """Whether the file exists; if so, it counts as new."""
+    """Whether the file exists. Sets its time to now, so that garbage collection keeps it."""
     try:
         os.utime(path)
     except FileNotFoundError:

@@ -1,5 +1,5 @@
-"""Documents as JSON, times as microseconds, and text that every database accepts; used by all
-stores.
+"""Conversions that all stores use: documents to JSON, times to microseconds, and texts to what
+every database accepts.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-# The fields of a job that have a column; the first three never change. Its task and origin are
-# stored separately, and the document `rest` holds its other fields.
+# The fields of a job that have a column; the first three never change. The task and the origin are
+# stored separately, and the document `rest` holds the other fields.
 JOB_FIELDS = (
     "id",
     "project",
@@ -60,7 +60,7 @@ def encode(document: object) -> str:
 
 
 def to_micros(time: datetime) -> int:
-    """Microseconds since 1970, exact."""
+    """The time in whole microseconds since 1970; nothing is rounded."""
     return (time - _EPOCH) // _MICROSECOND
 
 
@@ -73,7 +73,9 @@ def encode_rest(job: Job) -> str:
 
 
 def plain(text: str) -> str:
-    """Text without characters that a database column cannot hold (NUL, lone surrogates)."""
+    """The text with replacements for characters that a database column cannot hold (NUL, lone
+    surrogates).
+    """
     if "\x00" in text:
         text = text.replace("\x00", "\ufffd")
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
@@ -91,8 +93,8 @@ def storable_attempt(attempt: Attempt) -> Attempt:
 
 
 def storable_node(node: Node) -> Node:
-    """The node with the next version. JSON has no NaN or infinity: such progress becomes text, and
-    such telemetry is dropped.
+    """The node as a later read will return it, with the next version. JSON has no NaN or infinity:
+    in the progress they become text, and in the telemetry they are dropped.
     """
     telemetry, progress = node.telemetry, node.progress
     if not all(map(isfinite, telemetry.values())):

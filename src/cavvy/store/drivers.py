@@ -1,4 +1,6 @@
-"""The two databases: connecting, locking, and the mapping of their errors to store errors."""
+"""The drivers of the two databases: how to connect and lock, and which store error each database
+error becomes.
+"""
 
 import errno
 import os
@@ -33,8 +35,8 @@ class SqlCursor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseDriver:
-    """One database. Statements are written with `?` and run on the driver's own connection, in
-    its autocommit mode.
+    """One database. Statements contain `?` for values, and run on the driver's own connection in
+    autocommit mode.
     """
 
     url: str  # postgresql://…; sqlite:///path
@@ -51,11 +53,11 @@ class DatabaseDriver:
         return str(self.path or re.sub(r"(?<=:)[^:/@]+(?=@)|(?<=password=)[^&]+", "***", self.url))
 
     def connect(self, *, readonly: bool = False) -> "DatabaseSession":
-        """A separate connection for the calling thread. Raises the driver's errors."""
+        """Open a separate connection for the calling thread. Raises the driver's errors."""
         return DatabaseSession(self, readonly=readonly)
 
     def connect_raw(self, *, readonly: bool) -> Any:
-        """The connection of sqlite3 or psycopg, in autocommit mode."""
+        """Open a connection of sqlite3 or psycopg, in autocommit mode."""
         if not self.is_sqlite:
             import psycopg
 
@@ -63,7 +65,7 @@ class DatabaseDriver:
         raw = sqlite3.connect(str(self.path), isolation_level=None, check_same_thread=False)
         raw.execute(f"PRAGMA busy_timeout={_BUSY_S * 1000}")
         raw.execute("PRAGMA foreign_keys=ON")
-        # With a rollback journal a crash of the system could tear the file at NORMAL; with WAL it
+        # With a rollback journal, a system crash could corrupt the file at NORMAL; with WAL it
         # cannot.
         raw.execute(f"PRAGMA synchronous={'NORMAL' if self.journal == 'wal' else 'FULL'}")
         if readonly:
@@ -72,7 +74,7 @@ class DatabaseDriver:
 
 
 class DatabaseSession:
-    """One thread's connection. Both drivers share `execute` and its cursor, nothing else."""
+    """One thread's connection. The two drivers have only `execute` and its cursor in common."""
 
     __slots__ = ("_raw", "_readonly", "_texts", "driver")
 
@@ -95,8 +97,8 @@ class DatabaseSession:
         return cursor
 
     def begin(self) -> None:
-        # IMMEDIATE: otherwise another writer could come between a transaction's reads and its
-        # writes
+        # IMMEDIATE, because otherwise another process could write between the reads and the writes
+        # of a transaction.
         self._raw.execute("BEGIN IMMEDIATE" if self.driver.is_sqlite else "BEGIN")
 
     def commit(self) -> None:
@@ -122,7 +124,9 @@ class DatabaseSession:
 
 
 def make_driver(url: str, *, journal: str) -> DatabaseDriver:
-    """Raises StoreUnusable if the URL is wrong, or its driver or folder is missing."""
+    """Make the driver for a URL. Raises StoreUnusable if the URL is wrong, or its driver or folder
+    is missing.
+    """
     scheme, _, rest = url.partition("://")
     if scheme != "sqlite":
         try:
@@ -144,12 +148,14 @@ def make_driver(url: str, *, journal: str) -> DatabaseDriver:
 
 
 def choose_journal(path: Path, mounts: str) -> str:
-    """ "delete" on a file system that machines share, by the table of mounts; else "wal"."""
+    """The SQLite journal mode: "delete" on a file system that machines share, otherwise "wal"."""
     return "delete" if is_shared(path, mounts) else "wal"
 
 
 def _create_file(path: Path) -> None:
-    """Make the file readable by its owner only, before SQLite creates it with the umask's mode."""
+    """Create the file so that only its owner can read it; SQLite would create it with the mode of
+    the umask.
+    """
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError as error:
@@ -162,7 +168,7 @@ def _create_file(path: Path) -> None:
 
 
 def translate(error: Exception, driver: DatabaseDriver) -> Exception:
-    """The store error for a driver's error; other errors are returned unchanged."""
+    """The store error for an error of the driver; other errors are returned unchanged."""
     if isinstance(error, StoreError):
         return error
     if isinstance(error, sqlite3.Error):
@@ -231,5 +237,5 @@ def _translate_postgres(error: Exception, driver: DatabaseDriver) -> Exception:
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether the same transaction may succeed if repeated at once (PostgreSQL only)."""
+    """Whether the same transaction may succeed if it is repeated at once (PostgreSQL only)."""
     return getattr(error, "sqlstate", None) in ("40001", "40P01")

@@ -1,11 +1,11 @@
-"""Stores ranks' logs as files, appended by offset; a log over its limit keeps its first tenth and
-its newest part.
+"""Stores the logs of ranks as files. Data is appended by offset; a log that exceeds its limit keeps
+its first tenth and its newest part.
 
-A log is `ATTEMPT.RANK.log` (its bytes from 0 on) and, if it grew past its first tenth or lost
-bytes, segments `ATTEMPT.RANK.log.OFFSET`. Offsets count all bytes ever written, so they never
-change. Bytes between two files were dropped; readers get a line that says so. Methods block on disk
-I/O. Bytes survive the end of this process, and reach the disk when the system writes them: no
-fsync.
+A log is the file `ATTEMPT.RANK.log`, with its bytes from 0 on, and segments
+`ATTEMPT.RANK.log.OFFSET`, if it grew past its first tenth or lost bytes. Offsets count all bytes
+ever written, so they never change. Bytes between two files were dropped; readers get a line that
+reports the gap. Methods block on disk I/O. There is no fsync: stored bytes survive the end of this
+process, but a system crash may lose the newest ones.
 """
 
 import errno
@@ -21,9 +21,10 @@ from threading import Lock
 from cavvy.store.base import RowNotFound, StoreFull
 
 LIMIT = 1 << 30  # maximum bytes of one rank's log on disk
-_PART = 10  # fraction of the limit for the head and for each segment
-_FILES = 64  # maximum segments of one log: a sender that repeatedly loses bytes creates short ones
-_KNOWN = 4096  # logs whose end is cached; others are looked up in their folder
+_PART = 10  # the head and each segment have at most 1/10 of the limit
+# maximum number of segments of one log: a sender that often loses bytes creates short ones
+_FILES = 64
+_KNOWN = 4096  # number of logs whose state is cached; that of others is read from their folder
 _BLOCK = 65536  # bytes read at once, backwards from the end
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # names of projects or jobs that can be folders
 _FILE = re.compile(r"(\d+)\.(\d+)\.log(?:\.(\d{20}))?")
@@ -31,8 +32,8 @@ _FILE = re.compile(r"(\d+)\.(\d+)\.log(?:\.(\d{20}))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSlice:
-    """Some bytes of a log and the offset for the next read. If `dropped` bytes were lost, `data` is
-    a line about them.
+    """Some bytes of a log, and the offset for the next read. If `dropped` bytes were lost, `data`
+    is a line that reports this.
     """
 
     data: bytes
@@ -42,7 +43,7 @@ class LogSlice:
 
 @dataclass(slots=True)
 class _Log:
-    """The files of one log, by their start offsets; the last one grows."""
+    """The files of one log, by their start offsets. New bytes are appended to the last file."""
 
     base: Path
     starts: list[int]
@@ -57,7 +58,9 @@ class _Log:
 
 
 class LogStore:
-    """A folder of logs. Several threads of one process may use it; a second process may read."""
+    """A folder of logs. Several threads of one process may write and read it; a second process may
+    only read.
+    """
 
     def __init__(self, root: Path, *, limit: int = LIMIT) -> None:
         self._root = root
@@ -78,20 +81,20 @@ class LogStore:
     ) -> int:
         """Append `data`, which begins at `offset`, and return the next expected offset.
 
-        Bytes already stored are ignored. A gap is not written: the result is the offset to go back
-        to, unless the sender says that the `lost` bytes before `offset` no longer exist. Raises
-        StoreFull without a partial write.
+        Bytes that are already stored are ignored. If bytes before `offset` are missing, nothing is
+        written and the offset of the first missing byte is returned, unless the sender reports with
+        `lost` that they no longer exist. Raises StoreFull without a partial write.
         """
         base = self._base(project, job_id, attempt, rank)
         with self._lock:
             try:
                 return self._append(self._known(base), offset, data, lost)
-            except FileNotFoundError:  # the folder was deleted: ask for the lost part again
+            except FileNotFoundError:  # the folder was deleted: request all bytes again
                 del self._logs[base]
                 return self._known(base).end
 
     def size(self, project: str, job_id: str, attempt: int, rank: int) -> int:
-        """The offset of the log's end; 0 if there is no log."""
+        """The offset of the log's end, or 0 if there is no log."""
         return self._seen(project, job_id, attempt, rank).end
 
     def read(
@@ -103,8 +106,8 @@ class LogStore:
         offset: int = 0,
         limit: int = 1 << 20,
     ) -> LogSlice:
-        """At most `limit` bytes from `offset` on; empty at the end. A gap is returned as one line
-        about it.
+        """At most `limit` bytes from `offset` on, or no bytes at the end. A gap is returned as one
+        line that reports it.
         """
         while True:
             log = self._seen(project, job_id, attempt, rank)
@@ -116,21 +119,21 @@ class LogStore:
                 dropped = following - offset
                 return LogSlice(data=_gap_line(dropped), next=following, dropped=dropped)
             size = min(limit, log.starts[i] + log.sizes[i] - offset)
-            with suppress(FileNotFoundError):  # dropped between the look and the read: look again
+            with suppress(FileNotFoundError):  # the segment was just dropped: try again
                 data = _read(log.path(log.starts[i]), offset - log.starts[i], size)
                 return LogSlice(data=data, next=offset + len(data))
             with self._lock:
                 self._logs.pop(log.base, None)
 
     def tail(self, project: str, job_id: str, attempt: int, rank: int, lines: int) -> LogSlice:
-        """The last lines, read backwards from the end; `next` is the offset to continue from. The
-        last line may be incomplete.
+        """The last `lines` lines, read backwards from the end. `next` is the offset to continue
+        from. The last line may be incomplete.
         """
         log = self._seen(project, job_id, attempt, rank)
         if lines <= 0:
             return LogSlice(data=b"", next=log.end)
         blocks: list[bytes] = []
-        wanted = lines  # newlines before the first wanted line
+        wanted = lines  # number of newlines to find before the first wanted line
         for block in _backwards(log):
             if not blocks and block.endswith(b"\n"):
                 wanted += 1
@@ -174,7 +177,9 @@ class LogStore:
         return self._folder(project, job_id) / f"{attempt}.{rank}.log"
 
     def _seen(self, project: str, job_id: str, attempt: int, rank: int) -> _Log:
-        """A copy for a reader, because a writer may continue meanwhile."""
+        """A copy of the log's state for a reader, because a writer may change the original
+        meanwhile.
+        """
         with self._lock:
             log = self._known(self._base(project, job_id, attempt, rank))
             return _Log(log.base, log.starts.copy(), log.sizes.copy())
@@ -185,7 +190,7 @@ class LogStore:
             if len(self._logs) >= _KNOWN:
                 del self._logs[next(iter(self._logs))]
             log = _look(base)
-        self._logs[base] = log  # the newest is last
+        self._logs[base] = log  # the most recently used log is last
         return log
 
     def _append(self, log: _Log, offset: int, data: bytes, lost: int) -> int:
@@ -243,7 +248,9 @@ class LogStore:
 
 
 def _look(base: Path) -> _Log:
-    """Read the state from disk; bytes of a write that the process's end cut short are valid."""
+    """Read the log's state from the folder. If the process ended during a write, the bytes that
+    were written count.
+    """
     found: list[tuple[int, int]] = []
     with suppress(FileNotFoundError):
         for entry in os.scandir(base.parent):

@@ -1,8 +1,8 @@
-"""Brings a database to the schema of this program; the first process that opens it does so.
-Called by `SqlStore.open`.
+"""Brings a database to the schema of this program. `SqlStore.open` calls it, so the first process
+that opens the database migrates it.
 
-A database at HEAD costs one SELECT, a fresh one the statements of `schema.sql`, an older one those
-of the files in `migrations/` that follow its revision.
+The cost is one SELECT for a database at HEAD, the statements of `schema.sql` for a new one, and for
+an older one the files in `migrations/` that follow its revision.
 """
 
 import os
@@ -21,11 +21,11 @@ MIGRATIONS: Mapping[str, Path] = {
 }
 HEAD = max(MIGRATIONS)
 VERSION_TABLE = "cavvy_revision"
-_ADVISORY_LOCK = 0x6361767679  # "cavvy": the lock of the process that migrates
+_ADVISORY_LOCK = 0x6361767679  # "cavvy" in ASCII: the lock of the process that migrates
 _JOURNAL_TRIES = 20
-_WAIT_MS = 60_000  # the wait for another process that migrates
-# What the databases spell differently. Ids are compared by byte, so that PostgreSQL sorts them as
-# Python and SQLite do in any locale.
+_WAIT_MS = 60_000  # ms to wait for another process that migrates
+# What the two databases spell differently. Ids are compared by byte, so that PostgreSQL sorts them
+# in any locale as Python and SQLite do.
 _SQLITE = {
     "id": "TEXT",
     "serial": "INTEGER",
@@ -41,7 +41,7 @@ _POSTGRESQL = {
 
 
 def prepare(driver: DatabaseDriver, make_id: Callable[[], str]) -> DatabaseDriver:
-    """Create or migrate the schema; return the driver with the file's actual journal mode.
+    """Create or migrate the schema. Returns the driver with the actual journal mode of the file.
 
     Raises StoreUnusable, StoreFull and the driver's own errors.
     """
@@ -54,8 +54,8 @@ def prepare(driver: DatabaseDriver, make_id: Callable[[], str]) -> DatabaseDrive
 
 
 def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
-    """Run in a transaction that no other process shares; both databases roll back DDL with their
-    transaction.
+    """Create or migrate the schema in one transaction that excludes other processes. If it fails,
+    both databases roll back all changes to the schema.
     """
     if _revision(session) == HEAD:
         return
@@ -63,7 +63,7 @@ def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
     try:
         if not session.driver.is_sqlite:
             session.run(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
-        revision = _revision(session)  # another process may have migrated it
+        revision = _revision(session)  # another process may have migrated it while this one waited
         if revision is None:
             run_file(session, SCHEMA)
             session.run(f"INSERT INTO {VERSION_TABLE} (version_num) VALUES (?)", (HEAD,))
@@ -76,7 +76,7 @@ def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
 
 
 def run_file(session: DatabaseSession, path: Path) -> None:
-    """Run each statement of a file, in the words of the session's database."""
+    """Run each statement of a file, with the spelling of the session's database."""
     words = _SQLITE if session.driver.is_sqlite else _POSTGRESQL
     for statement in path.read_text().split(";\n"):
         if statement.strip():
@@ -102,14 +102,14 @@ def _migrate(session: DatabaseSession, revision: str) -> None:
 
 
 def _set_journal(session: DatabaseSession, journal: str) -> str:
-    """Set the journal mode and return the actual one: if WAL is unavailable, SQLite keeps its
-    rollback journal.
+    """Set the journal mode and return the actual mode: SQLite keeps its rollback journal if WAL is
+    unavailable.
     """
     for attempt in range(1, _JOURNAL_TRIES + 1):
         try:
             row = session.run(f"PRAGMA journal_mode={journal}").fetchone()
         except sqlite3.OperationalError as error:
-            # This PRAGMA does not wait for another process's lock, but BEGIN does.
+            # The PRAGMA does not wait for the lock of another process, but BEGIN does.
             if attempt == _JOURNAL_TRIES or error.sqlite_errorcode & 0xFF not in (5, 6):
                 raise
             session.begin()
@@ -120,8 +120,8 @@ def _set_journal(session: DatabaseSession, journal: str) -> str:
 
 
 def _revision(session: DatabaseSession) -> str | None:
-    """The database's revision, None if it is empty. Raises StoreUnusable if it belongs to another
-    program.
+    """The database's revision, or None if the database is empty. Raises StoreUnusable if it belongs
+    to another program.
     """
     tables = {
         row[0]
@@ -143,8 +143,9 @@ def _revision(session: DatabaseSession) -> str | None:
 
 
 def _back_up(path: Path, backup: Path) -> None:
-    """Copy the last committed state of the file; this process's lock keeps all writers away
-    meanwhile."""
+    """Copy the last committed state of the file. Meanwhile this process holds the lock, so no other
+    process can write.
+    """
     unfinished = backup.with_name(backup.name + ".part")
     try:
         os.close(os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600))

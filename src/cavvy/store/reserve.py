@@ -1,24 +1,26 @@
-"""Disk space reserved in advance, so that jobs can be stopped when the disk is full."""
+"""Reserves disk space, so that users can stop jobs even when the disk is full."""
 
 import json
 import os
 from contextlib import suppress
 from pathlib import Path
 
-_NOTES = 256 * 1024  # bytes, for some thousand jobs
-_RESERVE = 4 * 1024 * 1024  # bytes that SQLite and a start's small files need
+_NOTES = 256 * 1024  # bytes, enough for some thousand jobs
+_RESERVE = 4 * 1024 * 1024  # bytes that SQLite and small files need when the server starts
 
 
 class StopNotes:
-    """Stop requests in a file of fixed size, written in place: they need no free space and survive
-    the process.
+    """Stop requests in a file of fixed size. Because they are written in place, they need no free
+    space, and they survive the process.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self) -> dict[str, str]:
-        """The reason for each job's stop. Creates the file if there is space."""
+        """The reason for the stop of each job that must stop, by job id. Creates the file if it is
+        missing and there is space.
+        """
         with suppress(OSError, ValueError):
             said = json.loads(self._path.read_bytes().rstrip(b"\0 ") or b"{}")
             if isinstance(said, dict):
@@ -28,7 +30,9 @@ class StopNotes:
         return {}
 
     def write(self, stops: dict[str, str]) -> None:
-        """Replace all notes. If the disk cannot store them, they are lost when the process ends."""
+        """Replace all stop requests. If the disk cannot store them, they are lost when the process
+        ends.
+        """
         while len(text := json.dumps(stops).encode()) > _NOTES:
             stops.popitem()
         with suppress(OSError):
@@ -47,7 +51,7 @@ class Reserve:
         self._path = folder / "reserve"
 
     def take(self) -> None:
-        """Create the file if there is space for twice its size."""
+        """Create the file if the disk has more than twice its size free."""
         with suppress(OSError):
             room = os.statvfs(self._path.parent)
             if not self._path.exists() and room.f_bavail * room.f_frsize > 2 * _RESERVE:
@@ -63,13 +67,13 @@ class Reserve:
 
 
 def is_full(folder: str) -> bool:
-    """Whether there is less free space than a start needs."""
+    """Whether the disk has less free space than the start of a server needs."""
     room = os.statvfs(folder)
     return room.f_bavail * room.f_frsize < _RESERVE
 
 
 def take_room(path: Path, size: int) -> None:
-    """Write a file of zeros, whole or not at all. Raises OSError."""
+    """Create a file of `size` zero bytes, whole or not at all. Raises OSError."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:

@@ -1,4 +1,4 @@
-"""Rows to domain objects and back: a codec pairs each field of a dataclass with a column."""
+"""Converts rows to domain objects and back. A codec maps each field of a dataclass to a column."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -35,7 +35,7 @@ from cavvy.store.drivers import Row
 
 _T = TypeVar("_T")
 _Convert = Callable[[Any], Any]
-# How a field of each type is encoded in a column and decoded; other types need neither.
+# How to encode a field of each type for a column, and how to decode it. Other types need neither.
 _CONVERSIONS: Mapping[object, tuple[_Convert, _Convert]] = {
     str: (str, str),
     bool: (bool, bool),
@@ -48,31 +48,31 @@ _CONVERSIONS: Mapping[object, tuple[_Convert, _Convert]] = {
 
 @cache
 def insert_into(table: str, columns: tuple[str, ...], then: str = "") -> str:
-    """An INSERT of one row, in the order of `columns`."""
+    """The SQL that inserts one row, with values in the order of `columns`; `then` is appended."""
     marks = ", ".join("?" * len(columns))
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) {then}"
 
 
 @cache
 def update_of(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> str:
-    """An UPDATE of `columns` where `key` matches, in that order."""
+    """The SQL that updates `columns` where `key` matches, with values in that order."""
     return f"UPDATE {table} SET {' = ?, '.join(columns)} = ? WHERE {' = ? AND '.join(key)} = ?"
 
 
 @dataclass(frozen=True, slots=True)
 class RowReader(Generic[_T]):
-    """A SELECT without its condition, and the decoder of its rows."""
+    """A SELECT statement without its condition, and the decoder of its rows."""
 
     select: str
     make: Callable[[Row], _T]
 
 
 class RowCodec(Generic[_T]):
-    """One dataclass in one table: a column for each field, of the same name.
+    """The mapping of one dataclass to one table: a column for each field, with the same name.
 
-    `only` are the fields that have a column (all by default), `columns` gives those that have
-    another name or an expression, `assigned` those that the database fills in. `key` is for
-    `upsert`, which replaces the other columns.
+    `only` lists the fields that have a column (by default all), `columns` gives the columns or
+    expressions of fields with another name, and `assigned` lists the fields that the database fills
+    in. `key` is the key for `upsert`, which replaces the other columns.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class RowCodec(Generic[_T]):
         self.upsert = f"{self.insert} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {replaced}"
 
     def fields(self, row: Sequence[Any]) -> dict[str, Any]:
-        """The decoded fields of a row of `select`; further columns are left out."""
+        """The decoded fields of a row of `select`; additional columns are ignored."""
         found = dict(zip(self._names, row, strict=False))
         for name, decode in self._decoders:
             if (value := found[name]) is not None:
@@ -115,7 +115,7 @@ class RowCodec(Generic[_T]):
         return self._kind(**self.fields(row))
 
     def values(self, item: _T) -> list[object]:
-        """The values of `columns`."""
+        """The encoded values of an object, in the order of `columns`."""
         values = []
         for name, encode_field in self._encoders:
             value = getattr(item, name)
@@ -160,21 +160,21 @@ NODES: RowReader[Node] = RowReader("SELECT document FROM nodes", lambda row: dec
 
 _JOBS = RowCodec(Job, "jobs", only=JOB_FIELDS, columns={"user": "user_name"})
 JOB_COLUMNS = (*_JOBS.columns, "priority", "rest", "document")
-_APART = ("rest", "document", "task", "origin")  # columns read after the codec's own
+_APART = ("rest", "document", "task", "origin")  # columns that follow the codec's own in a row
 
 
 def job_values(job: Job, document: int) -> list[object]:
-    """The values of JOB_COLUMNS."""
+    """The encoded values of a job, in the order of JOB_COLUMNS."""
     return [*_JOBS.values(job), job.task.priority, encode_rest(job), document]
 
 
-_CACHED = 512  # jobs; a task and its origin are a few KB
-_CACHED_CHARACTERS = 65536  # bytes; an origin with a larger diff is not cached
+_CACHED = 512  # number of jobs; a task and its origin take a few KB
+_CACHED_CHARACTERS = 65536  # characters of a task and its origin; longer ones are not cached
 
 
 class DocumentCache:
-    """Decoded tasks and origins by job, with the job's version at which they were written. Used
-    by all threads.
+    """A cache, shared by all threads, of the decoded task and origin of each job, with the job's
+    version at which they were written.
     """
 
     def __init__(self) -> None:
@@ -210,7 +210,7 @@ class DocumentCache:
             self._kept[job_id] = (written, task, origin)
 
     def written_at(self, job: Job) -> int | None:
-        """The version at which exactly these objects were written, if known."""
+        """The version at which exactly these objects were written, or None if it is unknown."""
         kept = self._kept.get(job.id)
         same = kept is not None and kept[1] is job.task and kept[2] is job.origin
         return kept[0] if kept is not None and same else None

@@ -10,13 +10,13 @@ from pathlib import Path
 from cavvy.store.base import StoreFull, StoreUnusable
 
 _KEY_BYTES = 32  # AES-256
-_NONCE_BYTES = 12  # the length that AES-GCM uses without hashing, NIST SP 800-38D 5.2.1.1
-_VERSION = b"\x01"  # version of the sealed form: version, nonce, ciphertext with its tag
+_NONCE_BYTES = 12  # the nonce length that AES-GCM uses unhashed, NIST SP 800-38D 5.2.1.1
+_VERSION = b"\x01"  # version of the sealed form, which is: version, nonce, ciphertext with tag
 
 
 class SecretSealer:
-    """AES-256-GCM with the key in `path`, created on first use. A sealed value can be opened only
-    for its project and name.
+    """Encrypts with AES-256-GCM and the key in `path`, which is created on first use. A sealed
+    value can be opened only for its own project and name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,7 +24,9 @@ class SecretSealer:
         self._key: bytes | None = None
 
     def seal(self, project: str, name: str, plain: str) -> bytes:
-        """Raises StoreUnusable if the key cannot be read, StoreFull if it cannot be created."""
+        """Encrypt a value. Raises StoreUnusable if the key cannot be read, StoreFull if it cannot
+        be created.
+        """
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -35,7 +37,9 @@ class SecretSealer:
         )
 
     def unseal(self, project: str, name: str, sealed: bytes) -> str:
-        """Raises StoreUnusable if another key, project or name sealed it."""
+        """Decrypt a value. Raises StoreUnusable if it was sealed with another key, or for another
+        project or name.
+        """
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -67,7 +71,9 @@ class SecretSealer:
 
 
 def _bound_to(project: str, name: str) -> bytes:
-    """Sealed values cannot be swapped between names: the lengths distinguish a/bc from ab/c."""
+    """The data that binds a sealed value to its project and name. The lengths distinguish a/bc from
+    ab/c.
+    """
     return f"{len(project)}:{project}/{name}".encode()
 
 
@@ -91,7 +97,7 @@ def _load(path: Path) -> bytes | None:
 
 
 def _make(path: Path) -> bytes:
-    """Create the key file atomically; if two processes do so, both use the first one's key."""
+    """Create the key file atomically. If two processes do so, both use the key of the first one."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         with open(
@@ -101,7 +107,7 @@ def _make(path: Path) -> bytes:
             file.flush()
             os.fsync(file.fileno())
         with suppress(FileExistsError):
-            os.link(part, path)  # unlike a rename, fails if another process was faster
+            os.link(part, path)  # unlike a rename, this fails if another process was faster
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)

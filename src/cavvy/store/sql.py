@@ -1,8 +1,8 @@
-"""The store in SQLite (one server) or PostgreSQL (teams): SQL text, executed by threads that each
-own a connection.
+"""The store in SQLite (one server) or PostgreSQL (teams). Threads that each own a connection
+execute the SQL.
 
-Reads are here, writes in `writes.py`. Every statement on a tenant's rows names its project or a
-key.
+This module has the reads, and `writes.py` the writes. Every statement on a tenant's rows names the
+tenant's project or a key.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ from cavvy.store.workers import StoreWorkers
 from cavvy.store.writes import insert_job, save_checkpoint, write_changes
 
 _T = TypeVar("_T")
-_GROUP = 64  # maximum works in one SQLite transaction; more would delay the first
+_GROUP = 64  # maximum number of writes in one SQLite transaction; more would delay the first one
 _LIVE = ", ".join(f"'{phase}'" for phase in JobPhase if phase not in JOB_ENDS)
 _READY = "phase = 'queued' AND stop_reason IS NULL AND (not_before IS NULL OR not_before <= ?)"
 _UNFINISHED = (
@@ -102,7 +102,7 @@ class SqlStore:
         for workers in (
             self._readers,
             self._writers,
-        ):  # the last connection to close, a writer, empties the WAL
+        ):  # writers last: the last connection to close empties the WAL
             if workers is not None:
                 await asyncio.to_thread(workers.close)
 
@@ -132,11 +132,11 @@ class SqlStore:
         raise RowNotFound(missing)
 
     async def _value(self, sql: str, *values: object) -> Any:
-        """The only column of the first row."""
+        """The value of the only column of the first row."""
         return (await self._rows(sql, *values))[0][0]
 
     async def _change(self, sql: str, *values: object) -> int:
-        """The number of rows that the statement changed."""
+        """Run a statement and return the number of rows that it changed."""
         return await self._write(lambda session: session.run(sql, values).rowcount)
 
     async def installation(self) -> str:
@@ -344,15 +344,15 @@ class SqlStore:
 
 
 def _if_given(column: str, value: str | None) -> tuple[str, tuple[str, ...]]:
-    """A condition on `column`; None always holds."""
+    """A condition on `column` and its values; None gives a condition that always holds."""
     return ("TRUE", ()) if value is None else (f"{column} = ?", (value,))
 
 
 def _listing(
     project: str | None, phases: Collection[JobPhase], cursor: str | None, limit: int
 ) -> tuple[str, tuple[object, ...]]:
-    """Newest first. Each phase scans its own index, so that a rare one is found quickly among
-    100,000 jobs.
+    """The SQL of a listing, newest first, and its values. Each phase has its own index scan, so
+    that a rare phase is found quickly among 100,000 jobs.
     """
     wanted = [phase for phase in JobPhase if phase in phases]
     given = {

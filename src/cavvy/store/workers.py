@@ -1,4 +1,4 @@
-"""Threads that each own a connection and run work for the event loop, singly or in groups."""
+"""Threads that each own a connection, and run work for the event loop one by one or in groups."""
 
 import asyncio
 from collections import defaultdict
@@ -13,7 +13,7 @@ from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, is_passing, translate
 
 _T = TypeVar("_T")
-_TRIES = 4  # tries of a transaction that lost against another one
+_TRIES = 4  # number of tries of a transaction that lost against another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,11 @@ _Outcome = tuple[_Task, Any, Exception | None]
 
 
 class StoreWorkers:
-    """`count` threads. With `group` 0, each work is a read; otherwise up to `group` works share one
-    transaction.
+    """`count` threads. With `group` 0, each work item is a read; otherwise up to `group` items
+    share one transaction.
 
-    Each work of a group has its own savepoint: if it raises, only its own changes are undone.
+    Each item of a group has its own savepoint: if it raises an error, only its own changes are
+    undone.
     """
 
     def __init__(self, driver: DatabaseDriver, *, count: int, group: int = 0) -> None:
@@ -46,7 +47,9 @@ class StoreWorkers:
             thread.start()
 
     async def do(self, work: Callable[[DatabaseSession], _T]) -> _T:
-        """Run `work` in a thread. Once started it finishes, even if the caller is cancelled."""
+        """Run `work` in a thread. Work that has started finishes even if the caller is
+        cancelled.
+        """
         if self._closed:
             raise StoreUnusable("the store is closed")
         loop = asyncio.get_running_loop()
@@ -56,7 +59,7 @@ class StoreWorkers:
         return result
 
     def close(self) -> None:
-        """Finish queued work, then end the threads. Blocks."""
+        """Finish the queued work, then end the threads. Blocks."""
         self._closed = True
         for _ in self._threads:
             self._queue.put(None)
@@ -84,7 +87,7 @@ class StoreWorkers:
                 task = self._queue.get_nowait()
             except Empty:
                 break
-            if task is None:  # the stop mark, for this thread or another one
+            if task is None:  # a stop mark for this thread or another one
                 self._queue.put(None)
                 break
             tasks.append(task)
@@ -95,7 +98,7 @@ class StoreWorkers:
             return [self._alone(session, task, read) for task in tasks]
         if len(tasks) == 1:
             return [self._alone(session, tasks[0], write)]
-        # outside of the try, so that a lock is waited for once, not for each work
+        # Outside the try, so that the group waits for a lock once instead of once per item.
         session.begin()
         try:
             return _write_group(session, tasks)
@@ -123,13 +126,13 @@ class StoreWorkers:
         for task, result, error in outcomes:
             by_loop[task.loop].append((task, result, error and translate(error, self._driver)))
         for loop, settled in by_loop.items():
-            with suppress(RuntimeError):  # the loop is closed: no caller waits
+            with suppress(RuntimeError):  # the loop is closed, so no caller waits
                 loop.call_soon_threadsafe(_resolve, settled)
 
 
 def _resolve(outcomes: Sequence[_Outcome]) -> None:
     for task, result, error in outcomes:
-        if task.future.done():  # its caller was cancelled
+        if task.future.done():  # the caller was cancelled
             continue
         if error is None:
             task.future.set_result(result)
@@ -163,7 +166,7 @@ def write(session: DatabaseSession, work: Callable[[DatabaseSession], _T]) -> _T
 
 
 def _write_group(session: DatabaseSession, tasks: Sequence[_Task]) -> Sequence[_Outcome]:
-    """Run all works in the open transaction, and commit."""
+    """Run all items in the open transaction, and commit."""
     outcomes: list[_Outcome] = []
     for task in tasks:
         session.run("SAVEPOINT work")
@@ -172,7 +175,7 @@ def _write_group(session: DatabaseSession, tasks: Sequence[_Task]) -> Sequence[_
         except Exception as error:  # noqa: BLE001  the caller gets the error
             session.run(
                 "ROLLBACK TO work"
-            )  # raises if the database has aborted the whole transaction
+            )  # raises an error if the database has aborted the whole transaction
             outcomes.append((task, None, error))
         session.run("RELEASE work")
     session.commit()

@@ -1,4 +1,4 @@
-"""The writes of the SQL store, between BEGIN and COMMIT. Its writer threads call them."""
+"""The writes of the SQL store, between BEGIN and COMMIT. The store's writer threads call them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ from cavvy.store.rows import (
 
 _OR_NOTHING = "ON CONFLICT DO NOTHING"
 _INSERT_JOB = insert_into("jobs", JOB_COLUMNS, _OR_NOTHING)
-_JOB_KEY = JOB_COLUMNS[:3]  # id, project and name never change
+_JOB_KEY = JOB_COLUMNS[:3]  # these columns never change
 _UPDATE_JOB = update_of("jobs", JOB_COLUMNS[3:], (*_JOB_KEY, "version"))
 _DOCUMENT = ("task", "origin", "snapshot", "job_id")
 _NEXT_NUMBER = (
@@ -58,7 +58,7 @@ _INSERT_DEVICE = insert_into("held_devices", ("host", "device", "gang", "rank"),
 
 @dataclass(frozen=True, slots=True)
 class WrittenJob:
-    """A stored job, with its documents if they were written too."""
+    """A stored job; `documents` is true if its task and origin were written too."""
 
     job: Job
     documents: bool
@@ -92,8 +92,8 @@ def write_changes(
 
 
 def insert_job(session: DatabaseSession, job: Job, event: Event) -> Job:
-    """Insert the new job under its name or the first free number of it, with its documents and
-    first event.
+    """Insert the new job under its name or, if that is taken, under name-N with the first free
+    number N; also its documents and first event.
     """
     stored = storable_job(replace(job, version=0))
     texts = check_readable(job)
@@ -106,7 +106,7 @@ def insert_job(session: DatabaseSession, job: Job, event: Event) -> Job:
 
 
 def _insert_job(session: DatabaseSession, stored: Job, texts: tuple[str, str]) -> bool:
-    """Returns whether its name was free."""
+    """Insert the job; return False if its name is taken."""
     if session.run(_INSERT_JOB, job_values(stored, 1)).rowcount == 0:
         if session.run("SELECT 1 FROM jobs WHERE id = ?", (stored.id,)).fetchone():
             raise StaleVersion(f"job {stored.id} exists already")
@@ -119,10 +119,10 @@ def _insert_job(session: DatabaseSession, stored: Job, texts: tuple[str, str]) -
 def save_checkpoint(
     session: DatabaseSession, checkpoint: SavedCheckpoint, on_behalf: int, keep: int
 ) -> SavedCheckpoint:
-    """Like Store.save_checkpoint, in the open transaction."""
+    """See `Store.save_checkpoint`; runs in the open transaction."""
     lock = (
         "" if session.driver.is_sqlite else " FOR NO KEY UPDATE"
-    )  # writers of one job's checkpoints take turns
+    )  # makes the writers of one job's checkpoints take turns
     owner = (checkpoint.job_id, checkpoint.project)
     job = session.run(
         f"SELECT attempt FROM jobs WHERE id = ? AND project = ?{lock}", owner
@@ -190,7 +190,9 @@ def _write_document(
     stored: Attempt | Node,
     fixed: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Insert (version 0) or update a row of `columns` beside its document. Raises StaleVersion."""
+    """Insert (version 0) or update a row: its document, and `columns` beside the document. Raises
+    StaleVersion.
+    """
     columns = {**columns, "document": encode(stored), "version": stored.version}
     if version:
         sql = update_of(table, tuple(columns), (*key, "version"))
@@ -227,8 +229,9 @@ def _write_charges(session: DatabaseSession, charges: Iterable[Charge]) -> None:
 
 def _write_events(session: DatabaseSession, events: Sequence[Event]) -> None:
     if not session.driver.is_sqlite:
-        # Ids are assigned at insert but visible at commit: a reader that continues after the newest
-        # id would miss an event committed later. So the writers of one job's events take turns.
+        # Ids are assigned at insert but become visible at commit. A reader that continues after the
+        # newest id would miss an event with a lower id that is committed later, so writers of one
+        # job's events take turns.
         for job_id in sorted({event.job_id for event in events}):
             session.run("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (job_id,))
     for event in events:

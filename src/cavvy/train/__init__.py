@@ -1,5 +1,5 @@
-"""A plain PyTorch loop that runs on any number of devices and survives their loss; alone or inside
-a Cavvy job.
+"""A plain PyTorch training loop that runs on any number of devices and survives the loss of some.
+It works inside a Cavvy job and without Cavvy.
 
     from cavvy import train
 
@@ -16,7 +16,7 @@ a Cavvy job.
         run.step(optimizer, clip=1.0)
         run.log(loss=value)
 
-It imports no other module of Cavvy.
+This package imports no other module of Cavvy.
 """
 
 try:

@@ -1,4 +1,4 @@
-"""Builds a model on its ranks, and its optimizer, from the user's functions; settles the plan."""
+"""Builds the model and its optimizer from the user's functions, and fixes the plan."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from cavvy.train.world import RankWorld
 
 
 class ModelBuilder:
-    """Builds the model according to the plan; the model's size determines the plan `auto`."""
+    """Builds the model according to the plan. The plan `auto` is chosen by the model's size."""
 
     def __init__(self, wanted: Plan | None, seed: int) -> None:
         self.plan = wanted or Plan()
@@ -27,7 +27,10 @@ class ModelBuilder:
     def build(
         self, make: Build | None, stages: Sequence[Build], world: RankWorld, options: ShardOptions
     ) -> PlacedModel:
-        """Raises: ValueError: the plan does not fit; the message says what to change."""
+        """Build this rank's part of the model and place it on the device.
+
+        Raises: ValueError: the plan does not fit. The message names the change to make.
+        """
         if (make is None) == (not stages):
             raise ValueError("give either a function that builds the model, or stages=[...]")
         if self._wanted is not None:
@@ -59,7 +62,7 @@ class ModelBuilder:
         return place(model, self.plan, world, mesh, self.numbers, options)
 
     def micro(self, world: RankWorld) -> MicroBatch:
-        """The plan's micro-batch, or one still to be found for these devices."""
+        """The plan's micro-batch, or an empty one if its size is still to be found."""
         kinds = "+".join(sorted(set(world.gather(world.device.name))))
         plan = self.plan
         key = f"{kinds} x{world.size} {plan.precision} shards {plan.shards} tensor {plan.tensor}"
@@ -71,8 +74,8 @@ class ModelBuilder:
 
 
 def make_optimizer(make: Callable[..., Any], params: Any, options: dict[str, Any]) -> Any:
-    """An optimizer whose groups hold one kind of parameter each: sharded and plain ones cannot be
-    updated together.
+    """Make an optimizer whose groups each hold parameters of one kind, because sharded and plain
+    parameters cannot be updated together.
     """
     listed = list(params)
     groups = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
@@ -84,8 +87,8 @@ def make_optimizer(make: Callable[..., Any], params: Any, options: dict[str, Any
 
 
 def update(optimizers: Sequence[Any], scaler: Any, limit: float | None, pipeline: Any) -> Any:
-    """One step of the optimizers, with gradients clipped to the norm `limit` and then freed;
-    returns the norm before.
+    """Clip the gradients to the norm `limit`, step the optimizers, and free the gradients. Returns
+    the norm before clipping, or None without a limit.
     """
     norm = None
     if limit is not None:

@@ -1,4 +1,4 @@
-"""The time of each part of a step on this rank, for listeners: tables, trackers, profiles."""
+"""Measures each part of a step on this rank, for listeners such as trackers and profiles."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,18 +9,18 @@ PARTS = ("data", "transfer", "compute", "communication", "optimizer", "checkpoin
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step of one rank. Seconds are of the host: an accelerator may still work when a part
+    """One step of one rank. Times are host times: an accelerator may still be computing when a part
     ends.
     """
 
     step: int
     rank: int
     samples: int  # samples of all ranks
-    seconds: float = 0.0  # from the beginning of this step to that of the next
+    seconds: float = 0.0  # from the start of this step to the start of the next step
     parts: dict[str, float] = field(
         default_factory=dict
     )  # seconds by PARTS; the rest is the user's own code
-    values: dict[str, object] = field(default_factory=dict)  # the values of `run.log`
+    values: dict[str, object] = field(default_factory=dict)  # values passed to `run.log`
     micro_batch: int = 0
 
 
@@ -46,7 +46,7 @@ class StepPart:
 
 
 class StepClock:
-    """Times the parts of the current step. Listeners get each step's record when the next step
+    """Measures the parts of the current step. Listeners get the record of a step when the next step
     begins.
     """
 

@@ -1,4 +1,4 @@
-"""The device of the computation: CUDA, ROCm, MPS, XPU or the CPU, through torch.accelerator."""
+"""Selects the compute device: CUDA, ROCm, MPS, XPU or the CPU, through torch.accelerator."""
 
 import os
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ KINDS = ("auto", "cpu", "cuda", "rocm", "mps", "xpu")
 
 @dataclass(frozen=True, slots=True)
 class TrainDevice:
-    """One rank's device; `name` is the GPU type, the key of its micro-batch."""
+    """One rank's device. `name` is the GPU type; the micro-batch is stored under it."""
 
     torch: Any
     kind: str
@@ -23,7 +23,7 @@ class TrainDevice:
 
     @property
     def memory_bytes(self) -> int | None:
-        """All of the device's memory; None if it has no limit, or the limit is unknown."""
+        """The device's total memory in bytes, or None on the CPU, whose limit is unknown."""
         if self.kind == "mps":
             return int(torch.mps.recommended_max_memory())
         if not self.is_accelerator:
@@ -37,7 +37,7 @@ class TrainDevice:
             torch.accelerator.synchronize()
 
     def peak_bytes(self) -> int:
-        """The peak memory of tensors since `reset_peak`; 0 on the CPU, which does not record it."""
+        """Peak memory of tensors since `reset_peak`, or 0 on the CPU, where it is not recorded."""
         if not self.is_accelerator:
             return 0
         if self.kind == "mps":
@@ -55,9 +55,9 @@ class TrainDevice:
 
 
 def pick(wanted: str = "auto", local_rank: int = 0) -> TrainDevice:
-    """The named device, or the best available one.
+    """Select the named device, or the best available one.
 
-    Raises: ValueError: it is not available, or not supported.
+    Raises: ValueError: the device is not available or not supported.
     """
     if wanted == "tpu":
         raise ValueError(

@@ -1,5 +1,5 @@
-"""The micro-batch: the largest number of samples that fits one forward pass, equal on all ranks,
-found once per GPU type.
+"""The micro-batch: the largest number of samples that fits into memory in one forward pass. It is
+the same on all ranks and is found once per GPU type.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 from cavvy.train.device import TrainDevice
 from cavvy.train.parallel.reduce import local
 
-SPARE = 0.08  # share of memory reserved for fragments and larger workspaces of kernels
+SPARE = 0.08  # share of memory reserved for fragmentation and for larger kernel workspaces
 NO_MEMORY = (
     "out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -23,7 +23,7 @@ NO_MEMORY = (
 class OutOfMemory(RuntimeError):
     """A single sample does not fit, or one rank of a split model ran out of memory.
 
-    `fits`: the micro-batches that fit, by their keys; {} without any.
+    `fits` has the micro-batches that fit, by key. It is empty if none is known.
     """
 
     def __init__(self, text: str, fits: dict[str, int] | None = None) -> None:
@@ -33,23 +33,23 @@ class OutOfMemory(RuntimeError):
 
 @dataclass(slots=True)
 class MicroBatch:
-    """The current size. `known` has one size per GPU type, and goes into checkpoints."""
+    """The current micro-batch. `known` has one size per key and is saved in checkpoints."""
 
     key: str
     known: dict[str, int]
 
     @property
     def size(self) -> int:
-        """0 until the size is found."""
+        """The number of samples, or 0 until it is found."""
         return self.known.get(self.key, 0)
 
     def settle(self, size: int) -> None:
         self.known[self.key] = size
 
     def shrink(self, used: int) -> None:
-        """Handle a rank that ran out of memory with `used` samples.
+        """Halve the size after a rank ran out of memory with `used` samples.
 
-        Raises: OutOfMemory: the size cannot shrink further.
+        Raises: OutOfMemory: `used` is 1 already.
         """
         if used <= 1:
             raise OutOfMemory(
@@ -59,8 +59,8 @@ class MicroBatch:
 
 
 def is_no_memory(error: BaseException) -> bool:
-    """Whether this is a failed allocation, or follows from one: by type or, as libraries report it,
-    by its words.
+    """Whether this error is a failed allocation or was caused by one. Some libraries report a
+    failed allocation only in the message of a RuntimeError.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -77,14 +77,14 @@ def find(
     coming_bytes: int,
     least: Callable[[int], int],
 ) -> int:
-    """The largest size up to `most` that fits by measurement of small ones; the same answer on all
-    ranks.
+    """Predict the largest size up to `most` that fits, from the memory that small sizes use. All
+    ranks get the same answer.
 
     Sizes that are expected not to fit are never tried: ranks of a split model wait for each other
     within a pass, so a failing rank would leave the others waiting. Memory is assumed to grow
-    evenly from 2 to 4 samples on. `attempt(n)` runs a forward and backward pass over n samples;
-    `coming_bytes` is the optimizer's future memory; `least` returns the smallest of all ranks'
-    numbers.
+    linearly from 2 to 4 samples on. `attempt(n)` runs a forward and backward pass over n samples,
+    `coming_bytes` is the memory that the optimizer will still allocate, and `least` returns the
+    minimum of a number over all ranks.
     """
     total = device.memory_bytes
     if least(0 if total is None else 1) == 0 or most <= 4:
@@ -101,8 +101,8 @@ def find(
 
 
 def optimizer_bytes(optimizers: list[Any]) -> int:
-    """Memory that the optimizers will still allocate: two moments for each parameter without a
-    state.
+    """Bytes that the optimizers will still allocate: two moments for each parameter that has no
+    optimizer state yet.
     """
     every = ((p, o) for o in optimizers for group in o.param_groups for p in group["params"])
     return sum(2 * local(p).nbytes for p, o in every if p.requires_grad and p not in o.state)

@@ -1,5 +1,5 @@
-"""The kind, FLOPs and bytes of an operation on a GPU, with corrections of what the CPU does
-otherwise; for `trace.py`.
+"""The kind, FLOPs and bytes of an operation on a GPU, for `trace.py`. Operations that the CPU
+executes differently from a GPU are replaced.
 """
 
 from collections.abc import Iterator
@@ -42,8 +42,8 @@ _FREE = _names(
 )
 
 
-# The operations that CUDA's autocast runs in float32 (aten/src/ATen/autocast_mode.h,
-# AT_FORALL_FP32) and the CPU's does not.
+# Operations that autocast runs in float32 on CUDA (aten/src/ATen/autocast_mode.h, AT_FORALL_FP32)
+# but not on the CPU.
 _FLOAT32 = _names(
     """layer_norm group_norm softmax log_softmax cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss kl_div pow exp
     log rsqrt sum cumsum prod norm rms_norm binary_cross_entropy_with_logits softplus logsumexp cosine_similarity"""
@@ -51,8 +51,8 @@ _FLOAT32 = _names(
 
 
 def classify(packet: str) -> str:
-    """ "matmul", "conv", "attention", "reduction", "copy", "index", "pointwise"; empty for
-    operations without a kernel.
+    """Return "matmul", "conv", "attention", "reduction", "copy", "index" or "pointwise", or "" for
+    an operation that runs no kernel.
     """
     name = packet.removeprefix("aten.")
     if name in _FREE:
@@ -70,7 +70,7 @@ def classify(packet: str) -> str:
 
 
 def moved_bytes(kind: str, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> int:
-    """Bytes read and written; a look-up reads as much as it writes, not its whole table."""
+    """Bytes read and written. An index look-up reads as much as it writes, not the whole table."""
     written = sum(_bytes(each) for each in outs)
     if kind == "index":
         return written + sum(min(_bytes(each), written) for each in ins)
@@ -78,7 +78,7 @@ def moved_bytes(kind: str, ins: list[torch.Tensor], outs: list[torch.Tensor]) ->
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """Bytes of the existing elements: an expanded dimension is read once."""
+    """Bytes of the elements in memory: an expanded dimension is counted once."""
     if tensor.layout is not torch.strided:
         return tensor.numel() * tensor.itemsize
     return (
@@ -88,8 +88,8 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def count_flops(kind: str, packet: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
-    """FLOPs (a multiply-add is two) and the shape as (batch, m, n, k) of a matrix product; zeros
-    for the rest.
+    """FLOPs (a multiply-add counts as two) and the shape as a matrix product (batch, m, n, k). Both
+    are zero for other operations.
     """
     name = packet.removeprefix("aten.")
     if kind == "matmul":
@@ -111,8 +111,8 @@ def _matmul(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size
 
 
 def _conv(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
-    """The matrix product that computes it: m pixels, n output channels, k inputs per group and
-    tap."""
+    """FLOPs and shape of the matrix product that computes the convolution: m pixels, n output
+    channels per group, k inputs per output (input channels of a group times kernel size)."""
     if "backward" in name:
         grad, given, weight = args[0], args[1], args[2]
         mask = args[10] if len(args) > 10 else (True, True, False)
@@ -132,8 +132,8 @@ def _conv(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
 
 
 def _attention(name: str, args: Any) -> tuple[float, Size]:
-    """Two products forward; five backward, of which flash attention computes one again (Dao
-    2022).
+    """FLOPs and shape of attention: two matrix products in the forward pass and five in the
+    backward pass, one of which flash attention recomputes (Dao 2022).
     """
     backward = "backward" in name
     query, key = (args[1], args[2]) if backward else (args[0], args[1])
@@ -151,15 +151,15 @@ _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 
 class GpuSemantics(TorchFunctionMode):
-    """Replaces what the CPU does differently: autocast's float32 list, dropout's mask, attention
-    with dropout.
+    """Replaces operations that the CPU executes differently from a GPU: those on autocast's float32
+    list, dropout, attention with dropout, and recurrent networks.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if kwargs.get("device") is not None:
             kwargs["device"] = (
-                "cpu"  # fake tensors of another device need a torch that was built for it
+                "cpu"  # fake tensors on another device need a torch that is built for that device
             )
         name = getattr(func, "__name__", "").strip("_")
         if name == "scaled_dot_product_attention":
@@ -187,8 +187,8 @@ class GpuSemantics(TorchFunctionMode):
 
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
-    """`GpuSemantics`, also during recomputation in activation checkpointing, because `backward`
-    turns the mode off.
+    """Apply `GpuSemantics`, also in the backward pass, where torch would turn the mode off:
+    activation checkpointing recomputes operations there.
     """
     engine = torch.autograd.__dict__["_engine_run_backward"]
 
@@ -207,9 +207,9 @@ def as_on_gpu() -> Iterator[None]:
 def _recurrent(
     name: str, data: torch.Tensor, second: Any, third: Any, *options: Any
 ) -> tuple[torch.Tensor, ...]:
-    """A recurrent network as in cuDNN: few kernels with the FLOPs and saved tensors of all steps,
-    without the wait from one step to the next. In a packed sequence the batch sizes precede the
-    state.
+    """Replace a recurrent network by few kernels, as in cuDNN, with the FLOPs and saved tensors of
+    all time steps. For a packed sequence, the arguments are data, batch sizes and state; otherwise
+    data and state.
     """
     packed = isinstance(options[0], list | tuple)
     state, weights, both = (
@@ -229,7 +229,7 @@ def _recurrent(
 
 
 def _moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """`Tensor.to` without its device argument: all devices are the same here."""
+    """Like `Tensor.to`, but ignores the device argument: all fake tensors are on one device."""
     if args and isinstance(args[0], torch.Tensor):
         return tensor.type(args[0].dtype)
     dtype = next(
@@ -249,14 +249,18 @@ def _is_narrow(value: Any) -> bool:
 def _cross_entropy(
     input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """CUDA widens in the log-softmax kernel, without a copy, and narrows its gradient again."""
+    """Cross entropy as on CUDA: the log-softmax kernel converts to float32 without a copy, and
+    converts its gradient back.
+    """
     kwargs.pop("label_smoothing", None)
     wide: torch.Tensor = _WideLogSoftmax.apply(input)  # type: ignore[no-untyped-call]  # as torch declares it
     return F.nll_loss(wide, target, *args[:5], **kwargs)
 
 
 class _WideLogSoftmax(torch.autograd.Function):
-    """CUDA's kernel; on a CPU only float16 has one, so it also stands for bfloat16."""
+    """Log-softmax with a float32 result, as on CUDA. The CPU has this kernel only for float16, so
+    bfloat16 uses the float16 kernel.
+    """
 
     @staticmethod
     def forward(ctx: Any, narrow: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""How a run is spread over ranks and in which precision; plain data that can be written, tuned and
-read again.
+"""The plan of a run: how it is spread over ranks, and in which precision it computes. It is plain
+data that can be saved, tuned and loaded.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
-STATE_BYTES = 16  # a parameter in fp32 with its gradient and the two moments of Adam
+STATE_BYTES = 16  # bytes of an fp32 parameter, its gradient and the two moments of Adam
 FULL = 0.6  # share of the device's memory above which parameters are sharded
 
 
@@ -18,23 +18,23 @@ FULL = 0.6  # share of the device's memory above which parameters are sharded
 class Plan:
     """replicas x shards x tensor x pipeline = ranks.
 
-    The batch is split over replicas x shards. One copy of the parameters is on `shards` ranks
-    (FSDP2); each layer is split over `tensor` ranks, and the layers over `pipeline` ranks.
+    The batch is split over replicas x shards. Each copy of the parameters is split over `shards`
+    ranks (FSDP2). Each layer is split over `tensor` ranks, and the layers over `pipeline` ranks.
     """
 
     replicas: int = 0  # 0: as many as the ranks allow
-    shards: int = 1  # 0: all remaining ranks, in one copy unless `replicas` says more
+    shards: int = 1  # 0: all remaining ranks; one copy of the parameters unless `replicas` is set
     tensor: int = 1
     pipeline: int = 1
     precision: Precision = "fp32"
-    micro_batch: int = 0  # samples of one forward pass on one rank; 0: the most that fit
-    recompute: bool = False  # activations are recomputed in the backward pass instead of kept
+    micro_batch: int = 0  # samples of one forward pass on one rank; 0: as many as fit
+    recompute: bool = False  # recompute activations in the backward pass instead of keeping them
     compile: bool = False
     channels_last: bool = False
-    workers: int = 0  # processes that read data; 0: threads only
+    workers: int = 0  # processes that read data; 0: only threads read
     threads: int = 2  # threads that read data, in this process or in each worker
     prefetch: int = 2  # batches prepared in advance
-    pin: bool = True  # batches are in page-locked memory, with an accelerator
+    pin: bool = True  # with an accelerator: put batches into page-locked memory
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
@@ -56,13 +56,13 @@ class Plan:
 
     @property
     def data_ranks(self) -> int:
-        """The number of ranks over which the batch is split; needs `fit`."""
+        """The number of ranks over which the batch is split. Valid only after `fit`."""
         return self.replicas * self.shards
 
     def fit(self, ranks: int) -> "Plan":
-        """This plan with `replicas` and `shards` set for that many ranks.
+        """Return this plan with `replicas` and `shards` set for that many ranks.
 
-        Raises: ValueError: it cannot be spread over them.
+        Raises: ValueError: the plan cannot be spread over that many ranks.
         """
         said = {
             "replicas": self.replicas,
@@ -90,9 +90,9 @@ class Plan:
 
 
 def choose(ranks: int, parameters: int, memory_bytes: int | None, precision: str) -> Plan:
-    """The plan `auto`: replicas if a whole model fits, otherwise FSDP2 over all ranks.
+    """Choose the plan `auto`: replicas if a whole model fits, otherwise FSDP2 over all ranks.
 
-    `memory_bytes` is one device's memory, None without a limit.
+    `memory_bytes` is one device's memory, or None if it has no limit.
     """
     whole = memory_bytes is None or parameters * STATE_BYTES <= FULL * memory_bytes
     shards = 1 if whole else ranks
@@ -100,7 +100,7 @@ def choose(ranks: int, parameters: int, memory_bytes: int | None, precision: str
 
 
 def read(where: "Plan | str | Path") -> Plan | None:
-    """A plan unchanged, or one from a JSON file; None for `auto`."""
+    """Return a plan unchanged, or read it from a JSON file. Returns None for "auto"."""
     if isinstance(where, Plan):
         return where
     if where == "auto":

@@ -1,5 +1,5 @@
-"""fp32, tf32, bf16, fp16 with loss scaling, fp8: what each requires, and what this device
-supports.
+"""The precisions fp32, tf32, bf16, fp16 with loss scaling, and fp8: the requirements of each, and
+whether this device supports it.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -27,11 +27,11 @@ class PrecisionContext:
         if precision == "fp16":
             self.scaler = torch.amp.GradScaler(
                 device.torch.type
-            )  # sharded gradients agree on overflows by themselves
+            )  # for sharded gradients, it combines the overflows of all ranks
 
     @property
     def low(self) -> Any:
-        """The type in which layers compute; None is fp32."""
+        """The number type in which layers compute, or None for fp32."""
         return LOW.get(self.precision)
 
     def forward(self) -> AbstractContextManager[Any]:
@@ -40,7 +40,7 @@ class PrecisionContext:
         return torch.autocast(self._device.torch.type, self.low)  # type: ignore[no-any-return, unused-ignore]
 
     def state(self) -> dict[str, Any] | None:
-        """The loss scale, for checkpoints; plain data."""
+        """The loss scale as plain data for checkpoints, or None if there is no loss scaling."""
         return None if self.scaler is None else dict(self.scaler.state_dict())
 
     def load(self, state: dict[str, Any] | None) -> None:
@@ -48,7 +48,7 @@ class PrecisionContext:
             self.scaler.load_state_dict(state)
 
     def convert(self, model: Any) -> None:
-        """Convert layers for which fp8 is faster."""
+        """Convert the layers that are faster in fp8, if the precision is fp8."""
         if self.precision != "fp8":
             return
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -58,21 +58,25 @@ class PrecisionContext:
 
 
 def best(device: TrainDevice) -> str:
-    """The precision of the plan `auto`: bf16 if the device supports it, else fp32."""
+    """The precision of the plan `auto`: bf16 if the device supports it, otherwise fp16 on CUDA and
+    ROCm, and fp32 elsewhere.
+    """
     if device.kind in ("cuda", "rocm"):
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     return "bf16" if device.kind == "xpu" else "fp32"
 
 
 def _fits_fp8(module: Any, name: str) -> bool:
-    """Both sides a multiple of 16, as the kernels need, and large enough to gain."""
+    """Whether both sides of a linear layer are multiples of 16, which the kernels require, and at
+    least 256, so that fp8 is faster.
+    """
     return isinstance(module, torch.nn.Linear) and all(
         n % 16 == 0 and n >= 256 for n in module.weight.shape
     )
 
 
 def _check(precision: str, device: TrainDevice) -> None:
-    """Raises: ValueError: this device, or this installation, does not support it."""
+    """Raises: ValueError: this device or this installation does not support the precision."""
     if precision == "tf32" and (device.kind != "cuda" or torch.cuda.get_device_capability()[0] < 8):
         raise ValueError(
             f"tf32 is a mode of NVIDIA GPUs since Ampere; this is {device.name}: use fp32 or bf16"

@@ -1,4 +1,4 @@
-"""A run's progress, speed and cost: a line for people, and the file that the agent reads."""
+"""Reports a run's progress, speed and cost: in the terminal or log, and in the agent's file."""
 
 import json
 import logging
@@ -16,9 +16,10 @@ from cavvy.train.world import RankWorld
 
 log = logging.getLogger("cavvy.train")
 
-PACE_S = 1.0  # seconds between two reports: reading a loss waits for the device
-LOG_S = 30.0  # seconds between two lines in a log without a terminal
-# each reported value, and its text for people: before and after the number, and its format
+PACE_S = 1.0  # seconds between two reports; each report waits for the device to read the loss
+LOG_S = 30.0  # seconds between two lines if the output is not a terminal
+# reported values in order of display, each with the text before and after the number, and its
+# format
 SHOWN = {
     "samples_per_s": ("", "/s", ".4g"),
     "step_ms": ("", " ms", ".4g"),
@@ -43,17 +44,17 @@ class ProgressReporter:
         self._meter = Meter(world.device, world.size)
 
     def begin(self, done: int, total: int, epoch: int = 0) -> None:
-        """Samples done so far, in total, and in one epoch (0: unknown)."""
+        """Set the samples done so far, the total, and the samples of one epoch (0 if unknown)."""
         self._done, self._total, self._meter.samples = done, total, epoch
 
     def end(self) -> None:
-        """The work is complete, in this or an earlier attempt."""
+        """Report that the work is complete, in this or an earlier attempt."""
         if self._world.is_first:
             self._report({}, {}, True)
 
     def measure(self, meter: Meter) -> None:
-        """The FLOPs of one sample and the peak of a device, from a meter: adds the share of the
-        peak.
+        """Also report the used share of a device's peak (MFU), from the meter's FLOPs of one sample
+        and peak FLOP/s.
         """
         self._meter.flops, self._meter.peak = meter.flops, meter.peak
 
@@ -61,7 +62,7 @@ class ProgressReporter:
         self._done += record.samples
         self._meter.hear(record)
         now = monotonic()
-        last = self._done + record.samples > self._total  # another batch does not fit
+        last = self._done + record.samples > self._total  # no whole batch is left
         if not self._world.is_first or (now < self._next and not last):
             return
         self._next = now + PACE_S
@@ -75,7 +76,7 @@ class ProgressReporter:
         if self._path:
             with open(
                 self._path + ".new", "w"
-            ) as file:  # the agent reads its beginning at any time
+            ) as file:  # renamed when complete: the agent may read the file at any time
                 file.write(json.dumps(line) + "\n")
             os.replace(self._path + ".new", self._path)
         parts = [f"{self._done}/{self._total} samples"]
@@ -106,7 +107,7 @@ class ProgressReporter:
 
 
 def _fit(parts: list[str], width: int) -> str:
-    """As many parts as fit on one line, at least the first: longer lines would wrap."""
+    """Join as many parts as fit on one line of the terminal, at least the first."""
     text = parts[0][:width]
     for part in parts[1:]:
         if len(text) + 2 + len(part) <= width:
@@ -115,7 +116,7 @@ def _fit(parts: list[str], width: int) -> str:
 
 
 def plain(value: Any) -> object:
-    """A number or text for a value of `run.log`."""
+    """Convert a value of `run.log` to a number, a list or a text."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 else value.tolist()
     return value if isinstance(value, int | float | str | bool) else str(value)

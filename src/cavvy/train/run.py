@@ -1,9 +1,9 @@
-"""A training run: the methods that a training script calls. The work is in the other files.
+"""A training run: the methods that a training script calls. The other files implement them.
 
-Three rules carry the rest. Parameters change only in `step`, so the state can be copied in the
-background until then. The run saves and stops only in `batches`, so all ranks do it at the same
-step. The global batch is fixed and the micro-batch is not, so the number and kind of devices may
-change between attempts without changing what is computed.
+The design depends on three rules. Parameters change only in `step`, so a save can copy them in the
+background until the next `step`. The run saves and stops only in `batches`, so all ranks save and
+stop at the same step. The global batch is fixed and the micro-batch is not, so the number and kind
+of devices may change between attempts without changing the result.
 """
 
 import atexit
@@ -33,18 +33,21 @@ from cavvy.train.world import RankWorld
 log = logging.getLogger("cavvy.train")
 observers: list[
     Callable[["Run"], None]
-] = []  # called with each new run: profiles, trackers, tuning
+] = []  # functions called with each new run, for example by tuning
 
 
 class Run:
     """One training run in one folder.
 
     Args:
-        folder: where checkpoints lie: a path, or a URL that fsspec knows. By default the Cavvy
-        job's folder, or `checkpoints`. plan: a `Plan`, a file that `Plan.to_json` wrote, or "auto".
-        CAVVY_TRAIN_PLAN names a file that takes precedence. seed: of parameters, order and
-        augmentation. device: "auto", "cuda", "rocm", "mps", "xpu" or "cpu". save_every: seconds, or
-        "auto": from a checkpoint's cost and how often machines are lost.
+        folder: the folder of checkpoints: a path, or a URL that fsspec supports. By default the
+            checkpoint folder of the Cavvy job, or `checkpoints`.
+        plan: a `Plan`, a file that `Plan.to_json` wrote, or "auto". CAVVY_TRAIN_PLAN names a file
+            that takes precedence.
+        seed: determines initial parameters, the order of samples and augmentations.
+        device: "auto", "cuda", "rocm", "mps", "xpu" or "cpu".
+        save_every: seconds between saves, or "auto": derived from the cost of a checkpoint and the
+            rate at which machines are lost.
     """
 
     def __init__(
@@ -81,12 +84,12 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Steps in total, over all attempts."""
+        """The number of completed steps, over all attempts."""
         return self._state.steps
 
     @property
     def plan(self) -> Plan:
-        """How the run is spread, once the model is built."""
+        """The plan of the run. It is final once the model is built."""
         return self._builder.plan
 
     @property
@@ -103,17 +106,17 @@ class Run:
         tensor_plan: dict[str, Any] | None = None,
         meta: bool = False,
     ) -> Any:
-        """Build the model and put it onto the ranks; the result is the user's own module.
+        """Build the model and place it on the ranks. Returns the user's own module.
 
         Args:
-            build: makes the model; called once, with the seed set.
-            stages: instead of `build`, functions whose modules run one after the other, for a
-                pipeline.
-            blocks: finds the model's repeated parts, by which it is sharded and recomputed;
-                guessed by default.
-            tensor_plan: which layers are split over tensor ranks, for torch's `parallelize_module`.
-            meta: build without memory and fill in place by `reset_parameters`, for models larger
-                than this machine.
+            build: makes the model. It is called once, after random generators are seeded.
+            stages: for a pipeline, instead of `build`: functions that make the consecutive parts
+                of the model.
+            blocks: returns the repeated parts of the model, which are the units of sharding and
+                recomputation. By default they are guessed.
+            tensor_plan: how layers are split over tensor ranks, for torch's `parallelize_module`.
+            meta: build the model without memory and initialize it with `reset_parameters` on the
+                devices, for models larger than the memory of this machine.
         """
         options = ShardOptions(blocks=blocks, tensor_plan=tensor_plan, meta=meta)
         placed = self._builder.build(build, stages, self.world, options)
@@ -124,8 +127,8 @@ class Run:
         return placed.model
 
     def optimizer(self, make: Callable[..., Any], params: Any = None, **options: Any) -> Any:
-        """`make(params, **options)`, by default for all of the model's parameters; checkpoints
-        include its state.
+        """Make an optimizer with `make(params, **options)`, by default for all parameters of the
+        model. Its state is saved in checkpoints.
         """
         chosen = self._ready().placed.model.parameters() if params is None else params
         self.optimizers.append(make_optimizer(make, chosen, options))
@@ -140,11 +143,11 @@ class Run:
         shuffle: bool = True,
         **options: Any,
     ) -> Data:
-        """Samples to train on: a dataset, or the argument of a reader ("NAME:path", with its
-        `options`).
+        """Open the samples to train on: a dataset, or "NAME:path" for a registered reader, which
+        gets the `options`.
 
-        `transform(sample)` or `transform(sample, random)` is applied to each; `random` is a NumPy
-        generator that depends only on the seed and the sample's position in the order.
+        `transform(sample)` or `transform(sample, random)` is applied to each sample. `random` is a
+        NumPy generator that depends only on the seed and on the sample's position in the order.
         """
         opened = open_source(source, **options)
         made = Data(
@@ -154,15 +157,15 @@ class Run:
         return made
 
     def keep(self, name: str, thing: Any) -> Any:
-        """Include an object with state_dict() and load_state_dict() in checkpoints; its state must
-        be plain data.
+        """Add an object with state_dict() and load_state_dict() to checkpoints, and return it. Its
+        state must be plain data.
         """
         self._state.things[name] = thing
         return thing
 
     def resume(self) -> bool:
-        """Continue from the newest checkpoint, if there is one. `batches` does so too; only the
-        first call counts.
+        """Load the newest checkpoint. Returns whether there was one. `batches` calls this method if
+        the script has not; later calls do nothing.
         """
         if self._resumed:
             return False
@@ -175,15 +178,17 @@ class Run:
         return facts is not None
 
     def batches(self, data: Data, *, epochs: float) -> Iterator[Any]:
-        """This rank's batches, until `epochs` passes over the data are complete in total.
+        """Yield this rank's batches until `epochs` passes over the data are complete, counting
+        those of earlier attempts.
 
-        Between two batches the run saves when due, and exits with code 75 after a notice.
+        Between two batches the run saves if a save is due, and exits with code 75 after a
+        preemption notice.
         """
         self.resume()
         until = int(epochs * len(data.source))
         until -= (
             until - data.position
-        ) % data.global_batch  # the rest is less than a batch, and not read
+        ) % data.global_batch  # a remainder smaller than a global batch is not read
         share = BatchShare(
             self._ready().placed.data_rank, self._ready().placed.data_ranks, data.global_batch
         )
@@ -205,7 +210,7 @@ class Run:
         self.save(wait=True)
 
     def _next(self, stream: Iterator[Any], data: Data, share: BatchShare) -> Any:
-        """The next batch of a stream on this rank's device; None at its end."""
+        """The next batch of a stream on this rank's device, or None at the end of the stream."""
         plan, device, (low, high) = self.plan, self.world.device.torch, share.bounds
         self.clock.begin(self.steps, data.global_batch)
         with self.clock.part("data"):
@@ -220,23 +225,24 @@ class Run:
         return values
 
     def accumulate(self, loss: Loss, batch: Any) -> Any:
-        """Gradients of the mean loss over the global batch; returns the mean over this rank's
-        samples.
+        """Compute the gradients of the mean loss over the global batch. Returns the mean loss of
+        this rank's samples.
 
-        `loss(part)` gets a part of the batch, in the batch's shape, and returns the mean loss of
-        its samples. It may be called again for the same samples if a rank ran out of memory.
+        `loss(part)` gets a part of the batch, with the same structure as the batch, and returns the
+        mean loss of its samples. It may be called again for the same samples if a rank ran out of
+        memory.
         """
         return self._add(self._ready().add, loss, batch)
 
     def pipeline(self, loss: PairLoss, batch: Any) -> Any:
-        """Like `accumulate`, for any plan: a batch is (input, target), and `loss(output, target)`
-        its mean loss.
+        """Like `accumulate`, but also for plans with a pipeline. A batch is (input, target), and
+        `loss(output, target)` returns the mean loss.
         """
         return self._add(self._ready().add_pipelined, loss, batch)
 
     def step(self, *optimizers: Any, clip: float | None = None) -> Any:
-        """Update the parameters, with gradients clipped to the norm `clip`; returns the norm
-        before, if clipped.
+        """Clip the gradients to the norm `clip`, if set, and update the parameters. Returns the
+        norm before clipping, or None without `clip`.
         """
         with self.clock.part("checkpoint"):
             self.keeper.join()
@@ -247,18 +253,18 @@ class Run:
         if self._batch is not None and self._reading is not None:
             self._state.steps += 1
             self._reading.position += self._batch.total
-            self._batch = None  # it counts once, however many optimizers there are
+            self._batch = None  # a batch counts once, even if `step` is called several times
         return norm
 
     def log(self, **values: Any) -> None:
-        """Values of this step, for progress and listeners; tensors are read only when they are
-        shown.
+        """Log values of this step for the progress line and for listeners. A tensor is read from
+        the device only when it is shown.
         """
         self.clock.note(**values)
 
     def save(self, *, wait: bool = False) -> bool:
-        """Save now; with `wait`, returns whether the save is durable. Call it on all ranks at the
-        same position.
+        """Save now. With `wait`, wait for the save and return whether it is durable. All ranks must
+        call this at the same step.
         """
         with self.clock.part("checkpoint"):
             return self.keeper.save(
@@ -266,8 +272,8 @@ class Run:
             )
 
     def close(self) -> None:
-        """Finish the current save and leave the other ranks in order. Call it on all ranks, or on
-        none.
+        """Complete the save in flight and close the process groups. Either all ranks or none must
+        call this.
         """
         atexit.unregister(self._abandon)
         self.clock.end()
@@ -275,11 +281,13 @@ class Run:
         self.world.close()
 
     def _abandon(self) -> None:
-        """At exit without `close`, it waits for no other rank, since others may be stuck."""
+        """Clean up at exit if `close` was not called. Does not wait for other ranks, which may be
+        stuck.
+        """
         self.close() if self.world.size == 1 else self.world.leave()
 
     def _between(self) -> None:
-        """After each step: exit, save, or continue, as all ranks have agreed."""
+        """After a step, exit, save or continue, as all ranks have agreed."""
         if (said := self._ready().said) == LEAVE:
             self.keeper.warn(self.steps)
             safe = self.save(wait=True)

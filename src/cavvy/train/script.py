@@ -1,5 +1,5 @@
-"""A user's whole script, run on fake tensors up to its first optimizer step, becomes a work
-profile.
+"""Makes a work profile of a user's unchanged script: runs the script on fake tensors up to its
+first optimizer step.
 """
 
 import os
@@ -24,15 +24,17 @@ from cavvy.train.trace import TraceRecorder, summarize
 
 
 class _Done(BaseException):
-    """Ends a traced script; no `except Exception` of the script stops it."""
+    """Ends a traced script. The script's own `except Exception` does not catch it."""
 
 
 def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str, Any]:
-    """The work profile of the first micro-batch of a script: from its first forward pass to its
-    first `optimizer.step`, or to the next forward pass with accumulated gradients.
+    """The work profile of the first micro-batch of a script: from the first forward pass to the
+    first `optimizer.step`, or to the second forward pass if the script accumulates gradients.
 
-    The script runs like `python path arguments`, on fake tensors. The samples of a step are the
-    first dimension of the model's input. Raises RuntimeError if no optimizer was stepped.
+    The script runs like `python path arguments`, but on fake tensors. The number of samples is the
+    first dimension of the model's input.
+
+    Raises: RuntimeError: the script ended without an optimizer step.
     """
     watch = _Watch()
     handles = (
@@ -51,7 +53,7 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
-    """Runs `python path arguments` in this process."""
+    """Run a script in this process as `python path arguments` would."""
     before = sys.argv, sys.path
     sys.argv, sys.path = [path, *arguments], [os.path.dirname(os.path.realpath(path)), *sys.path]
     try:
@@ -61,7 +63,7 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
 
 
 class _Watch:
-    """Turns the recorder on and off with the script's progress, and keeps its results."""
+    """Records the first micro-batch: from the model's first forward pass to the first step."""
 
     def __init__(self) -> None:
         self._recorder = TraceRecorder()
@@ -76,7 +78,7 @@ class _Watch:
         ]
         if (
             tensors and not self._batch
-        ):  # batch size from the first module with a tensor input, if the model got only keywords
+        ):  # if the model gets only keyword arguments, its first module with a tensor input counts
             self._batch = tensors[0].shape[0]
         if self._model is None and any(True for _ in module.parameters()):
             self._model, self._on = module, True
@@ -125,8 +127,8 @@ class _Watch:
 
 @contextmanager
 def _patched() -> Iterator[None]:
-    """Disables what a traced script must not do: compile, resume, skip a step, request another
-    device.
+    """Prevents a traced script from compiling, resuming, skipping an optimizer step, or computing
+    on another device.
     """
     before = torch.autocast.__init__
 
@@ -161,8 +163,8 @@ def _patched() -> Iterator[None]:
 
 @contextmanager
 def fake_device() -> Iterator["_Fake"]:
-    """Models and batches made under it use no memory: tensors have shapes and no data, and moving
-    them does nothing.
+    """Create fake tensors only: models and batches created in this context have shapes but no data,
+    use no memory, and stay as they are when moved to another device.
     """
     with patch.object(torch.nn.Module, "_apply", _convert), warnings.catch_warnings():
         warnings.filterwarnings(
@@ -176,9 +178,10 @@ _TURN = threading.RLock()
 
 
 class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
-    """Used by one thread at a time, since loaders collate concurrently. A size that depends on
-    values is its maximum, as for a mask that selects all; experts chosen by `topk` get even shares.
-    `assumed` lists the lines with such sizes.
+    """Fake tensors, also for operations whose result size depends on values. The size is assumed to
+    be the maximum (a mask selects everything), but experts chosen by `topk` get equal shares.
+    `assumed` lists the lines of code with such sizes. One thread at a time enters the mode, because
+    data loaders collate in several threads.
     """
 
     def __init__(self) -> None:
@@ -186,7 +189,9 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         self.assumed: dict[str, None] = {}
 
     def _assume(self, name: str, args: Any, made: "_Made") -> list[Any]:
-        """Tensors of these shapes and types, noted as an assumption; [] for none."""
+        """Make tensors of these shapes and types, and record the assumption. [] if `made` is
+        empty.
+        """
         if not made:
             return []
         count, most = args[0].numel(), made[-1][0][0]
@@ -198,8 +203,8 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with _TURN:
             given = [each for each in tree_leaves((args, kwargs)) if hasattr(each, "routed")]
-            # A choice stays one through `==` or one-hot; a value computed with it, which has a
-            # gradient, does not.
+            # Results of `==` or one-hot on a choice of experts still are choices. A value that
+            # requires a gradient is not.
             routed, experts = next(
                 (each.routed for each in given if not each.requires_grad), (0, 1)
             )
@@ -218,18 +223,18 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
                 raise RuntimeError(_explain_size(name)) from error
             if (
                 func is torch.ops.aten.topk.default
-            ):  # number of samples times choices, and number of experts
+            ):  # routed: number of samples times experts per sample
                 routed, experts = out[0].numel(), args[0].shape[args[2] if len(args) > 2 else -1]
             for each in filter(torch.is_tensor, tree_leaves(out) if routed else ()):
                 each.routed = routed, experts
             return out
 
     def __deepcopy__(self, memo: Any) -> "_Fake":
-        return self  # models copy their layers, and all belong to one mode
+        return self  # layers that a model copies must stay in the same mode
 
 
 def _explain_size(name: str) -> str:
-    """Why a script cannot be traced, and what to do."""
+    """The message for a script that cannot be traced: the cause and the remedy."""
     hint = "give it `output_size`" if name == "repeat_interleave" else "avoid it there"
     return (
         f"{_own_line()}: the size of {name} depends on values, and a trace has none: {hint}, or "
@@ -241,11 +246,11 @@ _Made = list[tuple[Any, torch.dtype]]
 
 
 def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> _Made:
-    """Shapes and types of the largest results of an operation whose sizes depend on values; [] for
-    all others.
+    """Shapes and types of the largest possible results of an operation whose result sizes depend on
+    values, or [] for other operations.
     """
     count = args[0].numel() if args and isinstance(args[0], torch.Tensor) else 0
-    # Masks as large as the routed tensor select even shares.
+    # A mask with as many elements as the routed tensor selects an equal share for each expert.
     even = {routed: routed // experts, routed * experts: routed}
     if name == "nonzero":
         return [((even.get(count, count), args[0].dim()), torch.int64)]
@@ -256,14 +261,16 @@ def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> _Made
     if name == "bincount":
         return _count_most(args, count, experts if routed else 0)
     if name == "repeat_interleave" and routed and not kwargs.get("output_size"):
-        return [((routed,), torch.int64)]  # sizes by the number of choices of each expert
+        return [((routed,), torch.int64)]  # the repeats are the samples of each expert
     if name in ("_unique2", "unique_dim", "unique_consecutive"):
         return _unique_most(args, min(count, experts) if routed else count)
     return []
 
 
 def _count_most(args: Any, count: int, experts: int) -> _Made:
-    """`bincount`: as many kinds as requested, or all different."""
+    """The largest result of `bincount`: one bin per expert or as many as requested, else one per
+    value.
+    """
     weights = args[1] if len(args) > 1 else None
     kind = torch.int64
     if weights is not None:
@@ -272,8 +279,10 @@ def _count_most(args: Any, count: int, experts: int) -> _Made:
 
 
 def _unique_most(args: Any, rows: int) -> _Made:
-    """The family of `unique`, with at most `rows` different values if it has no dimension."""
-    # Arguments that are no integers are switches.
+    """The largest results of `unique` and its variants. Without a dimension argument, at most
+    `rows` values are different.
+    """
+    # The dimension is the only integer argument; the others are booleans.
     dim = next((each for each in args[1:] if type(each) is int), None)
     shape, inverse = (rows,), args[0].shape
     if dim is not None:
@@ -283,7 +292,7 @@ def _unique_most(args: Any, rows: int) -> _Made:
 
 
 def _own_line() -> str:
-    """The user's line that runs, or that called the running code."""
+    """The line of the user's code that is running or has called the running code."""
     frame: Any = sys._getframe(1)
     while frame.f_back and any(part in frame.f_code.co_filename for part in _OTHERS):
         frame = frame.f_back
@@ -300,8 +309,8 @@ _OTHERS = (
 
 
 def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
-    """`Module._apply` for fake parameters, which cannot be swapped: a parameter of another type
-    replaces the old one.
+    """`Module._apply` for fake parameters, whose data cannot be replaced in place: if the number
+    type changes, a new parameter replaces the old one.
     """
     made: dict[int, torch.nn.Parameter] = {}
     for each in module.modules() if recurse else [module]:
@@ -321,8 +330,8 @@ def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn
 
 
 class _Guesses(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
-    """A value that code reads from a fake tensor (`if x.any():`, `.item()`) is false, or 1: the
-    usual path.
+    """Returns a value when code reads one from a fake tensor (`if x.any():`, `.item()`): False for
+    booleans, else 1, which usually leads to the common branch.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,5 +1,5 @@
-"""Random numbers without saved state: each step's come from the run's seed, the step and
-the rank.
+"""Random numbers without saved state: the random numbers of a step depend only on the run's seed,
+the step and the rank.
 """
 
 import random
@@ -11,8 +11,8 @@ LARGE = 2**64
 
 
 def mix(*numbers: int) -> int:
-    """One 64-bit seed from several numbers (the finalizer of SplitMix64, Steele et al., OOPSLA
-    2014, over each).
+    """Mix several numbers into one 64-bit seed, with the finalizer of SplitMix64 (Steele et al.,
+    OOPSLA 2014) for each number.
     """
     state = 0
     for number in numbers:

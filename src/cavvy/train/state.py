@@ -1,5 +1,5 @@
-"""All of a run's state except tensors: its position in the data, its loss scale, the user's
-objects; plain data.
+"""The state of a run without its tensors, as plain data: the position in the data, the loss scale,
+and the user's objects.
 """
 
 from typing import Any
@@ -10,7 +10,9 @@ from cavvy.train.plan import Plan
 
 
 class RunState:
-    """Written with each checkpoint's mark, and restored from it."""
+    """The state that is written into the completion mark of each checkpoint, and restored from
+    it.
+    """
 
     def __init__(self) -> None:
         self.steps = 0
@@ -30,7 +32,10 @@ class RunState:
         }
 
     def from_facts(self, facts: dict[str, Any], numbers: Any) -> None:
-        """Raises: ValueError: another script saved this."""
+        """Restore the state of a checkpoint.
+
+        Raises: ValueError: the checkpoint does not match this script.
+        """
         positions, things = facts["positions"], facts["things"]
         if len(positions) != len(self.data):
             raise ValueError(

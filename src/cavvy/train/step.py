@@ -1,5 +1,5 @@
-"""One step's gradients: the forward and backward passes over a rank's share of the batch, complete
-or discarded.
+"""The gradients of one step: forward and backward passes over a rank's share of the batch. After a
+failure, all passes of the step are discarded.
 """
 
 from collections.abc import Callable
@@ -21,10 +21,10 @@ PairLoss = Callable[[Any, Any], Any]
 
 
 class StepGradients:
-    """Accumulates the gradient of the mean loss over the global batch, for any split.
+    """Accumulates the gradient of the mean loss over the global batch, however the batch is split.
 
-    The loss of n samples is weighted by n / global batch, so that micro-batches and shares of
-    different sizes add up to the same mean.
+    The loss of n samples is weighted by n / global batch, so micro-batches and shares of different
+    sizes add up to the mean over the global batch.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class StepGradients:
         wish: Callable[[], int],
     ) -> None:
         self.placed = placed
-        self.said = 0  # the highest exit or save request of all ranks
+        self.said = 0  # the highest request (exit or save) of all ranks
         self._world, self._numbers, self._micro, self._clock, self._wish = (
             world,
             numbers,
@@ -48,16 +48,16 @@ class StepGradients:
         self._buffers = ModelBuffers(placed.model, placed.mesh)
         self._is_split = (
             placed.is_sharded or placed.data_ranks < world.size
-        )  # other ranks wait for this one within a pass
+        )  # other ranks wait for this rank within a pass
         self._averaged_over = (
             placed.data_ranks if placed.is_sharded else 1
-        )  # FSDP2 averages, the reducer adds
+        )  # FSDP2 averages gradients, the reducer sums them
 
     def add(self, loss: Loss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
-        """Leave the batch's gradient in the parameters; returns the mean loss over this rank's
+        """Store the gradient of the batch in the parameters. Returns the mean loss of this rank's
         samples.
 
-        If one rank runs out of memory, all ranks repeat this step with smaller micro-batches.
+        If one rank runs out of memory, all ranks repeat the step with smaller micro-batches.
         """
         self._buffers.keep()
         while True:
@@ -77,7 +77,7 @@ class StepGradients:
             self._micro.shrink(size)
 
     def add_pipelined(self, loss: PairLoss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
-        """Like `add`, through the stages of a pipeline, if there is one; `loss` takes output and
+        """Like `add`, but through the stages of a pipeline if there is one. `loss` takes output and
         target.
         """
         pipeline, model = self.placed.pipeline, self.placed.model
@@ -87,7 +87,7 @@ class StepGradients:
         most = self._micro.size or max(batch.size // (2 * pipeline.stages), 1)
         size = next(
             n for n in range(most, 0, -1) if batch.size % n == 0
-        )  # all micro-batches have one size
+        )  # all micro-batches must have the same size
         with self._forward():
             mean, _ = self._attempt(
                 partial(pipeline.step, loss, batch, size, self._averaged_over), size, seed
@@ -100,7 +100,10 @@ class StepGradients:
         return mean
 
     def _attempt(self, passes: Callable[[], Any], size: int, seed: int) -> tuple[Any, bool]:
-        """The mean loss, and whether this rank ran out of memory."""
+        """Run the passes. Returns the mean loss, and whether this rank ran out of memory.
+
+        Raises: OutOfMemory: this rank of a split model ran out of memory.
+        """
         self._clock.micro(size)
         seeds.sow(seed)
         try:
@@ -119,11 +122,11 @@ class StepGradients:
             known = {self._micro.key: self._micro.size}
             raise OutOfMemory(text, known) from error.with_traceback(
                 None
-            )  # a reference would keep the activations alive
+            )  # the traceback would keep the activations alive
 
     def _passes(self, loss: Loss, batch: Batch, size: int) -> Any:
-        """All ranks make the same number of passes; one with fewer samples repeats a pass with
-        weight 0.
+        """Run one rank's passes and return its mean loss. All ranks make the same number of passes:
+        a rank with fewer samples fills up with passes of weight 0.
         """
         pieces = batch.pieces(-(-batch.largest // size))
         mean: Any = 0.0
@@ -146,7 +149,7 @@ class StepGradients:
     def _forward(self) -> AbstractContextManager[Any]:
         return (
             nullcontext() if self.placed.is_sharded else self._numbers.forward()
-        )  # FSDP2 casts by itself
+        )  # FSDP2 casts on its own
 
     def _expect(self, last: bool) -> None:
         if self.placed.is_sharded:
@@ -167,7 +170,7 @@ class StepGradients:
         return find(batch.largest, self._world.device, attempt, coming, self._world.least)
 
     def undo(self) -> None:
-        """Discard the step's passes: gradients and running means."""
+        """Discard the effects of the step's passes: gradients and running means."""
         self._buffers.undo()
         self.placed.model.zero_grad()
         self._world.device.free_cache()

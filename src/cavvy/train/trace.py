@@ -1,9 +1,9 @@
-"""Turns one training step under fake tensors into a work profile, without a device: computation,
-traffic and memory.
+"""Makes a work profile of one training step (computation, memory traffic and memory) without a
+device, by running the step on fake tensors.
 
-The profile is plain data (`cavvy estimate` and `cavvy plan` read it). Operations are recorded as a
-CUDA device would run them: autocast's float32 list, dropout with byte masks and fused attention
-replace the CPU's own.
+The profile is plain data, which `cavvy estimate` and `cavvy plan` read. Operations are recorded as
+a CUDA device would run them, for example autocast's float32 list, dropout with byte masks, and
+fused attention.
 """
 
 import weakref
@@ -28,14 +28,16 @@ _BATCHES = (
     4,
     16,
     64,
-)  # multiples of the traced batch for which the peak should be right
-_SHARES = (1, 1 / 8, 0)  # bytes of the gradients
+)  # multiples of the traced batch for which the recorded peak is exact
+_SHARES = (1, 1 / 8, 0)  # share of the gradients on one rank, for which the peak is exact
 _BLOCK = 512  # bytes: PyTorch's caching allocator rounds every request up to a multiple
 
 
 @dataclass(slots=True)
 class KernelEvent:
-    """One kernel: its kind, its reads and writes (by storage), and the memory in use after it."""
+    """One kernel: its kind, FLOPs and bytes, and the numbers of the storages it reads and writes.
+    `size` is (batch, m, n, k) for a matrix product.
+    """
 
     kind: str
     dtype: str
@@ -49,8 +51,8 @@ class KernelEvent:
 
 @dataclass(slots=True)
 class TracedStorage:
-    """One allocation: its size and lifetime, in events. `kept` ones are parameters, gradients and
-    the like.
+    """One allocation: its size in bytes, and its lifetime as indices of events. `died` is None if
+    it outlives the step. `kept` is "parameter", "buffer", "gradient", or "" for other tensors.
     """
 
     bytes: int
@@ -68,7 +70,7 @@ class TraceTape:
 
 
 class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
-    """Writes every kernel and allocation of the code under it to `tape`."""
+    """Records every kernel and allocation of the code in its context on `tape`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as torch declares it
@@ -100,7 +102,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
         """Return the number of the tensor's storage; register the storage if it is new."""
         try:
             storage = tensor.untyped_storage()
-        except NotImplementedError:  # sparse tensors and similar ones have no such storage
+        except NotImplementedError:  # sparse tensors, for example, have no storage
             return -1
         number = self._ids.get(storage._cdata)
         if number is None:
@@ -118,14 +120,16 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
             self.tape.storages[number].died = len(self.tape.events)
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Separate parameters and buffers from the step's own tensors."""
+        """Mark the model's parameters and buffers, to tell them from tensors of the step."""
         for each in model.parameters():
             self.see(each, "parameter")
         for tensor in model.buffers():
             self.see(tensor, "buffer")
 
     def close(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Mark these and their gradients, and stop watching the tensors that are still alive."""
+        """Mark these parameters and their gradients, and stop recording the lifetimes of tensors
+        that are still alive.
+        """
         for each in parameters:
             self.see(each, "parameter")
             if each.grad is not None:
@@ -146,8 +150,8 @@ def trace_step(
     """The work profile of one micro-batch: `step` runs the forward pass on `batch` samples and
     returns the loss.
 
-    Model and data may be fake (made under `fake_device`) or real. The optimizer is counted by its
-    kind, not run.
+    Model and data may be fake (created in `fake_device`) or real. The optimizer does not run; the
+    profile only names its kind.
     """
     parameters = [each for each in model.parameters() if each.requires_grad]
     model.zero_grad()
@@ -173,8 +177,8 @@ def summarize(
     optimizer: str,
     name: str,
 ) -> dict[str, Any]:
-    """The profile of a tape: equal kernels counted together, memory replayed unchanged and with
-    fused pointwise code.
+    """Make the profile of a tape. Equal kernels are counted together. Memory is computed twice: for
+    eager execution, and for a compiler that fuses pointwise kernels.
     """
     fused, gone = _fuse(tape)
     kept = Counter[str]()
@@ -202,7 +206,7 @@ def summarize(
 
 
 def _count_kernels(tape: TraceTape, fused: list[int]) -> list[dict[str, Any]]:
-    """The kinds of kernels, each with how often it runs."""
+    """The different kernels, each with the number of times it runs."""
     ops: Counter[tuple[Any, ...]] = Counter()
     for event, bytes_left in zip(tape.events, fused, strict=True):
         fixed = sum(tape.storages[each].bytes for each in {*event.reads} if _is_kept(tape, each))
@@ -217,12 +221,12 @@ def _is_kept(tape: TraceTape, number: int) -> bool:
 
 
 def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
-    """The result of a fusing compiler: bytes moved per event, and the storages that it recomputes
-    or never creates.
+    """Model a fusing compiler: return the bytes moved per event, and the storages that it
+    recomputes or never creates.
 
-    Pointwise and reducing kernels between matrix products become one. Tensors that only such
-    kernels read are not written, or are recomputed in the backward pass (Inductor's partitioner
-    keeps what a matrix product reads there).
+    Pointwise and reduction kernels between matrix products become one kernel. A tensor that only
+    such kernels read is not written, or is recomputed in the backward pass. A tensor that a matrix
+    product reads in the backward pass is kept, as by Inductor's partitioner.
     """
     maker: dict[int, KernelEvent] = {}
     readers: dict[int, list[KernelEvent]] = {}
@@ -256,11 +260,11 @@ def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
 
 
 def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
-    """Memory in use besides parameters and buffers, in bytes: activations, the part of them that
-    does not grow with the batch (parameters cast to another type), and gradients.
+    """Memory in use in bytes, except parameters and buffers, at each moment that is the peak for
+    some multiple of the batch and some sharding of the gradients.
 
-    The result has the moments with the highest use for some batch and some sharding of the
-    gradients.
+    A moment is (activations, the part of activations that does not grow with the batch because they
+    are parameters cast to another type, gradients).
     """
     changes = _list_size_changes(tape, gone)
     alive = [0, 0, 0]
@@ -277,7 +281,9 @@ def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
 
 
 def _list_size_changes(tape: TraceTape, gone: frozenset[int]) -> dict[int, list[tuple[int, int]]]:
-    """By event: whether activations, casts (1) or gradients (2) change, and by how many bytes."""
+    """By index of the event: the changes of memory, as a kind (0: activations, 1: cast parameters,
+    2: gradients) and a number of bytes.
+    """
     cast = {
         each
         for event in tape.events

@@ -1,5 +1,5 @@
-"""The ranks of this run: their addresses, their process groups, and what they agree on before each
-step.
+"""The ranks of this run: their numbers, their process groups, and the values that they exchange in
+each step.
 """
 
 import os
@@ -13,12 +13,12 @@ import torch.distributed as dist
 
 from cavvy.train.device import TrainDevice, pick
 
-PATIENCE = timedelta(minutes=10)  # how long to wait for a rank's value
+PATIENCE = timedelta(minutes=10)  # how long a collective waits for another rank
 
 
 class RankWorld:
-    """One rank among `size`. Collectives on small facts go over gloo, so that no accelerator
-    waits for them.
+    """One of `size` ranks. Small values are exchanged over gloo, so that no accelerator waits for
+    them.
     """
 
     def __init__(self, device: str = "auto") -> None:
@@ -37,11 +37,11 @@ class RankWorld:
 
     @property
     def file_group(self) -> Any:
-        """The gloo group of the thread that writes checkpoints; None for a single rank."""
+        """The gloo group of the thread that writes checkpoints, or None for a single rank."""
         return self._files
 
     def agree(self, facts: Sequence[int]) -> list[int]:
-        """The maximum of each value over all ranks."""
+        """The maximum of each value over all ranks. All ranks must call this."""
         if self.size == 1:
             return list(facts)
         shared = torch.tensor(list(facts), dtype=torch.int64)
@@ -52,7 +52,7 @@ class RankWorld:
         return -self.agree([-fact])[0]
 
     def gather(self, fact: Any) -> list[Any]:
-        """The values of all ranks, by rank."""
+        """The values of all ranks, in the order of ranks. All ranks must call this."""
         if self.size == 1:
             return [fact]
         said: list[Any] = [None] * self.size
@@ -60,7 +60,7 @@ class RankWorld:
         return said
 
     def tell(self, fact: Any) -> Any:
-        """The value of rank 0."""
+        """The value that rank 0 passed. All ranks must call this."""
         if self.size == 1:
             return fact
         said = [fact]
@@ -68,15 +68,17 @@ class RankWorld:
         return said[0]
 
     def close(self) -> None:
-        """Leave in order: threads of a group that is not destroyed can abort a process that has
-        finished.
+        """Wait for all ranks, then destroy the process groups: threads of a group that still exists
+        can abort a process that has finished.
         """
         if self._ours and dist.is_initialized():
             self.agree([0])
         self.leave()
 
     def leave(self) -> None:
-        """Leave without notice, so that the others' collectives fail instead of waiting."""
+        """Destroy the process groups at once, so that the collectives of other ranks fail instead
+        of waiting.
+        """
         if self._ours and dist.is_initialized():
             dist.destroy_process_group()
         self._ours, self.size = False, 1
@@ -92,7 +94,7 @@ class RankWorld:
             if os.environ.get("LOCAL_WORLD_SIZE") == str(size) and sys.platform == "linux":
                 os.environ.setdefault(
                     "GLOO_SOCKET_IFNAME", "lo"
-                )  # one machine, whose name may resolve to another address
+                )  # all ranks are on this machine, whose name may resolve to another address
             own = {"device_id": self.device.torch} if kind == "cuda" else {}
             dist.init_process_group(backend, rank=rank, world_size=size, timeout=PATIENCE, **own)
             self._ours = True
@@ -102,8 +104,8 @@ class RankWorld:
 
 
 def _place() -> tuple[int, int, int]:
-    """Rank, number of ranks and rank on this node, from torchrun, or from Cavvy for one process per
-    node.
+    """Rank, number of ranks, and rank on this node. torchrun sets them, or Cavvy for jobs with one
+    process per node.
     """
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:

@@ -1,3 +1,3 @@
-"""Finds what slows a training script down, in dollars, and what helps: measured in the script
-itself, in windows of steps.
+"""Finds the causes that slow a training script down, with their costs and remedies, by measuring
+windows of steps in the running script.
 """

@@ -1,5 +1,5 @@
-"""From windows of steps to causes: each cost is the difference between two windows that differ in
-one thing only.
+"""Finds the causes of slow steps. A cost is the difference between two windows of steps that differ
+in one thing only.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,25 +13,25 @@ from cavvy.tuning.findings import CostFinding, Diagnosis, StepWindow
 from cavvy.tuning.paired import PairedDifference, compare
 from cavvy.tuning.session import ScriptError, TuningSession, count_ready
 
-LEAST = 0.03  # share of a step: a smaller cost is no cause
+LEAST = 0.03  # share of a step; smaller costs are not reported
 MORE_THREADS = 8
-MORE_WORKERS = 16  # a window skips prepared batches, but not for longer than this
-LOOKED_AT = 24  # samples to read separately
-FAR = 4.0  # a stall this many times as long as reading has another cause
-MOST_ROUNDS = 5  # this many times the requested rounds, while windows are short
-SEEN = 4  # number of times that a rare event must be seen
+MORE_WORKERS = 16  # at most; each worker prepares batches, which a window must skip
+LOOKED_AT = 24  # samples to read and time separately
+FAR = 4.0  # a stall longer than this many times the reading of a batch has another cause
+MOST_ROUNDS = 5  # maximum number of rounds, as a multiple of the requested rounds
+SEEN = 4  # number of times that a rare event must be observed
 LONGEST, LONGEST_S = 500, 30.0  # limits of a window for rare events: steps, seconds
-MOST_TRACED = 100  # steps of such a window: all their operations stay in memory
-PAUSES = 3  # passes between two observed ones
-# if one rank waits this share of a stall longer than the others, the stall is that rank's
+MOST_TRACED = 100  # limit of traced steps in such a window: all operations stay in memory
+PAUSES = 3  # number of pauses between two passes to measure
+# if one rank waits longer than the median rank by this share of the stall, that rank is the cause
 ALONE = 0.5
 
 
 class Diagnoser:
-    """Asks a session for windows, in rounds of all modes, forward and backward in turn.
+    """Measures windows of a session in rounds. A round has one window of each mode; every second
+    round has the modes in reverse order.
 
-    `rounds` is the minimum; if windows are short, there are more, for `patience_s` seconds in
-    total.
+    `rounds` is the minimum. More rounds follow until `patience_s` seconds have passed.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class Diagnoser:
         return Diagnosis(facts, step, self._seconds, sorted(found, key=lambda each: -each.lost_s))
 
     def _grown(self) -> list[str]:
-        """The mode that measures the gain of a larger batch or micro-batch; none if it
-        cannot fit.
+        """The mode that measures the gain of a larger batch or micro-batch, or [] if a larger one
+        would not fit.
         """
-        # the micro-batch is already the largest that fits
+        # whether the micro-batch is the largest that fits
         found = self._facts["plan"]["micro_batch"] == 0
         if self._facts["micro_batch"] >= self._facts["global_batch"] // self._facts["ranks"]:
             # if one rank of a split model runs out of memory, all ranks exit
@@ -113,8 +113,8 @@ class Diagnoser:
         )
 
     def _look(self, mode: str, name: str, steps: int) -> StepWindow:
-        """Which lines run: first with a trace, which slows operations down, then without one, with
-        their times.
+        """Measure which of the user's lines run: first a window with a trace, which slows
+        operations down, then a window without a trace, whose times count.
         """
         trace = (self._trace if mode == "own" else "") or "-"
         traced = self._window(name, skip=2, steps=self._traceable(steps), trace=trace)
@@ -122,8 +122,8 @@ class Diagnoser:
         return self._window(name, skip=2, steps=steps, watch=True)
 
     def _traceable(self, steps: int) -> int:
-        """How many of the steps to trace: as many as in other windows, and more while that takes no
-        longer.
+        """The number of steps to trace: at least that of other windows, and at most as many as fit
+        into half of LONGEST_S.
         """
         if steps <= self._steps:
             return steps
@@ -133,7 +133,9 @@ class Diagnoser:
         return max(self._steps, min(steps, MOST_TRACED, int(LONGEST_S / 2 / seconds)))
 
     def _look_longer(self, step: float) -> None:
-        """A longer window, if something between the steps is too rare to have been seen."""
+        """Measure a longer window if something costly between steps is too rare to have been
+        observed.
+        """
         cost = {rank: self._every.mean("between", rank) for rank in range(self._facts["ranks"])}
         period = max(self._every.period("between", rank) for rank in cost)
         steps = min(int(SEEN * period) + 1, LONGEST, int(LONGEST_S / step))
@@ -146,16 +148,16 @@ class Diagnoser:
             ]
 
     def _bare(self, window: StepWindow, rank: int) -> list[float]:
-        """Steps without what only the clock can measure: saves, and, without an accelerator that
-        works in the background, transfers and the script's own code. These may occur in few steps,
-        and no mode removes them.
+        """The seconds of each step without saves and, on the CPU, without transfers and the
+        script's own code. No mode removes these, and they may occur in few steps only, so their
+        cost is measured by the clock.
         """
         aside = [window.part(name, rank) for name in self._apart if name != "between"]
         aside += [window.between(rank)] if "between" in self._apart else []
         return [step - sum(each) for step, *each in zip(window.steps(rank), *aside, strict=True)]
 
     def _aside(self) -> float:
-        """The part of a step that `_bare` leaves out."""
+        """Mean seconds of a step for the parts that `_bare` leaves out."""
         return fmean(
             sum(self._every.mean(name, rank) for name in self._apart)
             for rank in range(self._facts["ranks"])
@@ -169,12 +171,14 @@ class Diagnoser:
             "",
             self._base,
             "alone",
-        )  # the user's own code does not make operations slower
+        )  # in these modes, the user's own code takes its usual time
         self._every.add([each["every"] for each in window.ranks], is_clean=is_clean)
         return window
 
     def _typical(self, steps: Sequence[float], group: int = 0) -> float:
-        """The median of a window; of groups of as many steps as a loader may prepare at once."""
+        """The median of a window, over means of groups of steps. A group has as many steps as a
+        loader may prepare at once.
+        """
         size = min(group or self._group, len(steps))
         return median(fmean(steps[at : at + size]) for at in range(0, len(steps) - size + 1, size))
 
@@ -184,7 +188,7 @@ class Diagnoser:
     def _add(
         self, cause: str, lost: PairedDifference, evidence: str, fix: str, **change: Any
     ) -> float:
-        """Record a cause; returns the seconds of a step that it explains."""
+        """Record a cause. Returns the seconds of a step that the cause explains."""
         sure = lost.is_gain or lost.agree
         pairs = (lost.low, lost.high) if lost.agree and not lost.is_gain else None
         self._found.append(
@@ -202,7 +206,7 @@ class Diagnoser:
         look = self._session.ask({"look": LOOKED_AT})[late]
         walls = {name: seconds * 1e3 for name, (seconds, _) in look.items()}
         if not plan["workers"] and lost.median > FAR * self._batch_s(walls.values()):
-            return  # reading the whole batch is much faster: something else delayed it
+            return  # reading a whole batch is much faster, so the stall has another cause
         parts = [f"{ms:.2f} ms to {name}" for name, ms in walls.items()]
         evidence = "a sample takes " + ", ".join(parts)
         others = median_low(waits)
@@ -225,8 +229,8 @@ class Diagnoser:
         self._name_slowest(lost, evidence, look, more)
 
     def _data_waits(self) -> tuple[list[float], list[float]]:
-        """For each rank: the seconds per step that it waits for data, and the part of it in rare
-        long stalls.
+        """Two lists by rank: the seconds per step that the rank waits for data, and the part of
+        these waits in rare long stalls.
         """
         windows, ranks = self._windows[""], range(self._facts["ranks"])
         usual = [
@@ -252,7 +256,7 @@ class Diagnoser:
         return max(int(self._facts["cores"]) // int(self._facts["ranks"]), 1)
 
     def _more_readers(self) -> dict[str, int]:
-        """More readers than the plan has; none if it has many."""
+        """A change of the plan to more readers, or {} if it already has many."""
         plan, workers = self._facts["plan"], min(self._own_cores(), MORE_WORKERS)
         if not plan["workers"] and plan["threads"] < MORE_THREADS:
             return {"threads": MORE_THREADS, "prefetch": MORE_THREADS}
@@ -261,8 +265,8 @@ class Diagnoser:
         return {}
 
     def _try_readers(self, more: dict[str, int]) -> tuple[str, str, float]:
-        """Measure with these readers; returns their description, the sentence, and the remaining
-        stall in seconds.
+        """Measure with these readers. Returns their description, a sentence for the evidence, and
+        the remaining stall in seconds.
         """
         readers = more.get("workers", 1) * more["threads"]
         told = StepWindow(
@@ -275,7 +279,9 @@ class Diagnoser:
     def _name_slowest(
         self, lost: PairedDifference, evidence: str, look: dict[str, Any], more: dict[str, int]
     ) -> None:
-        """Name the slowest part of reading a sample, and how to hide or remove it."""
+        """Record the slowest part of reading a sample as the cause, with a way to hide or remove
+        it.
+        """
         cores = self._own_cores()
         said = ", ".join(f"{name}={number}" for name, number in more.items())
         hide = f", or hide it: Plan({said})" if more else ""
@@ -297,14 +303,16 @@ class Diagnoser:
         self._add(kind, lost, evidence, fix, **more)
 
     def _seldom_stalls(self, rank: int, usual: float) -> float:
-        """Seconds per step of data waits that occur in few steps only, besides the usual ones."""
+        """Seconds per step of data waits that occur in few steps only, without the usual waits."""
         waits = [each for window in self._windows[""] for each in window.part("data", rank)]
         mean = fmean(waits)
         few = sum(1 for each in waits if each > mean) >= SEEN and usual < 0.6 * mean
         return mean - usual if few else 0.0
 
     def _judge_ranks(self) -> float:
-        """Seconds of a step that ranks cost each other, independent of the batch."""
+        """Record the cost of sending gradients and of a slow rank. Returns the seconds of a step
+        that both explain.
+        """
         if "alone" not in self._windows:
             return 0.0
         alone = self._windows["alone"]
@@ -332,12 +340,12 @@ class Diagnoser:
         return explained + self._add("straggler rank", compare(slowest, others), text, fix)
 
     def _judge_python(self) -> float:
-        """The user's own Python while no operation runs, on the rank with the least of it, and its
-        part in a bare step.
+        """Record the time of the user's own Python while no operation runs, on the rank that has
+        the least. Returns the part of it that `_bare` does not leave out.
         """
         windows = self._windows["own"]
         between, inside = self._seen_between("python"), self._least_own(windows)
-        if "own larger" in self._windows:  # a cost once per pass belongs to the micro-batch
+        if "own larger" in self._windows:  # a cost per pass counts as a cost of the micro-batch
             less = self._least_own(self._windows["own larger"])
             more = [
                 max(self._by_passes() * (a - b), 0.0) for a, b in zip(inside, less, strict=True)
@@ -358,9 +366,11 @@ class Diagnoser:
         return [min(told["own"] * told["seconds"] for told in window.ranks) for window in windows]
 
     def _judge_work(self) -> None:
-        """Operations that the script runs between the step's parts: evaluation, metrics."""
+        """Record the cost of operations that the script runs between the parts of a step, such as
+        evaluation and metrics.
+        """
         if not self._on_host:
-            return  # the code may wait there for the step itself
+            return  # with an accelerator, this code may wait for the step itself
         lost = self._seen_between("work")
         text = (
             f"between the steps, at {self._line('work')[0]}, operations take {lost * 1e3:.1f} "
@@ -370,8 +380,9 @@ class Diagnoser:
         self._add("work between steps", PairedDifference(lost, 0.0, lost, True), text, fix)
 
     def _judge_epochs(self) -> float:
-        """Seconds of a step that the script's own loop takes between two passes over the data.
-        Measured last, because the script ends if no other pass follows.
+        """Record the time that the script's own loop takes between two passes over the data, and
+        return it in seconds per step. This must be measured last, because the script ends if no
+        other pass follows.
         """
         told: list[list[dict[str, Any]]] = []
         with suppress(ScriptError):
@@ -379,7 +390,7 @@ class Diagnoser:
                 told.append(self._session.ask({"epoch": True}))
         told = [
             each for each in told if each[0]["epochs"] > 0
-        ]  # other data, or another run, is another training
+        ]  # 0 means that the next pass is over other data or belongs to another run
         if not told:
             return 0.0
         steps = self._facts["samples"] / self._facts["global_batch"]
@@ -397,9 +408,9 @@ class Diagnoser:
         return self._add("work between epochs", PairedDifference(lost, 0.0, lost, True), text, fix)
 
     def _seen_between(self, kind: str) -> float:
-        """Seconds of a step that the script spends on such work between the parts of its steps.
-        Work that one rank does in each step makes it a straggler; work in few steps is reported
-        nowhere else.
+        """Seconds per step that the script spends on this kind of work between the parts of its
+        steps. Work in each step counts on the rank with the least of it, because the excess of
+        another rank is reported as a straggler. Work in few steps counts on the rank with the most.
         """
         ranks = range(self._facts["ranks"])
         each = [self._between(rank) * self._seen(rank)[kind] for rank in ranks]
@@ -411,30 +422,32 @@ class Diagnoser:
         )
 
     def _between(self, rank: int) -> float:
-        """Seconds of a step between its parts, without rare events that no sample explains."""
+        """Seconds per step between its parts. Rare events count only if one was observed."""
         return self._every.mean("between", rank, seldom=self._saw_seldom(rank))
 
     def _saw_seldom(self, rank: int) -> bool:
-        """Whether a rare event between steps occurred in an observed step."""
+        """Whether a rare event between the parts of a step occurred in an observed step."""
         for told in (window.ranks[rank] for window in self._looked_at()):
-            every = told["every"]["between"]  # including steps skipped at first
+            every = told["every"]["between"]  # includes the skipped steps at the beginning
             if max(every[-len(told["steps"]) :]) > self._every.level("between", rank, every):
                 return True
         return False
 
     def _looked_at(self) -> list[StepWindow]:
-        """Windows with samples of the code between the parts of a step."""
+        """Windows in which the code between the parts of a step was sampled."""
         names = ("own", "own seldom", "own seldom traced")
         return [window for name in names for window in self._windows.get(name, [])]
 
     def _seen(self, rank: int) -> dict[str, float]:
-        """The code between the parts of a step, in shares of one."""
+        """The shares of the kinds of work between the parts of a step. They add up to 1."""
         told = [window.ranks[rank]["between"] for window in self._looked_at()]
         looks = {name: sum(each[name] for each in told) for name in told[0]}
         return {name: count / max(sum(looks.values()), 1) for name, count in looks.items()}
 
     def _line(self, kind: str) -> tuple[str, float]:
-        """The user's line that was seen most often in such work, with its share of all time."""
+        """The user's line that was sampled most often in this kind of work, with its share of all
+        time.
+        """
         found: dict[str, float] = {}
         windows = [*self._windows["own"], *self._windows.get("own seldom", [])]
         for window in windows:
@@ -451,7 +464,7 @@ class Diagnoser:
         return -(-share // max(size, 1))
 
     def _by_passes(self) -> float:
-        """The gain of one fewer pass, times the passes that larger micro-batches save."""
+        """The factor from the measured gain of fewer passes to the gain of a single pass."""
         return (self._passes - 1) / max(self._passes - self._fewer, 1)
 
     @property
@@ -460,8 +473,8 @@ class Diagnoser:
         return -(-share // max(int(self._windows["larger"][0].ranks[0]["micro_batch"]), 1))
 
     def _judge_sizes(self, fixed: float) -> None:
-        """`fixed`: the part of each step that is already explained and does not grow with the
-        batch.
+        """Record a batch or micro-batch that is too small. `fixed` is the seconds of a step that
+        are already explained and do not grow with the batch.
         """
         base = self._seconds[self._base]
         if self._ran_out():
@@ -492,7 +505,7 @@ class Diagnoser:
 
     def _ran_out(self) -> bool:
         """Whether a larger batch or micro-batch did not fit into memory, so that the script
-        continued with less.
+        continued with a smaller micro-batch.
         """
         share, size = (
             self._facts["global_batch"] // self._facts["ranks"],
@@ -519,7 +532,7 @@ class Diagnoser:
                 fix if pinned else "Plan(pin=True)",
                 **change,
             )
-        else:  # nothing runs in the background: the host's clock shows it
+        else:  # no transfer runs in the background, so the host's clock measures it
             sent = [median(window.part("transfer")) for window in self._windows["cached"]]
             self._add(
                 "host-device copies",
@@ -535,7 +548,9 @@ class Diagnoser:
             )
 
     def _judge_checkpoint(self, step: float) -> None:
-        """The time of saves in the script, and of saves by the clock, which are in no window."""
+        """Record the cost of saves: those that the script makes, or else those that the run makes
+        at its interval, which are measured separately.
+        """
         ranks, fix = range(self._facts["ranks"]), "Run(save_every='auto')"
         by_hand = [self._between(rank) * self._seen(rank)["saving"] for rank in ranks]
         asked = max(self._every.mean("checkpoint", rank) + by_hand[rank] for rank in ranks)
@@ -553,7 +568,7 @@ class Diagnoser:
             return
         interval = self._facts["interval"]
         if interval is None:
-            return  # Cavvy chose the interval: at most 1 % of the time
+            return  # the automatic interval already limits the cost to 1 % of the time
         stalls = []
         for _ in range(self._rounds):
             told = self._session.measure("saving", steps=self._steps, skip=self._skip)

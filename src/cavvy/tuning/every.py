@@ -1,5 +1,5 @@
-"""The time of each step, in order. The cost of something in few steps is spread over all of
-them.
+"""The history of step times. The cost of an event that occurs in few steps is spread over all
+steps.
 """
 
 from collections.abc import Sequence
@@ -7,31 +7,33 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
-FAR = 3.0  # a step that takes this many times the usual time had an extra event
+FAR = 3.0  # a step longer than this many times the usual time contains a rare event
 
 
 class StepSample(NamedTuple):
     seconds: float
     is_clean: bool
-    is_far: bool  # it took much longer than the others
+    is_far: bool  # the step took much longer than the others
 
 
 class StepHistory:
-    """All steps of a session, in order; those that a trace slows down count, but their times do
-    not.
+    """All steps of a session, in order. Steps that a trace slows down are counted, but their times
+    are not used.
     """
 
     def __init__(self) -> None:
         self._windows: list[tuple[bool, list[dict[str, list[float]]]]] = []
 
     def add(self, ranks: list[dict[str, list[float]]], *, is_clean: bool) -> None:
-        """Add the seconds by name of the next steps, of each rank."""
+        """Add the next steps: for each rank, the seconds of each step by name. `is_clean` states
+        that no trace slowed them down.
+        """
         self._windows.append((is_clean, ranks))
 
     def mean(self, name: str, rank: int, *, seldom: bool = True) -> float:
-        """Mean seconds of a step, including rare events: their rate comes from all steps, in any
-        window. For something in each step it is the median, which ignores other programs' work on
-        this machine. Without the `seldom` part, the mean of the other steps.
+        """Mean seconds per step. For something that occurs in each step, it is the median, which
+        ignores the work of other programs on this machine. Otherwise it includes rare events, whose
+        rate is taken from all windows; without `seldom`, it excludes them.
         """
         steps = self._steps(name, rank)
         clean, far = (
@@ -50,7 +52,7 @@ class StepHistory:
         return rate * fmean(long) + (1 - rate) * fmean(rest)
 
     def period(self, name: str, rank: int) -> float:
-        """The number of steps per event; 1 if it occurs in each step, or in none."""
+        """The number of steps per rare event, or 1 if there are no rare events."""
         steps = self._steps(name, rank)
         is_seldom = any(each.is_far for each in steps) and not _is_usual(
             [each.seconds for each in steps]
@@ -58,8 +60,8 @@ class StepHistory:
         return _period(steps) if is_seldom else 1.0
 
     def level(self, name: str, rank: int, window: Sequence[float] = ()) -> float:
-        """The number of seconds above which a step had an extra event; for a `window` that a trace
-        may slow down, by its own steps too.
+        """The seconds above which a step contains a rare event. If a `window` is given, which a
+        trace may slow down, its own steps can raise the limit.
         """
         every = [each for _, ranks in self._windows for each in ranks[rank][name]]
         usual = median(
@@ -77,8 +79,8 @@ class StepHistory:
 
 
 def _period(steps: Sequence[StepSample]) -> float:
-    """For a regular event, from the first time to the last: the steps before and after are partial
-    periods.
+    """The mean number of steps per rare event. For a regular event, only the steps between the
+    first and the last event count, because those before and after are partial periods.
     """
     far = [place for place, each in enumerate(steps) if each.is_far]
     gaps = [after - before for before, after in pairwise(far)]
@@ -88,5 +90,5 @@ def _period(steps: Sequence[StepSample]) -> float:
 
 
 def _is_usual(steps: Sequence[float]) -> bool:
-    """Whether the median represents the other steps."""
+    """Whether the median is close to the mean, so that it represents the steps."""
     return 0.6 * fmean(steps) <= median(steps) <= 1.1 * fmean(steps)

@@ -1,4 +1,4 @@
-"""The diagnosis's measurement, a window of steps, and its findings: causes with their costs."""
+"""The data of a diagnosis: windows of measured steps, and findings, which are causes with costs."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class CostFinding:
-    """One cause. `lost_s` is seconds of each step, `half_s` half the width of its 95 % interval by
-    Student's t, which does not include zero. If it does, but at least `AGREE` pairs all show a
-    loss, `pairs_s` has the smallest and largest.
+    """One cause. `lost_s` is its cost in seconds per step, and `half_s` is half the width of the
+    95 % confidence interval by Student's t. If this interval includes zero, but at least `AGREE`
+    pairs all show a loss, `pairs_s` has the smallest and the largest loss of a pair.
     """
 
     cause: str
     lost_s: float
     half_s: float
-    sure: bool  # whether one of the two statistics exceeds noise
+    sure: bool  # whether the interval excludes zero or the pairs agree
     evidence: str
     fix: str
-    change: dict[str, Any] = field(default_factory=dict)  # a change of the plan, if that is the fix
+    change: dict[str, Any] = field(default_factory=dict)  # a change of the plan, if it is the fix
     pairs_s: tuple[float, float] | None = None
 
 
@@ -25,7 +25,7 @@ class CostFinding:
 class Diagnosis:
     facts: dict[str, Any]
     step_s: float
-    seconds: dict[str, list[float]]  # seconds of a step, by mode, one for each round
+    seconds: dict[str, list[float]]  # by mode: seconds per step in each round
     findings: list[CostFinding]
 
     @property
@@ -33,7 +33,7 @@ class Diagnosis:
         return float(self.facts["samples"] / self.facts["global_batch"])
 
     def dollars(self, seconds: float, price: float) -> float:
-        """Dollars per epoch for these seconds of each step, at a price per hour of all devices
+        """Dollars per epoch for these seconds per step. `price` is dollars per hour for all devices
         together.
         """
         return seconds * self.steps_per_epoch * price / 3600
@@ -41,8 +41,8 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class StepWindow:
-    """The same steps on all ranks. Lists are by step; the first step began while other
-    ranks still reported.
+    """The same steps on all ranks. Its methods return one value per step, without the first step,
+    which started while other ranks were still reporting.
     """
 
     ranks: list[dict[str, Any]]
@@ -54,13 +54,13 @@ class StepWindow:
         return list(self.ranks[rank]["parts"][name][1:])
 
     def between(self, rank: int) -> list[float]:
-        """The part of each step outside all measured parts: the user's own code."""
+        """Seconds of each step outside all measured parts, in the user's own code."""
         parts = zip(*(self.part(name, rank) for name in self.ranks[rank]["parts"]), strict=True)
         return [step - sum(each) for step, each in zip(self.steps(rank), parts, strict=True)]
 
     def own(self, rank: int, saving: float) -> list[float]:
-        """Each step of a rank without waits for others and without saves, also those outside the
-        measured parts.
+        """Seconds of each step of a rank without waits for other ranks and without saves. `saving`
+        is the share of saves in the time outside the measured parts.
         """
         apart = zip(
             self.part("communication", rank),
@@ -73,8 +73,8 @@ class StepWindow:
         ]
 
     def shared(self) -> list[float]:
-        """Communication of each step on the rank that waits least: the exchange itself, without
-        waits.
+        """Seconds of communication in each step on the rank with the least of it: the exchange
+        itself, without waits for other ranks.
         """
         by_rank = [self.part("communication", rank) for rank in range(len(self.ranks))]
         return [min(each) for each in zip(*by_rank, strict=True)]

@@ -1,12 +1,12 @@
-"""Paired differences: two variants in turn, so that other load on the machine affects both."""
+"""Paired differences: two variants are measured in turn, so that other load affects both alike."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 from statistics import fmean, median, stdev
 
-# Student's t, two-sided 95 %, by degrees of freedom (Fisher and Yates, Statistical Tables, table
-# III).
+# Two-sided 95 % quantiles of Student's t for 1, 2, 3, ... degrees of freedom (Fisher and Yates,
+# Statistical Tables, table III).
 _T = (
     12.706,
     4.303,
@@ -40,22 +40,22 @@ _T = (
     2.042,
 )
 
-# by chance, pairs of equal variants all agree once in 32 times (the sign test)
+# with this many pairs, equal variants all agree by chance once in 32 times (the sign test)
 AGREE = 5
 
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """By how much the second was lower: mean over pairs, half the width of its 95 % interval, and
-    the pairs themselves.
+    """How much lower the second variant is than the first: `mean` over all pairs, and `half` the
+    width of its 95 % confidence interval.
     """
 
     mean: float
     half: float
     median: float = 0.0
-    agree: bool = False  # all of at least `AGREE` pairs were lower
-    low: float = 0.0  # of the differences in all pairs
-    high: float = 0.0
+    agree: bool = False  # there are at least `AGREE` pairs, and the second is lower in all of them
+    low: float = 0.0  # the smallest difference of a pair
+    high: float = 0.0  # the largest difference of a pair
 
     @property
     def is_gain(self) -> bool:
@@ -68,7 +68,7 @@ class PairedDifference:
 
 
 def compare(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
-    """Compare by pairs. Few pairs have a wide interval, one pair an infinite one."""
+    """Compare two variants by pairs. The interval is wide for few pairs, and infinite for one."""
     gains = [a - b for a, b in zip(first, second, strict=True)]
     if len(gains) < 2:
         return PairedDifference(fmean(gains), inf, median(gains))

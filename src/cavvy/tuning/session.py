@@ -1,4 +1,4 @@
-"""A training script under commands: started, measured in windows of steps, ended."""
+"""Starts a training script, measures it in windows of steps, and ends it."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-START_S = 600.0  # time until the first step: imports, compilation, the first data
+START_S = 600.0  # limit until the first step has run: imports, compilation, the first data
 WINDOW_S = 600.0
 
 
@@ -25,10 +25,10 @@ class ScriptError(Exception):
 
 
 class TuningSession:
-    """One run of a script on `ranks` processes of this machine, which can pause between two steps.
+    """One run of a script in `ranks` processes on this machine. The script pauses between windows.
 
-    Raises: ScriptError: it ended or sent nothing for too long; the text ends with its last lines of
-    output.
+    Raises: ScriptError: the script ended or did not report in time. The message ends with the last
+    lines of the script's output.
     """
 
     def __init__(
@@ -76,7 +76,9 @@ class TuningSession:
             )
 
     def _environment(self, plan: "dict[str, Any] | None") -> dict[str, str]:
-        """The script's environment: no reports to an agent, and the plan to follow."""
+        """The environment of the script: without variables for reports to an agent, and with the
+        file of the plan.
+        """
         own = ("CAVVY_PROGRESS_FILE", "CAVVY_NOTICE")
         env = {name: value for name, value in os.environ.items() if name not in own}
         if plan is not None:
@@ -87,7 +89,7 @@ class TuningSession:
     def measure(
         self, mode: str = "", *, steps: int, skip: int, **more: Any
     ) -> list[dict[str, Any]]:
-        """One window of steps, as every rank saw it."""
+        """Measure one window of steps. Returns the reports of all ranks, by rank."""
         return self.ask({"mode": mode, "steps": steps, "skip": max(skip, 1), **more})
 
     def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
@@ -105,7 +107,7 @@ class TuningSession:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # also ends the processes that it started
+            os.killpg(self._process.pid, signal.SIGKILL)  # also ends child processes of the script
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -149,8 +151,8 @@ class TuningSession:
 
 
 def count_ready(plan: dict[str, Any]) -> int:
-    """The number of batches that may be ready when a window begins, and so hide the speed of the
-    data: each worker process prepares some, and has sent some more.
+    """The number of batches that may be prepared when a window begins. They would hide the speed of
+    reading. Each worker process prepares some, and has sent some more.
     """
     readers, prefetch = max(plan["workers"], 1), plan["prefetch"]
     return int(readers * max(prefetch, plan["threads"]) + prefetch * plan["workers"])

@@ -1,4 +1,4 @@
-"""Diagnoses and tunings for people: dollars beside seconds."""
+"""Formats diagnoses and tuning results for people, with seconds and dollars."""
 
 from html import escape
 from typing import Any
@@ -8,8 +8,8 @@ from cavvy.tuning.tune import PlanTrial
 
 
 def describe(found: Diagnosis, price: float | None) -> str:
-    """A few lines, the most expensive cause first; `price` is dollars per hour of all devices
-    together.
+    """Describe a diagnosis in a few lines, most expensive cause first. `price` is dollars per hour
+    for all devices together.
     """
     facts, ms = found.facts, found.step_s * 1e3
     batch = facts["global_batch"]
@@ -29,7 +29,7 @@ def describe(found: Diagnosis, price: float | None) -> str:
     for number, each in enumerate(found.findings, 1):
         money = f" = ${found.dollars(each.lost_s, price):.4g} an epoch" if price is not None else ""
         spread = f" (+- {each.half_s * 1e3:.1f})" if each.half_s else ""
-        if each.pairs_s is not None:  # an interval around the mean would include zero
+        if each.pairs_s is not None:  # the confidence interval would include zero
             low, high = (seconds * 1e3 for seconds in each.pairs_s)
             spread = f" ({low:.1f} to {high:.1f} in all pairs)"
         lines += [
@@ -61,7 +61,7 @@ def describe_trial(trial: PlanTrial, facts: dict[str, Any], price: float | None)
 def make_page(
     script: str, trials: list[PlanTrial], facts: dict[str, Any], price: float | None
 ) -> str:
-    """A page of the tried changes."""
+    """Make an HTML page of the tried changes."""
     rows = "\n".join(f"<li>{escape(describe_trial(each, facts, price))}</li>" for each in trials)
     return (
         f"<!doctype html><meta charset=utf-8><title>cavvy tune {escape(script)}</title>\n"

@@ -1,5 +1,5 @@
-"""Changes of a plan, one at a time: each runs beside the best so far, window by window, and is kept
-if it is faster.
+"""Tries changes of a plan, one at a time. A change is measured in turn with the best plan so far,
+and is kept if it is faster.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,19 +13,22 @@ from cavvy.tuning.session import ScriptError, TuningSession, count_ready
 
 @dataclass(frozen=True, slots=True)
 class PlanTrial:
-    """One change and its result. Seconds of a step are medians of all windows."""
+    """One change and its result. Times are seconds per step, as medians of all windows."""
 
     change: dict[str, Any]
-    exact: bool  # results stay the same to the last bit
+    exact: bool  # the change keeps the results of training equal to the last bit
     before_s: float
     after_s: float
-    gain: PairedDifference | None  # None: the change could not run
+    gain: PairedDifference | None  # None if the script did not run with the change
     kept: bool
     error: str = ""
 
 
 class PlanTuner:
-    """Raises ScriptError if the script does not run unchanged."""
+    """Finds a faster plan for a script.
+
+    Raises: ScriptError: the script does not run even without a change.
+    """
 
     def __init__(
         self,
@@ -51,11 +54,11 @@ class PlanTuner:
         return any(each.kept for each in self.trials)
 
     def run(self) -> Iterator[PlanTrial]:
-        """Try all changes; yields each trial at its end."""
+        """Try all changes, and yield each trial when it is complete."""
         best = self._start(None)
         try:
             self.facts = best.facts
-            self.plan = {**self.facts["plan"], "replicas": 0}  # with the final number of ranks
+            self.plan = {**self.facts["plan"], "replicas": 0}  # 0: valid for any number of ranks
             told = best.measure(steps=self._steps, skip=2 + count_ready(self.plan))
             self.before_s = self.after_s = fmean(each["seconds"] for each in told)
             for change, exact in list_changes(self.facts, numerics=self._numerics):
@@ -71,9 +74,11 @@ class PlanTuner:
     def _try(
         self, best: TuningSession, change: dict[str, Any], exact: bool
     ) -> tuple[PlanTrial, TuningSession]:
-        """The trial, and the session that is now the best; the other one is closed."""
+        """Try a change. Returns the trial and the session with the faster plan; the other session
+        is closed.
+        """
         plan = {**self.plan, **change}
-        if exact:  # the same passes: another order of sums would change the last bits
+        if exact:  # keep the micro-batch: another order of sums would change the last bits
             plan["micro_batch"] = plan["micro_batch"] or self.facts["micro_batch"]
         try:
             other = self._start(plan)
@@ -96,7 +101,7 @@ class PlanTuner:
     def _alternate(
         self, first: TuningSession, second: TuningSession
     ) -> tuple[list[float], list[float]]:
-        """ABBA...: the order alternates, so that drift affects both."""
+        """Measure both sessions in the order ABBA..., so that drift affects both alike."""
         seconds: dict[int, list[float]] = {0: [], 1: []}
         for number in range(self._pairs):
             for which in (0, 1) if number % 2 == 0 else (1, 0):
@@ -112,7 +117,9 @@ class PlanTuner:
 
 
 def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[str, Any], bool]]:
-    """The changes to try, in order, each marked as exact or not."""
+    """The changes to try, in order, each with whether it is exact. `numerics` includes changes that
+    are not exact.
+    """
     exact = [(change, True) for change in _list_exact(facts)]
     return exact + [(change, False) for change in _list_numerics(facts) if numerics]
 

@@ -1,1 +1,1 @@
-"""What users run on this node beside the task: commands, shells, connections, file access."""
+"""Gives users access to this node: commands, shells, connections and files."""

@@ -1,5 +1,5 @@
-"""Commands that run beside the work, in its folder and environment; their output goes to the user
-who asked.
+"""Commands that users run on a node, in the work's folder and environment. The output goes to the
+user who requested the command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOT_RUNNING = 126
 
 
 class RankExecs:
-    """The commands that have not ended, or whose end has not been delivered."""
+    """The users' commands that still run, or whose exit code has not been delivered yet."""
 
     def __init__(self, loop: EventLoop, changed: Callable[[], None]) -> None:
         self._loop = loop
@@ -44,7 +44,7 @@ class RankExecs:
             self.refuse(stream, f"this node cannot start a process: {error}")
 
     def refuse(self, stream: ExecStream, reason: str) -> None:
-        """Report to the requester why nothing was run."""
+        """Report to the user why the command was not run."""
         stream.write(f"cavvy: {reason}\n".encode())
         stream.end(NOT_RUNNING, lambda: None)
 
@@ -67,7 +67,7 @@ class RankExecs:
 
 
 class RankExec:
-    """A single command."""
+    """One command of a user."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class RankExec:
     def wrote(self, data: bytes) -> None:
         self._stream.write(self._redactor.feed(data))
         if self._stream.full:
-            self.process.pause(True)  # unlike the work, a command may block on the control plane
+            self.process.pause(True)  # unlike the work, a command may wait for the control plane
 
     def ended(self, code: int | None) -> None:
         self._code = code

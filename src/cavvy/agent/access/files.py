@@ -1,8 +1,9 @@
-"""Serves file operations to a user's remote session: one call, one answer; open files are kept by
-number.
+"""Executes the file operations of a user's remote session. Each call gets one answer; open files
+are identified by numbers.
 
-A call is a line of JSON, `{"op", ...}`, and bytes; an answer a line, `{}` or `{"error", "errno"}`,
-and bytes. Paths are the user's: for a container, paths inside it.
+A call is a line of JSON, `{"op", ...}`, followed by bytes. An answer is a line of JSON, `{}` or
+`{"error", "errno"}`, followed by bytes. Paths are as the user sees them: for a container, they are
+paths inside it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-_open: dict[int, int] = {}  # file handles of this process
+_open: dict[int, int] = {}  # handle -> file descriptor
 _FLAGS = {"read": os.O_RDONLY, "write": os.O_WRONLY, "both": os.O_RDWR}
 
 
@@ -42,7 +43,7 @@ def answer(root: Callable[[], str], payload: bytes) -> bytes:
 
 
 class NodeFileCalls:
-    """Paths below a root; "" is the node's own root."""
+    """Resolves the user's paths below `root`; the root "" is that of the node itself."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -119,14 +120,14 @@ def do_set(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
 
 
 def do_list(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
-    """Names and their types, as JSON in the bytes, since a folder can be large."""
+    """List a folder's names and their types, as JSON in the answer's bytes: it can be large."""
     with os.scandir(files.find(asked)) as entries:
         found = [[entry.name, describe(entry.stat(follow_symlinks=False))] for entry in entries]
     return {}, json.dumps(found).encode()
 
 
 def do_walk(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
-    """Everything below a folder: relative paths and their types; links are listed, not followed."""
+    """List the relative path and type of everything below a folder, without following links."""
     top, found = files.find(asked), []
     for folder, inner, names in os.walk(top):
         for name in sorted([*inner, *names]):
@@ -180,7 +181,7 @@ def do_resolve(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
 
 
 def do_hash(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
-    """SHA-256 of the first bytes of a file, and their count."""
+    """Return the SHA-256 of the first `size` bytes of a file, and the number of bytes read."""
     found, left, count = hashlib.sha256(), int(asked["size"]), 0
     with open(files.find(asked), "rb") as file:
         while left > 0:

@@ -1,6 +1,6 @@
-"""The frames of a tunnel to a node: channel, kind and length (as `HEAD`), then the payload. Both
-ends use this module. An end sends at most WINDOW bytes of data on a channel that the other end has
-not confirmed.
+"""Encodes and decodes the frames of a tunnel to a node. A frame is a header (`HEAD`: channel, kind
+and length) and a payload. Both ends use this module. On each channel, an end sends at most WINDOW
+bytes of data that the other end has not confirmed yet.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def encode_frame(number: int, kind: int, payload: bytes = b"") -> bytes:
 def read_frames(
     buffer: bytearray, limit: Callable[[int, int], int] | None = None
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Remove each complete frame from the buffer. `limit` is the largest payload for a channel and
-    kind. Raises ValueError for a larger one.
+    """Yield each complete frame and remove it from the buffer. `limit(channel, kind)` returns the
+    largest allowed payload; a larger payload raises ValueError.
     """
     while len(buffer) >= HEAD.size:
         number, kind, size = HEAD.unpack_from(buffer)

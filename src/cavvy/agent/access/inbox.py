@@ -1,5 +1,5 @@
-"""Input from a user to a process beside the work: requested from the control plane, forwarded as
-fast as the process reads it.
+"""Fetches a user's input from the control plane, and forwards it to a process on this node as fast
+as the process reads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WAIT_S = 20.0
 
 
 class ExecInbox:
-    """One stream; closed from either end."""
+    """One input stream, which either end can close."""
 
     def __init__(self, link: ControlPlaneClient, exec_id: str, sink: socket.socket) -> None:
         self._loop, self._sink = link.loop, sink
@@ -33,7 +33,7 @@ class ExecInbox:
         self._ask()
 
     def close(self) -> None:
-        """The process no longer reads its input."""
+        """Stop fetching input, since the process no longer reads it."""
         if not self._closed:
             self._closed = True
             self._channel.close()

@@ -1,7 +1,7 @@
-"""Gives a user shells, connections and files on this node, many at once over one pair of streams.
+"""Gives a user shells, connections and files on this node; one pair of streams carries them all.
 
-Runs in a separate process beside the work, with its environment. `docs/guides/access.md` and
-`client/tunnel` say what the frames mean.
+Runs in a separate process with the work's environment. `docs/guides/access.md` and `client/tunnel`
+describe the frames.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-FROM_HERE = 1 << 31  # channels opened by this side
+FROM_HERE = 1 << 31  # number of the first channel that this end opens
 
 
 class SessionTarget:
-    """Where commands run and files live: this node, or a container on it."""
+    """The environment in which commands run and files are found: this node or a container on it."""
 
     def __init__(
         self, env: dict[str, str], folder: str, prefix: list[str], root: Callable[[], str]
     ) -> None:
         self.env, self.folder, self.root = env, folder, root
-        self._prefix = prefix  # process IDs
+        self._prefix = prefix  # command that runs another inside the container; [] without one
 
     def command(self, asked: Fields) -> list[str]:
-        """The command to start for a list of words, a line for the shell, or an interactive
-        shell."""
+        """The command that runs the user's arguments or shell line, or an interactive shell if the
+        user gave neither."""
         words = asked.get("argv") or (
             ["/bin/sh", "-c", asked["line"]] if asked.get("line") else None
         )
@@ -80,15 +80,16 @@ class SessionTarget:
 
 
 class SessionChannel:
-    """One shell, command or connection; `source` and `sink` are its local files."""
+    """One shell, command or connection. Data is read from the local files `sources` and written to
+    the local file `sink`."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.sources: dict[int, int] = {}  # file -> kind of frame
+        self.sources: dict[int, int] = {}  # file descriptor -> kind of its frames
         self.sink = -1
         self.credit = WINDOW  # bytes that may still be sent to the peer
         self.waiting = bytearray()  # bytes waiting for the sink
-        self.ended = False  # the sink gets no more data
+        self.ended = False  # the peer sends no more data
         self.child: subprocess.Popen[bytes] | None = None
         self.terminal = False
         self.connection: socket.socket | None = None
@@ -96,7 +97,7 @@ class SessionChannel:
 
 
 class RemoteSession:
-    """Serve until the input ends."""
+    """Serves a user's session until its input ends."""
 
     def __init__(self, source: int, sink: int, place: SessionTarget) -> None:
         self._source, self._sink, self._place = source, sink, place
@@ -232,7 +233,7 @@ class RemoteSession:
             self._by_file[fd] = channel
 
     def _listen(self, channel: SessionChannel, asked: Fields) -> None:
-        """Accepts connections to a port of the node; each opens a channel."""
+        """Accept connections to a port of the node; each connection opens a channel."""
         family = socket.AF_INET6 if ":" in asked["host"] else socket.AF_INET
         channel.listener = socket.create_server((asked["host"], int(asked["port"])), family=family)
         channel.listener.setblocking(False)
@@ -256,7 +257,7 @@ class RemoteSession:
     # Moving bytes
 
     def _watch(self, channel: SessionChannel) -> None:
-        """Wait until data can be moved."""
+        """Poll the sources while there is credit, and the sink while data waits for it."""
         for fd in channel.sources:
             self._want(fd, select.POLLIN if channel.credit > 0 else 0)
         if channel.sink >= 0:
@@ -281,7 +282,7 @@ class RemoteSession:
             self._draw(channel, fd)
 
     def _draw(self, channel: SessionChannel, fd: int) -> bool:
-        """Send the available data of a source; returns whether there was any."""
+        """Read the available data of a source and send it; returns whether there was any."""
         if channel.credit <= 0:
             return False
         try:
@@ -330,7 +331,7 @@ class RemoteSession:
         self._watch(channel)
 
     def _end_connection(self, channel: SessionChannel) -> None:
-        """A connection is over when both directions are closed."""
+        """Drop the channel of a connection once both directions are closed."""
         if channel.child is None and not channel.sources and channel.sink < 0:
             self._drop(channel, told=True)
 
@@ -343,7 +344,7 @@ class RemoteSession:
             while any(self._draw(channel, fd) for fd in list(channel.sources)):
                 pass
             if channel.credit <= 0 and channel.sources:
-                continue  # its end is reported after its last output: a credit wakes the loop
+                continue  # the exit code follows the last output, which waits for credit
             code = channel.child.returncode
             said = {
                 "code": code if code >= 0 else None,
@@ -388,7 +389,7 @@ class RemoteSession:
 
 
 def control(channel: SessionChannel, asked: Fields) -> None:
-    """The user resized the terminal or sent a signal."""
+    """Resize the terminal, or send the user's signal to the command."""
     if "cols" in asked and channel.terminal and channel.sink >= 0:
         resize(channel.sink, asked)
     number = getattr(signal, "SIG" + str(asked.get("signal", "")), None)
@@ -415,7 +416,7 @@ def _connect_streams(channel: SessionChannel, terminal: Fields | None) -> tuple[
 
 
 def _take_terminal() -> None:
-    """Runs in the new process: make its standard input the controlling terminal."""
+    """Make standard input the controlling terminal; runs in the new process."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 

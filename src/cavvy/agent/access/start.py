@@ -1,5 +1,5 @@
-"""Starts a user's remote session on this node: in a process beside the work, fed by the control
-plane."""
+"""Starts a user's remote session in a separate process; the control plane relays the user's
+input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def start_session(
     *,
     contained: bool,
 ) -> None:
-    """Serve a user's session; if `contained`, its commands and paths are those of the container."""
+    """Start a user's session; if `contained`, its commands and paths are inside the container."""
     from .inbox import ExecInbox
 
     ours, theirs = socket.socketpair()
@@ -36,7 +36,7 @@ def start_session(
 
 
 def serve(command: ChildCommand, config: AgentConfig, *, contained: bool) -> int:
-    """Run in the session's own process."""
+    """Serve the session; runs in the session's own process."""
     from .session import RemoteSession, SessionTarget
 
     prefix: list[str] = []

@@ -1,10 +1,10 @@
 """Checks that each GPU has its full memory, stores data correctly, and is as fast as its model,
 using the driver's libraries.
 
-Blocks are allocated over nearly all of the free memory. Random bytes, then their complement, are
-written to the first block and copied from block to block: the last block shows errors of all, and
-the time of the copies gives the memory's speed. GPU events measure the time; the memory's traffic
-is twice the copied bytes: each is read and written.
+The check allocates nearly all of the free memory in blocks. It writes random bytes, and later their
+complement, to the first block and copies them from block to block, so that the last block shows the
+errors of all blocks. GPU events measure the time of the copies, which gives the memory's speed.
+Each copied byte counts twice, because it is read and written.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ BLOCK = 256 << 20
 PIECE = 4 << 20  # bytes of random data, repeated within a block
 SPARED = 512 << 20  # bytes of free memory left for the driver and a display
 LEAST_BLOCKS = 4
-LEAST_TOTAL = 0.9  # share of the model's memory; drivers and error correction use the rest
-LEAST_FREE = 0.8  # share of the total memory
+LEAST_TOTAL = 0.9  # minimum share of the model's memory; drivers and ECC use the rest
+LEAST_FREE = 0.8  # minimum share of the total memory
 COMPLEMENT = bytes(255 - value for value in range(256))
 UNCORRECTED, SINCE_BOOT = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 
 
 class GpuFault(Exception):
-    """A GPU or its driver is faulty; the message has the figures."""
+    """A GPU or its driver is faulty; the message contains the measured figures."""
 
 
 class CudaDriver:
-    """The functions of libcuda that the check calls. Raises GpuFault unless the call succeeds."""
+    """The functions of libcuda that the check calls. A call that fails raises GpuFault."""
 
     def __init__(self) -> None:
         try:
@@ -54,7 +54,7 @@ class CudaDriver:
 
 
 class CheckedGpu:
-    """One GPU with its context, by its index among those that the work sees."""
+    """One GPU and its CUDA context; `index` counts the GPUs that are visible to the work."""
 
     def __init__(self, cuda: CudaDriver, index: int) -> None:
         self._cuda = cuda
@@ -73,20 +73,22 @@ class CheckedGpu:
         return text.value.decode("utf-8", "replace")
 
     def uuid(self) -> str:
-        """The struct as NVML fills it."""
+        """The GPU's UUID in the form that NVML uses: "GPU-" and hexadecimal digits."""
         raw = (ctypes.c_ubyte * 16)()
         self._cuda.call("cuDeviceGetUuid", raw, self._device)
         text = bytes(raw).hex()
         return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
     def memory(self) -> tuple[int, int]:
-        """Free bytes and total bytes."""
+        """The GPU's free and total memory in bytes."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._cuda.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
 
     def allocate(self, blocks: int) -> list[ctypes.c_ulonglong]:
-        """Allocate blocks of BLOCK bytes, at most `most`, until the memory is full."""
+        """Allocate up to `blocks` blocks of BLOCK bytes, or fewer if the memory is full. Raises
+        GpuFault if fewer than LEAST_BLOCKS fit.
+        """
         found: list[ctypes.c_ulonglong] = []
         for _ in range(blocks):
             block = ctypes.c_ulonglong()
@@ -104,8 +106,8 @@ class CheckedGpu:
             self._cuda.call("cuMemFree_v2", block)
 
     def run_through(self, blocks: list[ctypes.c_ulonglong], piece: bytes) -> float:
-        """Copy the bytes through all blocks; returns bytes per second. Raises GpuFault if the bytes
-        differ at the end.
+        """Copy `piece` through all blocks; returns the memory's bytes per second. Raises GpuFault
+        if the bytes in the last block differ.
         """
         size = ctypes.c_size_t(PIECE)
         for offset in range(0, BLOCK, PIECE):
@@ -190,7 +192,7 @@ def _check(
 
 
 def open_nvml() -> ctypes.CDLL | None:
-    """NVML, the only source of the GPU's error counters; None if it is missing."""
+    """Load NVML, the only source of the GPU's error counters; returns None if it is missing."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -212,7 +214,7 @@ def count_errors(nvml: ctypes.CDLL | None, uuid: str) -> str:
         raise GpuFault(f"{errors.value} uncorrected memory errors since the node's boot")
     rows = [
         ctypes.c_uint() for _ in range(4)
-    ]  # rows remapped for corrected and uncorrected errors, pending, failed
+    ]  # rows remapped after corrected errors, after uncorrected errors; pending; failed
     if hasattr(nvml, "nvmlDeviceGetRemappedRows") and not nvml.nvmlDeviceGetRemappedRows(
         handle, *(ctypes.byref(each) for each in rows)
     ):

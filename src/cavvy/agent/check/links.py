@@ -1,9 +1,9 @@
-"""Measures how fast the nodes of a gang reach each other: each rank sends to the next in a ring,
-all at once, for two seconds.
+"""Measures the network speed between the nodes of a gang. The ranks form a ring, and each rank
+sends to the next one for two seconds, all ranks at the same time.
 
-Uses several TCP streams at a time, since one does not fill a fast link. A peer that proves it knows
-the gang's key is a rank of the gang; other connections are dropped. The receiving rank judges its
-link.
+Each rank uses several TCP streams, since one stream does not fill a fast link. A peer must prove
+that it knows the gang's key; other connections are dropped. The receiving rank decides whether its
+link is fast enough.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ SECONDS = 2.0
 MEET_S = 60.0  # seconds that a rank waits for its neighbours
 STALL_S = 10.0
 CHUNK = 1 << 18
-MARK = 32  # bytes of a nonce and of the proof of the key
+MARK = 32  # bytes of a nonce, and of the HMAC that proves the key
 
 
 class SlowLink(Exception):
-    """A link is slower than required, or missing; the message has the figures."""
+    """A link is missing or slower than required; the message contains the speeds."""
 
 
 def check_links(wanted: CheckConfig, work: WorkConfig, rank: int) -> str:
-    """Measure the links; returns one line for people. Raises SlowLink."""
+    """Measure the links to the neighbours; returns the result as text. Raises SlowLink."""
     before, after = (rank - 1) % work.nodes, (rank + 1) % work.nodes
     end = time.monotonic() + MEET_S
     key = work.gang_key.encode()
@@ -90,9 +90,7 @@ def _send_all(work: WorkConfig, rank: int, key: bytes, end: float, failures: lis
 
 
 def _call(where: tuple[str, int], key: bytes, end: float) -> socket.socket:
-    """Connect to a rank that has proved that it knows the gang's key. Raises OSError,
-    ValueError.
-    """
+    """Connect to a rank and verify that it knows the gang's key. Raises OSError, ValueError."""
     while True:
         try:
             line = socket.create_connection(where, max(0.1, min(5.0, end - time.monotonic())))

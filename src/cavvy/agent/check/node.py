@@ -1,4 +1,4 @@
-"""Runs the whole check of one rank's node in a separate process: a faulty driver can hang
+"""Runs the whole check of one rank's node in a separate process, since a faulty driver can hang
 forever."""
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from .gpus import GpuFault, check_gpus
 from .links import SlowLink, check_links
 
 LIMIT_S = 180.0  # seconds for the whole check
-LATELY_S = 600.0  # seconds of the kernel's log that are read
+LATELY_S = 600.0  # how far back the kernel's log is read, in seconds
 
 
 def check_node(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> int:
-    """Write measurements as lines `check TEXT` on `channel`, and finally the result as JSON."""
-    os.environ.update(env)  # indices of the GPUs assigned to the work
+    """Write each measurement to `channel` as a line `check TEXT`, then the result as JSON."""
+    os.environ.update(env)  # contains the indices of the GPUs assigned to the work
     outcome = reason = ""
     try:
-        # Links first: a rank whose GPU check failed would keep its peers waiting.
+        # Links are checked first: if the GPU check failed first, the peers would wait in vain.
         if work.nodes > 1:
             _tell(channel, check_links(_wanted(work), work, config.rank))
         _check_gpus(config, work, channel)

@@ -1,1 +1,1 @@
-"""Data of the work: inputs and outputs on storages, and volumes."""
+"""Transfers the work's inputs and outputs from and to storages, and provides its volumes."""

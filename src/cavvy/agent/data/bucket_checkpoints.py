@@ -21,16 +21,16 @@ def send_file(
     read: Callable[[int, int], bytes],
     tell: Tell | None = None,
 ) -> None:
-    """Send the file with this SHA-256; `read` is as in `ObjectUpload.send`. Raises
-    TransferFailed and what `read` raises. `tell` is called about long waits.
+    """Upload the file whose SHA-256 is `name`; for `read`, see `ObjectUpload.send`. Raises
+    TransferFailed and the errors of `read`. `tell` is called about long waits.
     """
     transfers = TransferClient(config, f"checkpoint/{name}", tell)
     ObjectUpload(transfers, {}, f"checkpoint file {name[:12]}", tell).send(size, read)
 
 
 def fetch_file(config: AgentConfig, name: str, path: str, tell: Tell | None = None) -> None:
-    """Download the file with this SHA-256 to `path`. Raises TransferFailed, OSError. `tell` is
-    called about long waits.
+    """Download the file whose SHA-256 is `name` to `path`. Raises TransferFailed, OSError. `tell`
+    is called about long waits.
     """
     transfers = TransferClient(config, f"checkpoint/{name}", tell)
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     Entry = dict[str, object]
 
 WORKERS = 8
-PENDING = 256  # files queued for a worker; a listing is read no faster than it is used
+PENDING = 256  # maximum files queued for the workers; the listing is read no faster
 
 
 def fetch_input(
     config: AgentConfig, index: int, source: str, target: str, tell: Callable[[str], None]
 ) -> None:
-    """Download the URL's content to `target`. Raises TransferFailed, OSError."""
+    """Download everything at the URL `source` to `target`. Raises TransferFailed, OSError."""
     meter = TransferProgress(f"input {source}", tell)
     pool = ThreadPoolExecutor(WORKERS)
     waiting: list[Future[None]] = []
@@ -57,7 +57,7 @@ def fetch_input(
 
 
 def list_files(transfers: TransferClient) -> Iterator[Entry]:
-    """List all files of the input. Raises TransferFailed."""
+    """Yield all files of the input. Raises TransferFailed."""
     after = ""
     while True:
         page = transfers.read("GET", after=after)
@@ -83,8 +83,8 @@ def open_input(
 
 
 def has_content(path: str, entry: Entry) -> bool:
-    """Whether `path` already holds the same content. Storages identify content by its MD5; no
-    secret depends on it.
+    """Whether `path` already holds the same content. Storages report the MD5 of the content; the
+    hash protects no secret.
     """
     if not entry["md5"] or not os.path.isfile(path) or os.path.getsize(path) != entry["size"]:
         return False

@@ -1,4 +1,4 @@
-"""Gives the work its volumes: those that the provider has mounted, folders of the node, and NFS.
+"""Gives the work its volumes: volumes that the provider has mounted, folders of the node, and NFS.
 
 Without a container, a volume's path becomes a link to its files; in a container, the files are
 bind-mounted.
@@ -14,7 +14,7 @@ from ..config import AgentConfig, VolumeConfig, WorkConfig
 from ..work.folder import CannotBuild, inside
 
 MOUNT_S = 60.0
-BESIDE = "/cavvy/volumes"  # where the provider mounts volumes of the working folder
+BESIDE = "/cavvy/volumes"  # where the provider mounts volumes with a relative path
 
 
 def find_volumes(
@@ -27,8 +27,8 @@ def find_volumes(
 
 
 def find_source(config: AgentConfig, volume: VolumeConfig, folder: str) -> str:
-    """Find the volume's files on this node; mounts NFS. Raises CannotBuild,
-    OSError.
+    """Return the path of the volume's files on this node; mounts an NFS export if necessary. Raises
+    CannotBuild, OSError.
     """
     if volume.kind == "folder":
         source = folder if volume.source == "." else inside(folder, volume.source)
@@ -53,7 +53,7 @@ def find_source(config: AgentConfig, volume: VolumeConfig, folder: str) -> str:
 
 
 def find_mounted(export: str) -> str | None:
-    """Where an NFS export is already mounted; the first of several mount points."""
+    """The first path at which an NFS export is already mounted, or None."""
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             device, where, kind = line.split(" ")[:3]
@@ -63,7 +63,8 @@ def find_mounted(export: str) -> str | None:
 
 
 def mount_nfs(config: AgentConfig, volume: VolumeConfig) -> str:
-    """Mount it below the machine's cache, shared by all agents. Raises CannotBuild, OSError."""
+    """Mount the export below the cache that all agents of this machine share. Raises CannotBuild,
+    OSError."""
     if os.getuid():
         raise CannotBuild(
             f"the NFS export {volume.source} is not mounted on this node, and only root may mount "
@@ -99,8 +100,8 @@ def mount_nfs(config: AgentConfig, volume: VolumeConfig) -> str:
 
 
 def link_volumes(config: AgentConfig, work: WorkConfig, folder: str) -> None:
-    """Make each volume's path lead to its files, for work without a container. Raises
-    CannotBuild, OSError.
+    """Link each volume's path to its files, for work without a container. Raises CannotBuild,
+    OSError.
     """
     for volume, source in find_volumes(config, work, folder):
         if volume.read_only and os.access(source, os.W_OK) and not _is_read_only(source):
@@ -165,7 +166,7 @@ def _is_read_only(path: str) -> bool:
 
 
 def _decode(text: str) -> str:
-    """Decode paths as the kernel writes them: blanks and backslashes in octal."""
+    """Decode a path in which the kernel has written blanks and backslashes in octal."""
     for octal, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         text = text.replace(octal, plain)
     return text

@@ -1,5 +1,5 @@
-"""Sends outputs that have `every` while the work runs, and all remaining changes when it has ended,
-for any outcome.
+"""Sends the outputs that have `every`: repeatedly while the work runs, and a last time after the
+work has ended, with any outcome.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ if TYPE_CHECKING:
     from ..config import AgentConfig, WorkConfig
     from ..loop import EventLoop
 
-# seconds since the last write: a file that is being written waits for the next check, or for the
-# end
+# A file written within this many seconds is not sent before the next check or the end of the work.
 STILL_S = 2.0
 
 
 class OutputSync(SidecarProcess):
-    """A timer starts each check; `finish` sends the remaining changes and then calls back, `kill`
-    ends that early.
+    """A timer starts each check. `finish` sends the remaining changes and then calls back; `kill`
+    aborts that.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class OutputSync(SidecarProcess):
         self._last = False  # this check is the last one
 
     def hurry(self) -> None:
-        """The node will be reclaimed soon: check at once."""
+        """Check at once, since the node will be reclaimed soon."""
         if self._done is None:
             self._look()
 
@@ -68,7 +67,7 @@ class OutputSync(SidecarProcess):
             self._say("event", name="moved", text=told["moved"])
         else:
             self._problem = str(told["problem"])
-            if told["files"]:  # other checks say nothing about the time that sending takes
+            if told["files"]:  # a check that sent nothing does not show how long sending takes
                 self.seconds = float(told["seconds"])
 
     def _over(self) -> None:
@@ -91,8 +90,8 @@ class OutputSync(SidecarProcess):
 
 
 def send_changed(config: AgentConfig, work: WorkConfig, still_s: float, *, quiet: bool) -> int:
-    """Runs in its own process: check once. Lines on the standard output report what was moved and,
-    last, the result.
+    """Send changed outputs once; runs in its own process. Lines on standard output report what was
+    sent; the last line is the result.
     """
     began, files, problem = time.monotonic(), 0, ""
 

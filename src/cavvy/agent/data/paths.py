@@ -1,5 +1,5 @@
-"""Where inputs and outputs are stored: within the working folder, or beside it and visible at a
-full path.
+"""Determines where inputs and outputs are stored: in the working folder or, if the task gives a
+full path, outside of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def link_input(path: str, target: str) -> None:
 
 
 def list_input_binds(config: AgentConfig, work: WorkConfig) -> list[str]:
-    """The inputs with full paths, in the engines' bind syntax. Raises CannotBuild."""
+    """The inputs with full paths as SOURCE:PATH, the engines' bind syntax. Raises CannotBuild."""
     binds = []
     for index, target in enumerate(each.target for each in work.inputs):
         if target.startswith("~/"):
@@ -47,8 +47,8 @@ def list_input_binds(config: AgentConfig, work: WorkConfig) -> list[str]:
 def find_output(
     config: AgentConfig, work: WorkConfig, output: int
 ) -> tuple[str, dict[str, list[int]]]:
-    """The path of an output, and which of its files the target already has. Raises
-    CannotBuild.
+    """The path of an output, and the files that its target already has, as path -> [size, mtime in
+    ns]. Raises CannotBuild.
     """
     path, brought = _find_output(config, work, work.outputs[output])
     return path, {**brought, **read_known(f"{config.home}/sent-{output}.json")}

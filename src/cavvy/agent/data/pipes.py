@@ -1,4 +1,4 @@
-"""The agent's handle on the process that fills the pipes of streamed inputs."""
+"""Starts and ends the process that fills the pipes of streamed inputs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from .stream import stream_inputs
 
 
 class PipeStreams:
-    """It starts and ends with the work; `failure` says why the work had to be ended, `outcome` with
-    which result. `say` reports progress, `stop` ends the work. Raises OSError.
+    """The process that fills the pipes while the work runs. If it fails, `failure` is the reason,
+    `outcome` is the result of the work, and `stop` is called to end the work. `say` reports
+    progress. Raises OSError.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class PipeStreams:
         self._process = WorkProcess(loop, command, heard=self._heard, ended=self._ended)
 
     def end(self) -> None:
-        """The work has ended."""
+        """End the process, since the work has ended."""
         self._over = True
         self._process.kill()
 

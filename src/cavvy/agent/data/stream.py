@@ -1,7 +1,8 @@
-"""Streams inputs: the work reads a pipe while it runs, and no file is stored on the disk.
+"""Streams inputs: the work reads them from pipes while it runs, and no file is stored on the disk.
 
-A pipe can be read once. The files of a folder come one after another, by name. If a stream fails,
-its pipe stays open: the work cannot mistake a part for the whole, and the agent ends the work.
+A pipe can be read only once. It contains the files of a folder one after another, sorted by name.
+If a stream fails, its pipe stays open, so that the work cannot mistake a part for the whole. The
+agent then ends the work.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .transfer import TransferProgress, tell_to
 
 
 def make_pipe(path: str) -> None:
-    """Raises OSError."""
+    """Create a named pipe in place of any file at `path`. Raises OSError."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.lexists(path):
         os.unlink(path)
@@ -27,8 +28,8 @@ def make_pipe(path: str) -> None:
 
 
 def stream_inputs(config: AgentConfig, wanted: list[tuple[int, str, str]], channel: int) -> int:
-    """Fill every pipe of `wanted` (index, URL, path), each as fast as it is read; returns when all
-    are done.
+    """Fill the pipe of each input in `wanted` (index, URL, path) as fast as the work reads it;
+    return when all are complete.
     """
     lock = threading.Lock()
     failed: list[str] = []
@@ -43,7 +44,7 @@ def stream_inputs(config: AgentConfig, wanted: list[tuple[int, str, str]], chann
                     reason = f"the input {source} failed: {error}"
                     outcome = (
                         NETWORK if isinstance(error, StorageTimeout) else "exit"
-                    )  # retried like a copied input
+                    )  # a storage timeout is retried, as for copied inputs
                     report(channel, outcome, reason)
 
     threads = [threading.Thread(target=run, args=each, daemon=True) for each in wanted]
@@ -67,7 +68,7 @@ class InputStream:
         self._transfers = TransferClient(config, f"inputs/{index}", self._meter.waits)
 
     def run(self) -> None:
-        """Raises TransferFailed, OSError."""
+        """Write the input's files to the pipe one after another. Raises TransferFailed, OSError."""
         pipe = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)  # blocks until the work reads
         try:
             for entry in list_files(self._transfers):

@@ -1,8 +1,8 @@
-"""One engine for signed transfers: inputs, streams, outputs and checkpoints use it.
+"""Transfers objects by signed requests, for inputs, streams, outputs and checkpoints.
 
-The control plane signs requests, and storages accept them without credentials. A broken transfer
-resumes where it stopped; an expired request is signed anew; if this node cannot connect to the
-storage, the control plane relays the bytes.
+The control plane signs the requests, so that this node needs no credentials of the storage. A
+broken transfer resumes where it stopped, and an expired request is signed again. If this node
+cannot connect to the storage, the control plane relays the bytes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 LINE = 2000  # maximum bytes of a message: a pipe takes fewer than 4096 atomically
 EXPIRED = (400, 401, 403)  # statuses that storages send for an expired request
-RELAY = 4 * 1024 * 1024  # bytes of an answer that the control plane relays
+RELAY = 4 * 1024 * 1024  # maximum bytes of one answer that the control plane relays
 
 
 class ObjectDownload:
-    """The bytes of one object in order. `entry` is the control plane's description: `size`,
+    """Downloads one object. `entry` is the control plane's description of the object: `size`,
     `tag`, `md5` or `sha256`, and the first signed request.
     """
 
@@ -60,8 +60,8 @@ class ObjectDownload:
         self._at = 0
 
     def read(self) -> Iterator[bytes]:
-        """Yield all bytes, each once. Raises TransferFailed, also if they differ from the stored
-        bytes."""
+        """Yield the object's bytes in order. Raises TransferFailed, for example if the checksum
+        differs."""
         kind = "md5" if "md5" in self._entry else "sha256"
         found, budget = hashlib.new(kind), RetryBudget(self._waits)
         while self._size is None or self._at < self._size:
@@ -84,7 +84,9 @@ class ObjectDownload:
             raise TransferFailed(f"{self._name} was damaged in transit: its checksum differs")
 
     def _lose(self, fault: Exception, budget: RetryBudget) -> None:
-        """Wait before the next try. Raises TransferFailed if no tries are left."""
+        """Wait after a failed request. Raises TransferFailed if no tries are left, or if another
+        try cannot succeed.
+        """
         status = 0
         if isinstance(fault, urllib.error.HTTPError):
             fault.close()
@@ -94,7 +96,7 @@ class ObjectDownload:
             and self._size is not None
             and isinstance(fault, urllib.error.URLError)
         ):
-            self._signed = None  # this node cannot reach the storage; the control plane may
+            self._signed = None  # unreachable from this node: let the control plane relay
             return
         if status == 412:
             raise TransferFailed(f"{self._name} changed while it was copied")
@@ -140,8 +142,8 @@ class ObjectDownload:
 
 
 def save_object(path: str, download: ObjectDownload, meter: TransferProgress | None = None) -> None:
-    """Download the object to `path`; the file gets its name when it is complete. Raises
-    TransferFailed, OSError.
+    """Download the object to a temporary file, which is renamed to `path` when it is complete.
+    Raises TransferFailed, OSError.
     """
     with open(path + ".cavvy-part", "wb") as file:
         for data in download.read():
@@ -152,9 +154,7 @@ def save_object(path: str, download: ObjectDownload, meter: TransferProgress | N
 
 
 class ObjectUpload:
-    """Sends one object in parts. `read(offset, length)` returns bytes of the source and raises if
-    it has changed; `target` is the control plane's name for the object.
-    """
+    """Uploads one object in parts; `target` is the control plane's name for the object."""
 
     def __init__(
         self,
@@ -168,8 +168,10 @@ class ObjectUpload:
         self._waits, self._moved = waits, moved
 
     def send(self, size: int, read: Callable[[int, int], bytes]) -> None:
-        """The object counts when every part was accepted and the source has not changed. Raises
-        TransferFailed and what `read` raises; then the storage drops the parts.
+        """Upload `size` bytes. `read(offset, length)` returns bytes of the source, and raises an
+        error if the source has changed. The object exists only after every part was accepted.
+
+        Raises TransferFailed and the errors of `read`; the storage then deletes the parts.
         """
         how = self._transfers.read("POST", "", dict(self._target, size=size))
         upload = dict(self._target, upload=str(how["upload"]))
@@ -195,8 +197,8 @@ class ObjectUpload:
             raise
 
     def _put(self, part: Entry, data: bytes) -> str:
-        """Send one part and return its ETag; "" if this node cannot reach the storage and the
-        control plane can relay the object. Raises TransferFailed.
+        """Upload one part and return its ETag, or "" if this node cannot reach the storage and the
+        control plane can relay the part. Raises TransferFailed.
         """
         digest = base64.b64encode(hashlib.md5(data).digest()).decode()
         budget, reached, status = RetryBudget(self._waits), False, 401
@@ -215,10 +217,10 @@ class ObjectUpload:
 
 
 class TransferProgress:
-    """A transfer's progress and what it is waiting for, reported every few seconds; counts its
-    threads.
+    """Reports every few seconds a transfer's progress, and what the transfer is waiting for. The
+    transfer may use several threads.
 
-    `quiet`: the user already knows the reason for the wait.
+    `quiet`: report no waits, since the user already knows the reason.
     """
 
     def __init__(self, what: str, tell: Tell, *, quiet: bool = False) -> None:
@@ -243,7 +245,7 @@ class TransferProgress:
         self._tell(text)
 
     def waits(self, text: str) -> None:
-        """A thread is waiting for data, for this reason."""
+        """Report that a thread is waiting, and why."""
         with self._lock:
             now = time.monotonic()
             if self._quiet or (self._waited and now - self._waited < TOLD_EVERY_S):
@@ -252,7 +254,7 @@ class TransferProgress:
         self._tell(f"{self._what} waits: {text}")
 
     def describe(self) -> str:
-        """Such as "3 files, 1.5 MiB"."""
+        """The files and bytes so far, such as "3 files, 1.5 MiB"."""
         return f"{self.files} file{'' if self.files == 1 else 's'}, {say_size(self.bytes)}"
 
     def end(self) -> None:
@@ -261,7 +263,7 @@ class TransferProgress:
 
 
 def say_size(size: float) -> str:
-    """A size in units for people."""
+    """Format a number of bytes for people, such as "1.5 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
@@ -270,8 +272,9 @@ def say_size(size: float) -> str:
 
 
 def tell_to(channel: int, word: str = "moved") -> Tell:
-    """Report to the agent, which creates an event with this name; a channel below 0 reports
-    nothing."""
+    """Return a function that sends texts to the agent, which records them as events named `word`.
+    If the channel is negative, the function does nothing.
+    """
     return lambda text: None if channel < 0 else _write(channel, word, text)
 
 

@@ -16,7 +16,7 @@ WORKERS = 4  # each thread holds one part in memory
 
 
 class OutputChanged(TransferFailed):
-    """The file changed while it was sent."""
+    """The file changed during its upload."""
 
 
 def send_output(
@@ -30,12 +30,12 @@ def send_output(
     still_s: float = 0.0,
     quiet: bool = False,
 ) -> TransferProgress:
-    """Send a file, or a folder without the files that are `known` to be at the target; sent files
+    """Send a file, or a folder without the files that are `known` to be at the target. Sent files
     are added to `known`.
 
-    With `still_s` the work is running: files that it wrote within that time, or writes meanwhile,
-    are left for later. `quiet`: the user already knows about the wait for the storage. The caller
-    ends the returned meter. Raises TransferFailed, OSError.
+    If `still_s` is above 0, the work is still running: files that it wrote within the last
+    `still_s` seconds, or writes during the upload, are skipped. `quiet`: report no waits for the
+    storage. The caller must end the returned meter. Raises TransferFailed, OSError.
     """
     if not os.path.lexists(source):
         raise TransferFailed(f"the output {source} does not exist")
@@ -57,7 +57,8 @@ def send_output(
 
 
 def list_files(source: str, target: str) -> Iterator[tuple[str, str]]:
-    """Files with their paths relative to the target; a link to a file counts as the file."""
+    """Yield the path of each file, and its path relative to the target. A link to a file counts as
+    the file."""
     if not os.path.isdir(source):
         yield source, os.path.basename(source) if target.endswith("/") else ""
         return
@@ -70,11 +71,11 @@ def list_files(source: str, target: str) -> Iterator[tuple[str, str]]:
 
 
 def is_due(path: str, name: str, known: dict[str, list[int]], still_s: float) -> bool:
-    """Whether a file differs from the one at the target."""
+    """Whether to send a file: it differs from the target's, and was not changed for `still_s`."""
     try:
         seen = os.stat(path)
     except FileNotFoundError:
-        return not still_s  # an error, unless the running work has removed the file
+        return not still_s  # while the work runs, it may remove files
     return (
         known.get(name) != [seen.st_size, seen.st_mtime_ns]
         and abs(time.time() - seen.st_mtime) >= still_s
@@ -89,8 +90,8 @@ def send_file(
     meter: TransferProgress,
     known: dict[str, list[int]],
 ) -> None:
-    """Send one file; it counts when every part was accepted and the file did not change meanwhile.
-    Raises TransferFailed, OSError.
+    """Send one file. Raises OutputChanged if the file changes during the upload, TransferFailed,
+    OSError.
     """
     transfers = TransferClient(config, f"outputs/{index}", meter.waits)
     with open(path, "rb") as file:

@@ -1,1 +1,1 @@
-"""Container images of the work: fetches, builds and checks them before the work runs."""
+"""Fetches or builds the work's container image, and checks it, before the work runs."""

@@ -20,8 +20,8 @@ PROGRAMS = ("apptainer", "singularity")
 
 
 def bring_sif(program: str, config: AgentConfig, work: WorkConfig, env: dict[str, str]) -> str:
-    """Store the image as a file in the machine's cache; nodes of a cluster that share the cache
-    share the image.
+    """Store the image as a file in the machine's cache and return its path. Nodes of a cluster that
+    share the cache share the image.
 
     Raises CannotBuild, OSError.
     """
@@ -61,7 +61,7 @@ def bring_sif(program: str, config: AgentConfig, work: WorkConfig, env: dict[str
 
 
 def look(program: str, path: str, env: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The image's variables, as its own scripts set them, and its labels."""
+    """The environment variables that the image's own scripts set, and the image's labels."""
     lines = ask([program, "inspect", "--environment", path], env)
     variables = dict(
         re.findall(
@@ -83,8 +83,8 @@ def make_argv(
     config: AgentConfig,
     mounts: list[str],
 ) -> list[str]:
-    """The command that replaces `sh ENTRY`; variables are passed in the environment, not as
-    arguments.
+    """The start of a command line; the arguments that follow it are run in the image. Variables are
+    passed in the environment, not as arguments.
     """
     argv = [program, "exec", "--cleanenv", "--no-home", "--writable-tmpfs", "--pwd", config.folder]
     for mount in mounts:

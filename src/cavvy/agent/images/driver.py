@@ -1,8 +1,7 @@
-"""Whether this node's NVIDIA driver supports an image's CUDA version, checked before the work
-starts.
+"""Checks before the work starts whether this node's NVIDIA driver supports an image's CUDA version.
 
-An image declares its requirement in NVIDIA_REQUIRE_CUDA, else in CUDA_VERSION, as NVIDIA's base
-images do.
+Images declare the CUDA version that they require in NVIDIA_REQUIRE_CUDA, or else in CUDA_VERSION;
+NVIDIA's base images do so.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ OLDEST_DRIVERS = (
 
 
 def read_driver() -> str | None:
-    """The version of this node's NVIDIA driver; None if it is unknown."""
+    """The version of this node's NVIDIA driver, or None if it is unknown."""
     if driver := read_text(DRIVER):
         return driver
     argv = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -46,7 +45,7 @@ def read_driver() -> str | None:
 
 
 def find_objection(env: dict[str, str], labels: dict[str, str], driver: str | None) -> str | None:
-    """Why the image's CUDA cannot run on this driver; None if it can, or if that is unknown."""
+    """The reason why the image's CUDA cannot run on this driver, or None if no reason is known."""
     if driver is None or env.get("NVIDIA_DISABLE_REQUIRE", "").lower() in ("1", "true"):
         return None
     wanted = find_cuda(env, labels)
@@ -71,7 +70,7 @@ def find_objection(env: dict[str, str], labels: dict[str, str], driver: str | No
 
 
 def find_cuda(env: dict[str, str], labels: dict[str, str]) -> tuple[int, ...] | None:
-    """The lowest CUDA version that an image requires."""
+    """The lowest CUDA version that an image accepts, or None if the image declares none."""
     found = re.search(r"\bcuda>=([0-9.]+)", env.get("NVIDIA_REQUIRE_CUDA", ""))
     texts = [
         found[1] if found else "",
@@ -87,8 +86,8 @@ def find_cuda(env: dict[str, str], labels: dict[str, str]) -> tuple[int, ...] | 
 
 
 def _is_excepted(requirement: str, driver: tuple[int, ...]) -> bool:
-    """Whether the image brings a compatibility package for exactly this driver:
-    `driver>=470,driver<471`.
+    """Whether the requirement excepts this driver by a term such as `driver>=470,driver<471`, for
+    which the image contains a compatibility package.
     """
     for word in requirement.split():
         terms = [re.fullmatch(r"driver(>=|<)([0-9.]+)", term) for term in word.split(",")]
@@ -101,7 +100,7 @@ def _is_excepted(requirement: str, driver: tuple[int, ...]) -> bool:
 
 
 def parse(text: str) -> tuple[int, ...]:
-    """Raises ValueError if the text is not a version."""
+    """Parse a version such as "12.4". Raises ValueError for any other text."""
     found = re.match(r"\s*(\d+(?:\.\d+)*)", text)
     if found is None:
         raise ValueError(text)

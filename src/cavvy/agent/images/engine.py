@@ -1,5 +1,5 @@
-"""Prepares a container engine before the work's container runs: logs in, pulls or builds, and
-inspects the image.
+"""Prepares the work's image in a container engine: logs in, pulls or builds the image, and inspects
+it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def bring_image(
 
 
 def pull(engine: str, config: AgentConfig, work: WorkConfig, env: dict[str, str]) -> None:
-    """Raises CannotBuild."""
+    """Pull the work's image, with the user's login if there is one. Raises CannotBuild."""
     image, login = work.image or "", config.home + "/login"
     try:
         argv = [engine, "pull", image]
@@ -64,8 +64,8 @@ def pull(engine: str, config: AgentConfig, work: WorkConfig, env: dict[str, str]
 
 
 def write_login(folder: str, image: str, login: str) -> None:
-    """Write a configuration with one registry's login, readable only by this user. Raises
-    CannotBuild, OSError.
+    """Write an engine configuration with the login for one registry, readable only by this user.
+    Raises CannotBuild, OSError.
     """
     user, colon, password = login.partition(":")
     if not colon or not user or not password:
@@ -76,7 +76,7 @@ def write_login(folder: str, image: str, login: str) -> None:
     )
     names = (
         [registry] if registry != HUB else [HUB, "docker.io"]
-    )  # the registry's name in docker, and in podman
+    )  # docker and podman use different names for Docker Hub
     auth = base64.b64encode(f"{user}:{password}".encode()).decode()
     os.makedirs(folder, mode=0o700, exist_ok=True)
     auths = {name: {"auth": auth} for name in names}
@@ -90,7 +90,7 @@ def build(
     env: dict[str, str],
     channel: int,
 ) -> None:
-    """Build the user's Dockerfile from the frozen folder alone, without inputs or later files."""
+    """Build the user's Dockerfile in a new copy of the frozen working folder, without inputs."""
     assert work.build is not None
     os.write(channel, b"setup\n")
     context = config.home + "/context"
@@ -120,8 +120,8 @@ def build(
 
 
 def build_ways(engine: str) -> list[list[str]]:
-    """Podman can build without a container runtime if it may change its root folder instead; that
-    is the second try.
+    """The options of each build attempt, in order. Podman's second attempt uses chroot, which needs
+    no container runtime.
     """
     return (
         [["--network", "host"], ["--network", "host", "--isolation", "chroot"]]
@@ -131,7 +131,7 @@ def build_ways(engine: str) -> list[list[str]]:
 
 
 def look(engine: str, image: str, env: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The image's variables and labels."""
+    """The image's environment variables and labels."""
     text = ask([engine, "image", "inspect", "--format", "{{json .Config}}", image], env)
     try:
         found = json.loads(text)
@@ -142,7 +142,7 @@ def look(engine: str, image: str, env: dict[str, str]) -> tuple[dict[str, str], 
 
 
 def ask(argv: list[str], env: dict[str, str]) -> str:
-    """A program's output; "" if it fails."""
+    """Run a program and return its output, or "" if it fails."""
     reader, writer = os.pipe()
     actions = [(os.POSIX_SPAWN_DUP2, writer, 1)]
     pid = os.posix_spawn(argv[0], argv, env, file_actions=actions, setsigdef=[signal.SIGTERM])
@@ -153,13 +153,13 @@ def ask(argv: list[str], env: dict[str, str]) -> str:
 
 
 def wait(argv: list[str], env: dict[str, str]) -> int:
-    """Run a program with its output in the task's log."""
+    """Run a program, writing its output to the task's log; returns its exit code."""
     pid = os.posix_spawn(argv[0], argv, env, setsigdef=[signal.SIGTERM])
     return exit_code(os.waitpid(pid, 0)[1])
 
 
 def quiet(argv: list[str], env: dict[str, str]) -> int:
-    """Run without output in the task's log."""
+    """Run a program without output in the task's log; returns its exit code."""
     null = os.open(os.devnull, os.O_RDWR)
     try:
         actions = [(os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]

@@ -1,1 +1,1 @@
-"""Detects that the provider reclaims the node, and notifies the task."""
+"""Detects that the provider will reclaim the node, and notifies the task."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 import os
 import re
 
-# Messages of CUDA, NVML and nvidia-smi about the device itself; an illegal access or full memory is
-# the program's fault.
+# Messages of CUDA, NVML and nvidia-smi about a faulty device. An illegal access or full memory is
+# not listed, since it is the program's fault.
 _SAID = (
     b"uncorrectable ECC error",
     b"GPU has fallen off the bus",
@@ -23,7 +23,7 @@ _XID = re.compile(rb"NVRM: Xid \(([^)]*)\): (\d+)")
 GPU, LINK, NETWORK = "gpu-fault", "slow-link", "network"
 # kind of fault -> outcome, and the beginning of its reason
 FAILURES = {GPU: "GPU fault: ", LINK: "slow link: ", NETWORK: ""}
-_KEPT = 512  # bytes of output kept, since the next piece may complete a sign
+_KEPT = 512  # bytes of output kept, since a sign may continue in the next piece
 _KERNEL_LOG = "/dev/kmsg"
 _MOST_RECORDS = 20000
 
@@ -44,7 +44,7 @@ class GpuFaultScanner:
 
 
 def find_sign(text: bytes) -> str:
-    """The first sign of a broken GPU in this text; "" for none."""
+    """The first sign of a broken GPU in this text, or "" if there is none."""
     for match in _XID.finditer(text):
         if int(match.group(2)) in HARDWARE_XIDS:
             return f"Xid {int(match.group(2))} of {match.group(1).decode('ascii', 'replace')}"
@@ -55,8 +55,8 @@ def find_sign(text: bytes) -> str:
 
 
 def read_kernel(since_s: float, path: str = _KERNEL_LOG) -> str:
-    """The first sign in the kernel's log since `since_s` (monotonic seconds); "" if the log cannot
-    be read.
+    """The first sign of a broken GPU in the kernel's log since `since_s` (monotonic seconds), or ""
+    if there is none or the log cannot be read.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -67,7 +67,7 @@ def read_kernel(since_s: float, path: str = _KERNEL_LOG) -> str:
             try:
                 record = os.read(handle, 8192)
             except BrokenPipeError:
-                continue  # the entry was overwritten meanwhile; the next one follows
+                continue  # an entry was overwritten before it was read; read the next
             except OSError:
                 break
             if not record:

@@ -1,4 +1,4 @@
-"""The socket `$CAVVY_NOTICE`: urgent messages to the task, and messages from it, as lines of JSON.
+"""The socket `$CAVVY_NOTICE`, over which agent and task exchange messages as lines of JSON.
 
 Sent to the task: {"every_s": n}, {"notice": {...}}, {"advice": {...}}, {"safe": {...}}. Received
 from the task: {"saved": {...}}.
@@ -19,12 +19,14 @@ NAME = "notice.sock"
 LONGEST = 100  # maximum bytes of a path; the kernel takes 107, and some programs add a suffix
 BACKLOG = 64
 LONGEST_LINE = 65536
-LONGEST_WAIT = 1024 * 1024  # bytes queued for a reader that does not read; then it is disconnected
+LONGEST_WAIT = 1024 * 1024  # bytes queued for a slow reader before it is disconnected
 REMARK = "a line that the task sent to $CAVVY_NOTICE"
 
 
 class NotificationSocket:
-    """Keeps the current state, so that a program that connects later receives it first."""
+    """Sends messages to the task's programs. The newest message of each kind is kept for programs
+    that connect later.
+    """
 
     def __init__(self, loop: EventLoop, home: str, told: Callable[[ConfigFields], None]) -> None:
         self._loop = loop
@@ -43,7 +45,7 @@ class NotificationSocket:
         self._open()
 
     def say(self, kind: str, value: object) -> None:
-        """Send to every reader, present and future."""
+        """Send a message to every connected program, and to each that connects later."""
         if self._now.get(kind) == value:
             return
         self._now[kind] = value
@@ -70,7 +72,7 @@ class NotificationSocket:
             listener.bind(self.path)
             os.chmod(self.path, 0o600)
             listener.listen(BACKLOG)
-        except OSError as error:  # the file system has no sockets; the file and the signal remain
+        except OSError as error:  # no sockets on this file system; file and signal still work
             complain(f"cannot create the notice socket at {self.path}: {error}")
             listener.close()
             self.path = ""

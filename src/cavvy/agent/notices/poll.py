@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Answered = Callable[[int, bytes], None]
 
     class Listener(Protocol):
-        """Results of the polls, for the agent."""
+        """Callbacks that report the results of the polls to the agent."""
 
         def noticed(self, seconds: float, source: str, reason: str) -> None: ...
         def advised(self, source: str, reason: str) -> None: ...
@@ -34,7 +34,7 @@ NOTHING = (204, 404, 410)
 
 
 class NoticePoll:
-    """One source: fetches the token, the node's name and the notices, each when it is needed."""
+    """Polls one source of notices; also fetches a token and the node's name if they are needed."""
 
     def __init__(self, loop: EventLoop, notice: NoticeAddress, listener: Listener) -> None:
         self._loop = loop
@@ -59,7 +59,7 @@ class NoticePoll:
         self._replier.close()
 
     def reply(self, done: Callable[[], None]) -> None:
-        """POST an acknowledgement of the reported events."""
+        """POST an acknowledgement of the reported events, then call `done`."""
         reply = self._notice.reply
         if reply is None or not self._ids or self.replying:
             return
@@ -157,8 +157,8 @@ class NoticePoll:
 
 
 class NoticeRequest:
-    """Sends one request at a time to any address; `tag` and `date` are from the last answer, status
-    0 means no answer.
+    """Sends one request at a time to any address. `tag` and `date` are headers of the last answer;
+    status 0 means that there was no answer.
     """
 
     def __init__(self, loop: EventLoop) -> None:
@@ -231,8 +231,8 @@ def concerns(notice: NoticeAddress, event: Event, node: str | None) -> bool:
 
 
 def seconds_left(notice: NoticeAddress, event: Event, date: str) -> float:
-    """Seconds until the node goes, by the answering server's clock if it sends the time: the node's
-    own may be wrong.
+    """Seconds until the node is reclaimed. The current time is taken from the answer's `date` if
+    possible, since the node's clock may be wrong.
     """
     due = parse_time(str(event.get(notice.time) or "")) if notice.time is not None else None
     if due is None:
@@ -242,8 +242,8 @@ def seconds_left(notice: NoticeAddress, event: Event, date: str) -> float:
 
 
 def parse_time(text: str) -> float | None:
-    """Seconds since the epoch of "2017-09-18T08:22:00Z" or "Mon, 19 Sep 2016 18:29:47 GMT"; None
-    for anything else.
+    """Convert "2017-09-18T08:22:00Z" or "Mon, 19 Sep 2016 18:29:47 GMT" to seconds since the epoch;
+    returns None for any other text.
     """
     import calendar
     from email.utils import parsedate_tz

@@ -1,3 +1,3 @@
-"""What the agent runs on a node: the folder, the processes and their limits, the container, the
+"""The work on a node: its folder, its processes and their limits, its container, and its
 measurements.
 """

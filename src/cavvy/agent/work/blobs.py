@@ -31,8 +31,8 @@ class BlobCache:
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
 
     def fetch(self, digest: str) -> str:
-        """The path of the blob in the cache. Waits while the control plane is unavailable. Raises
-        TransferFailed, OSError.
+        """Return the path of the blob in the cache, and download the blob if necessary. Waits while
+        the control plane is unavailable. Raises TransferFailed, OSError.
         """
         path = self._path(digest)
         if not touch(path):
@@ -42,8 +42,8 @@ class BlobCache:
     def bring(self, digests: Iterable[str]) -> None:
         """Fetch many small blobs into the cache, in packs. Raises TransferFailed, OSError.
 
-        `fetch` gets the blobs that a pack leaves out, or all if the control plane does not know
-        packs.
+        `fetch` later downloads the blobs that were in no pack; if the control plane is too old for
+        packs, these are all blobs.
         """
         wanted = [digest for digest in dict.fromkeys(digests) if not touch(self._path(digest))]
         while wanted:
@@ -56,8 +56,8 @@ class BlobCache:
             )
 
     def _fetch_pack(self, digests: list[str]) -> bytes | None:
-        """Request some of the blobs as a pack; None if the control plane is too old for packs.
-        Raises TransferFailed.
+        """Request some of the blobs as a pack; returns None if the control plane is too old for
+        packs. Raises TransferFailed.
         """
         body = json.dumps({"blobs": digests}).encode()
         while True:
@@ -111,7 +111,7 @@ def fetch_to(line: BlockingClient, digest: str, path: str) -> None:
 
 
 def read_blob(digest: str, data: bytes, reply: HTTPResponse) -> Iterator[bytes | None]:
-    """Yield the blob's pieces, `data` first; None if the control plane breaks off. Raises
+    """Yield the blob's pieces, `data` first, or None at the end if the connection breaks. Raises
     TransferFailed if the content does not match the hash.
     """
     found = hashlib.sha256()
@@ -127,7 +127,7 @@ def read_blob(digest: str, data: bytes, reply: HTTPResponse) -> Iterator[bytes |
 
 
 def check_hash(digest: str, found: str) -> None:
-    """Raises TransferFailed if the hashes differ."""
+    """Raise TransferFailed if the hashes differ."""
     if found != digest:
         raise TransferFailed(f"the control plane sent wrong data for {digest}: its hash is {found}")
 

@@ -1,6 +1,6 @@
-"""Cleans the cache that the agents of one machine share: removes entries unused for long and, if it
-is too large, those used longest ago. Every user of an entry updates its time, so entries in use are
-never old.
+"""Cleans the cache that the agents of one machine share. It removes entries that were not used for
+a long time and, if the cache is too large, the least recently used ones. Agents update the time of
+the entries that they use, so that entries in use are never old.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 DAY_S = 86400.0
 EVERY_S = DAY_S
 AGE_S = 14 * DAY_S  # seconds without use after which an entry is removed
-YOUNG_S = DAY_S  # seconds of use within which an entry stays, however large the cache is
-TOUCH_S = 3600.0  # seconds between two marks of entries that running work uses
+YOUNG_S = DAY_S  # seconds after its last use in which an entry is never removed
+TOUCH_S = 3600.0  # seconds between two updates of the time of an entry in use
 SHARE = 0.25  # share of the file system that the cache may fill
 
 
@@ -41,14 +41,14 @@ def touch(path: str, *, make: bool = False) -> bool:
         if make:
             os.close(open_private(path))
         os.utime(path)
-    except OSError:  # the entry is missing, another user's, or on a read-only disk
+    except OSError:  # the entry is missing, or may not be changed by this user
         return os.path.exists(path)
     return True
 
 
 def sweep(cache: str, *, limit: float | None = None) -> int:
-    """Remove old entries, then the oldest above `limit` bytes (by default a share of the file
-    system); always returns 0.
+    """Remove old entries, then the least recently used ones until the cache has at most `limit`
+    bytes (by default a share of the file system). Always returns 0.
     """
     os.nice(19)
     touch(cache + "/swept", make=True)
@@ -83,7 +83,7 @@ def _list_files(folder: str) -> list[Part]:
 
 
 def _list_setups(folder: str) -> list[Part]:
-    """This includes unfinished entries: while one is being made, its lock is held."""
+    """List all setups. A setup that is being made is listed too, but is locked."""
     found = []
     for entry in _scan(folder):
         mark = entry.path + "/finished"
@@ -104,15 +104,15 @@ def _scan(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _measure(folder: str) -> int:
-    """Bytes on disk of everything below a path."""
+    """The bytes on disk of everything below a path."""
     return sum(seen.st_blocks * 512 for _, seen in walk_files(folder))
 
 
 def _remove(path: str, used: float) -> bool:
-    """Remove it unless it was used since it was measured; remove a setup only while no agent makes
-    or copies it.
+    """Remove an entry unless it was used after the time `used`; returns whether it was removed. A
+    setup stays while an agent makes or copies it.
 
-    A setup's lock stays for agents that may wait for it.
+    The lock file of a removed setup stays, since agents may be waiting for it.
     """
     try:
         if not os.path.isdir(path):

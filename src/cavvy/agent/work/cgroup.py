@@ -1,5 +1,5 @@
-"""Creates a control group for the work if the system allows it: the kernel enforces its memory
-limit.
+"""Creates a control group for the work if the system allows it. The kernel then enforces the work's
+memory limit.
 
 Version 2 (one tree) and version 1 (a tree for each controller) are tried; without either, the agent
 itself watches the memory.
@@ -13,7 +13,7 @@ ROOT = "/sys/fs/cgroup"
 
 
 def make_group(name: str, memory_mib: int) -> str | None:
-    """The folder of a new control group with that limit, None if the system allows none."""
+    """Create a control group with this limit; returns its folder, or None if this is impossible."""
     for parent in list_parents():
         folder = os.path.join(parent, name)
         try:
@@ -27,8 +27,8 @@ def make_group(name: str, memory_mib: int) -> str | None:
 
 
 def list_parents() -> list[str]:
-    """Folders in which a group can be created, best first: below the root, else below the agent's
-    own group.
+    """Folders in which a group can be created, best first: below the root, or else below the
+    agent's own group.
     """
     unified, own = _own_groups()
     if os.path.exists(os.path.join(unified or ROOT, "cgroup.controllers")) and unified:
@@ -52,7 +52,8 @@ def count_oom_kills(folder: str) -> int:
 
 
 def _own_groups() -> tuple[str | None, str]:
-    """The root of version 2 if it controls memory here, and the agent's own group in it."""
+    """The root folder of version 2, or None if it does not control memory here, and the agent's own
+    group."""
     try:
         with open(ROOT + "/cgroup.controllers", encoding="ascii") as file:
             if "memory" not in file.read().split():
@@ -75,7 +76,7 @@ def _enable(folder: str) -> None:
 
 
 def _limit(folder: str, size: int) -> None:
-    """Raises OSError if the limit cannot be set."""
+    """Set the group's memory limit in bytes. Raises OSError if it cannot be set."""
     if not os.access(folder + "/cgroup.procs", os.W_OK):
         raise PermissionError(folder)
     if os.path.exists(folder + "/memory.limit_in_bytes"):
@@ -85,7 +86,7 @@ def _limit(folder: str, size: int) -> None:
     if os.path.exists(folder + "/memory.oom.group"):
         _write(
             folder + "/memory.oom.group", 1
-        )  # kill all processes together: half of the work's processes are useless
+        )  # kill all processes together, since the work cannot continue with some of them
 
 
 def _write(path: str, value: int) -> None:

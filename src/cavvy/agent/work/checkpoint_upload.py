@@ -1,7 +1,7 @@
 """Uploads the checkpoint folder to the control plane, and downloads the newest checkpoint; both may
 block.
 
-The upload runs in a separate process beside the work and reports its result as one line of JSON:
+The upload runs in a separate process during the work, and reports its result as a line of JSON:
 `state` is `saved`, `void` (the work changed a file meanwhile; try again), `silent` (the bucket does
 not answer; try again), `failed` (an error on this node; try again) or `refused`. Earlier lines
 report what the upload waits for: `full` or `waits`.
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 FileEntry = namedtuple("FileEntry", "path size mtime_ns inode mode link")
 FULL = 507
 MISMATCH = 422
-# a file that changed so shortly before it was read may change again within one clock tick
+# A file read so shortly after its last change may change again with the same time.
 RACY_NS = 2_000_000_000
-COMMITS = 5  # how often files that the control plane has lost meanwhile are sent again
+COMMITS = 5  # tries of a commit; files that the control plane has lost are sent again
 RESTORES = 5
 SETTLE_S = 0.5  # seconds between checks whether rank 0 has finished
 PART = 16 * 1024 * 1024  # bytes of one request; some transports take no more than 64 MiB
@@ -47,7 +47,7 @@ class FileChanged(Exception):
     """A file changed while it was read."""
 
 
-# The first match is the upload's result; an unreadable file gives an OSError.
+# Exception -> state of the upload; the first match applies. Unreadable files raise an OSError.
 FAILURES = {
     FileChanged: "void",
     StorageTimeout: "silent",
@@ -72,8 +72,7 @@ def list_folder(folder: str) -> list[FileEntry]:
 
 
 def fingerprint(entries: list[FileEntry]) -> str:
-    """A fingerprint of the folder, equal if no file was written in between; "" for an empty
-    folder."""
+    """A fingerprint of the folder, which changes when a file is written; "" for an empty folder."""
     return (
         hashlib.sha256(repr(entries).encode("utf-8", "surrogateescape")).hexdigest()
         if entries
@@ -90,11 +89,12 @@ def hand_over(
     began_ns: int,
     quiet: bool = False,
 ) -> int:
-    """Upload what the control plane lacks, commit, and report the result.
+    """Upload the files that the control plane does not have, commit the checkpoint, and report the
+    result.
 
-    `since_ns`: the newest change already uploaded; `began_ns`: when this attempt's work started.
-    `quiet`: the wait for a bucket is known already. `copy_first`: upload from a copy on this disk,
-    which is complete before the work writes its next checkpoint.
+    `since_ns`: time of the newest change already uploaded; `began_ns`: when this attempt's work
+    started. `quiet`: report no waits for the bucket. `copy_first`: copy the files on this disk and
+    upload the copy, since the work changes its files faster than they can be uploaded.
     """
     from .monitor import written
 
@@ -147,8 +147,8 @@ def tell_waiting(text: str) -> None:
 
 
 class CheckpointUpload:
-    """The folder's files at one moment. They are held open: files replaced or removed meanwhile
-    keep their content.
+    """Uploads the listed files of the folder. They are held open, so that a file keeps its content
+    if the work replaces or removes it.
     """
 
     def __init__(
@@ -173,12 +173,12 @@ class CheckpointUpload:
             except FileNotFoundError as error:
                 raise FileChanged(entry.path) from error
             except OSError:
-                # there are more files than may be open: the rest is opened and checked when it is
-                # read
+                # More files than this process may open: the others are opened and checked when
+                # they are read.
                 break
 
     def copy(self) -> None:
-        """Continue from copies of the files that the server may not hold."""
+        """Copy the files that the server may not have; they are then uploaded from the copies."""
         remove_tree(self._copies)
         os.makedirs(self._copies)
         for count, entry in enumerate(self._entries):
@@ -207,8 +207,8 @@ class CheckpointUpload:
             return  # the next upload reads everything again
 
     def send(self) -> tuple[int, int]:
-        """Returns the checkpoint's number and the bytes sent. Raises FileChanged,
-        TransferFailed.
+        """Send the missing files and commit the checkpoint. Returns the checkpoint's number and the
+        bytes sent. Raises FileChanged, TransferFailed.
         """
         sent = 0
         names = sorted(set(self._names.values()))
@@ -352,11 +352,11 @@ class UploadBody:
 
 
 def settle(config: AgentConfig, storage: str, attempt: int, tell: Tell | None = None) -> str:
-    """Update a folder that the provider's nodes share to the newest state, once for all ranks; like
-    `restore`.
+    """Download a newer checkpoint, if there is one, to a folder that the nodes share. Rank 0 does
+    this while the other ranks wait. See `restore` for the result and the errors.
 
-    The file `attempt` beside it names the attempt that used it last; a later attempt's upload from
-    elsewhere is newer.
+    The file `attempt` next to the folder contains the number of the attempt that used the folder
+    last. A checkpoint that a later attempt uploaded is newer than the folder.
     """
     path = os.path.dirname(storage) + "/attempt"
     if config.rank > 0:
@@ -375,10 +375,10 @@ def settle(config: AgentConfig, storage: str, attempt: int, tell: Tell | None = 
 def restore(
     config: AgentConfig, folder: str, tell: Tell | None = None, later_than: int = -1
 ) -> str:
-    """Fill `folder` with the newest checkpoint of the job, if an attempt `later_than` that number
-    uploaded one.
+    """Download the newest checkpoint of the job to `folder`, if the number of the attempt that
+    uploaded it is above `later_than`.
 
-    Returns a text for people about what was done, "" for nothing. `tell` is called about long
+    Returns a message for people, or "" if nothing was downloaded. `tell` is called about long
     waits. Raises TransferFailed, StorageTimeout, OSError.
     """
     for tries_left in reversed(range(RESTORES)):
@@ -407,7 +407,7 @@ def fetch(
     *,
     direct: bool = False,
 ) -> None:
-    """Download all files, then move them to the folder's path. Raises TransferFailed,
+    """Download all files to a new folder, which then replaces `folder`. Raises TransferFailed,
     StorageTimeout, OSError.
     """
     from .folder import inside
@@ -415,7 +415,7 @@ def fetch(
     fresh, line = (
         folder + ".cavvy-new",
         BlockingClient(config),
-    )  # beside it, since the folder may be a mount of its own
+    )  # a neighbour, so that one rename replaces the folder
     remove_tree(fresh)
     os.makedirs(fresh)
     for each in files:
@@ -437,12 +437,12 @@ def fetch(
 
 
 def newest(entries: list[FileEntry]) -> int:
-    """When the newest file was written, in nanoseconds since the epoch."""
+    """When the newest file was written, in nanoseconds since the epoch; 0 without files."""
     return max((entry.mtime_ns for entry in entries), default=0)
 
 
 def raise_limit() -> None:
-    """Raise this process's limit of open files."""
+    """Raise this process's limit of open files to the maximum."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -18,8 +18,8 @@ from .folder import CannotBuild
 from .reaper import ChildCommand, report
 
 ENGINES = ("podman", "docker")
-# Some hosts allow no raised limits, have control groups that crun cannot use, or allow no memory
-# limit at all.
+# Used where the default limits cannot be set. Some hosts also need another runtime than crun, or
+# allow no memory limit: see `_ways`.
 ULIMITS = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"]
 # The first process of a container handles signals for all of them, since the engine sends SIGTERM
 # only to it.
@@ -41,8 +41,8 @@ go {setup} || { c=$?; echo failed >{phase}; exit $c; }
 
 
 def make_container(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -> ChildCommand:
-    """The command, whose process group contains the engine's client. Raises CannotBuild if there is
-    no engine.
+    """The command that runs the work's container; its process group contains the engine's client.
+    Raises CannotBuild if there is no engine.
     """
     engine = find_engine()
     if engine is None:
@@ -82,7 +82,7 @@ def make_name(config: AgentConfig) -> str:
 
 
 def make_exec(config: AgentConfig, command: list[str]) -> list[str]:
-    """How to run a command in the work's container."""
+    """The command line that runs `command` in the work's container."""
     engine = find_engine() or ENGINES[0]
     if os.path.basename(engine) in PROGRAMS:
         return make_argv(engine, read_text(config.home + "/sif"), config, [config.home]) + command
@@ -130,9 +130,8 @@ def run_container(
         code = wait([*argv, image, "sh", config.entry_script], command.env)
         if os.path.exists(config.phase_file) or stopped:
             os.makedirs(config.cache, mode=0o700, exist_ok=True)
-            write_whole(
-                known, str(way)
-            )  # keeps attempts that fail on this node out of the job's log
+            # The next container uses these options first: failed attempts would clutter the log.
+            write_whole(known, str(way))
             return code
     raise CannotBuild(f"{program} could not start a container of {image}; see the log")
 
@@ -157,8 +156,8 @@ def run_sif(
 
 
 def _outlive_stop() -> list[int]:
-    """SIGTERM also reaches the engine's client, which passes it on; this process waits for the
-    client. Returns a list that contains the signal once it has arrived.
+    """Survive SIGTERM, which also reaches the engine's client: the client passes it on, and this
+    process waits for the client. Returns a list that contains the signal once it has arrived.
     """
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
@@ -196,7 +195,8 @@ def _ways(engine: str, memory_mib: int) -> list[list[str]]:
 
 
 def _engine_with(engine: str, extra: list[str]) -> list[str]:
-    """The runtime is podman's own option, which comes before `run`; it is removed from `extra`."""
+    """The start of the command line. Podman expects `--runtime` before `run`, so that option is
+    moved here from `extra`."""
     if extra[:1] == ["--runtime=runc"]:
         del extra[0]
         return [engine, "--cgroup-manager", "cgroupfs", "--runtime", "runc", "run"]
@@ -244,7 +244,7 @@ def _device_flags(engine: str, config: AgentConfig) -> list[str]:
 
 
 def _devices(config: AgentConfig) -> dict[str, str]:
-    """In the container, its own NVIDIA devices are numbered from 0."""
+    """The variable that selects the GPUs: in a container, NVIDIA devices are numbered from 0."""
     if config.devices and config.vendor in ("nvidia", ""):
         return {
             "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(len(config.devices)))
@@ -253,7 +253,7 @@ def _devices(config: AgentConfig) -> dict[str, str]:
 
 
 def _digest(engine: str, image: str, env: dict[str, str]) -> str:
-    """The digest that identifies the image; its id if it did not come from a registry."""
+    """The image's digest, or its ID if it did not come from a registry."""
     shape = "{{if .RepoDigests}}{{index .RepoDigests 0}}{{else}}{{.Id}}{{end}}"
     text = ask([engine, "image", "inspect", "--format", shape, image], env)
     return text.splitlines()[-1] if text else "unknown"

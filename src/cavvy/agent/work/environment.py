@@ -1,4 +1,4 @@
-"""The environment of the work: a clean base, the user's variables, and the protocol's."""
+"""The environment of the work: a clean base, the user's variables, and Cavvy's variables."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ DEVICE_VARIABLES = {
 
 
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
-# The shell ignores SIGTERM, which its commands receive themselves, and so survives to report their
-# exit code.
+# The shell ignores SIGTERM, which its commands receive too, so that it can report their exit code.
 SHELL_LINE = 'trap : TERM; . "$0"'
 
 
@@ -58,7 +57,7 @@ def make_environment(config: AgentConfig, work: WorkConfig, socket: str = "") ->
     """All variables of the work. The user's variables override the base; Cavvy's variables override
     the user's.
 
-    `socket`: where the agent listens to the task, "" for no socket.
+    `socket`: path of the agent's socket for the task; "" if there is none.
     """
     env = base_environment(every=config.boxed)
     env.update(work.env)
@@ -79,7 +78,7 @@ def find_shell() -> str:
 
 
 def base_environment(*, every: bool = False) -> dict[str, str]:
-    """A login's variables without the agent's own ones; `every` adds those of the node's image."""
+    """The variables of a login shell; `every` adds all other variables of the node's image."""
     env = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1"}
     for name, value in os.environ.items():
         if name in BASE or name.startswith("LC_") or every:
@@ -90,7 +89,9 @@ def base_environment(*, every: bool = False) -> dict[str, str]:
 
 
 def device_variables(config: AgentConfig) -> dict[str, str]:
-    """Show the work only its assigned accelerators; without a list, it has the whole node."""
+    """Variables that restrict the work to its assigned accelerators; {} if it has the whole
+    node.
+    """
     if config.devices is None:
         return {}
     if not config.devices:
@@ -138,8 +139,8 @@ def _rank(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
 
 
 def write_rank_files(config: AgentConfig, work: WorkConfig) -> None:
-    """The files that the rank's variables name: the hosts as `address slots=N`, and the program
-    that starts MPI on them.
+    """Write the files that the rank's variables name: the hosts as `address slots=N`, and the
+    program that starts MPI on these hosts.
     """
     slots = work.accelerators_per_node or 1
     write_whole(

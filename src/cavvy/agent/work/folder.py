@@ -24,7 +24,7 @@ def build_folder(
     env: dict[str, str],
     only: list[str] | None = None,
 ) -> None:
-    """Make `folder` anew, from the files and folders in `only` if given. Raises
+    """Create `folder` again, with only the files and folders in `only` if given. Raises
     CannotBuild, OSError.
     """
     remove_tree(folder)
@@ -91,7 +91,7 @@ def is_used(path: str, uses: list[str]) -> bool:
 
 
 def clone(url: str, commit: str, folder: str, env: dict[str, str]) -> None:
-    """Check out one commit; fetches only that one if the server allows it. Raises
+    """Check out one commit; fetches only that commit if the server allows it. Raises
     CannotBuild.
     """
     env = dict(env, GIT_TERMINAL_PROMPT="0")
@@ -162,7 +162,7 @@ def inside(folder: str, path: str) -> str:
 
 
 def run(argv: list[str], env: dict[str, str]) -> int:
-    """Run a program to its end, with this process's output; returns 127 if it is missing."""
+    """Run a program to its end and return its exit code, or 127 if the program is missing."""
     try:
         pid = os.posix_spawnp(argv[0], argv, env)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Makes a virtual environment with pip: `python -I -c SOURCE FOLDER`, run by the Python that the
-environment shall use.
+environment will use.
 
-Ten times as fast as `python -m venv`, which starts pip to install pip. Any Python from 3.6 on can
-run it. Exit code 3: the environment exists, but this Python has no pip to put into it.
+This is ten times as fast as `python -m venv`, which starts pip to install pip. It needs Python 3.6
+or later. Exit code 3: the environment exists, but this Python has no pip to put into it.
 """
 
 import glob
@@ -33,8 +33,8 @@ def main(folder: str) -> int:
 
 
 def put_pip(packages: str) -> bool:
-    """Install pip from the wheel that Python ships, else copy the installed pip; returns whether
-    there is one.
+    """Install pip from the wheel that comes with Python, or else copy the installed pip; returns
+    whether pip was found.
     """
     folders = [sysconfig.get_config_var("WHEEL_PKG_DIR") or "", "/usr/share/python-wheels"]
     try:

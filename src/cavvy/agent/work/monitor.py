@@ -26,7 +26,7 @@ LONGEST_TEXT = 1000  # maximum characters of one value
 MOST_VALUES = 100
 TELEMETRY_S = 10.0
 CHECKPOINT_S = 3.0
-SHORTEST_S = 0.02  # seconds; a shorter write says nothing about a rate
+SHORTEST_S = 0.02  # seconds; a shorter write gives no useful rate
 IDLE_CPU_PERCENT = 1.0  # share of one CPU; housekeeping of a waiting process stays below it
 IDLE_GPU_PERCENT = 1.0
 _AT_FDCWD, _STATX_BTIME = -100, 0x800
@@ -41,7 +41,7 @@ class ProgressScanner:
         self._line = b""
 
     def feed(self, data: bytes) -> dict[str, object]:
-        """The newest value of each name in these bytes of the output, {} if there are none."""
+        """The newest value of each name in these bytes of the output; {} if there are none."""
         if MARK not in data and not self._line:
             tail = data.rfind(b"\n") + 1
             self._line = data[tail:] if _may_begin(data[tail:]) else b""
@@ -55,7 +55,7 @@ class ProgressScanner:
         return found
 
     def look(self) -> dict[str, object]:
-        """The values in the file if it has changed since the last look."""
+        """The values in the file, or {} if it has not changed since the last call."""
         try:
             found = os.stat(self._path)
             changed = found.st_mtime_ns
@@ -72,8 +72,8 @@ class ProgressScanner:
 
 
 class CheckpointWatcher:
-    """Detects that files of the checkpoint folder have changed and then been still; created before
-    the work starts.
+    """Detects new checkpoints: the files of the folder have changed and then stayed the same.
+    Create it before the work starts.
     """
 
     def __init__(self, folder: str) -> None:
@@ -82,7 +82,8 @@ class CheckpointWatcher:
         self._began_ns = time.time_ns()
 
     def look(self, *, last: bool = False) -> dict[str, object]:
-        """The fields of a `checkpoint` message, if any; `last`: the work no longer writes."""
+        """The fields of a `checkpoint` message, or {} if there is no new checkpoint. `last`: the
+        work no longer writes."""
         found = measure(self._folder)
         still, self._last = found == self._last or last, found
         if not still or found == self._told or not found[0]:
@@ -107,8 +108,8 @@ class CheckpointWatcher:
 
 
 class WorkMonitor:
-    """All watchers together, on the caller's clock: call `tick` about once a second, `wrote`
-    with each piece of output.
+    """Combines all watchers. The caller must call `tick` about once a second, and `wrote` with each
+    piece of output.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class WorkMonitor:
         self.usage = usage
         self.gpus: dict[str, float] = {}
         self.memory_mib = (
-            0  # the work's memory limit if the kernel enforces none; 0: it does, or there is none
+            0  # the memory limit that the agent enforces; 0: the kernel does, or there is none
         )
         self._idle_s = idle_s
         self._busy_at = self._checkpoints_at = self._looked_at = time.monotonic()
@@ -156,7 +157,7 @@ class WorkMonitor:
         return 0 < self.memory_mib < self.usage.memory_mib
 
     def end(self) -> None:
-        """Look a last time, after the work's end."""
+        """Check a last time after the work has ended."""
         self._tell(self._progress.look())
         self._tell_checkpoint(last=True)
 
@@ -187,9 +188,9 @@ class WorkMonitor:
 def written(folder: str, entries: list[FileEntry], since: int, watched: int) -> tuple[int, float]:
     """Bytes of the files that changed after `since`, and the seconds taken to write them.
 
-    Measured from the creation of the first file (or its last change, if only that is known) to the
-    last change of all. Files made before `watched` are not this attempt's. Both times are in ns
-    since the epoch.
+    The time runs from the creation of the first file (or its last change, if only that is known) to
+    the last change of any file. Files created before `watched` are from earlier attempts. `since`
+    and `watched` are in ns since the epoch.
     """
     fresh = [entry for entry in entries if entry.mtime_ns > since and not entry.link]
     if not fresh:
@@ -202,13 +203,13 @@ def written(folder: str, entries: list[FileEntry], since: int, watched: int) -> 
         began = first.mtime_ns
     ended = min(
         max(entry.mtime_ns for entry in fresh), time.time_ns()
-    )  # a file's time can be any number
+    )  # a file's time may lie in the future
     return sum(entry.size for entry in fresh), max(0, ended - began) / 1e9
 
 
 def born_ns(path: str) -> int | None:
-    """When the file was created, if its file system records that; the standard library lacks
-    statx(2).
+    """When the file was created, in ns since the epoch, or None if the file system does not record
+    it. Calls statx(2), which the standard library lacks.
     """
     try:
         from ctypes import CDLL, c_uint, create_string_buffer
@@ -257,7 +258,7 @@ def _is_value(value: object) -> bool:
 
 
 def _may_begin(line: bytes) -> bool:
-    """Whether an unfinished line may turn out to be progress."""
+    """Whether an unfinished line may become a progress line."""
     return (
         bool(line) and len(line) < LONGEST_LINE and (line.startswith(MARK) or MARK.startswith(line))
     )

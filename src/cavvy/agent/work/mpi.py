@@ -6,7 +6,8 @@ shell is this program again (`--rsh HOST COMMAND`); the other ranks connect to r
 commands, and exit with its exit code. Both ends prove that they know the gang's key, and each
 message carries an authentication code.
 
-The agent copies this file beside the work, where it runs alone, on any Python from 3.8 on.
+The agent copies this file to the node's folder. It runs there without the rest of Cavvy, on Python
+3.8 or later.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ SHELL = "cavvy-rsh"
 
 
 class RankLink:
-    """A connection whose messages are JSON lines, each with its authentication code and number."""
+    """A connection whose messages are JSON lines. Each line has an authentication code, which also
+    covers the message's number."""
 
     def __init__(self, connection: socket.socket, key: bytes) -> None:
         self._file = connection.makefile("rwb")
@@ -44,8 +46,8 @@ class RankLink:
         self._writing = threading.Lock()
 
     def greet(self, caller: bool) -> None:
-        """Both ends derive this connection's key from the gang's key and two random values; the
-        first message proves it.
+        """Derive this connection's key from the gang's key and a random value of each end. The
+        first message proves that both ends know the gang's key.
         """
         mine = os.urandom(16).hex()
         self._file.write(mine.encode() + b"\n")
@@ -64,8 +66,8 @@ class RankLink:
             self._file.flush()
 
     def read(self) -> dict[str, Any] | None:
-        """The next message; None at the end of the connection. Raises ValueError if it is not from
-        the gang.
+        """The next message, or None at the end of the connection. Raises ValueError if the message
+        is not from the gang.
         """
         line = self._file.readline()
         if not line.endswith(b"\n"):
@@ -112,7 +114,7 @@ class LaunchHub:
                 hello = line.read() or {}
                 rank = int(hello["rank"])
                 connection.settimeout(None)
-            except (OSError, ValueError, KeyError):  # a stranger
+            except (OSError, ValueError, KeyError):  # not a rank of this gang
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
                 connection.close()
@@ -134,7 +136,8 @@ class LaunchHub:
                 line.send({"end": code})
 
     def _serve_shell(self, connection: socket.socket) -> None:
-        """One remote shell of the launcher: pass its command on, and the results back."""
+        """Serve one remote shell of the launcher: pass its command to the ranks, and their results
+        back."""
         with connection, connection.makefile("rwb") as file:
             asked = json.loads(file.readline() or b"{}")
             ranks = [rank for rank in sorted(self._lines) if self._hosts[rank] == asked.get("host")]
@@ -171,7 +174,7 @@ class LaunchHub:
 
 
 def lead(command: list[str], hosts: list[str], key: bytes) -> int:
-    """Rank 0: wait for the others, run the launcher, send them its exit code."""
+    """Act as rank 0: wait for the other ranks, run the launcher, and send them its exit code."""
     home = os.path.dirname(os.path.abspath(__file__))
     shells = os.path.join(home, "mpi.sock")
     hub = LaunchHub(hosts)
@@ -202,7 +205,7 @@ def launcher_variables(home: str, hosts: list[str]) -> dict[str, str]:
     slots = int(os.environ.get("NPROC_PER_NODE", "1"))
     counts = {
         host: hosts.count(host) * slots for host in hosts
-    }  # a host that holds two ranks is listed once
+    }  # a host with several ranks is listed only once
     colons, lines = os.path.join(home, "mpi-hosts"), os.path.join(home, "mpi-slots")
     for path, mark in ((colons, ":"), (lines, " slots=")):
         with open(path, "w", encoding="utf-8") as file:
@@ -226,7 +229,7 @@ def launcher_variables(home: str, hosts: list[str]) -> dict[str, str]:
 
 
 def lay_shell(home: str) -> None:
-    """Put the remote shell into the path: daemons on other ranks require it, though they never call
+    """Put the remote shell on PATH: daemons on other ranks require it, though they never call
     it.
     """
     folder = os.path.join(home, "mpi-bin")
@@ -240,7 +243,7 @@ def lay_shell(home: str) -> None:
 
 
 def follow(rank: int, key: bytes) -> int:
-    """Other ranks: run rank 0's commands until it reports its end."""
+    """Act as another rank: run rank 0's commands until rank 0 reports its end."""
     where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + PORT_AFTER_MASTER)
     end = time.monotonic() + GATHER_S
     while True:
@@ -275,8 +278,8 @@ def follow(rank: int, key: bytes) -> int:
 
 def _run(line: RankLink, number: int, command: str) -> None:
     pipe = subprocess.PIPE
-    # Not closed at the end: a daemon that the command left behind may keep the streams open, and
-    # their readers would wait.
+    # The pipes are not closed at the end: a daemon that the command left behind may keep them open,
+    # and their readers would wait.
     process = subprocess.Popen(
         ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
     )
@@ -302,7 +305,7 @@ def _tell(line: RankLink, number: int, name: str, stream: BinaryIO) -> None:
 
 
 def remote_shell(where: str, words: list[str]) -> int:
-    """The launcher's replacement for rsh: options and a user name before the host are skipped."""
+    """Replace rsh for the launcher; options and a user name before the host are skipped."""
     while words and words[0].startswith("-"):
         words = words[2:] if words[0] in ("-l", "-p") else words[1:]
     with socket.socket(socket.AF_UNIX) as connection:

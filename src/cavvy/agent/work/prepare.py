@@ -1,10 +1,10 @@
-"""Prepares the working folder, setup included, in a separate process that may take long.
+"""Prepares the working folder and runs the setup, in a separate process that may take long.
 
 A setup that has finished on this machine is not run again. `cache/setups/KEY/` keeps its results:
-`venv`, the virtual environment that stands first on its PATH and the task's; `dir`, the folder that
-it can fill under the name CAVVY_SETUP_DIR; and `tree`, the working folder after the setup, from
-which later attempts start. The file `finished` is written last. If several agents have the same
-key, one runs the setup and the others wait.
+`venv`, the virtual environment that comes first in the PATH of the setup and the task; `dir`, a
+folder for the setup's own files, which it knows as CAVVY_SETUP_DIR; and `tree`, the working folder
+after the setup, from which later attempts start. The file `finished` is written last. If several
+agents have the same key, one runs the setup and the others wait.
 
 A setup that lists the files it uses runs in a folder with only these; its results are then copied
 over the whole folder.
@@ -41,7 +41,9 @@ class SetupFailed(Exception):
 
 
 def prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> int:
-    """Run all steps; lines on `channel` report `setup` and, at the end, the result as JSON."""
+    """Run all steps. Lines on `channel` report `setup`, events, and at the end the result as
+    JSON.
+    """
     outcome, code, reason, reused = "", None, "", False
     try:
         reused = _prepare(config, work, env, channel)
@@ -138,13 +140,13 @@ def find_setup(config: AgentConfig, work: WorkConfig) -> str:
 
 
 def _prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> bool:
-    """Returns whether a finished setup was reused. Raises SetupFailed, CannotBuild, StorageTimeout,
-    OSError.
+    """Prepare the folder; returns whether a finished setup was reused. Raises SetupFailed,
+    CannotBuild, StorageTimeout, OSError.
     """
     reused = False
     if (
         work.setup is None or work.image is not None
-    ):  # a container needs the setup in its own file system
+    ):  # a container runs the setup itself, in its own file system
         build_folder(config, work, config.folder, env)
     else:
         reused = _set_up(config, work, env, channel)
@@ -195,7 +197,7 @@ def _set_up(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
     if not os.path.exists(kept + "/finished"):
         os.write(
             channel, b"setup\n"
-        )  # also while waiting for another agent's setup with the same key
+        )  # reported even while another agent runs the setup with the same key
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         if os.path.exists(kept + "/finished"):
@@ -231,8 +233,8 @@ def _keep(kept: str, folder: str) -> None:
 
 
 def setup_environment(work: WorkConfig, env: dict[str, str]) -> dict[str, str]:
-    """A setup's environment: no parameters unless it names them, since otherwise their values are
-    not in its key.
+    """The environment of a setup. It contains the parameters only if the setup names them, since
+    otherwise their values are not part of the setup's key.
     """
     if "CAVVY_PARAM_" in (work.setup or ""):
         return env

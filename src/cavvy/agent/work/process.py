@@ -1,5 +1,5 @@
-"""A process of the work as the agent sees it: its output, its end, and the end of all processes
-that it started.
+"""Runs a process of the work and reports its output, its end, and the end of all processes that it
+started.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def _ignore(*_: object) -> None:
 class WorkProcess:
     """Starts the command under its own reaper and calls back.
 
-    `wrote(bytes)` for output, `heard(line)` for lines that the command's function writes to its
-    channel, `ended(code)` at the end of its first process (None: the reaper was killed), and
-    `gone()` once, last, when all of its processes have ended and all of its output was passed on.
+    It calls `wrote(bytes)` with output, `heard(line)` with lines that the command's function writes
+    to its channel, and `ended(code)` when the first process has ended (None: the reaper was
+    killed). The last call is `gone()`, when all processes have ended and all output was passed on.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class WorkProcess:
         self._ended(code)
 
     def _finish(self) -> None:
-        """The reaper has gone, and all of the work with it: pass on the rest of the pipes."""
+        """Pass on the remaining output, since the reaper and all of the work have ended."""
         if self._reported:
             reap()
         else:
-            sweep()  # the reaper was killed, so that this process has to end what it guarded
+            sweep()  # the reaper was killed, so this process must kill the work
         for reader in self._readers:
             reader.drain()
         if not self._reported:

@@ -3,9 +3,9 @@ the agent.
 
 It is a fork of the agent, and adopts all orphans of the work. The agent and the reaper hold the
 two ends of a socket pair: one letter requests SIGTERM (T) or SIGKILL (K) for the work, and the end
-of the stream means that the agent is dead. The reaper answers with one line when the work's first
-process has ended, `exit CODE OOM ASKED`: the number of processes that the kernel killed because the
-work used too much memory, and 1 if the work received SIGTERM before it ended.
+of the stream means that the agent is dead. When the work's first process has ended, the reaper
+answers with one line, `exit CODE OOM ASKED`: its exit code, the number of processes that the kernel
+killed because the work used too much memory, and 1 if the work received SIGTERM before it ended.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ChildCommand:
         self.cleanup: list[str] | None = (
             None  # a program to run at the end, such as the container's removal
         )
-        self.channel = -1  # a file that only the function may write to
+        self.channel = -1  # a file descriptor to which only `call` writes
         self.status_path: str | None = (
             None  # the file in which the exit code is recorded before it is reported
         )
@@ -64,8 +64,8 @@ class ChildCommand:
 def report(
     channel: int, outcome: str, reason: str, code: int | None = None, *, reused: bool = False
 ) -> int:
-    """Write the result of a step to its channel; the exit code of the step's process. An empty
-    outcome is success.
+    """Write the result of a step to its channel; returns the exit code for the step's process. An
+    empty outcome means success.
     """
     import json
 
@@ -100,7 +100,7 @@ def guard(command: ChildCommand, control: int, output: int, keep: int) -> None:
 
 
 def _clean_up(command: ChildCommand, control: int) -> None:
-    """After the work: remove its container and its control group."""
+    """Remove the container and the control group of work that has ended."""
     if command.cleanup:
         null = os.open(os.devnull, os.O_RDWR)
         actions = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
@@ -116,7 +116,9 @@ def _clean_up(command: ChildCommand, control: int) -> None:
 
 
 class Reaper:
-    """Waits for children and for the agent, and kills until no process is left."""
+    """Waits for the end of child processes and for the agent's requests, until no process is
+    left.
+    """
 
     def __init__(self, work: int, control: int, wake: int, command: ChildCommand) -> None:
         self._work = work
@@ -127,7 +129,7 @@ class Reaper:
         # the work's first process has not been reaped, so its process ID is still valid
         self._alive = True
         self._asked = False  # the work was asked to end, and has its grace period
-        self._interrupted = False  # ... and its first process was still running
+        self._interrupted = False  # its first process was still running then
         self._killing = False
 
     def run(self) -> None:
@@ -144,7 +146,7 @@ class Reaper:
                     poll.unregister(fd)
 
     def _reap(self) -> bool:
-        """Record everything that has ended; False when nothing is left."""
+        """Reap all processes that have ended; returns False when none is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -174,13 +176,13 @@ class Reaper:
             self._killing = True
 
     def _obey(self) -> bool:
-        """Handle the agent's requests; False when it has gone."""
+        """Handle the agent's requests; returns False when the agent is dead."""
         try:
             letters = os.read(self._control, 64)
         except OSError:
             letters = b""
         if b"T" in letters:
-            self._reap()  # the process ended before the signal: that result stands
+            self._reap()  # if the process has already ended, its result stands
             self._asked, self._interrupted = True, self._alive
             if self._alive:
                 _signal_group(self._work, signal.SIGTERM)
@@ -219,7 +221,7 @@ def descendants(root: int) -> list[int]:
 
 
 def exit_code(status: int) -> int:
-    """128 + N for a program ended by signal N."""
+    """The exit code in a wait status, or 128 + N if signal N ended the program."""
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
@@ -249,7 +251,7 @@ def sweep() -> None:
 
 
 def reap() -> bool:
-    """Reap ended children; False if there are no others."""
+    """Reap ended child processes; returns False if no others are left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -259,11 +261,11 @@ def reap() -> bool:
 
 
 def prctl(option: int, value: int) -> bool:
-    """Call prctl, which Python does not offer; False if it is missing."""
+    """Call prctl(2), which Python does not offer; returns whether the call succeeded."""
     if not LINUX:
         return False
     try:
-        import _ctypes  # costs a fifth of using ctypes
+        import _ctypes  # takes a fifth of the time of ctypes
 
         program = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None is this program, as in ctypes.CDLL(None)
         address = _ctypes.dlsym(program, "prctl")
@@ -286,7 +288,7 @@ def _name(command: ChildCommand) -> str:
 
 
 def _become(command: ChildCommand, output: int, reaper: int) -> None:
-    """In the work's first process: become the command; never returns."""
+    """Run the command in the work's first process; never returns."""
     code = 126
     try:
         os.setsid()
@@ -325,8 +327,8 @@ def _tell(text: str) -> None:
 
 
 def _pass_on(agent: int) -> None:
-    """Reaper and agent share one command line: a signal sent to the wrong one is meant for the
-    agent.
+    """Pass SIGTERM on to the agent. The reaper has the same command line as the agent, so a signal
+    may reach the wrong process.
     """
     if os.getppid() == agent:
         _signal(agent, signal.SIGTERM)
@@ -356,4 +358,4 @@ def _close_all_but(keep: set[int]) -> None:
             try:
                 os.close(int(name))
             except OSError:
-                continue  # the process that listed the folder
+                continue  # the descriptor with which the folder was listed

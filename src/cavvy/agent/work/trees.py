@@ -10,7 +10,7 @@ import shutil
 import stat
 
 FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file until either is written to
-TEXT_LIMIT = 256 * 1024  # bytes; scripts are below, data above
+TEXT_LIMIT = 256 * 1024  # bytes; scripts are smaller, data files are larger
 
 
 def copy_file(source: str, target: str, mode: int | None = None) -> None:

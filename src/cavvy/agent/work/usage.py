@@ -15,12 +15,13 @@ GPU_EVERY_S = 10.0
 
 
 class UsageMeter:
-    """CPU and memory of all processes below a reaper or, in a container, with `mark`."""
+    """Measures CPU and memory of all processes below a reaper or, in a container, of all processes
+    with `mark` in their environment."""
 
     def __init__(self, reaper: int, mark: bytes = b"") -> None:
         self._reaper = reaper
         self._mark = mark
-        self.known = True  # an engine's processes can be hidden from the agent
+        self.known = True  # False if the agent cannot see the engine's processes
         self._ticks = os.sysconf("SC_CLK_TCK")
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._before: dict[int, int] = {}
@@ -29,7 +30,7 @@ class UsageMeter:
         self.memory_mib = 0.0
 
     def look(self) -> None:
-        """Measure; processes that start and end between two looks are missed."""
+        """Measure now. Processes that start and end between two measurements are missed."""
         now, ticks, pages = time.monotonic(), {}, 0
         found = list_marked(self._mark) if self._mark else descendants(self._reaper)
         self.known = bool(found)
@@ -58,8 +59,8 @@ def list_marked(mark: bytes) -> list[int]:
 
 
 def measure_gpus(devices: list[str], indices: list[int]) -> int:
-    """Print one line of JSON every ten seconds; runs in its own process, since a faulty driver can
-    hang forever.
+    """Print the GPUs' usage as a line of JSON every ten seconds; runs in its own process, since a
+    faulty driver can hang forever.
     """
     import ctypes
 

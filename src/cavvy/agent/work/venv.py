@@ -1,5 +1,5 @@
-"""The virtual environment of a setup: packages that its pip installs are visible only to its
-job."""
+"""Creates the virtual environment of a setup. Packages that the setup installs with pip are visible
+only to its job."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def use_venv(env: dict[str, str], folder: str) -> None:
 
 
 def make_venv(folder: str, env: dict[str, str]) -> None:
-    """Create the environment again with the first suitable Python on the job's PATH, else with the
-    agent's own.
+    """Create the environment again with the first suitable Python on the job's PATH, or else with
+    the agent's own.
 
     If no Python is suitable, the environment contains only a `pip` that explains the problem.
     Raises OSError.

@@ -1,1 +1,3 @@
-"""How outside nodes reach this server: TLS with its own certificate, and files by hash."""
+"""The listener for nodes outside this machine: TLS with the server's own certificate, and files by
+hash.
+"""

@@ -1,5 +1,5 @@
-"""The server's own certificate, made once. Nodes know it by its hash, and need no authority, name
-or date.
+"""The server's own certificate, which is made once. Nodes recognise it by its hash, so they need no
+certificate authority, name or date.
 """
 
 import base64
@@ -11,12 +11,12 @@ from datetime import UTC, datetime, timedelta
 from cavvy.client.state import write_private
 
 _NAME = "cavvy"
-_VALID = timedelta(days=365 * 30)  # pinned by hash: an expiry date would only break agents
+_VALID = timedelta(days=365 * 30)  # nodes check the hash, so an expiry date would only break agents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """`file` contains the key and the certificate."""
+    """A certificate; `file` contains its private key and the certificate."""
 
     file: str
     pin: str  # SHA-256 of the certificate, in hexadecimal
@@ -24,8 +24,8 @@ class Certificate:
 
 
 def load_certificate(path: str) -> Certificate:
-    """The certificate in this file, which is created if missing. Raises OSError, and ValueError for
-    a damaged file.
+    """Load the certificate from this file, which is created if missing. Raises OSError, and
+    ValueError for a damaged file.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -51,7 +51,7 @@ def _make() -> bytes:
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAME)])
-    start = datetime.now(UTC) - timedelta(days=1)  # nodes' clocks may be behind
+    start = datetime.now(UTC) - timedelta(days=1)  # the clocks of nodes may be behind
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)

@@ -1,5 +1,5 @@
-"""Files that any node may fetch by hash without a token: the agent, a Python, a supervisor. No file
-is secret.
+"""Files that any node may fetch by hash without a token: the agent, a Python, a supervisor. None of
+them is secret.
 """
 
 import hashlib
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from cavvy.client.state import write_private
 
-_KEPT_S = 60 * 24 * 3600.0  # for booting nodes that know hashes from an older server
+# seconds; long enough for booting nodes that know hashes from an older server
+_KEPT_S = 60 * 24 * 3600.0
 
 
 class NodeDownloads:
@@ -20,7 +21,7 @@ class NodeDownloads:
         self._known: set[str] = set()
 
     def put(self, content: bytes) -> str:
-        """Serve the file from now on; returns its hash. Raises OSError."""
+        """Serve this file from now on, and return its hash. Raises OSError."""
         name = hashlib.sha256(content).hexdigest()
         if name not in self._known:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -34,7 +35,7 @@ class NodeDownloads:
         return name
 
     def find(self, name: str) -> Path | None:
-        """The path of the file with this hash, if there is one."""
+        """The path of the file with this hash, or None if there is none."""
         path = self._folder / name
         return path if len(name) == 64 and name.isalnum() and path.is_file() else None
 

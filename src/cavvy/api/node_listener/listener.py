@@ -1,4 +1,6 @@
-"""The address for outside nodes: it serves agents' routes and files by hash, not users."""
+"""The listener for outside nodes: it serves the agents' routes and files by hash, but no routes for
+users.
+"""
 
 import socket
 from collections.abc import Callable
@@ -20,15 +22,16 @@ from cavvy.providers.hosts.bundles import pack_python, platform
 from cavvy.settings import Settings
 
 _OPEN = (AGENT, BOOT, NODES)
-ONLY_DOWNLOADS = "cavvy.only_downloads"  # scope key: the routes that this connection may use
+# scope key of connections that may only fetch files by hash
+ONLY_DOWNLOADS = "cavvy.only_downloads"
 
 
 class NodeListener:
-    """A bound TCP socket that is not served yet, and its certificate."""
+    """A TCP socket that is bound but not served yet, and its certificate."""
 
     def __init__(self, sock: socket.socket, address: str, certificate: Certificate) -> None:
         self.sock = sock
-        self.address = address  # address for nodes
+        self.address = address  # the address that nodes use
         self.certificate = certificate
 
     def describe(
@@ -38,8 +41,9 @@ class NodeListener:
         archive: Callable[[], bytes],
         cached: Path,
     ) -> NodeEndpoint:
-        """The information about this address for providers. The agent and the Python are packed on
-        first use."""
+        """What providers need to know about this listener. The agent and the Python are packed on
+        first use.
+        """
 
         def pythons() -> dict[str, str]:
             cached.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -57,7 +61,9 @@ class NodeListener:
 
 
 def listen_for_nodes(home: StateDir, settings: Settings) -> NodeListener | None:
-    """Bind to `server.tls_listen`; None if it is empty. Raises StateDirError."""
+    """Bind to `server.tls_listen`, or return None if that setting is empty. Raises
+    StateDirError.
+    """
     if not settings.text("server.tls_listen"):
         return None
     host, port = read_listen(settings)
@@ -65,9 +71,9 @@ def listen_for_nodes(home: StateDir, settings: Settings) -> NodeListener | None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         host.encode(
             "idna"
-        )  # like the next line with some names, but that leaves its socket open on failure
+        )  # fails for some names like the next line, which would leave its socket open
         sock = socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, ValueError) as error:  # ValueError: not a host name
+    except (OSError, ValueError) as error:  # ValueError if it is not a host name
         raise StateDirError(
             "settings-invalid",
             f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
@@ -104,7 +110,9 @@ def read_listen(settings: Settings) -> tuple[str, int]:
 
 
 def told_address(settings: Settings, host: str, port: int) -> str:
-    """The address for nodes if the server listens here. Raises StateDirError."""
+    """The address that nodes use if the server listens on `host` and `port`. Raises
+    StateDirError.
+    """
     told = settings.text("server.advertise") or f"https://{_reachable(host)}:{port}"
     if not told.startswith("https://"):
         raise StateDirError(
@@ -116,21 +124,23 @@ def told_address(settings: Settings, host: str, port: int) -> str:
 
 
 def _reachable(host: str) -> str:
-    """The address itself; for "all addresses", this machine's own outgoing address."""
+    """The host that nodes can reach: `host` itself or, if it means all addresses, this machine's
+    outgoing address.
+    """
     if host not in ("", "0.0.0.0", "::"):
         return f"[{host}]" if ":" in host else host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(
                 ("192.0.2.1", 9)
-            )  # sends nothing; the address is reserved for documentation, RFC 5737
+            )  # nothing is sent; RFC 5737 reserves the address for documentation
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])
 
 
 class NodeRouteFilter:
-    """Hides users' routes at this address from requests with any token."""
+    """Hides users' routes at this address, even from requests with a valid token."""
 
     def __init__(self, auth: ASGIApp) -> None:
         self._auth = auth
@@ -155,5 +165,7 @@ def _is_for_nodes(path: str) -> bool:
 
 
 def _is_download(path: str) -> bool:
-    """Serve files by hash, and the script that joins a machine, which fetches its parts by hash."""
+    """Whether the path is a file by hash, or the script that joins a machine, which fetches its
+    parts by hash.
+    """
     return path.startswith(BOOT) or (path.startswith(NODES) and path.endswith("/script"))

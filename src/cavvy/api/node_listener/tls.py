@@ -1,25 +1,26 @@
-"""The TLS settings of the address for nodes: 1.2 or newer, and for 1.2 only authenticated ciphers
-with forward secrecy.
+"""The TLS settings of the listener for nodes: version 1.2 or newer, and for 1.2 only authenticated
+ciphers with forward secrecy.
 
-Busybox's downloader supports no handshake signature but SHA-1, which OpenSSL allows at level 0
-only. It is recognised by its first message: it sends a server name even if that is an address,
-which no other client does (RFC 6066, section 3, forbids it). Such a connection gets level 0, and
-may fetch only files that are verified by hash. If nodes know the server by a name, every client
-sends it, so these connections have level 0 and all routes; agents and curl refuse SHA-1 themselves.
+Busybox's downloader supports only SHA-1 signatures in the handshake, which OpenSSL allows only at
+security level 0. The downloader is recognised by its first message: it sends a server name even if
+that name is an address, which RFC 6066, section 3, forbids and no other client does. Its connection
+gets level 0, and may fetch only files that are verified by hash. If nodes know the server by a
+name, every client sends that name. Then all connections have level 0 and all routes; agents and
+curl refuse SHA-1 themselves.
 """
 
 import ipaddress
 import ssl
 
-# The certificate's key is P-256, so other signatures cannot occur; all of TLS 1.3 is allowed as
-# well.
+# The certificate has a P-256 key, so signatures of other kinds cannot occur. All ciphers of TLS 1.3
+# are allowed as well.
 CIPHERS = (
     "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-ECDSA-CHACHA20-POLY1305"
 )
 
 
 class TlsContexts:
-    """The contexts of one certificate: connections start with `strict`."""
+    """The TLS contexts of one certificate. Connections start with `strict`."""
 
     def __init__(self, certificate: str) -> None:
         self.strict = _make(certificate, CIPHERS)

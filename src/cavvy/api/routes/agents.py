@@ -1,5 +1,5 @@
-"""The agents' routes, as specified in `docs/concepts/agent-protocol.md`; each requires the token of
-its own gang.
+"""The routes for agents, as specified in `docs/concepts/agent-protocol.md`. Each route requires the
+token of the agent's own gang.
 """
 
 from asyncio import to_thread
@@ -38,8 +38,8 @@ from cavvy.store.base import RowNotFound
 _LONGEST_WAIT_S = 60.0
 _MESSAGES_LIMIT = 16 * MIB
 _LOG_LIMIT = 16 * MIB
-_ROOM_S = 20.0  # seconds that output waits for its user
-_SMALL = 65536  # bytes that are written faster than a thread is woken
+_ROOM_S = 20.0  # seconds that output waits until its user has read earlier output
+_SMALL = 65536  # maximum bytes that are written directly, because waking a thread would take longer
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"])
 GangQuery = Annotated[str, Query(max_length=63)]
@@ -49,7 +49,7 @@ RankQuery = Annotated[int, Query(ge=0, le=1_000_000)]
 
 
 class ClaimAsk(Struct, frozen=True, kw_only=True):
-    """An agent requests its work."""
+    """An agent requests the work of its rank."""
 
     gang: Name
     rank: Rank
@@ -59,19 +59,19 @@ class ClaimAsk(Struct, frozen=True, kw_only=True):
 
 
 class ClaimAnswer(Answer, frozen=True, kw_only=True):
-    """Wait for the other ranks (`after_s`), or do `work`."""
+    """The agent must wait `after_s` for the other ranks, or do `work`."""
 
     state: str
     after_s: float | None = None
     work: Assignment | None = None
     lease_s: float | None = None
     token: str | None = (
-        None  # the token to use from now on, if the claim was made with a token for one claim
+        None  # the token to use from now on, if the claim was made with a claim token
     )
 
 
 class MessagesAnswer(Answer, frozen=True, kw_only=True):
-    """Every message up to `ack` is stored."""
+    """Every message up to number `ack` is stored."""
 
     ack: int
     lease_s: float
@@ -79,7 +79,7 @@ class MessagesAnswer(Answer, frozen=True, kw_only=True):
 
 
 class LogAnswer(Answer, frozen=True, kw_only=True):
-    """The next byte that the server expects."""
+    """The offset of the next byte that the server expects."""
 
     offset: int
 
@@ -90,11 +90,11 @@ class ExecWanted(Answer, frozen=True, kw_only=True):
     id: str
     command: list[str]
     tty: bool
-    session: bool = False  # a remote session: shells, connections and files, both ways
+    session: bool = False  # a remote session, for shells, connections and files in both directions
 
 
 class OrdersAnswer(Answer, frozen=True, kw_only=True):
-    """The current order for the rank."""
+    """The current order for the rank, and the commands that it must run."""
 
     order: Order | None
     execs: list[ExecWanted]
@@ -175,7 +175,7 @@ async def log(
     app_state, attempt = await enter_attempt(request, gang, rank)
     if (
         attempt.phase is AttemptPhase.KEPT
-    ):  # after its ranks have reported their last byte and their end
+    ):  # after its ranks have reported that they ended, and sent their whole logs
         raise ApiProblem("claimed", f"attempt {attempt.number} is over: its log is complete")
     data = await read_bytes(request, _LOG_LIMIT)
     where = (attempt.project, attempt.job_id, attempt.number, rank)
@@ -237,14 +237,14 @@ async def exec_output(
         while data and app_state.execs.full(exec_id):
             if not await listener.wait(_ROOM_S):
                 raise ApiProblem("output-waits", "the user has not read earlier output")
-    # A restarted server does not know earlier commands. Their output has no reader, so the agent
+    # A restarted server does not know earlier commands. Nobody reads their output, so the agent
     # gets no error.
     app_state.execs.put(exec_id, gang, rank, offset, data, exit_code)
     return reply(ExecAnswer())
 
 
 class ExecInput(Answer, frozen=True, kw_only=True):
-    """The user's input, in base64; `end`: no more follows."""
+    """The user's input, in base64. `end` means that no more input follows."""
 
     data: str
     end: bool
@@ -284,7 +284,7 @@ async def blob_pack(request: Request, gang: GangQuery) -> Response:
     ask = await read(request, BlobsAsk)
     parts = await _folder_parts(app_state, attempt)
     stores = {app_state.blobs: [name for name in ask.blobs if name in parts]}
-    with suppress(RowNotFound):  # this server stores no checkpoints
+    with suppress(RowNotFound):  # the server stores no checkpoints for this job
         stores[await app_state.control_plane.checkpoints.blobs(gang)] = ask.blobs
     return Response(await to_thread(gather, stores), media_type="application/octet-stream")
 
@@ -305,7 +305,7 @@ async def blob(
 
 
 async def _find_blob(app_state: AppState, attempt: Attempt, blob: str) -> PathOf:
-    """The store that holds a part of the job's own working folder, or of one of its checkpoints.
+    """The path of a blob that belongs to the job's own working folder or to one of its checkpoints.
     Raises RowNotFound.
     """
     if blob in await _folder_parts(app_state, attempt):
@@ -315,7 +315,7 @@ async def _find_blob(app_state: AppState, attempt: Attempt, blob: str) -> PathOf
 
 
 async def _folder_parts(app_state: AppState, attempt: Attempt) -> Collection[str]:
-    """The blobs of the job's frozen working folder, its manifest included."""
+    """The blobs of the job's frozen working folder, including its manifest."""
     snapshot = (await app_state.store.job(attempt.job_id)).origin.snapshot
     with suppress(RowNotFound):
         if snapshot is not None:
@@ -324,21 +324,23 @@ async def _folder_parts(app_state: AppState, attempt: Attempt) -> Collection[str
 
 
 async def enter(request: Request, gang: str, rank: int = 0) -> AppState:
-    """The application state, for an agent of a gang that has not ended and shows its token. Raises
-    ApiProblem.
+    """Check that an agent shows the token of its gang and that the gang has not ended; return the
+    application state. Raises ApiProblem.
     """
     return (await enter_attempt(request, gang, rank))[0]
 
 
 async def enter_attempt(request: Request, gang: str, rank: int = 0) -> tuple[AppState, Attempt]:
-    """Like `enter`, plus the gang's attempt."""
+    """Like `enter`; also returns the gang's attempt."""
     app_state = _speak(request)
     app_state.tokens.check(request, gang)
     return app_state, await _attempt(app_state, gang, rank)
 
 
 def _speak(request: Request) -> AppState:
-    """The application state, if it supports the agent's protocol version."""
+    """The application state. Raises ApiProblem if the server does not support the agent's protocol
+    version.
+    """
     version = _version(request)
     if not is_served(version):
         told = f"version {version}" if version else "not told"
@@ -350,7 +352,7 @@ def _speak(request: Request) -> AppState:
 
 
 def _version(request: Request) -> int:
-    """The agent's protocol version; 0 if it sends none."""
+    """The agent's protocol version, or 0 if the request has none."""
     said = request.headers.get("cavvy-agent-protocol", "")
     return int(said) if said.isdecimal() and len(said) < 6 else 0
 
@@ -362,6 +364,6 @@ async def _attempt(app_state: AppState, gang: str, rank: int) -> Attempt:
         raise ApiProblem("gang-not-found", f"the server does not know the gang {gang}") from None
     if rank >= attempt.nodes:
         raise ApiProblem("gang-not-found", f"gang {gang} has no rank {rank}")
-    if attempt.phase is AttemptPhase.ENDED:  # so the attempt's token is no longer valid
+    if attempt.phase is AttemptPhase.ENDED:  # the token of an ended attempt is not valid any more
         raise ApiProblem("claimed", f"attempt {attempt.number} is over: {attempt.reason}")
     return attempt

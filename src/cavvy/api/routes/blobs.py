@@ -1,4 +1,4 @@
-"""Blobs: parts of frozen working folders, named by the SHA-256 of their bytes."""
+"""Routes for blobs: the parts of frozen working folders, named by the SHA-256 of their bytes."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from cavvy.store.base import HashMismatch
 from cavvy.store.blobs import BlobStore, BlobWriter
 
 _NAMES_LIMIT = 4 * MIB
-_AT_ONCE = 4 * MIB  # passed to a thread together
+_AT_ONCE = 4 * MIB  # bytes that are passed to a thread at once
 
 router = APIRouter(prefix="/v1/projects/{project}/blobs", tags=["blobs"])
 
@@ -38,7 +38,7 @@ async def missing(request: Request, project: ProjectPath) -> Response:
     )
 
 
-@router.put(  # before the route that matches any name
+@router.put(  # must be registered before the route that matches any name
     "/pack",
     **document(
         "Upload many blobs of at most 256 KiB: each as SHA-256, size, a newline and its bytes; 8 "
@@ -83,7 +83,7 @@ async def put(
 
 
 async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
-    """Store the body as it arrives and return its size. Raises ApiProblem, StoreFull."""
+    """Store the body while it arrives, and return its size. Raises ApiProblem, StoreFull."""
     parts, size, total = [], 0, 0
     await asyncio.to_thread(writer.__enter__)
     try:
@@ -106,7 +106,9 @@ async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
 
 
 def gather(stores: Mapping[BlobStore, Sequence[str]]) -> bytes:
-    """A pack of the small blobs asked of each store, as many as fit. Blocks. Raises ApiProblem."""
+    """A pack with as many of the requested small blobs as fit; `stores` has the requested names by
+    store. Blocks. Raises ApiProblem.
+    """
     found: dict[str, bytes] = {}
     size = 0
     for store, names in stores.items():

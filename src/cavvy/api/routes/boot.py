@@ -1,5 +1,5 @@
-"""Files that a node fetches by hash before it has a token. No file is secret, and nodes check the
-hash.
+"""Routes for files that a node fetches by hash before it has a token. None of them is secret, and
+nodes check the hash.
 """
 
 from typing import Annotated

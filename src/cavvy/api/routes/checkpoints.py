@@ -1,5 +1,5 @@
-"""Agents upload checkpoints and fetch the newest: files by hash, then the commit that completes
-them.
+"""Routes with which agents upload checkpoints and fetch the newest one: files by hash, and then the
+commit that completes a checkpoint.
 """
 
 from asyncio import to_thread
@@ -24,7 +24,7 @@ from cavvy.domain.checkpoints import CheckpointFile, SavedCheckpoint
 from cavvy.domain.messages import ClaimLost
 from cavvy.store.base import HashMismatch
 
-_LIST_LIMIT = 64 * MIB  # bytes of a list of files: some 400,000 of them
+_LIST_LIMIT = 64 * MIB  # maximum bytes of a list of files, which is some 400,000 files
 _PART_LIMIT = 32 * MIB
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"])
@@ -32,7 +32,7 @@ BlobPath = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 
 
 class HeldCheckpoint(Answer, frozen=True, kw_only=True):
-    """A complete checkpoint; its files are fetched as blobs."""
+    """A complete checkpoint, whose files are fetched as blobs."""
 
     number: int
     attempt: int
@@ -43,19 +43,21 @@ class HeldCheckpoint(Answer, frozen=True, kw_only=True):
 
 
 class LatestAnswer(Answer, frozen=True, kw_only=True):
-    """The gang's checkpoint to start from; null if the job has none."""
+    """The checkpoint from which the gang must start, or null if the job has none."""
 
     checkpoint: HeldCheckpoint | None
 
 
 class PartAnswer(Answer, frozen=True, kw_only=True):
-    """The next byte that the server expects; the size of the file when it holds all of it."""
+    """The offset of the next byte that the server expects. It is the size of the file when the
+    server has all of it.
+    """
 
     offset: int
 
 
 class CommitAsk(Struct, frozen=True, kw_only=True):
-    """These files are the folder at one moment; all of them have been sent."""
+    """Commits a checkpoint: its folder has these files, and all of them have been sent."""
 
     gang: Name
     rank: Rank
@@ -65,7 +67,7 @@ class CommitAsk(Struct, frozen=True, kw_only=True):
 
 
 class CommitAnswer(Answer, frozen=True, kw_only=True):
-    """The checkpoint's number; or null, and the files to send (again) before it can count."""
+    """The checkpoint's number, or null if files are missing, which the agent must send (again)."""
 
     number: int | None
     missing: list[str] = field(default_factory=list)

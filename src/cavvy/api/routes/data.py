@@ -1,5 +1,5 @@
-"""Agents list inputs, and request signed requests or relaying for each file of an input, an output
-or a checkpoint.
+"""Routes with which agents list the files of inputs, and get a signed request for each file of an
+input, an output or a checkpoint, or have it relayed.
 """
 
 from collections.abc import Awaitable, Callable
@@ -33,8 +33,8 @@ PathQuery = Annotated[str, Query(max_length=4096)]
 
 
 class SignedAnswer(Answer, frozen=True, kw_only=True):
-    """A request that transfers one file without credentials; null: the file is relayed through the
-    control plane.
+    """A request that transfers one file without credentials. Where it is null, the control plane
+    relays the file.
     """
 
     method: str
@@ -43,7 +43,7 @@ class SignedAnswer(Answer, frozen=True, kw_only=True):
 
 
 class InputEntry(Answer, frozen=True, kw_only=True):
-    """One file; `path` "" is the input itself."""
+    """One file. If `path` is "", the input itself is this file."""
 
     path: str
     size: int | None
@@ -53,22 +53,24 @@ class InputEntry(Answer, frozen=True, kw_only=True):
 
 
 class InputAnswer(Answer, frozen=True, kw_only=True):
-    """Some of an input's files; send `next` to get more."""
+    """Some of an input's files. To get more, send `next`."""
 
     files: list[InputEntry]
     next: str
 
 
 class UploadAsk(Struct, frozen=True, kw_only=True):
-    """Announces a file of an output or a checkpoint; `path` is below the output's URL."""
+    """Starts the upload of a file of an output or a checkpoint; `path` is relative to the output's
+    URL.
+    """
 
     size: Size
     path: FilePath = ""
 
 
 class UploadAnswer(Answer, frozen=True, kw_only=True):
-    """Send parts of this many bytes; `upload` "" means one request, `relay` through the control
-    plane.
+    """How to upload the file: in parts of `part_bytes`, or in one request if `upload` is "". With
+    `relay`, send it through the control plane.
     """
 
     upload: str
@@ -77,7 +79,7 @@ class UploadAnswer(Answer, frozen=True, kw_only=True):
 
 
 class PartAsk(Struct, frozen=True, kw_only=True):
-    """How to send one part; parts count from 1."""
+    """Asks how to send one part; parts are numbered from 1."""
 
     upload: Upload
     part: Part
@@ -85,7 +87,7 @@ class PartAsk(Struct, frozen=True, kw_only=True):
 
 
 class CompleteAsk(Struct, frozen=True, kw_only=True):
-    """Every part was accepted, with these ETags."""
+    """Completes an upload: the storage accepted every part and returned these ETags."""
 
     upload: Upload
     size: Size
@@ -94,7 +96,7 @@ class CompleteAsk(Struct, frozen=True, kw_only=True):
 
 
 class AbortAsk(Struct, frozen=True, kw_only=True):
-    """The upload is abandoned: the storage drops its parts."""
+    """Abandons an upload, so that the storage deletes its parts."""
 
     upload: Upload
     path: FilePath = ""
@@ -227,7 +229,7 @@ def abort(objects: SignedObjects, ask: AbortAsk) -> MovedAnswer:
 def _add_upload(
     route: str, act: Callable[[SignedObjects, Any], Answer], ask: type[Struct], summary: str
 ) -> None:
-    """A request for files of outputs and of checkpoints. `act` blocks."""
+    """Add a route for files of outputs and one for files of checkpoints. `act` blocks."""
     for prefix, opened, errors in (
         ("/outputs/{index}", open_output, _ERRORS),
         ("/checkpoint/{blob}", open_checkpoint, _CHECKPOINT_ERRORS),
@@ -251,7 +253,7 @@ _add_upload("/abort", abort, AbortAsk, "Abandon a file's upload.")
 
 
 async def told(asked: Awaitable[T]) -> T:
-    """Run a storage operation; its refusal becomes an ApiProblem."""
+    """Wait for a storage operation, and turn its errors into ApiProblems."""
     try:
         return await asked
     except ObjectMissing as error:

@@ -1,4 +1,4 @@
-"""Commands that users run beside a job's work."""
+"""Routes for commands that users run beside a job's work."""
 
 from secrets import token_hex
 from typing import Annotated
@@ -19,7 +19,7 @@ from cavvy.store.base import AtomicWrite
 
 router = APIRouter(prefix="/v1/projects/{project}/jobs/{name}/exec", tags=["jobs"])
 _INPUT_LIMIT = 2 * MIB
-_ROOM_S = 20.0  # seconds that input waits for the node to accept earlier input
+_ROOM_S = 20.0  # seconds that input waits until the node has accepted earlier input
 _ALIVE = (NodePhase.CLAIMED, NodePhase.SETUP, NodePhase.RUNNING)
 
 
@@ -138,8 +138,10 @@ async def give(
 
 
 async def _tell(app_state: AppState, job: Job, attempt: Attempt, ask: wire.ExecAsk) -> None:
-    """Access to a node is recorded as an event of the job, so all of its followers see it."""
-    # Not the whole command: it may contain secrets.
+    """Record the access to a node as an event of the job, so that everyone who follows the job sees
+    it.
+    """
+    # Only the program name, because arguments may contain secrets.
     what = "opened a session on it" if ask.session else f"ran {ask.command[0][:80]} there"
     event = Event(
         project=job.project,

@@ -1,4 +1,6 @@
-"""Nodes that run or are billed now, over all jobs: list them, stop everything, remove orphans."""
+"""Routes for nodes that run or are billed now, over all jobs: list them, stop everything, remove
+orphans.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -125,7 +127,7 @@ async def _unfinished(app_state: AppState, project: str | None) -> Sequence[JobS
 
 
 def _gangs(sweep: OrphanReport) -> list[wire.CleanupItem]:
-    """The gangs found, and the providers that did not answer."""
+    """The gangs that were found, and the providers that did not answer."""
     found = [
         wire.CleanupItem(
             kind="gang",
@@ -146,7 +148,9 @@ def _gangs(sweep: OrphanReport) -> list[wire.CleanupItem]:
 
 
 def _over(orphan: OrphanGang) -> OrphanGang:
-    """A gang of an ended job bills until it is gone, but is listed as removed."""
+    """The gang, with another reason if its job has ended. Such a gang is billed until it is gone,
+    but is listed as being removed.
+    """
     return (
         orphan
         if orphan.job_id is None

@@ -1,4 +1,4 @@
-"""Jobs: submit, list, inspect, stop, retry, drill."""
+"""Routes to submit, list, inspect, stop, retry and drill jobs."""
 
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -21,7 +21,7 @@ from cavvy.costs.metering import total
 from cavvy.domain.jobs import JOB_ENDS, Job, JobPhase
 from cavvy.store.base import RowNotFound
 
-_USUAL_PROJECT = "default"  # the project of commands that set none
+_USUAL_PROJECT = "default"  # the project that commands use by default
 _LONGEST_WAIT_S = 60.0
 _EVENTS_AT_ONCE = 1000
 _LONGEST_NOTICE_S = 86400
@@ -152,7 +152,7 @@ async def events(
                 await app_state.store.events(job.id, after, _EVENTS_AT_ONCE),
                 job.phase in JOB_ENDS,
             )
-            wait_s = min(wait_s, 1.0)  # the change was about something else; wait a little more
+            wait_s = min(wait_s, 1.0)  # another part of the job changed: wait a little longer
     last = found[-1].id if found else after
     return reply(
         wire.EventPage(
@@ -253,12 +253,12 @@ async def find_job(app_state: AppState, project: str, name: str) -> Job:
 
 
 def named(job: Job) -> str:
-    """The job argument as commands take it."""
+    """The job as an argument of commands."""
     return job.name if job.project == _USUAL_PROJECT else f"{job.name} -p {job.project}"
 
 
 def say_what_to_do(job: Job) -> str:
-    """A hint for users who wanted to reach nodes that are not running."""
+    """A hint for users who tried to reach nodes of a job that has none running."""
     if job.phase in JOB_ENDS:
         return (
             f"`cavvy logs {named(job)}` shows its output; `cavvy rerun {named(job)}` runs it again"
@@ -267,8 +267,8 @@ def say_what_to_do(job: Job) -> str:
 
 
 def _waits_in_line(job: Job, now: datetime) -> bool:
-    """Whether the job has a position in the queue: not while its schedule, window or a delay holds
-    it.
+    """Whether the job has a position in the queue: it has none while its schedule, its window or a
+    delay holds it.
     """
     early = job.held_until is not None or (job.not_before is not None and job.not_before > now)
     return job.phase is JobPhase.QUEUED and not early

@@ -1,4 +1,4 @@
-"""Logs: bytes of one rank in pieces, with long polling."""
+"""Routes for logs: the bytes of one rank in chunks, with long polling."""
 
 from typing import Annotated
 
@@ -62,7 +62,7 @@ async def logs(
 
 
 def _check_exists(job: Job, rank: int, attempt: int | None) -> None:
-    """Raises ApiProblem if the job has no such rank or attempt."""
+    """Raise ApiProblem if the job has no such rank or attempt."""
     if rank >= max(1, job.task.nodes):
         message = f"{job.name} has {job.task.nodes} ranks, from 0"
     elif attempt is not None and attempt > job.attempt:
@@ -82,8 +82,8 @@ async def _piece(
     tail_bytes: int | None,
     only: bool,
 ) -> LogChunk:
-    """From `offset` of `attempt` (0 or None: the first available), or the beginning of the next
-    attempt's log.
+    """A chunk from `offset` of `attempt` (0 or None for the first attempt with a log), or the
+    beginning of the next attempt's log.
     """
     number = attempt or min(1, job.attempt)
     ended = job.phase in JOB_ENDS
@@ -109,6 +109,6 @@ async def _piece(
 
 
 async def _settled(app_state: AppState, job: Job, number: int) -> bool:
-    """Whether this attempt's log is complete."""
+    """Whether the log of this attempt is complete, because the attempt has ended."""
     attempts = await app_state.store.attempts(job.id)
     return any(each.number == number and each.phase is AttemptPhase.ENDED for each in attempts)

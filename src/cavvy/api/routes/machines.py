@@ -1,5 +1,6 @@
-"""Machines that join: users invite and dismiss them, and machines' own calls go to their
-provider."""
+"""Routes for machines that join: users invite and dismiss machines, and calls of machines are
+passed to their provider.
+"""
 
 from datetime import timedelta
 from typing import Annotated

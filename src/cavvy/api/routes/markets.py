@@ -1,4 +1,4 @@
-"""Observations of markets, and the forecast for the rest of a job."""
+"""Routes for observations of markets, and for the forecast for the rest of a job."""
 
 from asyncio import to_thread
 
@@ -15,7 +15,7 @@ from cavvy.client import wire
 from cavvy.domain.jobs import JOB_ENDS
 from cavvy.planner.deadline.forecast import foresee
 
-_MARKETS = 500  # age up to which single observations are listed
+_MARKETS = 500  # maximum number of markets whose single observations are listed
 _RUNS = 60  # simulated runs per answer
 
 router = APIRouter(prefix="/v1", tags=["markets"])

@@ -1,4 +1,4 @@
-"""Secrets: set, list by name, delete; the API never returns values."""
+"""Routes to set, list and delete secrets; the API never returns their values."""
 
 import asyncio
 from typing import Annotated
@@ -16,7 +16,7 @@ from cavvy.client import wire
 from cavvy.store.base import RowNotFound, SealedSecret
 
 router = APIRouter(prefix="/v1/projects/{project}/secrets", tags=["secrets"])
-# A secret becomes an environment variable of its name.
+# The name of a secret is also the name of its environment variable.
 NamePath = Annotated[str, Path(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 
 

@@ -1,4 +1,4 @@
-"""The server itself: its health, its properties, and its shutdown."""
+"""Routes for the server itself: its health, its properties, and its shutdown."""
 
 import os
 

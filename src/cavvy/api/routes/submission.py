@@ -1,4 +1,4 @@
-"""From a submission to a stored job. The server repeats all checks of the client."""
+"""Turns a submission into a stored job. The server repeats all checks of the client."""
 
 import asyncio
 import re
@@ -29,8 +29,9 @@ from cavvy.spec.uses import explain_unused
 from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
 from cavvy.store.blobs import read_manifest
 
-_KEY_AGE_S = 900  # an older key could jump the queue, since ids sort by submission
-_MARKET_AGE = timedelta(seconds=60)  # this check may use offers up to this age
+# seconds; with an older key a job could jump the queue, because ids sort by the time of submission
+_KEY_AGE_S = 900
+_MARKET_AGE = timedelta(seconds=60)  # maximum age of the offers that this check uses
 _MARKET_WAIT_S = 5.0
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _decode_origin = msgspec.json.Decoder(RunOrigin).decode
@@ -39,7 +40,9 @@ _decode_origin = msgspec.json.Decoder(RunOrigin).decode
 async def submit_task(
     app_state: AppState, project: str, ask: wire.SubmitRequest, key: str | None
 ) -> tuple[Job, bool]:
-    """Store the job; returns False if `key` created it before. Raises ApiProblem, SpecError."""
+    """Store the job. The second value is False if `key` had created the job before. Raises
+    ApiProblem, SpecError.
+    """
     now = app_state.now()
     text = read_text(ask)
     origin = read_origin(ask, text)
@@ -67,7 +70,7 @@ async def submit_task(
     if origin.snapshot is not None:
         app_state.snapshots.add(
             origin.snapshot
-        )  # the job now refers to it, so the cleanup keeps it
+        )  # the stored job now protects these blobs from garbage collection
     return job, True
 
 
@@ -93,7 +96,7 @@ async def _made_before(app_state: AppState, project: str, key: str, origin: RunO
 
 
 def read_text(ask: wire.SubmitRequest) -> str:
-    """The submitted task text, or the object as JSON, which is YAML too. Raises
+    """The submitted text of the task, or the submitted object as JSON, which is also YAML. Raises
     ApiProblem.
     """
     if ask.text is not None and isinstance(ask.task, msgspec.UnsetType):
@@ -119,7 +122,7 @@ def read_task(
 
 
 def read_origin(ask: wire.SubmitRequest, text: str) -> RunOrigin:
-    """The origin of the run; its text is the submitted text unless the client sends another.
+    """The origin of the run. Its text is the submitted text, unless the client sends another text.
     Raises ApiProblem.
     """
     if isinstance(ask.origin, msgspec.UnsetType):
@@ -135,7 +138,7 @@ def read_origin(ask: wire.SubmitRequest, text: str) -> RunOrigin:
 
 
 async def check_secrets(app_state: AppState, task: Task) -> None:
-    """Raises ApiProblem if the project lacks a secret that the task names."""
+    """Raise ApiProblem if the project lacks a secret that the task names."""
     named = [*task.secrets, *([task.image_login] if task.image_login else [])]
     if not named:
         return
@@ -153,7 +156,7 @@ async def check_secrets(app_state: AppState, task: Task) -> None:
 
 
 async def check_snapshot(app_state: AppState, snapshot: str | None) -> None:
-    """Raises ApiProblem if a part of the frozen working folder was not uploaded."""
+    """Raise ApiProblem if a part of the frozen working folder was not uploaded."""
     if snapshot is None or snapshot in app_state.snapshots:
         return
     missing = await to_thread(_missing_parts, app_state, snapshot)
@@ -166,7 +169,7 @@ async def check_snapshot(app_state: AppState, snapshot: str | None) -> None:
 
 
 async def check_uses(app_state: AppState, task: Task, snapshot: str | None) -> None:
-    """Raises ApiProblem if the setup uses files that the frozen folder does not have."""
+    """Raise ApiProblem if the setup uses files that the frozen folder does not have."""
     if not task.setup_uses or snapshot is None:
         return
     manifest = await to_thread(read_manifest, app_state.blobs, snapshot)
@@ -188,12 +191,14 @@ def _missing_parts(app_state: AppState, snapshot: str) -> Sequence[str]:
 async def check_offers(
     app_state: AppState, task: Task, ask: wire.SubmitRequest, now: datetime
 ) -> None:
-    """Raises ApiProblem if no offer can ever run the task, or if consent to costs is missing."""
+    """Raise ApiProblem if no offer can ever run the task, or if the user must first agree to the
+    costs.
+    """
     try:
         async with asyncio.timeout(_MARKET_WAIT_S):
             snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
     except TimeoutError:
-        return  # the queue detects this, and reports it in the job's events
+        return  # the queue detects the problem later, and reports it in the job's events
     job = Job(
         id="",
         project=task.project,
@@ -220,12 +225,12 @@ def _look(app_state: AppState, job: Job, snapshot: MarketSnapshot, now: datetime
     found = find_placements(job, snapshot, objections, situation, now)
     first = tuple(
         offer for _, offers in rank_candidates(found) for offer in offers
-    )  # one plan per alternative, in the order of their tries
+    )  # offers of all alternatives, in the order in which they are tried
     return replace(merge_candidates([each for _, each in found]), offers=first)
 
 
 def _price(task: Task, offer: Offer) -> str:
-    """The best offer's cost per hour, and the spending ceiling."""
+    """A text with the best offer's cost per hour and the spending ceiling."""
     rate = offer.rate.times(task.nodes)
     nodes = f" for {task.nodes} nodes" if task.nodes > 1 else ""
     if task.limits.budget is not None:

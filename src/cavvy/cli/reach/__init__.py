@@ -1,1 +1,1 @@
-"""Connections of commands to the server, to nodes of jobs and to the configured providers."""
+"""Connects commands to the server, to nodes of jobs, and to the configured providers."""

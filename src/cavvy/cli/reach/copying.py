@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from cavvy.client.tunnel.mux import NodeTunnel
 
 _PIECE = 256 * 1024
-_AHEAD = 8  # chunks in flight
+_AHEAD = 8  # maximum number of chunks in flight
 _T = TypeVar("_T")
-_NAMED = 5  # skipped links that the message names; the others are counted
+_NAMED = 5  # number of skipped links that the message names; others are only counted
 
 
 def copy(source: str, target: str, project: str, quiet: bool) -> None:
-    """One of `source` and `target` is NAME[:RANK]:PATH, the other is a local path. Raises
+    """Copy `source` to `target`: one of them is NAME[:RANK]:PATH, the other a local path. Raises
     CommandFailure.
     """
     there, here = _read_side(source), _read_side(target)
@@ -60,7 +60,7 @@ def copy(source: str, target: str, project: str, quiet: bool) -> None:
             with_tunnel(
                 project, far, lambda tunnel: _send(tunnel, Path(source).expanduser(), path, bar)
             )
-    except OSError as error:  # local errors; errors on the node are CommandFailures already
+    except OSError as error:  # a local error; errors on the node are CommandFailures already
         if error.filename is None:
             raise
         raise CommandFailure(
@@ -70,7 +70,7 @@ def copy(source: str, target: str, project: str, quiet: bool) -> None:
 
 
 def _read_side(text: str) -> tuple[str, str] | None:
-    """(NAME or NAME:RANK, path) of a path on a node; None for a local one."""
+    """The parts (NAME or NAME:RANK, path) of a path on a node, or None for a local path."""
     first, colon, rest = text.partition(":")
     if not colon or "/" in first or first in ("", ".", ".."):
         return None
@@ -79,7 +79,7 @@ def _read_side(text: str) -> tuple[str, str] | None:
 
 
 class _Bar:
-    """Progress on one line of the terminal."""
+    """Shows progress on one line of the terminal."""
 
     def __init__(self, silent: bool) -> None:
         self._silent = silent
@@ -99,7 +99,7 @@ class _Bar:
 
 
 async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: _Bar) -> None:
-    """`name`: of the copy in a folder that exists."""
+    """Copy from the node. `name` is the name of the copy if `to_path` is an existing folder."""
     top = read_item("", (await tunnel.call("stat", path=path))[0])
     target, items = Path(to_path).expanduser(), [top]
     in_folder = target.is_dir()
@@ -134,8 +134,8 @@ async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: 
 
 
 def _name_copy(job: str, path: str) -> str:
-    """The name of a copy of `path` in a folder, from the user's arguments alone: a node that chose
-    the name could choose `.bashrc`.
+    """The name of a copy of `path` in a folder. It depends only on the user's arguments, because a
+    node could choose a name such as `.bashrc`.
     """
     name = PurePosixPath(posixpath.normpath(path)).name
     return job.partition(":")[0] if name in ("", "..", "~") else name
@@ -157,7 +157,7 @@ async def _receive(
             await _fetch_file(tunnel, there, landing, here, item, bar)
         elif item.link is not None and stays_inside(item):
             landing.make_link(here, item.link)
-    for item in reversed(items):  # a folder's times are set after its contents are written
+    for item in reversed(items):  # last, because writing the contents changes the folder's times
         if item.kind == stat.S_IFDIR:
             landing.finish_folder(_below(name, item), item)
 
@@ -193,7 +193,7 @@ async def _fetch_file(
 
 
 async def _overlap(calls: "Iterable[Coroutine[Any, Any, _T]]") -> "AsyncGenerator[_T, None]":
-    """The results of calls, in order, with `_AHEAD` of them in flight."""
+    """Yield the results of calls in order, with at most `_AHEAD` calls in flight."""
     flight: deque[asyncio.Task[_T]] = deque()
     try:
         for call in calls:
@@ -214,8 +214,8 @@ def _changed(path: object) -> CommandFailure:
 async def _common_start(
     tunnel: "NodeTunnel", path: str, file: BinaryIO, length: int, item: CopyItem
 ) -> int:
-    """`length`, the size of a partial copy, if the file here and the one on the node start with the
-    same bytes; else 0.
+    """The number of bytes that need not be copied again: `length`, the size of a partial copy, if
+    the local file and the one on the node start with the same `length` bytes; otherwise 0.
     """
     if not 0 < length <= item.size:
         return 0
@@ -244,13 +244,13 @@ async def _send(tunnel: "NodeTunnel", source: Path, path: str, bar: _Bar) -> Non
 
 
 async def _find_target(tunnel: "NodeTunnel", source: Path, path: str) -> str:
-    """The path of the copy on the node: `path`, or a name in it if it is a folder."""
+    """The path of the copy on the node: `path` or, if that is a folder, a name in it."""
     from cavvy.client.tunnel.mux import RemoteError
 
     try:
         if read_item("", (await tunnel.call("stat", path=path))[0]).kind == stat.S_IFDIR:
             return f"{path}/{source.resolve().name}"
-    except RemoteError:  # the target will be created
+    except RemoteError:  # the target does not exist and will be created
         if path.endswith("/") and not source.is_dir():
             hint = "create it first, for example with `cavvy exec`, or omit the final /"
             raise CommandFailure(f"{path}: there is no such folder on the node", hint) from None
@@ -307,7 +307,9 @@ def _walk(source: Path) -> Sequence[CopyItem]:
 
 
 def _local_item(path: Path, name: str) -> CopyItem:
-    """The attributes of a local file; of a link itself, unless it is the top of the copy."""
+    """The attributes of a local file. For a link they are those of the link itself, unless it is
+    the top of the copy.
+    """
     found = path.lstat() if name else path.stat()
     link = os.readlink(path) if stat.S_ISLNK(found.st_mode) else None
     return CopyItem(

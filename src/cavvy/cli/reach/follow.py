@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     Item = tuple[int, bytes] | EventView | CommandFailure | None
 
-_LOOK_S = 0.5  # interval for reading the job's progress
-_BILL_S = 2.0  # how long the summary waits for the final bill
-_AHEAD = 16  # log chunks read ahead of a slow terminal
+_LOOK_S = 0.5  # seconds between two reads of the job's progress
+_BILL_S = 2.0  # seconds that the summary waits for the final bill
+_AHEAD = 16  # maximum number of items that are read ahead of a slow terminal
 _DETACHED = 130  # the exit code that shells report for an interrupt
 
 
@@ -33,7 +33,7 @@ def follow(
     """Show the job until it ends, then its summary, and exit with its exit code. Ctrl-C leaves it
     running.
 
-    `after` and `first`: the event and the attempt to start from.
+    `after` is the event, and `first` the attempt, to start from.
     """
     from cavvy.cli.view.screen import open_screen
     from cavvy.cli.view.summary import summary_out
@@ -56,7 +56,7 @@ def follow(
 
 
 def _billed(client: "Client", project: str, name: str) -> "JobDetail":
-    """Wait until the job's last gang is removed and its bill complete, at most `_BILL_S`; returns
+    """Wait at most `_BILL_S` until the job's last gang is removed and its bill is complete. Returns
     the job.
     """
     until = monotonic() + _BILL_S
@@ -68,7 +68,7 @@ def _billed(client: "Client", project: str, name: str) -> "JobDetail":
 
 
 def exit_code(job: "JobDetail") -> int:
-    """The job's own exit code; 130 if it was stopped, 1 if it failed without one."""
+    """The job's own exit code, 130 if it was stopped, or 1 if it failed without an exit code."""
     if job.phase == "done":
         return 0
     if job.phase == "stopped":
@@ -79,7 +79,7 @@ def exit_code(job: "JobDetail") -> int:
 def _show(
     client: "Client", job: "JobDetail", screen: "FollowScreen", after: int, first: int | None
 ) -> None:
-    """Show log and events as they arrive, until both have ended."""
+    """Show the log and the events as they arrive, until both have ended."""
     queue, open_sources = _read_ahead(client, job, after, first)
     looked = 0.0
     while open_sources:
@@ -105,8 +105,8 @@ def _show(
 def _read_ahead(
     client: "Client", job: "JobDetail", after: int, first: int | None
 ) -> "tuple[Queue[Item], int]":
-    """Start a thread for the log of each rank and one for the events; returns their queue and their
-    number.
+    """Start a thread for the log of each rank and one for the events. Returns the queue that they
+    fill and the number of threads.
     """
     queue: Queue[Item] = Queue(_AHEAD)
 
@@ -130,7 +130,7 @@ def _read_ahead(
 
 
 def _pump(source: "Callable[[], Iterator[Item]]", queue: "Queue[Item]") -> None:
-    """Put all items of a source into the queue, then its failure or None."""
+    """Put all items of a source into the queue, and at the end its error or None."""
     from cavvy.client import ApiError
 
     try:

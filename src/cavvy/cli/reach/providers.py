@@ -1,4 +1,6 @@
-"""Settings and configured providers, for commands that ask providers without the server."""
+"""Loads the settings and the configured providers, for commands that query providers without the
+server.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -9,7 +11,7 @@ if TYPE_CHECKING:
     from cavvy.providers.base import NodeEndpoint, Provider
     from cavvy.settings import Settings
 
-ASK_TIMEOUT_S = 30  # time limit for each provider
+ASK_TIMEOUT_S = 30  # seconds, for each provider
 SILENT = f"no answer within {ASK_TIMEOUT_S} s"
 
 
@@ -24,13 +26,13 @@ def load_settings() -> "Settings":
 
 
 def load_providers() -> "Mapping[str, Provider]":
-    """The configured providers, for reading offers only. Raises CommandFailure."""
+    """The configured providers; they can be used only to read offers. Raises CommandFailure."""
     from cavvy.providers import registry
     from cavvy.providers.base import ProviderContext, ProviderError
 
     known = load_settings()
     try:
-        # Nothing is launched, so the installation's name does not matter.
+        # Nothing is launched, so any name of the installation will do.
         context = ProviderContext(
             installation="plan",
             home=known.home / "providers",
@@ -44,8 +46,8 @@ def load_providers() -> "Mapping[str, Provider]":
 
 
 def foresee_node_endpoint(settings: "Settings") -> "NodeEndpoint | None":
-    """The endpoint that nodes would call, from the settings; it is not valid for launches. Raises
-    CommandFailure.
+    """The endpoint that nodes would use, according to the settings. It is not valid for launches.
+    Raises CommandFailure.
     """
     if not settings.text("server.tls_listen"):
         return None

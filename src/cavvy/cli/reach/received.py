@@ -1,6 +1,6 @@
-"""Files that a node sends to this machine; used by `cavvy cp`.
+"""Stores files that a node sends to this machine; used by `cavvy cp`.
 
-The work on a node may have compromised it, so everything that it sends is checked: nothing is
+The job may have compromised its node, so everything that the node sends is checked: nothing is
 written outside the folder that the user named, and nothing through a link.
 """
 
@@ -20,17 +20,19 @@ from msgspec import Meta, ValidationError, convert
 from cavvy.cli.view.failure import CommandFailure, escape_controls
 
 PART = ".cavvy-part"  # suffix of an incomplete file
-_MODES = 0o777  # mode bits without setuid, setgid and sticky
+_MODES = 0o777  # permission bits, without setuid, setgid and sticky
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PART = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_LATEST_S = 1 << 40  # seconds; file systems cannot store later times
+_LATEST_S = 1 << 40  # seconds since 1970; file systems cannot store later times
 _IN_THE_WAY = {errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR}
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyItem:
-    """One file, folder or link to copy; `path` is relative to the top of the copy, which is ""."""
+    """One file, folder or link to copy. `path` is relative to the top of the copy, whose own path
+    is "".
+    """
 
     path: str
     mode: Annotated[int, Meta(ge=0, lt=1 << 32)]
@@ -44,7 +46,7 @@ class CopyItem:
 
 
 def understand(said: object, kind: type[_T]) -> _T:
-    """Convert a node's answer to this type. Raises CommandFailure."""
+    """Convert an answer of a node to this type. Raises CommandFailure."""
     try:
         return convert(said, kind)
     except ValidationError as error:
@@ -52,7 +54,7 @@ def understand(said: object, kind: type[_T]) -> _T:
 
 
 def read_item(path: str, said: dict[str, Any]) -> CopyItem:
-    """A file's attributes from a node's answer. Raises CommandFailure."""
+    """The attributes of a file, from an answer of a node. Raises CommandFailure."""
     item = understand({**said, "path": path}, CopyItem)
     if not isfinite(item.mtime):
         raise _refuse(path, "its time is not a number")
@@ -60,7 +62,9 @@ def read_item(path: str, said: dict[str, Any]) -> CopyItem:
 
 
 def read_listing(top: CopyItem, data: bytes) -> list[CopyItem]:
-    """Everything below a folder, parents first. Raises CommandFailure."""
+    """All entries below a folder, parents first, from an answer of a node. Raises
+    CommandFailure.
+    """
     try:
         said = understand(json.loads(data), list[tuple[str, dict[str, Any]]])
     except (ValueError, RecursionError) as error:
@@ -77,7 +81,9 @@ def read_listing(top: CopyItem, data: bytes) -> list[CopyItem]:
 
 
 def _find_problem(item: CopyItem, kinds: dict[str, int]) -> str:
-    """Why the entry must not be written, given the kinds of earlier entries; "" if it may."""
+    """Why the entry must not be written, or "" if it may be. `kinds` has the kinds of earlier
+    entries by path.
+    """
     parts = item.path.split("/")
     if item.path.startswith("/"):
         return "its name is an absolute path"
@@ -105,8 +111,8 @@ def _refuse(path: str, problem: str) -> CommandFailure:
 
 
 def stays_inside(item: CopyItem) -> bool:
-    """Whether a link's target is inside the copied folder. `..` is allowed only at the start: after
-    a name it could leave the folder through another link.
+    """Whether a link's target is inside the copied folder. `..` may appear only at the start of the
+    target: after a name, it could leave the folder through another link.
     """
     parts = [part for part in (item.link or "/").split("/") if part not in ("", ".")]
     ups = parts.count("..")
@@ -115,10 +121,10 @@ def stays_inside(item: CopyItem) -> bool:
 
 
 class Landing:
-    """An open local folder that received files are written below; a context manager.
+    """An open local folder into which received files are written; a context manager.
 
-    Paths are relative to it and must not pass through links: each folder is opened relative to the
-    descriptor of its parent. Raises CommandFailure, which names the path, for file system errors.
+    Paths are relative to the folder and must not pass through links: each folder is opened relative
+    to the descriptor of its parent. File system errors raise CommandFailure, which names the path.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -132,14 +138,14 @@ class Landing:
         os.close(self._fd)
 
     def make_folder(self, path: str) -> None:
-        """Create the folder, or use the existing one."""
+        """Create the folder, or use it if it exists."""
         with self._inside(path) as (parent, name):
             with suppress(FileExistsError):
                 os.mkdir(name, dir_fd=parent)
             os.close(os.open(name, _FOLDER, dir_fd=parent))
 
     def make_link(self, path: str, target: str) -> None:
-        """Create the link; replaces a link of the same name."""
+        """Create the link. Replaces a link of the same name."""
         with self._inside(path) as (parent, name):
             with suppress(FileNotFoundError):
                 if stat.S_ISLNK(os.lstat(name, dir_fd=parent).st_mode):
@@ -148,8 +154,8 @@ class Landing:
 
     @contextmanager
     def write(self, path: str, item: CopyItem) -> Iterator[BinaryIO]:
-        """A file to write, with the contents of an interrupted copy; it is renamed to its final
-        name when the context ends without an error.
+        """Open a file for writing; it contains what an interrupted copy left. The file gets its
+        final name when the context ends without an error.
         """
         with self._inside(path) as (parent, name):
             part = name + PART
@@ -162,7 +168,7 @@ class Landing:
             os.replace(part, name, src_dir_fd=parent, dst_dir_fd=parent)
 
     def finish_folder(self, path: str, item: CopyItem) -> None:
-        """Set the folder's mode and times, after its contents are written."""
+        """Set the mode and the times of the folder, after its contents are written."""
         with self._inside(path) as (parent, name):
             folder = os.open(name, _FOLDER, dir_fd=parent)
             try:
@@ -172,7 +178,7 @@ class Landing:
 
     @contextmanager
     def _inside(self, path: str) -> Iterator[tuple[int, str]]:
-        """A descriptor of the path's parent folder, and the path's last name."""
+        """A descriptor of the path's parent folder, and the last name in the path."""
         *above, name = path.split("/")
         folder = os.dup(self._fd)
         try:
@@ -203,7 +209,7 @@ def _set(descriptor: int, item: CopyItem) -> None:
 
 
 def check_room(file: BinaryIO, path: str, size: int) -> None:
-    """Raises CommandFailure if the disk has too little space."""
+    """Raise CommandFailure if the disk has too little free space."""
     found = os.fstatvfs(file.fileno())
     if size > found.f_bavail * found.f_frsize:
         raise CommandFailure(

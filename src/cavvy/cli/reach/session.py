@@ -1,4 +1,4 @@
-"""Shared by all commands that talk to the server: the connection, the project, and its jobs."""
+"""Code of all commands that use the server: the connection, the project, and its jobs."""
 
 import os
 from collections.abc import Collection, Iterator
@@ -18,7 +18,7 @@ _PAGE = 200
 
 @contextmanager
 def session() -> Iterator["Client"]:
-    """A client of the server, which is started if none runs; an ApiError becomes a
+    """A client of the server, which is started if it does not run. An ApiError becomes a
     CommandFailure.
     """
     from cavvy.client import ApiError, connect
@@ -49,8 +49,8 @@ rank_option = click.option(
 
 
 def named(project: str, name: str) -> str:
-    """The job's name as an argument of other commands, with -p if its project is not the
-    default.
+    """The job as an argument of other commands, with -p if its project is not the default
+    project.
     """
     return name if project == _default_project() else f"{name} -p {project}"
 

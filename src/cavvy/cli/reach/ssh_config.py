@@ -1,5 +1,5 @@
-"""Writes ~/.ssh/config.d/cavvy: a host for each running job and one for all NAME.cavvy, which plain
-ssh reaches through `cavvy ssh --stdio`.
+"""Writes ~/.ssh/config.d/cavvy, with a host for each running job and one for all NAME.cavvy. Plain
+ssh reaches these hosts through `cavvy ssh --stdio`.
 """
 
 import os
@@ -15,8 +15,8 @@ _HEAD = "# Written by `cavvy ssh`, which overwrites changes. `ssh NAME` opens a 
 
 
 def write_config(jobs: Sequence[tuple[str, str, int]] | None = None) -> Sequence[str]:
-    """Write the file and include it in ~/.ssh/config; returns messages for the user. `jobs`:
-    project, name, nodes.
+    """Write the file and include it in ~/.ssh/config. Returns messages for the user. `jobs` are
+    (project, name, number of nodes).
     """
     from cavvy.cli.reach.sshd import host_key
 
@@ -39,7 +39,7 @@ def refresh_config() -> None:
 
 
 def make_config(jobs: Sequence[tuple[str, str, int]], known_hosts: str) -> str:
-    """The file's text: a block for each rank of each job, and one for all NAME.cavvy."""
+    """The text of the file: a block for each rank of each job, and one for all NAME.cavvy."""
     python = f"{shlex.quote(sys.executable)} -P -c 'from cavvy.cli.main import main; main()'"
     program = shlex.quote(_program()) if _program() else python
     home = f"CAVVY_HOME={shlex.quote(default_home())}" if "CAVVY_HOME" in os.environ else ""
@@ -68,7 +68,7 @@ def _block(names: str, proxy: str, known_hosts: str) -> str:
 
 
 def _program() -> str:
-    """The path of the installed command; "" if this process was started another way."""
+    """The path of the installed command, or "" if this process was started in another way."""
     path = os.path.abspath(sys.argv[0])
     return path if os.path.basename(path) == "cavvy" and os.access(path, os.X_OK) else ""
 

@@ -1,8 +1,9 @@
-"""An SSH server on standard input and output that runs each request on a node, through its tunnel.
+"""An SSH server on standard input and output, which runs each request on a node through the node's
+tunnel.
 
 It runs as the ProxyCommand of an SSH client. The client needs no authentication, because the user
-who started this process has access to the node already. All nodes show one host key, which is kept
-in the state folder.
+who started this process can already access the node. All nodes show the same host key, which is
+kept in the state folder.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ _CONFLICTS = {"TERM"}
 
 
 def host_key() -> Path:
-    """The file of the host key of all nodes, created on first use."""
+    """The file with the host key of all nodes, which is created on first use."""
     path = Path(default_home()) / "ssh_host_key"
     if not path.exists():
         key = asyncssh.generate_private_key("ssh-ed25519", comment="cavvy")
@@ -47,7 +48,7 @@ async def serve_stdio(tunnel: NodeTunnel) -> None:
     pumps = [
         asyncio.create_task(_inward(ours)),
         asyncio.create_task(_outward(ours)),
-    ]  # needed for the SSH handshake
+    ]  # required by the SSH handshake
     connection = await asyncssh.run_server(
         theirs,
         server_factory=lambda: _Server(tunnel),
@@ -158,8 +159,8 @@ async def _send(channel: TunnelChannel, process: "asyncssh.SSHServerProcess[byte
 
 
 class NodeFiles(asyncssh.SFTPServer):
-    """SFTP on the node's files, one call of the tunnel per operation; relative paths start in the
-    job's folder.
+    """SFTP access to the node's files, with one call of the tunnel per operation. Relative paths
+    start in the job's folder.
     """
 
     def __init__(self, channel: "asyncssh.SSHServerChannel[bytes]", tunnel: NodeTunnel) -> None:
@@ -171,7 +172,7 @@ class NodeFiles(asyncssh.SFTPServer):
         return said
 
     def exit(self) -> None:
-        """Report success to the client, which is done."""
+        """Report success to the client, which has finished."""
         with suppress(OSError):
             self.channel.exit(0)
 

@@ -1,5 +1,5 @@
-"""Runs a command or shell on a node at this terminal: sends raw keys, prints the output, returns
-the exit code.
+"""Runs a command or shell of a node in this terminal: sends raw keys, prints the output, and
+returns the exit code.
 """
 
 import asyncio
@@ -21,7 +21,9 @@ _PIECE = 64 * 1024
 async def run_here(
     tunnel: "NodeTunnel", *, argv: list[str] | None, line: str | None, terminal: bool
 ) -> int:
-    """Run it to its end; returns the exit code as a shell does. Raises RemoteError, TunnelLost."""
+    """Run the command to its end. Returns its exit code as a shell would. Raises RemoteError,
+    TunnelLost.
+    """
     if not terminal:
         return await _converse(await tunnel.run(argv=argv, line=line))
     size = shutil.get_terminal_size()
@@ -61,7 +63,7 @@ async def _converse(channel: "TunnelChannel") -> int:
 
 
 def read_input() -> "asyncio.Queue[bytes]":
-    """Read standard input in a thread; the queue gets its data, and b"" at its end."""
+    """Read standard input in a thread. The queue gets its data, and b"" at its end."""
     loop = asyncio.get_running_loop()
     arrived: asyncio.Queue[bytes] = asyncio.Queue(maxsize=64)
 
@@ -90,7 +92,7 @@ def exit_code(end: "CommandExit | None") -> int:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all data; a single write to a terminal or pipe may be partial."""
+    """Write all data. A single write to a terminal or pipe may write only a part."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
@@ -98,13 +100,13 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 @contextmanager
 def _raw(terminal: int) -> Iterator[None]:
-    """Send every key to the node, Ctrl-C too."""
+    """Put the terminal into raw mode, so that every key is sent to the node, including Ctrl-C."""
     import termios
     import tty
 
     before = termios.tcgetattr(terminal)
     try:
-        tty.setraw(terminal, termios.TCSADRAIN)  # keeps keys that were typed before
+        tty.setraw(terminal, termios.TCSADRAIN)  # keeps keys that the user has already typed
         yield
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)

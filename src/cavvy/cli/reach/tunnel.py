@@ -1,4 +1,4 @@
-"""Shared by the commands that work on nodes: NAME:RANK, the tunnel, and its error messages."""
+"""Code of all commands that work on nodes: NAME:RANK, the tunnel, and its error messages."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 def read_target(target: str) -> tuple[str, int]:
-    """Read NAME or NAME:RANK; the default rank is 0. Raises CommandFailure."""
+    """Split NAME or NAME:RANK; the default rank is 0. Raises CommandFailure."""
     name, colon, rank = target.partition(":")
     if not name or (colon and not rank.isdigit()):
         raise CommandFailure(
@@ -24,7 +24,7 @@ def read_target(target: str) -> tuple[str, int]:
 
 
 def with_tunnel(project: str, target: str, act: Callable[["NodeTunnel"], Awaitable[_T]]) -> _T:
-    """Run `act` with a tunnel to the node. Raises CommandFailure."""
+    """Run `act` with a tunnel to the node, and return its result. Raises CommandFailure."""
     from cavvy.client.tunnel.mux import NodeTunnel, RemoteError, TunnelLost
 
     name, rank = read_target(target)

@@ -1,1 +1,1 @@
-"""Handling of a task before it runs: reading, work profiles, offers and prices, submission."""
+"""Handles a task before it runs: reading, work profiles, offers and prices, submission."""

@@ -1,4 +1,6 @@
-"""Offers for a task, from the catalog and from the configured providers; used by plan."""
+"""Finds offers for a task in the catalog and from the configured providers; used by `cavvy
+plan`.
+"""
 
 import asyncio
 from collections import Counter
@@ -35,23 +37,25 @@ from cavvy.store.snapshot.layout import SnapshotError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AvailableOffers:
-    """Offers that fit one node of the task, and statistics of all examined offers."""
+    """The offers that fit one node of the task, and statistics of all examined offers."""
 
     offers: Sequence[Offer]
     matches: Sequence[OfferMatches]
     refused: Sequence[Rejection]
-    live: Sequence[str]  # providers configured on this installation
-    here: Sequence[Offer]  # the `offers` that come from these providers
+    live: Sequence[str]  # names of the providers that are configured on this installation
+    here: Sequence[Offer]  # those of `offers` that come from the configured providers
     problems: Sequence[str]  # providers that did not answer, with the reason
     situation: PlanningContext
     fixed: Sequence[
         Offer
-    ] = ()  # for a spot-only task with stated work: the offers with `spot: never`
-    unknown: str = ""  # names in the task that neither the catalog nor a configured provider knows
+    ] = ()  # for a spot-only task that states its work: its offers if it had `spot: never`
+    unknown: str = ""  # names in the task that are in neither the catalog nor a configured provider
 
 
 def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> AvailableOffers:
-    """Ask the configured providers and, with `anywhere`, the catalog. Raises CommandFailure."""
+    """Collect offers from the configured providers and, with `anywhere`, from the catalog. Raises
+    CommandFailure.
+    """
     rival = _rival(task)
     live, rivals = _ask_providers(task, rival)
     matches, fitting, egress, unknown = (
@@ -86,8 +90,8 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> AvailableOf
 
 
 def _rival(task: Task) -> Task | None:
-    """The same task on-demand, if it is spot-only and states its work, so that costs can be
-    compared.
+    """The same task with on-demand capacity if the task is spot-only and states its work, so that
+    costs can be compared; otherwise None.
     """
     if task.resources.spot is not SpotPolicy.ONLY or task.work is None:
         return None
@@ -95,7 +99,9 @@ def _rival(task: Task) -> Task | None:
 
 
 def _notices(task: Task) -> dict[str, timedelta]:
-    """Each provider's preemption notice; empty if the task does not state its checkpoint's size."""
+    """The preemption notice of each provider; empty if the task does not state the size of its
+    checkpoint.
+    """
     from cavvy.catalog.notices import SPOT_NOTICES
 
     if task.checkpoint is None or task.checkpoint.size_mib is None:
@@ -121,17 +127,17 @@ class _Answer:
     offers: Sequence[Offer]
     hosts: Sequence[Host]
     volumes: Sequence[VolumeLocation] = ()
-    blind: str = ""  # why its volumes cannot be located
+    blind: str = ""  # why the provider's volumes cannot be located
     silent: Sequence[
         str
-    ] = ()  # its clusters, regions or hosts that did not answer, with the reason
+    ] = ()  # clusters, regions or hosts of the provider that did not answer, with the reason
 
 
 def match_named(
     need: Resources, names: Collection[str]
 ) -> tuple[Sequence[OfferMatches], Sequence[str]]:
-    """The current offers of those of these providers that are configured, and a problem for each
-    that could not be asked. Raises CommandFailure.
+    """The current offers of the configured providers among `names`, and a message for each of them
+    that did not answer completely. Raises CommandFailure.
     """
     providers = {name: provider for name, provider in load_providers().items() if name in names}
     matches, problems = [], []
@@ -145,7 +151,9 @@ def match_named(
 
 
 def _ask_providers(task: Task, rival: Task | None) -> tuple[_Live, _Live]:
-    """Their offers for the task, and for its on-demand alternative."""
+    """The offers of the configured providers for the task, and those for its on-demand alternative
+    `rival`.
+    """
     live, rivals, providers = _Live(), _Live(), load_providers()
     live.names = sorted(providers)
     for name, answer in asyncio.run(_ask_all(providers)).items():
@@ -165,8 +173,9 @@ def _ask_providers(task: Task, rival: Task | None) -> tuple[_Live, _Live]:
 
 
 def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answer) -> None:
-    """Sort a provider's offers into those that fit and those that it refuses."""
-    # Larger offers of a shared host contain the same devices: they are neither fits nor rejections.
+    """Divide a provider's offers into those that fit and those that the provider refuses."""
+    # Larger offers of a shared host contain the same devices, so they count neither as fits nor as
+    # rejections.
     live.regions |= {offer.region for offer in answer.offers}
     matches = match_offers(answer.offers, task.resources)
     wanted = smallest_shares(task, matches.offers)
@@ -204,7 +213,7 @@ def _reject(provider: str, objection: Objection, count: int) -> Rejection:
 
 
 async def _ask_all(providers: Mapping[str, "Provider"]) -> dict[str, _Answer | str]:
-    """Each provider's answer, or the reason for its absence."""
+    """The answer of each provider, or the reason why there is none."""
     answers = await asyncio.gather(*(_ask(provider) for provider in providers.values()))
     return dict(zip(providers, answers, strict=True))
 
@@ -228,7 +237,9 @@ async def _ask(provider: "Provider") -> _Answer | str:
 
 
 async def _with_volumes(provider: "Provider", answer: _Answer) -> _Answer:
-    """The answer with the provider's volumes; without them, tasks that use no volume still fit."""
+    """The answer with the provider's volumes. If they cannot be read, tasks without volumes still
+    fit.
+    """
     holder = ability(provider, HOLDS_VOLUMES)
     if holder is None:
         return answer

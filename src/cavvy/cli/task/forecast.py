@@ -10,12 +10,12 @@ from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.deadline.forecast import KINDS, Forecast, foresee
 from cavvy.planner.markets import MarketKnowledge, MarketRecord
 
-_MARKETS = 3  # the cheapest ones; more would take seconds and change little
+_MARKETS = 3  # number of markets, the cheapest ones; more would take seconds and change little
 
 
 def seen_here() -> "dict[str, MarketListing]":
-    """Observations of the offers that this installation used, by offer key; empty if no server is
-    running.
+    """The observations of the offers that this installation used, by offer key; empty if no server
+    runs.
     """
     from cavvy.client import ApiError, connect
 
@@ -29,7 +29,7 @@ def seen_here() -> "dict[str, MarketListing]":
 def tell_forecast(
     task: "Task", offers: "Sequence[Offer]", now: datetime, egress: "Mapping[str, Money]"
 ) -> "Sequence[Forecast]":
-    """One forecast for each value of `resources.spot`; empty if the task has no deadline or too
+    """One forecast for each value of `resources.spot`; empty if the task has no deadline or if too
     little is known.
     """
     from cavvy.planner.deadline.inputs import JobProgress, find_inputs

@@ -1,4 +1,4 @@
-"""Reads a task file and its --param options; problems are reported with line and column."""
+"""Reads a task file and its --param options. Problems are reported with line and column."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ yes_option = click.option(
 
 
 def read_params(pairs: tuple[str, ...]) -> dict[str, str]:
-    """`("lr=0.1",)` as `{"lr": "0.1"}`. Raises CommandFailure."""
+    """Read --param options: `("lr=0.1",)` becomes `{"lr": "0.1"}`. Raises CommandFailure."""
     params = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -40,7 +40,9 @@ def read_params(pairs: tuple[str, ...]) -> dict[str, str]:
 def read_task(
     file: str, params: Mapping[str, str], options: "ReadOptions | None" = None
 ) -> "LoadedTask":
-    """The task in `file` with these parameters; exits with 2 after printing all its problems."""
+    """The task in `file` with these parameters. If it is invalid, prints all problems and exits
+    with 2.
+    """
     from cavvy.importers import ReadOptions, load_task
     from cavvy.importers.common_fields import is_commit
     from cavvy.spec import SpecError
@@ -62,8 +64,8 @@ def read_task(
 
 
 def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
-    """The options with the commit that a branch or tag of another tool's file is at now. Raises
-    CommandFailure.
+    """The options with a fixed commit: the current commit of the branch or tag that a file of
+    another tool names. Raises CommandFailure.
     """
     import json
     from dataclasses import replace
@@ -83,7 +85,8 @@ def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
         rows, reason = [], str(error)
     if not rows:
         raise CommandFailure(f"cannot find {ref} of {url}: {reason}", exit_code=2)
-    commit = max(rows, key=lambda row: row[1].endswith("^{}"))[0]  # resolves a tag to its commit
+    # for a tag, the row that ends with ^{} has its commit
+    commit = max(rows, key=lambda row: row[1].endswith("^{}"))[0]
     click.echo(f"note: {ref} of {url} is at {commit[:12]}, which every attempt runs", err=True)
     changes = {
         **(yaml.safe_load(options.overrides or "{}")),
@@ -95,7 +98,7 @@ def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
 def read_any_task(
     file: str, params: Mapping[str, str], options: "ReadOptions | None" = None
 ) -> "Task":
-    """The task, also from another tool's file that `cavvy run` would refuse; prints notes on its
+    """The task, even from a file of another tool that `cavvy run` would refuse. Prints notes on the
     translation. Raises CommandFailure.
     """
     from cavvy.importers import ReadOptions, load_file

@@ -16,7 +16,7 @@ from cavvy.cli.view.failure import CommandFailure
 if TYPE_CHECKING:
     from cavvy.importers import ReadOptions
 
-_COMMAND = "cavvy.command"  # context key of the words after `--`
+_COMMAND = "cavvy.command"  # key in the click context for the words after `--`
 
 as_option = click.option(
     "--as",
@@ -24,7 +24,8 @@ as_option = click.option(
     type=click.Choice(["skypilot", "dstack", "cavvy"]),
     help="The tool that the file is for, by default detected from its keys.",
 )
-# Option, keys of the task file, metavar ("": a switch), help; + repeatable.
+# Each row: option, key of the task file, metavar ("" for a switch, + if the option is repeatable),
+# help.
 _OVERRIDES = (
     ("--gpu", "resources.gpu", "NAME:COUNT +", "Accelerators of each node, such as H100:8."),
     ("--spot/--no-spot", "resources.spot", "", "Use only spot capacity, or never."),
@@ -56,8 +57,9 @@ class TaskCommand(click.Command):
 
 
 def task_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the arguments for the file, its tool and the overrides to a command, which gets `file`
-    and `options`."""
+    """Add the arguments for the file, its tool and the overrides to a command, whose function gets
+    `file` and `options`.
+    """
 
     @wraps(function)
     def wrapped(file: str | None, dialect: str | None, **given: Any) -> None:
@@ -85,12 +87,15 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
 def _read_options(
     file: str | None, dialect: str | None, words: list[str] | None, overrides: dict[str, Any]
 ) -> tuple[str, "ReadOptions"]:
-    """The file, or a name for its replacement, and the options. Raises UsageError."""
+    """The name of the task file, or of the command that replaces it, and the options. Raises
+    UsageError.
+    """
     from cavvy.importers import ReadOptions
 
     text = sys.stdin.read() if file == "-" else None
     if words:
-        # One word is a shell line, as with ssh; several are a program's arguments.
+        # A single word is a line for the shell, as with ssh; several words are a program and its
+        # arguments.
         line = words[0] if len(words) == 1 else shlex.join(words)
         if file is None:
             file, text, dialect = (
@@ -110,7 +115,9 @@ def _read_options(
 
 
 def _name(flags: str) -> str:
-    """The parameter of an option, distinct from a command's own of the same name."""
+    """The name of the parameter for an option. It differs from the parameters that a command itself
+    may have.
+    """
     return "set_" + flags.split("/")[0].strip("-").replace("-", "_")
 
 
@@ -150,7 +157,7 @@ def _read_variable(pair: str) -> tuple[str, str]:
 
 
 def _check(flag: str, value: object, overrides: dict[str, Any]) -> None:
-    """Raise CommandFailure with the option's name if its value is invalid."""
+    """Raise CommandFailure, with the name of the option, if the option's value is invalid."""
     from datetime import UTC, datetime
 
     from cavvy.domain.tasks import Task

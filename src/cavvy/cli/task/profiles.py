@@ -1,4 +1,6 @@
-"""Work profiles for `cavvy estimate`, `plan` and `bench`: built-in ones, files, and new traces."""
+"""Work profiles for `cavvy estimate`, `plan` and `bench`: built-in profiles, files, and new
+traces.
+"""
 
 import json
 import sys
@@ -43,7 +45,7 @@ def find_model(name: str, precision: str, checkpointing: bool) -> "WorkProfile":
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
-    """The plain data of a profile file. Raises CommandFailure."""
+    """The decoded contents of a profile file. Raises CommandFailure."""
     try:
         data = json.loads(Path(path).read_text())
     except OSError as error:
@@ -56,7 +58,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def read(data: object, where: str) -> "WorkProfile":
-    """A profile from plain data. Raises CommandFailure."""
+    """Make a profile from decoded data. Raises CommandFailure."""
 
     try:
         return read_profile(data)
@@ -65,7 +67,9 @@ def read(data: object, where: str) -> "WorkProfile":
 
 
 def trace(script: str, arguments: list[str]) -> dict[str, Any]:
-    """Trace a script's first step; the profile as plain data. Raises CommandFailure."""
+    """Trace the first step of a script. Returns the profile as plain data. Raises
+    CommandFailure.
+    """
     try:
         from cavvy.train.script import trace_script
     except ImportError as error:
@@ -74,7 +78,7 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
             f"`{extra_command('train')}`, or `cavvy estimate --model NAME`",
         ) from error
     try:
-        with redirect_stdout(sys.stderr):  # keeps the script's output separate from the command's
+        with redirect_stdout(sys.stderr):  # keeps the script's output out of the command's output
             return trace_script(script, arguments, name=Path(script).stem)
     except SystemExit as error:
         hint = f"options of the script go after `--`: cavvy estimate {script} -- --help"
@@ -90,7 +94,7 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def _last_line(script: str, error: Exception) -> str:
-    """The last line of the script itself in an error's traceback."""
+    """The last line of the script itself in the traceback of an error."""
     import traceback
 
     here = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == script]
@@ -98,7 +102,9 @@ def _last_line(script: str, error: Exception) -> str:
 
 
 def with_rates(task: "Task", folder: Path) -> "Task":
-    """The task with the rates of its work profile; rates in the task itself take precedence."""
+    """The task with the rates of its work profile added; rates in the task itself take
+    precedence.
+    """
     from dataclasses import replace
 
     work = task.work
@@ -125,7 +131,7 @@ def with_rates(task: "Task", folder: Path) -> "Task":
 
 
 def text_with_rates(text: str, task: "Task", folder: Path) -> str:
-    """The task file with the rates of its profile written into it, for the server."""
+    """The text of the task file with the rates of its profile added, for the server."""
     if task.work is None or task.work.profile is None:
         return text
     import yaml

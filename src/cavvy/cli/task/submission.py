@@ -1,5 +1,5 @@
-"""Submits a task: freezes and uploads the working folder, asks for consent; used by run, rerun and
-bench.
+"""Submits a task: freezes and uploads the working folder, and asks for consent to costs; used by
+`cavvy run`, `rerun` and `bench`.
 """
 
 import getpass
@@ -34,7 +34,7 @@ def submit(
     name: str | None = None,
     ceiling_micros: int | None = None,
 ) -> "Submitted":
-    """Queue the task. If it would cost money without consent, show the price and ask."""
+    """Queue the task. If the user must first agree to its costs, show the price and ask."""
 
     key = make_key()
 
@@ -61,7 +61,7 @@ def submit(
             raise CommandFailure(
                 error.message, "add --yes to agree, or set limits.budget in the task", exit_code=2
             ) from error
-        click.echo(error.message, err=True)  # stdout is only for the result
+        click.echo(error.message, err=True)  # standard output is only for the result
         click.confirm("run it?", abort=True, err=True)
         return ask_server(True)
 
@@ -71,7 +71,7 @@ def _may_ask() -> bool:
 
 
 def make_origin(client: "Client", project: str, loaded: "LoadedTask", text: str) -> "RunOrigin":
-    """Upload the task's files and return the run's origin. Raises CommandFailure."""
+    """Upload the files of the task, and return the origin of the run. Raises CommandFailure."""
     from dataclasses import replace
 
     from cavvy.spec.origin import capture
@@ -94,8 +94,8 @@ def _working_folder(loaded: "LoadedTask") -> Path | None:
 
 
 def _upload_files(client: "Client", project: str, loaded: "LoadedTask", folder: Path | None) -> str:
-    """Freeze the working folder and the files beside it, and upload what the server does not have;
-    returns the snapshot's hash. Raises CommandFailure.
+    """Freeze the working folder and the files beside it, and upload what the server does not have.
+    Returns the hash of the snapshot. Raises CommandFailure.
     """
     from cavvy.cli.view.formatting import show_size
 
@@ -151,7 +151,7 @@ def _check_parts(loaded: "LoadedTask", paths: set[str]) -> None:
 
 
 def _upload(client: "Client", project: str, blobs: Mapping[str, bytes | Path]) -> int:
-    """Upload blobs, with a progress bar on a terminal; returns the bytes sent."""
+    """Upload blobs, with a progress bar on a terminal. Returns the number of bytes sent."""
     if not sys.stderr.isatty():
         return client.upload(project, blobs)
     from rich.console import Console

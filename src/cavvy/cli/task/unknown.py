@@ -1,5 +1,5 @@
-"""Finds unknown names of providers, regions and instance types, with suggestions; for offers, plan
-and run.
+"""Finds unknown names of providers, regions and instance types, and suggests known ones; for `cavvy
+offers`, `plan` and `run`.
 """
 
 from typing import TYPE_CHECKING
@@ -17,9 +17,10 @@ def unknown_names(
     providers: "Iterable[str]" = (),
     regions: "Iterable[str]" = (),
 ) -> str:
-    """One line for each name in `need` that is unknown, with a suggestion.
+    """One line for each unknown name in `need`, with a suggestion.
 
-    `providers` and `regions`: known names that are not in the catalog, such as this machine's.
+    `providers` and `regions` are known names that are not in the catalog, such as those of this
+    machine.
     """
     from difflib import get_close_matches
 

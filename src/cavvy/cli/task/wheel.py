@@ -1,5 +1,5 @@
-"""A wheel of the modules that training scripts import, for template folders: nodes need no package
-index that has Cavvy.
+"""Makes a wheel of the modules that training scripts import. Template folders contain the wheel, so
+that nodes need no package index that has Cavvy.
 """
 
 import base64
@@ -16,8 +16,8 @@ NAME = f"cavvy-{cavvy.__version__}-py3-none-any.whl"
 
 
 def make_wheel(about: Distribution) -> bytes | None:
-    """The wheel's bytes, without the command line and the server; None if this Cavvy was installed
-    from a package index.
+    """The bytes of the wheel, without the command line and the server, or None if this Cavvy was
+    installed from a package index.
     """
     if (
         about.read_text("direct_url.json") is None
@@ -54,7 +54,7 @@ def make_wheel(about: Distribution) -> bytes | None:
         for (
             name,
             data,
-        ) in files.items():  # without timestamps, so that equal sources give equal bytes
+        ) in files.items():  # no timestamps, so that equal sources give equal bytes
             wheel.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
     return packed.getvalue()
 

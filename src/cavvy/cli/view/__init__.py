@@ -1,1 +1,1 @@
-"""Output for people and programs: tables, JSON, a live screen, errors. Makes no requests."""
+"""Output for users and programs: tables, JSON, a live screen, errors. Makes no requests."""

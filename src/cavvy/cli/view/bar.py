@@ -1,4 +1,4 @@
-"""The live line below a followed job's log: name, progress, metrics and time left."""
+"""The live line below the log of a followed job: name, progress, metrics and time left."""
 
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
     from cavvy.client.wire import JobDetail
 
-_LONGEST = 40  # width of the bar itself, in characters
-_SHORTEST = 6  # a shorter bar is not drawn
+_LONGEST = 40  # maximum width of the bar itself, in characters
+_SHORTEST = 6  # minimum width; a shorter bar is not drawn
 _NAME = 24
 _ENDED = {"done": "✓", "failed": "✗", "stopped": "✗"}
 
 
 class ProgressBar:
-    """A rich renderable as wide as the terminal."""
+    """The live line, as a renderable of `rich` that fills the width of the terminal."""
 
     def __init__(self, job: "JobDetail") -> None:
         from rich.spinner import Spinner

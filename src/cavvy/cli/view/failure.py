@@ -1,4 +1,4 @@
-"""The error with which a command ends when it fails."""
+"""The error that ends a command with a message for the user."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ class CommandFailure(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         for title, colour, text in (("error:", "red", self.message), ("hint:", "cyan", self.hint)):
-            if text:  # may quote text sent by a node
+            if text:  # the text may quote what a node sent
                 shown = escape_controls(text, keep="\n\t")
                 click.echo(
                     f"{click.style(title, fg=colour, bold=colour == 'red')} {shown}", err=True

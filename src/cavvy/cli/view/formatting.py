@@ -1,4 +1,4 @@
-"""Values of the API as readable text; used by the commands that list or follow jobs."""
+"""Formats values of the API as readable text, for commands that list or follow jobs."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -19,7 +19,7 @@ COLORS = {
     "stopped": "magenta",
 }
 ENDED = frozenset({"done", "failed", "stopped"})
-_LONGEST_S = 3.2e10  # a thousand years; a longer remaining time is not shown
+_LONGEST_S = 3.2e10  # seconds in a thousand years; a longer remaining time is not shown
 UNFINISHED = tuple(phase for phase in COLORS if phase not in ENDED)
 
 
@@ -28,12 +28,12 @@ def show_money(micros: int) -> str:
 
 
 def show_ago(then: datetime) -> str:
-    """How long ago a time was, such as "3m05s ago"."""
+    """The time since `then`, such as "3m05s ago"."""
     return f"{_since(then)} ago"
 
 
 def show_for(then: datetime) -> str:
-    """The time since then, such as "for 3m05s"."""
+    """The time since `then`, such as "for 3m05s"."""
     return f"for {_since(then)}"
 
 
@@ -88,7 +88,7 @@ def tags_of(job: "JobDetail") -> dict[str, str]:
 
 
 def window_of(job: "JobDetail") -> str:
-    """The job's start window as written in the task file; "" if it has none."""
+    """The job's start window as written in the task file, or "" if it has none."""
     from msgspec.json import decode
 
     window = decode(job.task).get("window") or {}

@@ -1,4 +1,4 @@
-"""The steps of a job that `cavvy run` and `cavvy logs -f NAME` show between log lines.
+"""Selects the steps of a job that `cavvy run` and `cavvy logs -f NAME` show between log lines.
 
 `cavvy events` lists every event; this module skips events that repeat another line.
 """
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from cavvy.client.wire import EventView
 
 _KIND_WIDTH = len("checkpoint")
-# Repeated by another line: `running` or `setup` follows a claim, `notice` follows a drill, and the
-# bill is printed below the log.
+# These events repeat other lines: `running` or `setup` follows a claim, `notice` follows a drill,
+# and the bill is printed below the log.
 _LEFT_OUT = frozenset({"claimed", "drill", "billed"})
 _LAST = frozenset(
     {"exit", "done", "failed", "stopped"}
-)  # shown by the summary, unless more events come
-_LEAVING = frozenset({"notice", "stop"})  # events after which completed checkpoints are shown
+)  # the summary shows these events; they are printed only if more events follow
+_LEAVING = frozenset({"notice", "stop"})  # after these events, completed checkpoints are shown
 
 
 class JobStory:
-    """Selects and formats the events of one job, in order. `several`: its gang has more than one
-    rank.
+    """Selects and formats the events of one job, in order. `several` is true if its gang has more
+    than one rank.
     """
 
     def __init__(self, several: bool) -> None:
@@ -32,7 +32,7 @@ class JobStory:
         self._held: EventView | None = None
 
     def tell(self, event: "EventView") -> "list[EventView]":
-        """The events to show after receiving this one."""
+        """The events to show now that this event has arrived."""
         if event.kind in _LEFT_OUT:
             return []
         held = [] if self._held is None or _repeats(self._held, event) else [self._held]
@@ -47,7 +47,7 @@ class JobStory:
         match event.kind:
             case "checkpoint":
                 return self._leaving
-            case "exited":  # with one rank, or after a stop, the next or the last event repeats it
+            case "exited":  # with one rank, or after a stop, a later event repeats it
                 return self._several and not self._leaving and event.fact != "succeeded"
             case "queued":
                 return event.fact != "submitted"
@@ -55,14 +55,14 @@ class JobStory:
                 return kind not in _LAST
 
     def text(self, event: "EventView") -> str:
-        """The event as one line, without a prefix that repeats the line before."""
+        """The event as one line. A prefix that repeats the previous event is left out."""
         text = event.text.removeprefix(f"{self._said}; ")
         self._said = event.text
         return _line(event.kind, event.rank if self._several else None, text)
 
 
 def _repeats(held: "EventView", event: "EventView") -> bool:
-    """Whether the job's failure repeats how its last attempt ended."""
+    """Whether the failure of the job only repeats how its last attempt ended."""
     return held.kind == "exit" and event.kind == "failed" and event.fact is None
 
 
@@ -72,5 +72,5 @@ def story_line(event: "EventView") -> str:
 
 
 def _line(kind: str, rank: int | None, text: str) -> str:
-    text = escape_controls(text)  # the reason may come from the node
+    text = escape_controls(text)  # the text may quote what a node sent
     return f"{kind.ljust(_KIND_WIDTH)}  {text if rank is None else f'rank {rank}: {text}'}"

@@ -1,7 +1,7 @@
-"""Rows as a table, JSON or CSV; used by every listing command.
+"""Prints rows as a table, JSON or CSV; used by every listing command.
 
-A command passes columns and rows of raw values once. Tables show formatted values; JSON and CSV
-hold the raw ones.
+A command passes its columns, and rows of raw values. Tables show formatted values; JSON and CSV
+contain the raw values.
 """
 
 import sys
@@ -15,17 +15,18 @@ import click
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _GAP = "  "
-_NARROWEST = 8  # a shrunk column keeps this many characters
+_NARROWEST = 8  # a column is not shrunk to fewer characters than this
 
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """One column. `name` is the key in JSON and CSV and carries the unit; `title` heads the table.
+    """One column. `name` is the key in JSON and CSV, and its suffix is the unit; `title` is the
+    heading in tables.
 
-    `show` formats a raw value that is not None; without it, money is shown by the unit in `name`.
-    Numbers are aligned on the right, like any value with `right`. `wide` columns are cut first on a
-    narrow terminal; `hidden` ones appear in JSON and CSV only. A `wrap` column, always the last
-    one, is wrapped instead of cut.
+    `show` formats a raw value that is not None; without `show`, money is shown by the unit in
+    `name`. Numbers, and columns with `right`, are aligned on the right. On a narrow terminal,
+    `wide` columns are cut first. `hidden` columns appear only in JSON and CSV. A `wrap` column,
+    which must be the last one, is wrapped instead of cut.
     """
 
     name: str
@@ -48,7 +49,7 @@ def _format_option(*formats: str) -> Callable[[_F], _F]:
 
 
 output_option = _format_option("table", "json", "csv")
-json_option = _format_option("table", "json")  # for output that is not a list
+json_option = _format_option("table", "json")  # for commands whose output is not a list
 
 
 def rows_out(
@@ -60,8 +61,8 @@ def rows_out(
     empty: str = "",
     file: TextIO | None = None,
 ) -> None:
-    """Print rows: sequences of cells, or mappings or objects with a value for each column's name.
-    `title`, and `empty` (printed if there are no rows), appear in tables only.
+    """Print rows. A row is a sequence of cells, or a mapping or object with a value for the name of
+    each column. `title`, and `empty` (printed if there are no rows), appear only in tables.
     """
     heads = [TableColumn(column) if isinstance(column, str) else column for column in columns]
     out = file or sys.stdout
@@ -83,7 +84,7 @@ def _cells(heads: Sequence[TableColumn], row: object) -> Sequence[object]:
 
 
 def json_out(value: object, *, file: TextIO | None = None) -> None:
-    """Print plain containers as indented JSON; times as ISO 8601, durations in seconds."""
+    """Print plain containers as indented JSON, with times in ISO 8601 and durations in seconds."""
     import json
 
     text = json.dumps(value, indent=2, default=_plain, ensure_ascii=False)
@@ -91,7 +92,7 @@ def json_out(value: object, *, file: TextIO | None = None) -> None:
 
 
 def pairs_out(pairs: Sequence[tuple[str, object]], file: TextIO | None = None) -> None:
-    """Print names and values, one per line, aligned."""
+    """Print names and values in aligned columns, one pair per line."""
     out = file or sys.stdout
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
@@ -176,7 +177,7 @@ def _text(head: TableColumn | None, value: object) -> str:
         return value.strftime("%Y-%m-%d %H:%M:%S")
     if isinstance(value, bool):
         return "yes" if value else "no"
-    # A table has one line per row, and foreign text must not move the cursor.
+    # Each row is one line of the table, and text from nodes must not move the cursor.
     return "".join(char if char.isprintable() else " " for char in str(value))
 
 
@@ -193,7 +194,7 @@ def _line(heads: Sequence[TableColumn], texts: Sequence[str], widths: Sequence[i
 def _wrapped(
     heads: Sequence[TableColumn], texts: Sequence[str], widths: Sequence[int]
 ) -> list[Sequence[str]]:
-    """The row, with its last column wrapped onto further lines."""
+    """The lines of a row whose last column is wrapped."""
     if not heads[-1].wrap or len(texts[-1]) <= widths[-1]:
         return [texts]
     import textwrap
@@ -203,7 +204,9 @@ def _wrapped(
 
 
 def _shrink(heads: Sequence[TableColumn], widths: list[int], out: TextIO) -> list[int]:
-    """Shrink the wide columns, the widest first, to the terminal's width; never when piped."""
+    """Shrink the wide columns, the widest first, to the width of the terminal. Output to a pipe is
+    not shrunk.
+    """
     if not out.isatty():
         return widths
     import shutil

@@ -1,4 +1,4 @@
-"""The output of a followed job: a live bar on a terminal, plain lines elsewhere."""
+"""Shows a followed job: with a live line on a terminal, as plain lines elsewhere."""
 
 import sys
 from collections.abc import Iterator
@@ -13,25 +13,25 @@ from cavvy.cli.view.job_story import JobStory
 if TYPE_CHECKING:
     from cavvy.client.wire import EventView, JobDetail
 
-_LONGEST = 1 << 20  # an unfinished line longer than this is printed at once
+_LONGEST = 1 << 20  # bytes; an unfinished line that is longer is printed at once
 
 
 class FollowScreen(Protocol):
-    """The output of a followed job."""
+    """Displays a followed job."""
 
     def log(self, rank: int, data: bytes) -> None:
-        """More of one rank's log."""
+        """Show more of the log of one rank."""
 
     def event(self, event: "EventView") -> None:
-        """One event of the job."""
+        """Show one event of the job."""
 
     def job(self, job: "JobDetail") -> None:
-        """The job's current state."""
+        """Show the job's current state."""
 
 
 @contextmanager
 def open_screen(job: "JobDetail") -> Iterator[FollowScreen]:
-    """A live screen on a terminal, a plain one in a pipe or a dumb terminal."""
+    """A live screen on a terminal, or a plain one in a pipe or a dumb terminal."""
     import os
 
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
@@ -46,20 +46,20 @@ def open_screen(job: "JobDetail") -> Iterator[FollowScreen]:
 
 
 def job_ranks(job: "JobDetail") -> int:
-    """How many nodes a job's gang has."""
+    """The number of nodes of a job's gang."""
     from msgspec.json import decode
 
     return int(decode(job.task).get("nodes", 1))
 
 
 class _Lines:
-    """Joins chunks of several ranks' logs into whole lines."""
+    """Joins chunks of the logs of several ranks into whole lines."""
 
     def __init__(self) -> None:
         self._rest: dict[int, bytes] = {}
 
     def take(self, rank: int, data: bytes) -> list[bytes]:
-        """The lines that this chunk completes, without line ends."""
+        """The lines that this chunk completes, without newlines."""
         *lines, rest = (self._rest.get(rank, b"") + data).split(b"\n")
         if len(rest) > _LONGEST:
             lines, rest = [*lines, rest], b""
@@ -67,7 +67,7 @@ class _Lines:
         return lines
 
     def left(self) -> list[tuple[int, bytes]]:
-        """Each rank's last, unfinished line."""
+        """The last, unfinished line of each rank."""
         return [(rank, rest) for rank, rest in self._rest.items() if rest]
 
 
@@ -76,8 +76,8 @@ def _with_rank(rank: int, lines: list[bytes]) -> bytes:
 
 
 class _Plain:
-    """The log to standard output, byte for byte (line by line with the rank before it where
-    there are several); the story to standard error.
+    """Writes the log to standard output and the events to standard error. With one rank the log is
+    unchanged; with several, each line begins with its rank.
     """
 
     def __init__(self, several: bool) -> None:
@@ -98,12 +98,12 @@ class _Plain:
             click.echo(f"[cavvy {step.at:%H:%M:%S}] {self._story.text(step)}", err=True)
 
     def job(self, job: "JobDetail") -> None:
-        """Nothing: progress is for people."""
+        """Do nothing, because only a live screen shows progress."""
 
 
 class _Live:
-    """Log and story scroll by above a line that shows the phase, the progress and the task's own
-    figures.
+    """Prints log and events above a live line with the phase, the progress and the metrics of the
+    task.
     """
 
     def __init__(self, job: "JobDetail") -> None:
@@ -128,7 +128,7 @@ class _Live:
     def _print(self, rank: int, lines: list[bytes]) -> None:
         from rich.text import Text
 
-        # A line redrawn with carriage returns is shown in its last state.
+        # If a line was redrawn with carriage returns, its last state is shown.
         texts = [
             line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace") for line in lines
         ]

@@ -1,4 +1,4 @@
-"""The results of `cavvy simulate` as tables, JSON, CSV, Parquet and plots."""
+"""Shows the results of `cavvy simulate` as tables, JSON, CSV, Parquet and plots."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -48,7 +48,7 @@ _RUN_FIELDS = (
 
 
 def print_scores(results: "Sequence[TrialResult]", output: str) -> None:
-    """A row for each policy and setting, then one for all settings of each policy."""
+    """Print a row for each policy and setting, and then a row for all settings of each policy."""
     from cavvy.sim.traces.trials import ResultTally
 
     cells, totals = ResultTally(), ResultTally()
@@ -63,7 +63,9 @@ def print_scores(results: "Sequence[TrialResult]", output: str) -> None:
 
 
 def as_document(results: "Sequence[TrialResult]", *, segments: bool = False) -> dict[str, object]:
-    """By policy, then by policy and setting; with `segments` also every run with its segments."""
+    """The results by policy, and by policy and setting; with `segments`, also every run with its
+    segments.
+    """
     from cavvy.sim.traces.trials import ResultTally
 
     totals, cells = ResultTally(), ResultTally()
@@ -95,7 +97,7 @@ def as_document(results: "Sequence[TrialResult]", *, segments: bool = False) -> 
 def write_files(
     results: "Sequence[TrialResult]", csv_file: Path | None, parquet_file: Path | None
 ) -> None:
-    """Every run, one row each."""
+    """Write every run as a row."""
     rows = list(_run_rows(results))
     if csv_file is not None:
         with csv_file.open("w", newline="") as file:
@@ -126,7 +128,7 @@ def draw(results: "Sequence[TrialResult]", plot: Path | None, gantt: Path | None
 def write_fleet(
     stays: "Sequence[QueueStay]", csv_file: Path | None, parquet_file: Path | None
 ) -> None:
-    """Every job of a queue, one row each."""
+    """Write every job of a queue as a row."""
     rows = [(stay.pool, stay.gpus, stay.arrival_s, stay.start_s, stay.end_s) for stay in stays]
     if csv_file is not None:
         with csv_file.open("w", newline="") as file:
@@ -138,7 +140,9 @@ def write_fleet(
 def print_scenario(
     results: "Sequence[TrialResult]", waited: "QueueResult | None", output: str, *, segments: bool
 ) -> None:
-    """A scenario's jobs on spot, one row for each job and policy, and its fleet."""
+    """Print the results of a scenario: its jobs on spot capacity, one row for each job and policy,
+    and its fleet.
+    """
     if output == "json":
         document = as_document(results, segments=segments) if results else {}
         json_out({**document, "fleet": None if waited is None else dict(_fleet_pairs(waited))})
@@ -161,7 +165,7 @@ def print_scenario(
 
 
 def print_fleet(outcome: "QueueResult", output: str) -> None:
-    """Print the outcome of a queue."""
+    """Print the results of a queue."""
     pairs = _fleet_pairs(outcome)
     match output:
         case "json":

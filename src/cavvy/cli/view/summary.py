@@ -1,4 +1,6 @@
-"""The summary of a job: result, time by phase, and bill; printed by run, logs -f and cost."""
+"""Prints the summary of a job (result, time by phase, bill) for `cavvy run`, `logs -f` and
+`cost`.
+"""
 
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def summary_out(job: "JobDetail", cost: "CostView") -> None:
-    """Print the end of a followed job to standard error, so that a pipe gets the log alone."""
+    """Print the summary of a followed job to standard error, so that a pipe gets only the log."""
     import sys
 
     code = f", exit code {job.exit_code}" if job.exit_code is not None else ""
@@ -30,7 +32,7 @@ def summary_out(job: "JobDetail", cost: "CostView") -> None:
     pairs: list[tuple[str, object]] = []
     if job.phase != "done":
         pairs.append(("reason", job.reason))
-    if (result := last_figures(job)) and not sys.stdout.isatty():  # on a terminal, the bar shows it
+    if (result := last_figures(job)) and not sys.stdout.isatty():  # the bar shows it on a terminal
         pairs.append(("result", formatting.show_progress(result)))
     pairs.append(("time", time_text(cost)))
     pairs.append(("bill", bill_text(job, cost)))
@@ -40,7 +42,7 @@ def summary_out(job: "JobDetail", cost: "CostView") -> None:
 
 
 def last_figures(job: "JobDetail") -> dict[str, float | str]:
-    """The metrics that the task reported last, in any attempt."""
+    """The metrics that the task last reported, in any attempt."""
     for attempt in reversed(job.attempts):
         for node in attempt.nodes:
             if node.progress:

@@ -1,6 +1,6 @@
-"""Other tools' commands and synonyms of Cavvy's own, with their replacements."""
+"""Maps commands of other tools, and synonyms of Cavvy's commands, to the command to use instead."""
 
-# Words -> what to use; read when a command is unknown.
+# Unknown commands -> the replacement that the error message suggests.
 _ADVICE = {
     "launch apply submit create": "`cavvy run TASK.YAML` runs a task",
     "queue jobs runs list ls": "`cavvy ps` lists jobs",
@@ -28,6 +28,6 @@ _ADVICE = {
 
 
 def find_advice(word: str) -> str:
-    """The replacement for an unknown command; "" if it is not a known synonym."""
+    """The replacement for an unknown command, or "" if the word is not a known synonym."""
     found = (advice for words, advice in _ADVICE.items() if word in words.split())
     return next(found, "")

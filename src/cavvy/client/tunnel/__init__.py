@@ -1,3 +1,3 @@
-"""A tunnel to one node of a job through the control plane, with many shells, connections and file
-operations at once.
+"""A tunnel through the control plane to one node of a job; it carries many shells, connections and
+file operations at once.
 """

@@ -1,4 +1,6 @@
-"""Many channels over one tunnel to a node; `agent/access/session.py` is the remote end."""
+"""Multiplexes many channels over one tunnel to a node; `agent/access/session.py` is the other
+end.
+"""
 
 import asyncio
 import json
@@ -29,30 +31,30 @@ from cavvy.agent.access.frames import (
 from cavvy.client.client import Client
 from cavvy.client.tunnel.streams import TunnelStreams
 
-_CREDIT_AT = WINDOW // 4  # received bytes are confirmed in steps of this size
-_ANSWER_BYTES = 2 << 20  # the largest frame: the answer to a read of 1 MiB
-_LIST_BYTES = 256 << 20  # the largest list of a folder: about two million files
-_OPEN_S = 60.0  # a mailbox on a shared file system needs seconds in each direction
+_CREDIT_AT = WINDOW // 4  # received bytes are confirmed when there are this many
+_ANSWER_BYTES = 2 << 20  # maximum bytes of a frame: the answer to a read of 1 MiB
+_LIST_BYTES = 256 << 20  # maximum bytes of a list of files, which is about two million files
+_OPEN_S = 60.0  # long, because a mailbox on a shared file system needs seconds in each direction
 Fields = dict[str, Any]
 
 
 class TunnelLost(Exception):
-    """The tunnel to the node is lost; the message says why."""
+    """The tunnel to the node is lost; the message states why."""
 
 
 class RemoteError(OSError):
-    """An error that the node reported, with its errno and, if there is one, the path."""
+    """An error that the node reported, with its errno and, if known, the path."""
 
 
 class CommandExit:
-    """How a command ended: a code, or the name of a signal."""
+    """How a command ended: its exit code, or the name of a signal."""
 
     def __init__(self, code: int | None, signal: str | None) -> None:
         self.code, self.signal = code, signal
 
 
 class TunnelChannel:
-    """One command or connection. Read with `read`, write with `write`."""
+    """One command or connection on the node."""
 
     def __init__(self, tunnel: "NodeTunnel", number: int) -> None:
         self.number = number
@@ -65,12 +67,14 @@ class TunnelChannel:
         self._credit = WINDOW
         self._room = asyncio.Event()
         self._room.set()
-        self._unconfirmed = 0  # bytes that were read and not confirmed
-        self._waiting = 0  # bytes not yet read
+        self._unconfirmed = 0  # bytes that were read but not confirmed
+        self._waiting = 0  # bytes that arrived but were not read
         self._over = False
 
     async def read(self) -> tuple[int, bytes] | None:
-        """(DATA or ERR, bytes), (EOF, b""), or None at the end. Raises TunnelLost."""
+        """The next item: (DATA or ERR, bytes), (EOF, b""), or None at the end. Raises
+        TunnelLost.
+        """
         while not self._arrived:
             if self._over:
                 if self._tunnel.problem and self.exit is None:
@@ -87,7 +91,7 @@ class TunnelChannel:
         return kind, data
 
     async def write(self, data: bytes) -> None:
-        """Send data; waits while the node's window is full. A closed channel drops the data."""
+        """Send data. Waits while the node's window is full. A closed channel drops the data."""
         rest = memoryview(data)
         while rest and not self._over:
             if self._credit <= 0:
@@ -100,12 +104,12 @@ class TunnelChannel:
             self._tunnel.send(self.number, DATA, bytes(piece))
 
     def end(self) -> None:
-        """Announce that no more data follows."""
+        """Tell the node that no more data follows."""
         if not self._over:
             self._tunnel.send(self.number, EOF)
 
     def control(self, **fields: object) -> None:
-        """`cols` and `rows` of a terminal, or `signal`, its name without SIG."""
+        """Send `cols` and `rows` of a terminal, or `signal`, a name without SIG."""
         if not self._over:
             self._tunnel.send(self.number, CONTROL, json.dumps(fields).encode())
 
@@ -116,7 +120,7 @@ class TunnelChannel:
             self.lose()
 
     def take(self, kind: int, payload: bytes) -> None:
-        """Process a frame. Raises ValueError, KeyError, TypeError for an invalid one."""
+        """Process a received frame. Raises ValueError, KeyError or TypeError if it is invalid."""
         if kind == OPENED:
             if not self.opened.done():
                 self.opened.set_result(json.loads(payload))
@@ -150,7 +154,7 @@ class TunnelChannel:
             self.opened.set_exception(
                 TunnelLost(self._tunnel.problem or "the connection was closed")
             )
-        self.opened.exception()  # marked as retrieved, because its caller may have been cancelled
+        self.opened.exception()  # marks it as retrieved, in case the caller was cancelled
         self._news.set()
         self._room.set()
         self._tunnel.forget(self.number)
@@ -163,7 +167,7 @@ class NodeTunnel:
         self._client, self._project, self._name, self._rank = client, project, name, rank
         self._channels: dict[int, TunnelChannel] = {}
         self._calls: dict[int, asyncio.Future[tuple[Fields, bytes]]] = {}
-        self._lists: set[int] = set()  # calls with long answers
+        self._lists: set[int] = set()  # numbers of calls whose answers may be long
         self._next = 0
         self._in = bytearray()
         self._streams: TunnelStreams | None = None
@@ -195,21 +199,21 @@ class NodeTunnel:
         env: Mapping[str, str] | None = None,
         pty: Fields | None = None,
     ) -> TunnelChannel:
-        """Start a command given as words or as a line for the shell, or else a shell. Raises
-        RemoteError, TunnelLost.
+        """Start a command, given as words (`argv`) or as a shell line (`line`), or a shell if both
+        are None. Raises RemoteError, TunnelLost.
         """
         asked = {"what": "run", "argv": argv, "line": line, "env": dict(env or {}), "pty": pty}
         return await self._open(asked)
 
     async def connect(self, host: str, port: int) -> TunnelChannel:
-        """A TCP connection from the node. Raises RemoteError, TunnelLost."""
+        """Open a TCP connection from the node. Raises RemoteError, TunnelLost."""
         return await self._open({"what": "tcp", "host": host, "port": port})
 
     async def listen(
         self, host: str, port: int, accepted: Callable[[TunnelChannel, Fields], Awaitable[None]]
     ) -> tuple[TunnelChannel, int]:
-        """Listen on a port of the node; each connection opens a channel. Raises RemoteError,
-        TunnelLost.
+        """Listen on a port of the node; each connection opens a channel and calls `accepted`.
+        Returns the listener's channel and the port. Raises RemoteError, TunnelLost.
         """
         channel = await self._open({"what": "listen", "host": host, "port": port}, accepted)
         return channel, int((await channel.opened)["port"])
@@ -258,7 +262,7 @@ class NodeTunnel:
         return channel
 
     def _hear(self, data: bytes) -> None:
-        """Process frames of a node, which may be hostile: an invalid one ends the tunnel."""
+        """Process data from the node. The node may be hostile: an invalid frame ends the tunnel."""
         if self.lost.is_set():
             return
         self._in += data

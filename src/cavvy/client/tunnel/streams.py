@@ -1,4 +1,6 @@
-"""The two byte streams of a tunnel, over requests to the server; each has its own thread."""
+"""The two byte streams of a tunnel, carried by requests to the server. Each stream has its own
+thread.
+"""
 
 import asyncio
 import threading
@@ -8,12 +10,13 @@ from collections.abc import Callable
 from cavvy.client.client import Client
 from cavvy.client.errors import ApiError, Unreachable
 
-_PATIENCE_S = 60.0  # how long a server may be unreachable; a restarted one has lost its tunnels
+# seconds that a server may be unreachable; a restarted server has lost its tunnels
+_PATIENCE_S = 60.0
 _PIECE = 512 * 1024
 
 
 class TunnelStreams:
-    """Sends data from `put`, and passes received data to `heard` in the event loop; calls
+    """Sends the data that `put` gets, and passes received data to `heard` in the event loop. Calls
     `over(problem)` when either stream ends.
     """
 
@@ -42,7 +45,7 @@ class TunnelStreams:
             self._news.notify_all()
 
     def close(self) -> None:
-        """Send the remaining data, then the end of the stream."""
+        """Send the remaining data, and then the end of the stream."""
         with self._news:
             self._closed = True
             self._news.notify_all()

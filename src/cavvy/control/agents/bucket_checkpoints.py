@@ -1,8 +1,8 @@
-"""Checkpoints kept in a bucket: the server signs requests, nodes move the bytes, and database rows
-say which checkpoint counts.
+"""Checkpoints in a bucket: the server signs requests, nodes transfer the bytes, and database rows
+record which checkpoints are complete.
 
-Below the task's URL, PROJECT/JOB/blobs/SHA256 holds files and lists of files, named by the hash of
-their content.
+Below the task's URL, PROJECT/JOB/blobs/SHA256 contains files and lists of files, named by the hash
+of their content.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class BucketCheckpoints:
         self._prefix = prefix
 
     def held(self) -> dict[str, int]:
-        """The stored files, by hash, with their sizes."""
+        """Map the hash of each stored file to its size."""
         found: dict[str, int] = {}
         after = ""
         while True:
@@ -41,7 +41,7 @@ class BucketCheckpoints:
                 return found
 
     def file(self, name: str) -> SignedObjects:
-        """One file, for signing nodes' requests."""
+        """One file, for which requests of nodes can be signed."""
         return SignedObjects(self._bucket, self._key(name))
 
     def keep(self, files: Sequence[CheckpointFile]) -> str:
@@ -74,7 +74,7 @@ class BucketCheckpoints:
 
 
 class BucketCheckpointOpener:
-    """Opens jobs' buckets, with the project's keys or the server's."""
+    """Opens the buckets of jobs with the keys of the project or of the server."""
 
     def __init__(
         self,
@@ -87,7 +87,8 @@ class BucketCheckpointOpener:
         self._now = now
 
     async def open(self, job: Job) -> BucketCheckpoints | None:
-        """None if the job keeps its checkpoints on the server. Raises ObjectDenied."""
+        """Open the job's bucket, or return None if the job keeps its checkpoints on the server.
+        Raises ObjectDenied."""
         url = job.task.checkpoint.storage if job.task.checkpoint is not None else None
         if url is None:
             return None

@@ -1,9 +1,9 @@
-"""Checkpoints: the state that an attempt starts from, and uploads from nodes that cannot reach the
+"""Checkpoints: the state from which an attempt starts, and uploads from nodes that cannot reach the
 job's folder.
 
-A checkpoint counts once its row is written, which happens after all of its files are stored.
-Work on this machine writes to the job's folder instead; when a job moves between the two, its
-newest state is copied once, before the claim is granted.
+A checkpoint counts once its row is written, which happens after all of its files are stored. Work
+on this machine writes to the job's folder instead of uploading. When a job moves between this
+machine and other nodes, its newest state is copied once, before the claim is granted.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from cavvy.store.objects.base import ObjectError
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 
 KEPT = 2  # checkpoints kept for each job
-_COMING = 1000  # jobs remembered while their next checkpoint is sent
+_COMING = 1000  # maximum number of jobs whose current upload is remembered
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -43,20 +43,20 @@ _LOSSES_KEPT = timedelta(minutes=1)
 
 
 class InvalidManifest(Exception):
-    """The list of files is not that of a checkpoint; the agent has a bug, or the sender is no
+    """The list of files is invalid for a checkpoint: the agent has a bug, or the sender is no
     agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesMissing:
-    """Files of the checkpoint that are missing or were removed: send them, then commit again."""
+    """Files of the checkpoint that are not stored: the agent must send them and commit again."""
 
     blobs: Sequence[str]
 
 
 class Checkpoints:
-    """`folders` None: there are no folders, and every provider reaches `storage` (in the
-    simulator)."""
+    """Stores and restores the checkpoints of jobs. `folders` is None in the simulator, where every
+    provider reaches `storage`."""
 
     def __init__(
         self,
@@ -77,14 +77,12 @@ class Checkpoints:
         self._opened: dict[str, BucketCheckpoints | None] = {}
         self._losses: tuple[datetime, Mapping[str, NodeLosses]] | None = None
         self._coming: dict[str, frozenset[str]] = {}
-        self._untidy: set[str] = (
-            set()
-        )  # gangs whose users were told that their bucket keeps too much
+        self._untidy: set[str] = set()  # gangs with a reported failure to clean their bucket
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def ready(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
-        """Make the job's newest state reachable from this attempt's nodes and return how; may take
-        long. Raises StoreFull.
+        """Make the job's newest state reachable from this attempt's nodes, and return how they
+        reach it. May take long. Raises StoreFull.
         """
         wanted = job.task.checkpoint
         if wanted is None:
@@ -108,7 +106,7 @@ class Checkpoints:
         return CheckpointWork(path=wanted.path, sync=True, every_s=every_s)
 
     async def save_interval(self, job: Job, attempt: Attempt) -> CheckpointInterval | None:
-        """The save interval for now; None if the task sets it itself, or saves nothing."""
+        """The current save interval, or None if the task sets it itself or saves nothing."""
         wanted = job.task.checkpoint
         if wanted is None or not wanted.auto:
             return None
@@ -128,22 +126,22 @@ class Checkpoints:
         )
 
     async def losses_per_hour(self, attempt: Attempt) -> float:
-        """How often a gang like this one loses a node in its market, from observations so far."""
+        """How often per hour a gang of this size loses a node in its market, as observed so far."""
         return loss_rate(await self._lost(attempt), spot=_is_spot(attempt)) * attempt.nodes
 
     async def _lost(self, attempt: Attempt) -> NodeLosses:
         return (await self._seen_losses()).get(attempt.offer.key, NodeLosses())
 
     async def _seen_losses(self) -> Mapping[str, NodeLosses]:
-        """Losses of all markets in the recent past; read once a minute."""
+        """The recent losses in all markets; read from the store at most once a minute."""
         now = self._clock.now()
         if self._losses is None or now - self._losses[0] > _LOSSES_KEPT:
             self._losses = now, count_losses(await self._store.tallies(now - _LOSSES_SINCE))
         return self._losses[1]
 
     async def latest(self, gang: str) -> tuple[SavedCheckpoint, Sequence[CheckpointFile]] | None:
-        """The checkpoint that this gang starts from: the newest of earlier attempts, the same for
-        all ranks. Raises RowNotFound.
+        """The checkpoint from which this gang starts: the newest of earlier attempts, so that all
+        ranks get the same one. Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
         saved = await self._store.checkpoints(attempt.job_id)
@@ -159,8 +157,8 @@ class Checkpoints:
         )
 
     async def bucket_checkpoints(self, gang: str) -> BucketCheckpoints | None:
-        """The bucket of the job's checkpoints; None if it has none. Raises RowNotFound,
-        ObjectDenied.
+        """The bucket of the job's checkpoints, or None if the job uses no bucket. Raises
+        RowNotFound, ObjectDenied.
         """
         if self._bucket_opener is None:
             return None
@@ -182,8 +180,8 @@ class Checkpoints:
         return self._folders.blobs(attempt.project, attempt.job_id)
 
     async def missing(self, gang: str, names: Sequence[str]) -> Sequence[str]:
-        """The files of the coming checkpoint that must be sent; the others are kept for it.
-        Raises RowNotFound.
+        """The files of the next checkpoint that must be sent; its other files are stored already
+        and are kept. Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
         bucket_checkpoints = await self.bucket_checkpoints(gang)
@@ -191,7 +189,7 @@ class Checkpoints:
         self._coming.pop(attempt.job_id, None)
         if (
             len(self._coming) >= _COMING
-        ):  # losing an entry costs sending files again, never correctness
+        ):  # if an entry is lost, some files are sent again; nothing else goes wrong
             del self._coming[next(iter(self._coming))]
         self._coming[attempt.job_id] = frozenset(names)
         if bucket_checkpoints is not None:
@@ -234,8 +232,8 @@ class Checkpoints:
         files: Sequence[CheckpointFile],
         made_at: datetime,
     ) -> SavedCheckpoint | FilesMissing | ClaimLost:
-        """Like `commit`, for files in a bucket; compares sizes now, and contents when the files are
-        fetched."""
+        """Like `commit`, for files in a bucket. Only sizes are compared now; contents are compared
+        when the files are fetched."""
         held = await in_thread(bucket_checkpoints.held)
         wanted = [each for each in files if each.link is None]
         if missing := sorted(
@@ -255,15 +253,15 @@ class Checkpoints:
             return ClaimLost(reason=str(error))
         try:
             await self._sweep_bucket(bucket_checkpoints, attempt)
-        except (ObjectError, HashMismatch) as error:  # the checkpoint is safe all the same
+        except (ObjectError, HashMismatch) as error:  # the checkpoint itself is stored
             await self._tell_untidy(attempt, str(error))
         else:
             self._untidy.discard(attempt.gang)
         return saved
 
     async def _sweep_bucket(self, bucket_checkpoints: BucketCheckpoints, attempt: Attempt) -> None:
-        """Remove files that neither the kept checkpoints nor the coming one need. Raises
-        ObjectError, HashMismatch.
+        """Remove files that neither the kept checkpoints nor the next one need. Raises ObjectError,
+        HashMismatch.
         """
         needed = set(self._coming.pop(attempt.job_id, frozenset()))
         for each in await self._store.checkpoints(attempt.job_id):
@@ -273,10 +271,11 @@ class Checkpoints:
             }
         await in_thread_to_its_end(
             bucket_checkpoints.sweep, needed
-        )  # under the lock: removed files may be sent again next
+        )  # under the lock, since the next upload may need the removed files again
 
     async def _tell_untidy(self, attempt: Attempt, reason: str) -> None:
-        """Report once until the bucket is clean again: leftovers cost its owner money."""
+        """Report that files could not be removed, since they cost the user money. Reported only
+        once until the bucket is clean again."""
         if attempt.gang in self._untidy:
             return
         self._untidy.add(attempt.gang)
@@ -316,7 +315,7 @@ class Checkpoints:
         *,
         by: int,
     ) -> SavedCheckpoint:
-        """Write the row, then clean up: a crash in between leaves too many files, never too few."""
+        """Write the row, then clean up. A crash in between leaves extra files; none is missing."""
         project, job_id, now = attempt.project, attempt.job_id, self._clock.now()
         manifest = await asyncio.to_thread(folders.keep, project, job_id, files)
         saved = self._row(attempt, files, manifest, made_at, by=by)
@@ -329,8 +328,8 @@ class Checkpoints:
         return saved
 
     async def _from_folder(self, folders: CheckpointFolders, job: Job, attempt: Attempt) -> None:
-        """The attempt runs elsewhere: files that work on this machine left in the folder become a
-        checkpoint.
+        """Make a checkpoint of the files that work on this machine left in the job's folder; used
+        if the attempt runs on other nodes.
         """
         user = await asyncio.to_thread(folders.last_user, job.project, job.id)
         saved = await self._store.checkpoints(job.id)
@@ -346,7 +345,8 @@ class Checkpoints:
         await self._tell(attempt, taken, f"the files that attempt {user} left on this machine")
 
     async def _to_folder(self, folders: CheckpointFolders, job: Job, attempt: Attempt) -> None:
-        """The attempt runs on this machine: fill the folder with the newest uploaded checkpoint."""
+        """Fill the job's folder with the newest uploaded checkpoint; used if the attempt runs on
+        this machine."""
         user = await asyncio.to_thread(folders.last_user, job.project, job.id)
         if user >= attempt.number:
             return
@@ -377,7 +377,8 @@ def _is_spot(attempt: Attempt) -> bool:
 
 
 def count_losses(tallies: Sequence[MarketTally]) -> dict[str, NodeLosses]:
-    """The losses in each market and how long its nodes ran, over all nodes that have ended."""
+    """The losses of each market, and the hours that its nodes ran, over all nodes that have
+    ended."""
     found: dict[str, NodeLosses] = {}
     for each in tallies:
         if each.kind in LIVES:
@@ -389,12 +390,12 @@ def count_losses(tallies: Sequence[MarketTally]) -> dict[str, NodeLosses]:
 
 
 def describe(files: int, size: int) -> str:
-    """How large a checkpoint is, such as "3 files, 1.5 GiB"."""
+    """The size of a checkpoint for people, such as "3 files, 1.5 GiB"."""
     return f"{files} file{'' if files == 1 else 's'}, {say_size(size)}"
 
 
 def say_size(size: float) -> str:
-    """Bytes for people, such as "1.5 GiB"."""
+    """Format a number of bytes for people, such as "1.5 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
@@ -408,9 +409,7 @@ def _sweep(
     coming: frozenset[str],
     now: datetime,
 ) -> None:
-    """Remove every file of the job that neither its kept checkpoints nor the one being uploaded
-    need.
-    """
+    """Remove the job's files that neither its kept checkpoints nor the one being uploaded need."""
     wanted = set(coming)
     for each in kept:
         wanted.add(each.manifest)

@@ -5,7 +5,7 @@ from cavvy.domain.messages import ClaimLost
 
 
 def find_objection(attempt: Attempt, node: Node, nonce: str) -> ClaimLost | None:
-    """Why the agent with this nonce no longer holds the claim; None if it does."""
+    """The reason why the agent with this nonce does not hold the claim, or None if it does."""
     if node.claim != nonce:
         return ClaimLost(reason=f"rank {node.rank} is claimed by another agent")
     if attempt.phase is AttemptPhase.ENDED:

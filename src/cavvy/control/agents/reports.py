@@ -1,4 +1,4 @@
-"""Applies agents' messages to the rows of their node, and creates the user's events. No I/O."""
+"""Applies agents' messages to the rows of their nodes, and creates events for users. No I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,24 +20,25 @@ _ENDS = frozenset(
         AttemptOutcome.LIMIT,
         AttemptOutcome.NODE,
     }
-)  # failure kinds that only an agent can report
-_FAILURES = frozenset({FailureKind.GPU, FailureKind.LINK, FailureKind.NETWORK})  # can report
-# Messages that change a rank's state apply with their readable fields; other kinds are refused
-# whole.
+)  # the outcomes that an agent can report
+# The failures that an agent can report.
+_FAILURES = frozenset({FailureKind.GPU, FailureKind.LINK, FailureKind.NETWORK})
+# If some fields of a message are unreadable, these kinds, which change a rank's state, are applied
+# with their other fields. Other kinds are refused.
 _NEEDED = frozenset(
     {MessageKind.SETUP, MessageKind.RUNNING, MessageKind.CHECKPOINT, MessageKind.EXITED}
 )
-_REFUSALS_TOLD = 20  # refusal events per rank; later ones are only counted
-_MOST_FIGURES = 256  # names of a rank's progress
+_REFUSALS_TOLD = 20  # refusal events per rank; later refusals are only counted
+_MOST_FIGURES = 256  # maximum number of names in a rank's progress
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
-_LONGEST_STEP_MS = 86_400_000  # a day, in seconds: no step takes longer
+_LONGEST_STEP_MS = 86_400_000  # one day in ms; a longer step is not plausible
 Figures = dict[str, float | str]
 ADVICE = "advice"  # the name of the event about a node at risk
 
 
 @dataclass(slots=True)
 class ReportOutcome:
-    """The rows after applying messages. `moved`: the reconciler should run at once."""
+    """The rows after applying messages. If `moved`, the reconciler should run at once."""
 
     job: Job
     attempt: Attempt
@@ -50,9 +51,9 @@ class ReportOutcome:
 def apply_messages(
     job: Job, attempt: Attempt, node: Node, messages: Sequence[AgentMessage], now: datetime
 ) -> ReportOutcome:
-    """Apply the messages after the last applied one, in order, each once.
+    """Apply the messages that follow the last applied one, in order, each once.
 
-    A message that cannot be applied is refused, with an event; later ones are applied.
+    A message that cannot be applied is refused with an event; the messages after it are applied.
     """
     report = ReportOutcome(job=job, attempt=attempt, node=node)
     for message in sorted(messages, key=lambda item: item.seq):
@@ -141,7 +142,7 @@ def _merged(old: Figures, new: Figures) -> Figures:
 
 
 def _measured(attempt: Attempt, message: AgentMessage) -> Attempt:
-    """The attempt's checkpoint state after this message; fields that it leaves out keep their
+    """The attempt's checkpoint state after this message. Fields that the message lacks keep their
     values."""
     cost, rate = message.cost_s, _rate(message)
     return replace(
@@ -155,7 +156,7 @@ def _measured(attempt: Attempt, message: AgentMessage) -> Attempt:
 
 
 def _rate(message: AgentMessage) -> float | None:
-    """Bytes per second, None if nothing was sent or the time is unknown."""
+    """Bytes per second, or None if nothing was sent or the time is unknown."""
     if not message.seconds or not message.sent:
         return None
     rate = message.sent / message.seconds
@@ -179,8 +180,8 @@ def _checkpoint(message: AgentMessage) -> str:
 
 
 def step_of(job: Job, node: Node) -> timedelta:
-    """How long a step of the work takes: as reported by the work, else as declared in the task,
-    else zero.
+    """How long a step of the work takes, as the work reports or, failing that, the task declares;
+    zero if it is unknown.
     """
     said = node.progress.get("step_ms")
     if isinstance(said, (int, float)) and 0 < said < _LONGEST_STEP_MS:
@@ -219,7 +220,8 @@ _HANDLERS: Mapping[str, Callable[[ReportOutcome, AgentMessage, datetime, datetim
 
 
 def _plausible(at: datetime, node: Node, now: datetime) -> datetime:
-    """The node's own time, limited to between its claim and now, since its clock may be wrong."""
+    """The time by the node's clock, limited to the range from its claim to now, since the clock may
+    be wrong."""
     return min(now, max(at, node.claimed_at or _EARLIEST)).astimezone(UTC)
 
 

@@ -1,8 +1,8 @@
 """The service through which agents claim their work, report, and receive orders.
 
-Claims make a double launch harmless: each rank of an attempt is granted to one nonce only.
-Messages are numbered, and each is applied once. Losing a wake-up here costs one polling interval,
-never correctness.
+Claims make a double launch harmless: each rank of an attempt is granted to one nonce only. Messages
+are numbered, and each is applied once. A lost wake-up only delays an answer by one polling
+interval.
 """
 
 import asyncio
@@ -42,12 +42,12 @@ _STANDBY_ASKS_AGAIN = timedelta(seconds=1)  # retry interval while another gang 
 _KEPT_ASKS_AGAIN = timedelta(seconds=1)
 _WAITS = timedelta(
     seconds=30
-)  # time since its last request in which the agent of a kept gang counts as ready
+)  # the agent of a kept gang counts as ready if its last request is at most this old
 _PATIENCE = timedelta(
     seconds=10
 )  # time that a claim waits for the newest checkpoint; agents retry after 30 s
 _UNREADY_ASKS_AGAIN = timedelta(seconds=1)
-_TRIES = 8  # tries of a write that meets a newer version
+_TRIES = 8  # tries of a write that fails because the row has a newer version
 
 ReadBlob = Callable[[str], Awaitable[bytes]]  # manifest by hash; raises RowNotFound
 OpenSecrets = Callable[
@@ -56,22 +56,22 @@ OpenSecrets = Callable[
 
 
 async def no_save_interval(job: Job, attempt: Attempt) -> CheckpointInterval | None:
-    """Leaves the save interval to the task."""
+    """The default for `save_interval`: Cavvy chooses no save interval."""
     return None
 
 
 async def no_losses(attempt: Attempt) -> None:
-    """Reports no observations of any market."""
+    """The default for `losses`: no market was observed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDependencies:
-    """The other modules' services that a work document needs."""
+    """Services of other modules that are needed to build a work document."""
 
     open_secrets: OpenSecrets
     checkpoint: Callable[
         [Job, Attempt], Awaitable[CheckpointWork | None]
-    ]  # None: it is not ready to start from yet
+    ]  # returns None if the task saves no checkpoints
     accelerators: Callable[[Job, Attempt], int]  # per node
     save_interval: Callable[[Job, Attempt], Awaitable[CheckpointInterval | None]] = (
         no_save_interval  # the save interval, if Cavvy chooses it
@@ -90,8 +90,8 @@ class _NotYet(Exception):
 
 
 class AgentSessions:
-    """Serves agents' requests; see `docs/concepts/agent-protocol.md`. `hint` puts a job's key on
-    the worklist.
+    """Serves the requests of agents; see `docs/concepts/agent-protocol.md`. `hint` puts a job's key
+    on the worklist.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class AgentSessions:
         ] = {}  # requests for further work by agents of kept gangs
         self._readying: dict[
             str, asyncio.Future[CheckpointWork | None]
-        ] = {}  # by attempt, until the claim is granted
+        ] = {}  # copies of checkpoints, by attempt ID, until the claim is granted
         self._waiters: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
     async def claim(
@@ -125,10 +125,10 @@ class AgentSessions:
         *,
         protocol: int = PROTOCOL,
     ) -> ClaimGranted | ClaimWait | ClaimRefused:
-        """Grant the rank to the first nonce that asks; the same nonce gets the same answer again.
+        """Grant the rank to the first nonce that requests it. A repeated request with that nonce
+        gets the same answer.
 
-        An agent with an older `protocol` is refused if it would ignore a part of the work that it
-        does not know.
+        An agent with an older `protocol` is refused if the work has fields that it would ignore.
         """
         for _ in range(_TRIES):
             try:
@@ -144,8 +144,8 @@ class AgentSessions:
     async def messages(
         self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
     ) -> MessagesStored | ClaimLost:
-        """Apply each message once and in order; the agent must resend messages after a gap.
-        Messages that cannot be applied or stored are refused and acknowledged.
+        """Apply each message once and in order; messages after a gap must be sent again. Messages
+        that cannot be applied or stored are refused, but acknowledged.
         """
         for _ in range(_TRIES):
             try:
@@ -177,8 +177,8 @@ class AgentSessions:
         return node.order if node.order is not None and node.order.seq > after else None
 
     async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
-        """Like `order`, but waits up to `wait` for one; also returns (None) when `notify` is
-        called.
+        """Like `order`, but waits up to `wait` for an order. Returns earlier, possibly with None,
+        when `notify` is called.
         """
         changed = asyncio.Event()
         self._waiters[gang].add(changed)
@@ -203,31 +203,32 @@ class AgentSessions:
             waiter.set()
 
     async def lease(self, gang: str) -> timedelta:
-        """How long an agent of this gang may work without an answer from the server. Raises
+        """How long the agents of this gang may work without an answer from the server. Raises
         RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
         return self._lease(await self._store.job(attempt.job_id), attempt)
 
     def heard(self, attempt_id: str, rank: int) -> datetime | None:
-        """When this rank last spoke, as far as this process knows."""
+        """When this process last received a message from this rank, or None."""
         return self._heard.get((attempt_id, rank))
 
     def waits(self, attempt: Attempt) -> bool:
-        """Whether every agent of this kept gang asked for other work recently."""
+        """Whether every agent of this kept gang has recently asked for other work."""
         since = self._clock.now() - _WAITS
         asked = [self._asked.get((attempt.id, rank)) for rank in range(attempt.nodes)]
         return all(at is not None and at >= since for at in asked)
 
     def afford(self, attempt_id: str, until: datetime | None) -> None:
-        """The budget pays for this attempt until then; its leases end earlier."""
+        """Limit the attempt's leases, since the budget pays for it only until this time; None
+        removes the limit."""
         if until is None:
             self._affordable.pop(attempt_id, None)
         else:
             self._affordable[attempt_id] = until
 
     def forget(self, attempt: Attempt) -> None:
-        """The attempt is over: drop its state, and release waiting order requests."""
+        """Drop the state of an attempt that has ended, and answer its waiting order requests."""
         self._affordable.pop(attempt.id, None)
         if (coming := self._readying.pop(attempt.id, None)) is not None:
             coming.cancel()
@@ -237,7 +238,7 @@ class AgentSessions:
         self.notify(attempt.gang)
 
     async def close(self) -> None:
-        """Cancel unfinished copies: the next server starts them anew."""
+        """Cancel unfinished copies of checkpoints; the next server starts them again."""
         coming, self._readying = list(self._readying.values()), {}
         for each in coming:
             each.cancel()
@@ -272,7 +273,7 @@ class AgentSessions:
     async def _give(
         self, job: Job, attempt: Attempt, nodes: Sequence[Node]
     ) -> ClaimGranted | ClaimWait:
-        """The work document, once every rank has an agent."""
+        """Return the work document if every rank has an agent; otherwise the agent must wait."""
         if not all(other.claim for other in nodes):
             return ClaimWait(after=_ASK_AGAIN)
         if attempt.number != (await self._store.job(attempt.job_id)).attempt:
@@ -286,7 +287,8 @@ class AgentSessions:
     def _claim_next(
         self, job: Job, attempt: Attempt, node: Node, protocol: int
     ) -> ClaimWait | ClaimRefused:
-        """The rank has an agent; only the agent of a kept node may ask again."""
+        """Answer a claim of a rank that already has an agent: only the agent of a kept node may ask
+        again."""
         if not waits_on(job, attempt, node):
             return ClaimRefused(reason=f"rank {node.rank} is claimed by another agent")
         if protocol < PROTOCOL:
@@ -332,14 +334,14 @@ class AgentSessions:
     async def _unknown(
         self, job: Job, attempt: Attempt, nodes: Sequence[Node], protocol: int
     ) -> str:
-        """Fields of the work that an agent of this protocol would ignore; "" if there are none."""
+        """The fields of the work that an agent with this protocol would ignore, or ""."""
         if protocol >= PROTOCOL:
             return ""
         return ", no ".join(list_unknown(protocol, await self._assignment(job, attempt, nodes)))
 
     async def _turn_away(self, attempt: Attempt, rank: int, why: str) -> ClaimRefused:
-        """Leave the rank unclaimed and report it: the gang is launched again, with current
-        agents."""
+        """Leave the rank unclaimed and report the reason. The gang is then launched again with
+        current agents."""
         event = Event(
             project=attempt.project,
             job_id=attempt.job_id,
@@ -369,8 +371,8 @@ class AgentSessions:
         )
 
     async def _checkpoint(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
-        """How the newest state is reached once it is copied; copying continues between claims.
-        Raises _NotYet.
+        """How the nodes reach the newest checkpoint. Raises _NotYet while it is being copied, which
+        continues between two claims.
         """
         coming = self._readying.get(attempt.id)
         if coming is None:
@@ -384,7 +386,7 @@ class AgentSessions:
         return coming.result()
 
     async def _manifest(self, job: Job) -> bytes | None:
-        """The frozen folder's manifest, if the setup's key depends on parts of it."""
+        """The frozen folder's manifest, if the setup's key depends on some of its files."""
         snapshot, read = job.origin.snapshot, self._dependencies.read_blob
         if job.task.setup_uses is None or snapshot is None or read is None:
             return None
@@ -420,8 +422,8 @@ class AgentSessions:
         )
 
     def _warn_of_size(self, report: ReportOutcome, before: Attempt) -> None:
-        """Report once, when first measured, that the provider's notice is too short for a
-        checkpoint of this size.
+        """Report that the provider's notice is too short for a checkpoint of this size; done once,
+        after the first measurement.
         """
         attempt, notice = report.attempt, self._dependencies.notice(report.attempt)
         if attempt.checkpoint_rate is None or before.checkpoint_rate is not None or notice is None:
@@ -439,7 +441,9 @@ class AgentSessions:
             tell(report, self._clock.now(), "unsafe", text)
 
     async def _repace(self, report: ReportOutcome) -> None:
-        """Change the save interval if the newest checkpoint's cost makes another one better."""
+        """Change the save interval if another interval suits the newest checkpoint's cost
+        better.
+        """
         save_interval = await self._dependencies.save_interval(report.job, report.attempt)
         if save_interval is None or not is_news(
             report.attempt.checkpoint_every, save_interval.every
@@ -462,7 +466,7 @@ class AgentSessions:
         )
 
     def _lease(self, job: Job, attempt: Attempt) -> timedelta:
-        """The task's stated length, or less if the budget ends earlier."""
+        """The lease that the task declares, or a shorter one if the budget ends earlier."""
         now = self._clock.now()
         until = self._affordable.get(attempt.id) or _paid_until(job, attempt)
         lease = job.task.limits.unattended
@@ -470,8 +474,8 @@ class AgentSessions:
 
 
 def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequence[AgentMessage]:
-    """Several messages are returned unchanged, to be tried one by one; a single one is reduced to
-    fields that can be stored. Raises HashMismatch if that was tried already.
+    """Return several messages unchanged, so that they are tried one by one. Reduce a single message
+    to fields that can be stored; raises HashMismatch if that was tried already.
     """
     if len(messages) != 1:
         return messages
@@ -491,8 +495,8 @@ def first_lease(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
 
 
 def _paid_until(job: Job, attempt: Attempt, spent: Money | None = None) -> datetime | None:
-    """How long the rest of the budget would pay for this attempt alone, while its actual spending
-    is unknown.
+    """Until when the rest of the budget would pay for this attempt alone; used while the attempt's
+    spending is unknown. None: no limit.
     """
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
@@ -502,8 +506,8 @@ def _paid_until(job: Job, attempt: Attempt, spent: Money | None = None) -> datet
 
 
 def lease_paid_by(left: Money, rate: HourlyRate, job: Job) -> timedelta:
-    """How long `left` pays for work at `rate`, less the cost of ending it; half of `left` if that
-    cost is most of it.
+    """How long `left` pays for work at `rate`, less the time for ending the work, but at least half
+    of the paid time.
     """
     paid = paid_time(left, rate)
     return paid - min(job.task.grace + MARGIN, paid / 2)

@@ -1,4 +1,4 @@
-"""Signed transfers: requests for inputs, outputs and checkpoint files that need no credentials.
+"""Signs requests for inputs, outputs and checkpoint files, so that agents need no credentials.
 
 An agent can request only transfers that its gang's task names, and only while its attempt lasts.
 Each signed request covers one object for a quarter of an hour; after it expires, the agent asks for
@@ -28,13 +28,13 @@ from cavvy.store.objects.locations import KEYS, merge_keys, open_place
 from cavvy.store.objects.threads import in_thread
 
 SIGNED_S = 900
-RELAY_BYTES = 8 * 1024 * 1024  # bytes of one relayed answer
-_KNOWN = 256  # storages kept open
+RELAY_BYTES = 8 * 1024 * 1024  # maximum bytes of one relayed answer
+_KNOWN = 256  # maximum number of storages that are kept open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """One file of an input; `path` "" is the input itself. Without `signed`, the control plane
+    """One file of an input; the path "" is the input itself. Without `signed`, the control plane
     relays the file.
     """
 
@@ -47,7 +47,8 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputPage:
-    """Some of an input's files; pass `next` to get more, "" after the last."""
+    """Some of an input's files. `next` is the argument that returns more files; "" after the last
+    page."""
 
     files: Sequence[InputFile]
     next: str = ""
@@ -55,8 +56,8 @@ class InputPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferUpload:
-    """How to send one file: in parts of `part_bytes`, each by its own signed request, or through
-    the control plane (`relay`).
+    """How to upload one file: in parts of `part_bytes`, each by its own signed request, or through
+    the control plane if `relay`.
     """
 
     upload: str  # "" if the whole file is sent in one request
@@ -65,8 +66,8 @@ class TransferUpload:
 
 
 class SignedObjects:
-    """The objects at one URL. `path` is below it, "" the URL's own object. Methods block on the
-    network and raise ObjectError.
+    """The objects at one URL. Paths are relative to the URL; the path "" is the URL's own object.
+    Methods block on the network and raise ObjectError.
     """
 
     def __init__(self, place: ObjectReader, key: str) -> None:
@@ -74,7 +75,8 @@ class SignedObjects:
         self._key = key
 
     def page(self, after: str) -> InputPage:
-        """The object with the URL's own name, or else everything below it."""
+        """List the object with the URL's own name or, if it does not exist, everything below the
+        URL."""
         place, key = self.place, self._key
         if not after and key and not key.endswith("/"):
             one = place.head(key)
@@ -98,7 +100,7 @@ class SignedObjects:
         return self.place.sign_get(self.key(path), SIGNED_S)
 
     def read(self, path: str, offset: int, length: int) -> bytes:
-        """Some bytes of a file, for a node that cannot reach the storage."""
+        """Read some bytes of a file for a node that cannot reach the storage."""
         return self.place.get(self.key(path), offset, min(length, RELAY_BYTES))
 
     def begin(self, path: str, size: int) -> TransferUpload:
@@ -122,12 +124,12 @@ class SignedObjects:
             raise ObjectTryAgain(f"{key}: {size} bytes were sent, but {there} arrived")
 
     def abort(self, path: str, upload: str) -> None:
-        """Make the storage drop the parts of an upload."""
+        """Make the storage delete the parts of an aborted upload."""
         if upload:
             self._bucket.abort(self.key(path), upload)
 
     def write(self, path: str, offset: int, size: int, data: bytes) -> None:
-        """Some bytes of a file, for a node that cannot reach the storage."""
+        """Write some bytes of a file for a node that cannot reach the storage."""
         if isinstance(self.place, RelayedObjects):
             self.place.write(self.key(path), offset, data, size)
         elif offset == 0 and len(data) == size:
@@ -139,7 +141,7 @@ class SignedObjects:
             )
 
     def key(self, path: str) -> str:
-        """The key of a file. Raises ObjectDenied for a path that leaves the URL."""
+        """The key of a file. Raises ObjectDenied for a path outside the URL."""
         if path.startswith("/") or ".." in path.split("/") or "\0" in path:
             raise ObjectDenied(f"{path!r} is outside the URL that the task names")
         if not path:
@@ -154,7 +156,8 @@ class SignedObjects:
 
 
 class Transfers:
-    """`environment` is the server's own; a project's secrets win over it."""
+    """Opens the inputs and outputs of jobs. `environment` is the server's own; the secrets of a
+    project override it."""
 
     def __init__(
         self,
@@ -170,7 +173,7 @@ class Transfers:
         self._pool: dict[tuple[str, str], SignedObjects] = {}
 
     async def page(self, gang: str, index: int, after: str) -> InputPage:
-        """Raises RowNotFound, ObjectError."""
+        """List files of an input. Raises RowNotFound, ObjectError."""
         found = await self.input(gang, index)
         try:
             return await in_thread(found.page, after)
@@ -180,11 +183,11 @@ class Transfers:
             raise
 
     async def input(self, gang: str, index: int) -> SignedObjects:
-        """Raises RowNotFound, ObjectError."""
+        """The objects of an input. Raises RowNotFound, ObjectError."""
         return await self._open(gang, index, lambda task: [each.source for each in task.inputs])
 
     async def output(self, gang: str, index: int) -> SignedObjects:
-        """Raises RowNotFound, ObjectError."""
+        """The objects of an output. Raises RowNotFound, ObjectError."""
         return await self._open(gang, index, lambda task: [each.target for each in task.outputs])
 
     async def _is_output_too(self, gang: str, index: int) -> bool:

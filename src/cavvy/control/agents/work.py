@@ -22,7 +22,7 @@ from cavvy.domain.tasks import ImageBuild, Resources, Task, Transfer, Workdir
 from cavvy.planner.estimate.devices import device_of
 from cavvy.spec.uses import is_used
 
-# Below the first ephemeral port of Linux (32768) and above the well-known ones of common services.
+# Below the first ephemeral port of Linux (32768) and above the ports of common services.
 _FIRST_PORT, _PORTS = 20000, 12000
 
 
@@ -39,9 +39,9 @@ def make_assignment(
 ) -> Assignment:
     """Build the work of one attempt.
 
-    `secrets` are opened values by name; `checkpoint` says how its files are kept; `manifest` is the
-    frozen working folder's, for the key of a setup with `uses`; `losses_per_hour` is the expected
-    rate for the whole gang in its market.
+    `secrets` are decrypted values by name; `checkpoint` describes where checkpoints are stored;
+    `manifest` is that of the frozen working folder, for the key of a setup with `uses`;
+    `losses_per_hour` is the expected rate for the whole gang in its market.
     """
     task = job.task
     return replace(
@@ -64,7 +64,7 @@ def make_assignment(
 
 
 def _make_bare(job: Job, attempt: Attempt, nodes: Sequence[Node], accelerators: int) -> Assignment:
-    """The job, the nodes that run it together, and the files that it reads and writes."""
+    """The work with only its job, its nodes, and the files that it reads and writes."""
     task, origin = job.task, job.origin
     return Assignment(
         job=job.name,
@@ -86,8 +86,8 @@ def _make_bare(job: Job, attempt: Attempt, nodes: Sequence[Node], accelerators: 
 
 
 def _check(need: Resources, offer: Offer) -> CheckWork | None:
-    """Requirements of the node check for this offer: shares of its accelerators' data sheet, and of
-    the requested network speed.
+    """What the node check requires for this offer: shares of the figures in the accelerators' data
+    sheet, and of the requested network speed.
     """
     if need.check is None:
         return None
@@ -109,8 +109,8 @@ def _check(need: Resources, offer: Offer) -> CheckWork | None:
 
 
 def _price(attempt: Attempt) -> dict[str, str]:
-    """The whole gang's dollars per hour, for cost-tracking programs; unknown for a part of a shared
-    host.
+    """The whole gang's dollars per hour, for cost-tracking programs; {} for a part of a shared
+    host, whose price is unknown.
     """
     if attempt.offer.shared:
         return {}
@@ -118,7 +118,7 @@ def _price(attempt: Attempt) -> dict[str, str]:
 
 
 def _losses(per_hour: float | None) -> dict[str, str]:
-    """Figures for programs that choose their own save interval."""
+    """The expected losses per hour, for programs that choose their own save interval."""
     return {} if per_hour is None else {"CAVVY_LOSSES_PER_HOUR": f"{per_hour:.6g}"}
 
 
@@ -132,9 +132,9 @@ def setup_key(job: Job, manifest: bytes | None = None) -> str | None:
     """A hash of everything that a setup can see; equal keys mean that a finished setup can be
     reused.
 
-    With `uses`, it covers the content of these files, if the frozen folder's manifest is given;
-    otherwise the whole folder. Parameters count if the setup names their variables; `${{ params.x
-    }}` is already part of its text.
+    With `uses` and the frozen folder's manifest, the hash covers the content of the files in
+    `uses`; otherwise it covers the whole folder. It covers parameters if the setup names their
+    variables; `${{ params.x }}` is already replaced in the setup's text.
     """
     task = job.task
     if task.setup is None:
@@ -158,24 +158,25 @@ def setup_key(job: Job, manifest: bytes | None = None) -> str | None:
 
 
 def name_build(job: Job, build: ImageBuild) -> str:
-    """The image's name on every node: each node builds equal folders and Dockerfiles only once."""
+    """The image's name on every node. Equal folders and Dockerfiles get the same name, so that each
+    node builds them only once."""
     parts = [job.origin.snapshot, _plain(_git(job.task.workdir)), _plain(build)]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"localhost/cavvy-build:{digest[:32]}"
 
 
 def _plain(part: ImageBuild | GitWork | None) -> dict[str, Any] | None:
-    """The value's text in keys."""
+    """The value as a dictionary, as used for hashes."""
     return None if part is None else asdict(part)
 
 
 def names_params(setup: str) -> bool:
-    """Whether a setup may see the parameters as variables; the agent decides the same way."""
+    """Whether a setup gets the parameters as variables; the agent uses the same rule."""
     return "CAVVY_PARAM_" in setup
 
 
 def _used(manifest: bytes, uses: Sequence[str]) -> list[object]:
-    """The entries of `uses`: path and content, or path and target of a link."""
+    """The manifest's entries of `uses`: path, hash, mode and link target of each file."""
     files = json.loads(manifest)["files"]
     found = [
         (each["path"], each.get("sha256"), each.get("mode"), each.get("link"))

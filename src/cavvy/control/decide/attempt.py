@@ -1,4 +1,4 @@
-"""The next step of one attempt, from its wanted and observed state."""
+"""Decides the next step of one attempt from its wanted and observed state."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,33 +23,33 @@ from cavvy.domain.jobs import (
 )
 from cavvy.domain.units import Money
 
-POLL = timedelta(seconds=15)  # interval for asking a provider about a gang that starts or ends
-STEADY_POLL = timedelta(seconds=30)  # interval for a gang whose agents report running work
+POLL = timedelta(seconds=15)  # interval for polling a provider about a gang that starts or ends
+STEADY_POLL = timedelta(seconds=30)  # polling interval while the agents report running work
 LAUNCH_TIMEOUT = timedelta(
     minutes=10
-)  # a provider without a clear answer for this long is abandoned
+)  # a launch fails if the provider gives no clear answer for this long
 BOOT_TIMEOUT = timedelta(minutes=20)  # dstack's timeout for its slowest backends
 HEARD_LATELY = timedelta(
     seconds=60
-)  # two long polls: an agent heard within it exists, even if the provider denies it
+)  # two long polls: an agent that reported since then exists, even if the provider denies it
 MARGIN = timedelta(
     seconds=5
 )  # time beyond the grace period for the signal, the last log lines and the report
-PRICE_RISE = 10  # a price that rises so much at once must not outrun a budget
+PRICE_RISE = 10  # a price that rises by this factor at once must not exceed the budget
 REMOVE_AGAIN = timedelta(seconds=30)  # a removal without effect is requested again
 END_TIMES_TIMEOUT = timedelta(
     minutes=10
 )  # time after which an ended gang without reported end times is closed
 _TOLD = frozenset(
     {AttemptOutcome.PREEMPTED, AttemptOutcome.STOPPED, AttemptOutcome.LIMIT}
-)  # exit codes of a process that a signal asked to end
+)  # outcomes of work that was asked to end
 _NONE = timedelta(0)
 
 
 class GangAbsence(StrEnum):
-    """The result of a look at a provider that did not return the gang."""
+    """The result of a poll that did not return the gang."""
 
-    UNKNOWN = "unknown"  # not asked, or not answered
+    UNKNOWN = "unknown"  # the provider was not polled, or did not answer
     ABSENT = "absent"  # the provider does not know the gang
 
 
@@ -65,13 +65,13 @@ class AttemptSnapshot:
     nodes: tuple[Node, ...]
     seen: Seen
     visibility_delay: timedelta  # how long the provider may hide an existing gang
-    listening_since: datetime  # an agent's silence before this server's start says nothing
-    asked: bool = False  # this server requested the launch, and no look has succeeded since
+    listening_since: datetime  # this server's start: agents count as silent only since then
+    asked: bool = False  # this server requested the launch; no poll has succeeded since
     removed_at: datetime | None = None  # when this server last requested the removal
-    unsure: bool = False  # an earlier launch request was never answered: it may still take effect
+    unsure: bool = False  # a launch request was never answered: it may still take effect
     denied: bool = False  # the provider refused the last launch request
     spent: Money | None = None  # spent by the job until now, if it has a budget
-    pays: timedelta | None = None  # how long the rest of the budget pays at the present price
+    pays: timedelta | None = None  # how long the rest of the budget lasts at the current price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,8 @@ class LaunchGang:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveGang:
-    """Request the gang's removal from the provider; with `missed`, the previous look did not find
-    the gang.
+    """Request the gang's removal from the provider. `missed`: the last poll did not find the
+    gang.
     """
 
     missed: bool = False
@@ -95,10 +95,10 @@ class AdvanceAttempt:
     phase: AttemptPhase
     reason: str
     outcome: AttemptOutcome | None = None
-    failure: FailureKind | None = None  # failure kind, if the outcome does not imply it
+    failure: FailureKind | None = None  # kind of failure, if the outcome does not imply it
     exit_code: int | None = None
-    rank: int | None = None  # rank that failed first
-    until: datetime | None = None  # keep deadline of a kept gang
+    rank: int | None = None  # the rank that failed first
+    until: datetime | None = None  # for a kept gang: when it is released
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,19 +106,19 @@ class OrderRanks:
     """Send these ranks an order."""
 
     ranks: tuple[int, ...]
-    kind: str  # as Order.kind
+    kind: str  # see Order.kind
     seconds: float
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountMiss:
-    """Count a look that did not find the gang."""
+    """Count a poll that did not find the gang."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClearMisses:
-    """The gang was found again after missed looks."""
+    """Reset the count of missed polls, since a poll found the gang again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +134,9 @@ Action = (
 
 
 def decide_attempt(view: AttemptSnapshot, now: datetime) -> Action:
-    """The next step of one attempt: one small function per phase.
+    """The next step of one attempt; each phase has its own function.
 
-    Keep a gang whose work ends the job, if its task wants that.
+    A gang whose work ends the job is kept instead of released if the task wants that.
     """
     action = DECIDE[view.attempt.phase](view, now)
     if not isinstance(action, AdvanceAttempt) or action.phase is not AttemptPhase.ENDING:
@@ -221,7 +221,8 @@ def _ending_phase(view: AttemptSnapshot, now: datetime) -> Action:
 
 
 def _kept(view: AttemptSnapshot, now: datetime) -> Action:
-    """A kept gang: the project's next job takes it over without a decision here."""
+    """The next step of a kept gang: end it or wait. A job that takes the gang over needs no
+    decision here."""
     attempt = view.attempt
     until = attempt.kept_until or now
     action = _gone(view, now)
@@ -259,8 +260,8 @@ DECIDE: dict[AttemptPhase, Callable[[AttemptSnapshot, datetime], Action]] = {
 
 
 def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """The end of the work, from the agents' own reports: a gang fails as a whole, with its first
-    failure's exit code.
+    """The end of the work according to the agents' reports. A gang fails as a whole, with the exit
+    code of the first failure.
     """
     exited = [node for node in view.nodes if node.phase is NodePhase.EXITED]
     complete = is_complete(view.nodes)
@@ -269,7 +270,7 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
         if len(exited) < len(view.nodes):
             return None
         return _ending(AttemptOutcome.SUCCEEDED, "the work succeeded", exit_code=0)
-    # A rank that stopped on an order is a consequence; the cause is another rank's failure.
+    # A rank that stopped on an order is not the cause; the cause is another rank's failure.
     causes = [
         node for node in failures if node.exit_outcome is not AttemptOutcome.STOPPED
     ] or failures
@@ -293,10 +294,10 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
 
 
 def is_complete(nodes: Sequence[Node]) -> bool:
-    """Whether every rank that reports progress says that the gang's work is complete.
+    """Whether at least one rank reports its completion, and all that do report complete work.
 
-    A rank reports that by `complete`, else by a `fraction` of 1. `done` and `total` may refer to
-    one epoch and do not describe the whole job.
+    A rank reports complete work by `complete` or, without that, by a `fraction` of 1. `done` and
+    `total` are ignored, since they may refer to one epoch instead of the whole job.
     """
     told = [found for node in nodes if (found := _completion(node.progress)) is not None]
     return bool(told) and all(told)
@@ -308,7 +309,8 @@ def _completion(progress: Mapping[str, float | str]) -> bool | None:
 
 
 def _succeeded(node: Node, complete: bool) -> bool:
-    """Work that exits with 0 because it was told to end has succeeded only if it is complete."""
+    """Whether the rank succeeded. Work that was asked to end and exits with 0 has succeeded only if
+    it is complete."""
     told = node.exit_code == 0 and node.exit_outcome in _TOLD
     return node.exit_outcome is AttemptOutcome.SUCCEEDED or (told and complete)
 
@@ -334,8 +336,8 @@ def _told_or_waited_for(view: AttemptSnapshot, first: Node, now: datetime) -> Ac
 
 
 def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """The stop by the user or a limit: first an order to the agents, then, after the grace period,
-    the removal.
+    """The steps of a stop by the user or a limit: an order to the agents, and after the grace
+    period the removal.
     """
     job = view.job
     if _wanted(view):
@@ -359,7 +361,8 @@ def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
 
 
 def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """An announced preemption: notify every rank at once; remove the gang at the announced time."""
+    """The steps of an announced preemption: notify every rank at once, and remove the gang at the
+    announced time."""
     until = taken_at(view.attempt, view.nodes)
     if until is None:
         return None
@@ -388,7 +391,8 @@ def _ours(view: AttemptSnapshot) -> str:
 
 
 def _gone(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """The provider's own report about the gang; a missing gang is believed only after a delay."""
+    """The consequence of the provider's report about the gang. A missing gang counts as lost only
+    after a delay."""
     seen, attempt = view.seen, view.attempt
     if isinstance(seen, GangSeen):
         if seen.state is GangState.ENDED:
@@ -422,8 +426,8 @@ def _lost(seen: GangSeen, rank: int | None = None) -> AdvanceAttempt:
 
 
 def _silent(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """An agent that was silent for longer than its lease has stopped its work, so its node is
-    lost."""
+    """End the attempt if an agent was silent for longer than its lease: it has then stopped its
+    work."""
     lease = view.job.task.limits.unattended + view.job.task.grace + MARGIN
     for node in view.nodes:
         if node.claim and node.phase is not NodePhase.EXITED and now - _heard(view, node) >= lease:
@@ -465,9 +469,10 @@ def _claimed(view: AttemptSnapshot) -> bool:
 
 
 def _surely_absent(view: AttemptSnapshot) -> bool:
-    """Two looks missed the gang, so far apart that an existing gang would have appeared in between.
+    """Whether two polls have missed the gang, so far apart that an existing gang would have
+    appeared in between.
 
-    One look is enough if the provider itself refused the only launch request.
+    One poll is enough if the provider itself refused the only launch request.
     """
     attempt = view.attempt
     said_so = view.denied or attempt.outcome in (AttemptOutcome.CAPACITY, AttemptOutcome.REFUSED)
@@ -477,8 +482,8 @@ def _surely_absent(view: AttemptSnapshot) -> bool:
 
 
 def _counts(view: AttemptSnapshot, now: datetime) -> bool:
-    """Whether a look that missed the gang counts as new: it is the first, or one a visibility delay
-    later.
+    """Whether to count a poll that missed the gang: it is the first one, or a visibility delay has
+    passed since the first one.
     """
     since = view.attempt.missed_since
     return since is None or (view.attempt.missed_looks < 2 and now - since >= view.visibility_delay)
@@ -493,7 +498,7 @@ def _heard(view: AttemptSnapshot, node: Node) -> datetime:
 
 
 def _boot_began(view: AttemptSnapshot, now: datetime) -> datetime:
-    """A gang in the provider's own queue is not booting yet."""
+    """When the gang began to boot; now if it is still in the provider's queue."""
     began = view.attempt.launched_at or view.attempt.created_at
     if isinstance(view.seen, GangSeen):
         if view.seen.state is GangState.QUEUED:
@@ -503,7 +508,7 @@ def _boot_began(view: AttemptSnapshot, now: datetime) -> datetime:
 
 
 def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
-    """Until the next poll, or earlier if a known time comes first."""
+    """The time until the next poll, or until a known event if that is earlier."""
     times = [STEADY_POLL if view.attempt.phase is AttemptPhase.RUNNING else POLL]
     deadline = taken_at(view.attempt, view.nodes)
     if deadline is not None and deadline > now:
@@ -516,14 +521,14 @@ def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
 
 
 def watch_price(pays: timedelta) -> timedelta:
-    """How often to look at the price: between two looks, PRICE_RISE times the price costs at most
-    half of the budget's rest, which `pays` so long at the present price.
+    """The interval for polling the price. The rest of the budget lasts for `pays` at the current
+    price; even at PRICE_RISE times this price, one interval costs at most half of that rest.
     """
     return max(timedelta(seconds=1), pays / (2 * PRICE_RISE))
 
 
 def _soon(since: datetime, now: datetime) -> timedelta:
-    """Growing intervals: a quarter of the time already waited, from 0.1 s up to the polling
+    """A growing interval: a quarter of the time already waited, from 0.1 s to the polling
     interval."""
     return min(POLL, max(timedelta(milliseconds=100), (now - since) / 4))
 

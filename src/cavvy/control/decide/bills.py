@@ -1,4 +1,4 @@
-"""The costs of gangs: until now, until their end, and until another job takes one over."""
+"""Computes the costs of gangs: until now, until their end, and until another job takes one over."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,15 +14,15 @@ from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnseenEnd
 from cavvy.domain.units import HourlyRate, Money
 
 _LONGEST_H = 100_000
-ACCRUE = timedelta(seconds=45)  # between two writes of the charges of running nodes
+ACCRUE = timedelta(seconds=45)  # time between two writes of the charges of running nodes
 
 
 def spending(
     rows: JobRows, stored: Sequence[Charge], looks: Mapping[str, GangLook], now: datetime
 ) -> tuple[Money, HourlyRate]:
-    """Money spent until now with minimum charges, and the rate that bills now.
+    """The money spent until now, including minimum charges, and the rate of all running nodes.
 
-    A gang's last look may be one poll old; its nodes are billed until now.
+    Nodes are billed until now, although the last observation may be one polling interval old.
     """
     spent, rate = Money(0), 0
     for attempt in rows.attempts.values():
@@ -30,7 +30,7 @@ def spending(
         if attempt.phase is AttemptPhase.ENDED or look is None or look.told is None:
             charged = total(charge for charge in stored if charge.attempt_id == attempt.id)
             if attempt.phase is AttemptPhase.RUNNING and attempt.launched_at is not None:
-                price = attempt.offer.rate.times(attempt.nodes)  # not observed yet
+                price = attempt.offer.rate.times(attempt.nodes)  # before the first observation
                 charged = max(charged, price.over(now - attempt.launched_at))
                 rate += price.micros_per_hour
             unseen = attempt.unseen_end  # a budget counts what may have been spent
@@ -45,18 +45,18 @@ def spending(
 
 
 def budget_left(job: Job, spent: Money) -> Money | None:
-    """The rest of the job's budget; None: no limit."""
+    """The rest of the job's budget, or None if the job has no budget."""
     cap = cap_of(job)
     return None if cap is None else Money(max(0, cap.micros - spent.micros))
 
 
 def paid_time(left: Money, rate: HourlyRate) -> timedelta:
-    """How long the money pays for the rate, which is not 0; at most eleven years."""
+    """How long the money lasts at this rate, which must not be 0; at most eleven years."""
     return timedelta(hours=min(_LONGEST_H, left.micros / rate.micros_per_hour))
 
 
 def accrue(attempt: Attempt, look: GangLook) -> tuple[tuple[Charge, ...], GangLook]:
-    """The charges of the gang's nodes until the last look, if they are due."""
+    """The charges of the gang's nodes until the last observation, if they are due."""
     if look.told is None or look.told_at is None:
         return (), look
     paid = attempt.offer.rate.micros_per_hour or any(
@@ -68,13 +68,13 @@ def accrue(attempt: Attempt, look: GangLook) -> tuple[tuple[Charge, ...], GangLo
     charges = bill_gang(attempt, _until_seen(look.told, look), look.told_at, final=False)
     if (
         len({charge.rank for charge in charges}) == attempt.nodes
-    ):  # otherwise the provider reported it late
+    ):  # otherwise the provider has not reported the start of all nodes yet
         look = replace(look, accrued_at=look.told_at)
     return tuple(charges), look
 
 
 def _until_seen(told: GangSeen, look: GangLook) -> GangSeen:
-    """The gang with each node whose end was not recorded ended when it was last seen."""
+    """The gang, where nodes without a recorded end ended at the time when they were last seen."""
     return replace(
         told,
         nodes=[
@@ -88,7 +88,7 @@ def _until_seen(told: GangSeen, look: GangLook) -> GangSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedBill:
-    """The final charges of a gang, until when they go, and what may be missing from them."""
+    """The final charges of a gang, the end of the gang, and what the charges may lack."""
 
     charges: tuple[Charge, ...]
     ended_at: datetime
@@ -102,9 +102,10 @@ def close_bill(
     stored: Iterable[Charge],
     now: datetime,
 ) -> ClosedBill:
-    """Each node's whole life, until its reported end or its last sighting; `stored` are the charges
-    of the job so far, and `nodes` say when each agent was heard. Stored charges of a node without
-    current charges become empty.
+    """The charges for each node's whole life, until its reported end or until it was last seen.
+
+    `stored` are the job's charges so far; `nodes` contain the times of the agents' last messages.
+    Stored charges of a node that turns out not to be billed are set to zero.
     """
     billed = [charge for charge in stored if charge.attempt_id == attempt.id]
     billed = [charge for charge in billed if charge.kind is not ChargeKind.MINIMUM]
@@ -142,7 +143,7 @@ def _bound_gang(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Life:
-    """The shortest and the longest life that a node may have had; None: it may not have lived."""
+    """The shortest and the longest life that a node may have had; None if it may never have run."""
 
     least: NodeSeen | None
     most: NodeSeen | None
@@ -151,7 +152,7 @@ class _Life:
 def _sightings(
     rank: int, look: GangLook, nodes: Sequence[Node], charges: Sequence[Charge]
 ) -> list[datetime]:
-    """When the node was certainly alive: to its provider, to its agent, and to the bill."""
+    """Times at which the node was certainly alive, by its provider, its agent, and its charges."""
     agents = [at for node in nodes if node.rank == rank for at in (node.claimed_at, node.heard_at)]
     billed = [
         at for charge in charges if charge.rank == rank for at in (charge.since, charge.until)
@@ -185,15 +186,16 @@ def _bound_unreported(
     never_started = look.told is not None and look.told.state is GangState.ENDED
     if look.denied or not requested or never_started:
         return _Life(least=None, most=None)
-    began = look.told_at or began  # at the last look it had not started
+    began = look.told_at or began  # at the last observation it had not started
     node = NodeSeen(rank=rank, engine_id="", started_at=began, ended_at=now)
     return _Life(least=None, most=node)
 
 
 def bill_gang(attempt: Attempt, told: GangSeen, until: datetime, *, final: bool) -> list[Charge]:
-    """The charges of this attempt for the gang's nodes, each until its end or `until`: from the
-    takeover, if there was one, with separate lines for the time in which the gang was kept. The
-    minimum charge covers the node's whole life.
+    """The charges of this attempt for the gang's nodes, each until the node's end or `until`.
+
+    If the attempt took the gang over, they begin with the takeover. The time in which the gang was
+    kept is charged separately. The minimum charge covers the node's whole life.
     """
     charges: list[Charge] = []
     for node in told.nodes:
@@ -228,7 +230,8 @@ def bill_gang(attempt: Attempt, told: GangSeen, until: datetime, *, final: bool)
 
 
 def closing_charges(kept: Attempt, charges: Iterable[Charge], now: datetime) -> list[Charge] | None:
-    """The charges of a kept gang until it is handed on now; None where a rank has none yet."""
+    """The charges of a kept gang that another job takes over now, or None if a rank has no charge
+    yet."""
     mine = [charge for charge in charges if charge.attempt_id == kept.id]
     last: dict[int, Charge] = {}
     for charge in mine:

@@ -1,4 +1,4 @@
-"""Inputs of the deadline policy for one job, and the meaning of its answer now."""
+"""Prepares the deadline policy's inputs for one job, and adapts its answer to usable offers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,17 +21,17 @@ from cavvy.planner.deadline.recommendation import Recommendation, advise
 from cavvy.planner.markets import MarketKnowledge
 from cavvy.planner.spot.view import RunMode
 
-_LONG = timedelta(hours=2)  # offers that are avoided for longer were refused: a person must act
+_LONG = timedelta(hours=2)  # an offer that is avoided for longer is not worth waiting for
 
 PolicyFacts = tuple[PolicyInputs, MarketKnowledge, JobProgress]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFacts:
-    """The job's rows in the store. `current` is the attempt that works or starts."""
+    """The job's rows in the store. `current` is the attempt that runs or starts."""
 
     attempts: Sequence[Attempt]
-    nodes: Sequence[Node] = ()  # start of the current attempt
+    nodes: Sequence[Node] = ()  # of the current attempt
     current: Attempt | None = None
     budget_left: Money | None = None
     egress: Mapping[str, Money] = field(default_factory=dict)  # prices for moving the checkpoint
@@ -44,7 +44,7 @@ def make_facts(
     stored: StoredFacts,
     now: datetime,
 ) -> PolicyFacts | None:
-    """The state that the policy decides on; None if the policy does not apply."""
+    """The inputs of the policy, or None if the policy does not apply."""
     deadline = deadline_of(job)
     if deadline is None:
         return None
@@ -72,24 +72,24 @@ def make_facts(
 def recommend(
     facts: PolicyFacts, job: Job, avoid: Mapping[str, datetime], now: datetime
 ) -> Recommendation:
-    """The policy's answer, reduced to what is possible now."""
+    """The policy's answer, restricted to the offers that can be used now."""
     inputs, knowledge, progress = facts
     return usable_now(advise(inputs, knowledge, progress, now, avoid=avoid), job, knowledge, now)
 
 
 def list_worth(job: Job, usable: Sequence[Offer], now: datetime) -> list[Offer]:
-    """The offers worth waiting for."""
+    """The offers for which waiting is useful: they are not avoided for long."""
     return [offer for offer in usable if job.avoid.get(offer.key, now) - now <= _LONG]
 
 
 def is_reviewed(job: Job, current: Attempt) -> bool:
-    """Whether the job's gang may be left: it still works, and its results would survive."""
+    """Whether the job may leave its gang: the gang is not ending, and no results would be lost."""
     saves = job.task.checkpoint is not None or current.running_at is None
     return saves and current.phase not in GOING
 
 
 def leave_offer(job: Job, offer: Offer, now: datetime) -> Job:
-    """The job, which will not return to the offer at once."""
+    """The job, set to avoid this offer for a minute."""
     return replace(job, avoid={**job.avoid, offer.key: now + timedelta(minutes=1)})
 
 
@@ -107,8 +107,8 @@ def may_go_ahead(job: Job, own: Attempt) -> bool:
 
 
 def go_ahead(job: Job, own: Attempt, best: Recommendation) -> Recommendation:
-    """Of the best offers, other spot offers at about the gang's own price; if there are none, the
-    gang stays."""
+    """Those of the best offers that are spot offers in another market at about the gang's own
+    price. Without any, the gang stays."""
     offers = tuple(
         offer
         for offer in best.offers
@@ -128,7 +128,8 @@ def _done(
     now: datetime,
     current: Attempt | None,
 ) -> float:
-    """Progress by running time or, if the task reports progress itself, by that."""
+    """The fraction of the work that is done, as the task reports or, failing that, by running
+    time."""
     if job.task.checkpoint is None and current is None:
         return 0.0
     for node in nodes:
@@ -141,7 +142,7 @@ def _done(
 
 
 def _saved_bytes(attempts: Sequence[Attempt]) -> int:
-    """The size of the newest checkpoint; 0 before the first."""
+    """The size of the newest checkpoint in bytes; 0 before the first one."""
     saved = [
         attempt
         for attempt in attempts
@@ -168,8 +169,8 @@ def _setup_time(job: Job, nodes: Sequence[Node]) -> timedelta | None:
 def usable_now(
     recommendation: Recommendation, job: Job, knowledge: MarketKnowledge, now: datetime
 ) -> Recommendation:
-    """Recently failed offers return after their cooldown; on demand, the next best is available at
-    once.
+    """The recommendation without offers in their cooldown. If none is left, it says when the first
+    one returns.
     """
     if not recommendation.offers:
         return recommendation

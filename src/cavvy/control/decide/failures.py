@@ -1,4 +1,4 @@
-"""The kind of failure that ended an attempt, which sets its offer's cooldown.
+"""Determines the kind of failure that ended an attempt, and the cooldown of the attempt's offer.
 
 `job.py` decides about retries.
 """
@@ -7,8 +7,8 @@ from datetime import timedelta
 
 from cavvy.domain.jobs import Attempt, AttemptOutcome, FailureKind
 
-# Cooldowns (first, maximum), which double with each failure in a row. Providers often hand out a
-# broken node again at once, so its zone has a longer cooldown than one without capacity.
+# Cooldowns (first, maximum), which double with each failure in a row. Providers often return the
+# same broken node at once, so a broken GPU or link has a longer cooldown than missing capacity.
 _COOLDOWNS: dict[FailureKind, tuple[timedelta, timedelta]] = {
     FailureKind.CAPACITY: (timedelta(seconds=30), timedelta(hours=1)),
     FailureKind.QUOTA: (timedelta(days=1), timedelta(days=1)),
@@ -44,7 +44,7 @@ _BY_OUTCOME = {
 
 
 def failure_of(attempt: Attempt) -> FailureKind:
-    """What failed in an unsuccessful attempt: the node, unless more is known."""
+    """The kind of failure of an unsuccessful attempt; NODE unless more is known."""
     known = attempt.failure or (attempt.outcome and _BY_OUTCOME.get(attempt.outcome))
     return known or FailureKind.NODE
 
@@ -52,7 +52,7 @@ def failure_of(attempt: Attempt) -> FailureKind:
 def cooldown_after(kind: FailureKind, attempt: Attempt, before: int) -> timedelta:
     """The cooldown of the attempt's offer after `before` earlier failures of the kind.
 
-    A shared host gets no cooldown, since one process may be the cause.
+    A shared host gets no cooldown for most failures, since one process may be the cause.
     """
     if attempt.offer.shared and kind not in _OF_THE_PLACE:
         return timedelta(0)

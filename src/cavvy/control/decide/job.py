@@ -1,4 +1,4 @@
-"""The next step of one job, from its latest attempt, its limits and its spending."""
+"""Decides the next step of one job from its latest attempt, its limits and its spending."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
 
 MARGIN = timedelta(
     seconds=5
-)  # time from an order to stop to the end of the bill, beyond the task's grace period
+)  # time beyond the task's grace period from a stop order to the end of billing
 LONGEST_DELAY = timedelta(hours=1)
 _SETTLED = frozenset({AttemptPhase.KEPT, AttemptPhase.ENDING, AttemptPhase.ENDED})
 
@@ -44,28 +44,28 @@ class RequeueJob:
     kind: str  # kind of failure, as counted in Job.retries
     reason: str
     by_rules: bool = (
-        False  # counted by the task's `retry`; otherwise the provider did not have the gang
+        False  # whether the task's `retry` counts it; if not, the provider lacked the gang
     )
     delay: timedelta = timedelta(0)
     avoid: timedelta = timedelta(0)  # the failed offer's cooldown
 
     @property
     def text(self) -> str:
-        """The reason of a job that waits again."""
+        """The reason shown while the job waits again."""
         return f"{self.reason}; tried again" if self.by_rules else self.reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOver:
-    """The job's own gang is lost: give the job to a standby gang."""
+    """Give the job to a standby gang, since the job's own gang is lost."""
 
-    kind: str  # of failure, as counted in Job.retries
+    kind: str  # kind of failure, as counted in Job.retries
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAtLimit:
-    """A limit is reached: stop the job, for this reason."""
+    """Stop the job, since a limit is reached."""
 
     reason: str
     cause: StopCause
@@ -82,9 +82,9 @@ Action = AdvanceJob | RequeueJob | TakeOver | StopAtLimit | RecheckJob
 
 
 def decide_job(view: JobSnapshot, now: datetime) -> Action:
-    """The next step of one job: one small function per phase.
+    """The next step of one job; each phase has its own function.
 
-    A job with a standby gang is not queued again: the standby takes over.
+    A job with a standby gang is not queued again; instead, the standby gang takes over.
     """
     action = DECIDE[view.job.phase](view, now)
     if isinstance(action, RequeueJob) and view.standby:
@@ -144,8 +144,7 @@ def _stopped(job: Job, exit_code: int | None = None) -> AdvanceJob:
 
 
 def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
-    """The consequence of an attempt's outcome for its job: the end, or another try here or
-    elsewhere."""
+    """The consequence of an attempt's outcome for its job: the job ends or is tried again."""
     job, retry = view.job, view.job.task.retry
     match attempt.outcome:
         case AttemptOutcome.SUCCEEDED:
@@ -173,7 +172,7 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
 
 
 def ends_job(job: Job, outcome: AttemptOutcome | None, exit_code: int | None) -> bool:
-    """Whether work that ended this way, by itself, is not retried."""
+    """Whether work that ended by itself with this outcome and exit code is not retried."""
     if outcome is not AttemptOutcome.EXIT:
         return outcome is AttemptOutcome.SUCCEEDED
     allowed = _tries_of(job, exit_code)
@@ -181,14 +180,14 @@ def ends_job(job: Job, outcome: AttemptOutcome | None, exit_code: int | None) ->
 
 
 def _tries_of(job: Job, exit_code: int | None) -> int | None:
-    """How often work with this exit code is retried; None is without limit."""
+    """How often work with this exit code is retried, or None if there is no limit."""
     retry = job.task.retry
     return retry.exit if not retry.exit_codes or exit_code in retry.exit_codes else 0
 
 
 def _may_work_still(attempt: Attempt) -> bool:
-    """The control plane removes this gang, and its agents have not reported their end: it works
-    until it is gone.
+    """Whether a gang that the control plane removes may still work: its agents have not reported
+    their end, and the gang still exists.
     """
     ours = attempt.drill_until is not None and attempt.exit_code is None
     return ours and attempt.phase is not AttemptPhase.ENDED
@@ -211,7 +210,7 @@ def _again_or_fail(
 
 
 def _failed(attempt: Attempt, reason: str) -> AdvanceJob:
-    """Work that exits with 0 because it was told to end counts as failed without an exit code."""
+    """The failure of the job. An exit code of 0, from work that was asked to end, is omitted."""
     return AdvanceJob(phase=JobPhase.FAILED, reason=reason, exit_code=attempt.exit_code or None)
 
 
@@ -220,7 +219,9 @@ def _rest(job: Job, attempt: Attempt, kind: str) -> timedelta:
 
 
 def _limits(view: JobSnapshot, now: datetime) -> Action:
-    """The first limit reached, else the time at which the next one may be."""
+    """Stop the job at the first limit that is reached; otherwise wait until the next limit may
+    be.
+    """
     job, times = view.job, [NEVER]
     deadline = deadline_of(job)
     if deadline is not None:
@@ -259,7 +260,7 @@ def _limits(view: JobSnapshot, now: datetime) -> Action:
 
 
 def gives_back(job: Job) -> bool:
-    """Whether the policy decided that the job releases its gang and waits for spot."""
+    """Whether the policy decided that the job releases its gang and waits for spot capacity."""
     return (
         job.plan_state is not None
         and job.plan_state.mode == "idle"

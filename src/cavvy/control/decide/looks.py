@@ -1,4 +1,4 @@
-"""When to look at a gang again, and the user's events about a look."""
+"""Decides when to poll a gang again, and which events a poll causes for the user."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,37 +10,39 @@ from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import Attempt, AttemptPhase, AttemptWait, Job, JobPhase, WaitKind
 
 _SHORTEST = timedelta(milliseconds=100)
-# Times to look after an accepted launch. Short work has ended by then and needs no look.
+# Delay of the first poll after an accepted launch. Short work has ended by then and needs no poll.
 FIRST_LOOK = timedelta(seconds=3)
 _WAITS = {GangState.QUEUED: WaitKind.QUEUED, GangState.STARTING: WaitKind.STARTING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangLook:
-    """This process's knowledge of one gang beyond the rows; losing it costs a look."""
+    """What this process knows about one gang in addition to the rows. If it is lost, one poll
+    restores it."""
 
     seen: Seen = GangAbsence.UNKNOWN
     looked_at: datetime | None = None
-    doubt: bool = False  # a launch may have been requested without a row
+    doubt: bool = False  # the launch may have been requested, though no row shows it
     unsure: bool = False  # a launch request was never answered
     denied: bool = False  # the last launch request was refused
-    fresh: bool = False  # the last look is newer than the last request
-    told: GangSeen | None = None  # the last look that found the gang
+    fresh: bool = False  # the last poll is newer than the last request
+    told: GangSeen | None = None  # the result of the last poll that found the gang
     told_at: datetime | None = None
-    alive_at: Mapping[int, datetime] = field(default_factory=dict)  # by rank: last seen alive
+    alive_at: Mapping[int, datetime] = field(default_factory=dict)  # rank -> when last seen alive
     removed_at: datetime | None = None  # when the gang's removal was last requested
-    pays: timedelta | None = None  # how long the rest of the budget pays at the present price
+    pays: timedelta | None = None  # how long the rest of the budget lasts at the current price
     accrued_at: datetime | None = None  # charges are complete until then
 
 
 def first_look(attempt: Attempt, started_at: datetime) -> GangLook:
-    """If an earlier server may have requested the gang, its launch is uncertain."""
+    """The knowledge before the first poll. If an earlier server may have requested the gang, its
+    launch is uncertain."""
     doubt = attempt.created_at < started_at
     return GangLook(doubt=doubt, unsure=doubt)
 
 
 def after_look(look: GangLook, seen: Seen, at: datetime) -> GangLook:
-    """The knowledge after a look that was started `at`."""
+    """The knowledge after a poll that was started `at`."""
     look = replace(look, seen=seen, looked_at=at, fresh=True)
     if not isinstance(seen, GangSeen):
         return look
@@ -51,8 +53,8 @@ def after_look(look: GangLook, seen: Seen, at: datetime) -> GangLook:
 
 
 def after_move(look: GangLook, phase: AttemptPhase) -> GangLook:
-    """The knowledge once the attempt enters `phase`: the removal of an ending attempt is requested
-    again."""
+    """The knowledge after the attempt entered `phase`. The removal of an ending attempt is
+    requested again."""
     if phase is AttemptPhase.KEPT:
         return replace(look, removed_at=None, looked_at=None, accrued_at=None)
     return replace(look, removed_at=None) if phase is AttemptPhase.ENDING else look
@@ -61,7 +63,7 @@ def after_move(look: GangLook, phase: AttemptPhase) -> GangLook:
 def is_look_due(
     attempt: Attempt, look: GangLook, visibility_delay: timedelta, now: datetime
 ) -> bool:
-    """Whether to look at the gang before the next decision."""
+    """Whether to poll the gang before the next decision."""
     if attempt.phase is AttemptPhase.LAUNCHING and not look.doubt:
         return False
     if attempt.phase is AttemptPhase.ENDING:
@@ -76,7 +78,7 @@ def is_look_due(
 def look_interval(
     attempt: Attempt, look: GangLook, visibility_delay: timedelta, now: datetime
 ) -> timedelta:
-    """The maximum age of a look."""
+    """The maximum age of the last poll."""
     unbilled = attempt.phase is AttemptPhase.KEPT and look.accrued_at is None
     if attempt.phase in (AttemptPhase.ENDING, AttemptPhase.LAUNCHING) or unbilled:
         return min(POLL, max(_SHORTEST, (now - attempt.since) / 4))
@@ -87,7 +89,7 @@ def look_interval(
 
 
 def find_wait(attempt: Attempt, seen: Seen) -> AttemptWait | None:
-    """Why the gang does not start, as its provider reports it."""
+    """The provider's reason why the gang has not started yet, or None."""
     if attempt.phase is not AttemptPhase.BOOTING or not isinstance(seen, GangSeen):
         return None
     kind = _WAITS.get(seen.state)
@@ -97,9 +99,9 @@ def find_wait(attempt: Attempt, seen: Seen) -> AttemptWait | None:
 
 
 def note_wait(rows: JobRows, attempt: Attempt, seen: Seen, now: datetime) -> RowChanges:
-    """Record why a gang waits or does not start, and until when its provider expects that.
+    """Record why a gang has not started yet, and when its provider expects the start.
 
-    Another reason is an event; another expected start is not.
+    A new reason becomes an event; a new expected start does not.
     """
     wait = find_wait(attempt, seen)
     if wait is None or not isinstance(seen, GangSeen):

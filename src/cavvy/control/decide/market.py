@@ -1,4 +1,4 @@
-"""Market observations from the life of an attempt."""
+"""Derives market observations from the life of an attempt."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,9 @@ from cavvy.domain.markets import Observation, ObservationKind
 def observations_of(
     before: Attempt, after: Attempt, nodes: Sequence[Node], now: datetime
 ) -> list[Observation]:
-    """The observation of a phase change of an attempt; shared hosts have no market."""
+    """The observations that result from a phase change of an attempt. Shared hosts have no
+    market.
+    """
     if after.offer.shared:
         return []
     seen = Observation(
@@ -45,7 +47,7 @@ def observations_of(
 
 
 def _life(seen: Observation, attempt: Attempt, nodes: Sequence[Node]) -> Observation:
-    """A drill or a move looks like a preemption to the work, but the market did not cause it."""
+    """The observation of a gang's end. A drill or a move does not count as a preemption."""
     if attempt.outcome is AttemptOutcome.PREEMPTED and attempt.drill_until is None:
         told = any(node.notice_until is not None for node in nodes)
         return replace(

@@ -6,14 +6,12 @@ from datetime import datetime, timedelta
 from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import Attempt
 
-_LEAST_AGE = timedelta(seconds=30)  # time between the two observations, or since the node's start
+_LEAST_AGE = timedelta(seconds=30)  # minimum time between the two observations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanGang:
-    """One gang at a provider and its known state. `sure`: two observations agree that it is not
-    wanted.
-    """
+    """One gang at a provider. `sure`: two observations agree that the gang is not wanted."""
 
     provider: str
     gang: str
@@ -36,7 +34,8 @@ def is_orphan(
 ) -> bool:
     """Whether two observations agree that a gang without an open attempt is not wanted.
 
-    `first` is the earlier observation; for a gang without a row, the start of a node counts too.
+    `first` is the time of the earlier observation; if the gang has no row, the start of a node
+    counts as an observation too.
     """
     started = [node.started_at for node in seen.nodes if node.started_at]
     oldest = min([first, *started]) if attempt is None else first

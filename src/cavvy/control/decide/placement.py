@@ -1,4 +1,4 @@
-"""Whether and where a task can be placed, and the rows that start it there."""
+"""Finds the offers on which a task can be placed, and makes the rows that start it on one."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ from cavvy.scheduler.queue import JobPlacement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketSnapshot:
-    """The recent offers of all providers, and the part of each pool that was assigned since."""
+    """The recent offers of all providers, and the capacity that was assigned since then."""
 
     market: OfferedMarket
     as_of: datetime
@@ -52,9 +52,9 @@ def find_placement(
     situation: PlanningContext,
     now: datetime,
 ) -> Candidates:
-    """Whether and where a job can be placed, by the first of its task's alternatives.
+    """The offers for the job by the first of its task's alternatives, and the reason if none fits.
 
-    All code that places, refuses or moves a job uses this.
+    All code that places, refuses or moves a job uses this function.
     """
     matches = snapshot.match(job)
     return find_candidates(job, snapshot.market, matches, objections, situation=situation, now=now)
@@ -67,7 +67,7 @@ def find_placements(
     situation: PlanningContext,
     now: datetime,
 ) -> list[tuple[Job, Candidates]]:
-    """Whether and where each alternative of the job can be placed."""
+    """The offers for each alternative of the job."""
     return [
         (wish, find_placement(wish, snapshot, objections, situation, now)) for wish in jobs_of(job)
     ]
@@ -80,7 +80,7 @@ def find_allowed(
     situation: PlanningContext,
     now: datetime,
 ) -> Callable[[Offer], bool]:
-    """Returns whether the job may run on an offer if it is free."""
+    """Return a function that checks whether the job may run on an offer if the offer is free."""
 
     def allows(offer: Offer) -> bool:
         market = replace(snapshot.market, offers=[replace(offer, capacity=None)], hosts=())
@@ -124,7 +124,7 @@ def make_situation(
 
 
 def take_advice(recommendation: Recommendation, now: datetime) -> Candidates:
-    """The deadline policy's answer for a job without a gang."""
+    """Convert the deadline policy's answer for a job without a gang to candidates."""
     reason = recommendation.reason
     return Candidates(
         offers=recommendation.offers,
@@ -137,7 +137,7 @@ def take_advice(recommendation: Recommendation, now: datetime) -> Candidates:
 def record_plan(
     job: Job, recommendation: Recommendation, offer: Offer | None, now: datetime
 ) -> Job:
-    """The job with the policy's decision; its time is that of the last change of mode or offer."""
+    """The job with the policy's decision, dated by the last change of its mode or offer."""
     plan = PlanState(
         at=now,
         mode=recommendation.mode,
@@ -148,7 +148,7 @@ def record_plan(
 
 
 def date_plan(old: PlanState | None, new: PlanState) -> PlanState:
-    """The new decision, with the old time if it is the same."""
+    """The new decision, with the time of the old one if both are the same."""
     return new if is_news(old, new) or old is None else replace(new, at=old.at)
 
 
@@ -163,7 +163,7 @@ def is_news(old: PlanState | None, new: PlanState) -> bool:
 def make_attempt(
     job: Job, offer: Offer, name_gang: Callable[[str], str], now: datetime, reason: str
 ) -> tuple[Attempt, list[Node]]:
-    """The next attempt of a job, as rows to write before any purchase."""
+    """The rows of the job's next attempt, which must be written before anything is bought."""
     number = job.last_number + 1
     mine = attempt_id(job.id, number)
     attempt = Attempt(
@@ -184,7 +184,7 @@ def make_attempt(
 
 
 def start_job(job: Job, attempt: Attempt, reason: str, now: datetime) -> Job:
-    """The job with this attempt as its own."""
+    """The job, which starts with this attempt as its own."""
     return replace(
         job,
         phase=JobPhase.STARTING,
@@ -203,7 +203,7 @@ def place_job(
     name_gang: Callable[[str], str],
     now: datetime,
 ) -> RowChanges:
-    """The job on its offer, with the gangs that race it elsewhere if the task asks for that."""
+    """Start the job on its offer and, if the task wants parallel gangs, on further offers."""
     job, plan = place.job, candidates.plan_state
     attempt, nodes = make_attempt(job, place.offer, name_gang, now, "placed")
     reason = f"starts on {place.offer.key}"
@@ -236,8 +236,8 @@ def place_job(
 def list_rivals(
     job: Job, chosen: Offer, offers: Sequence[Offer], snapshot: MarketSnapshot
 ) -> Sequence[Offer]:
-    """Further offers on which a job that races several is started; a shared host is assigned to one
-    job only.
+    """The further offers on which a job with parallel gangs is started. Shared hosts are left
+    out.
     """
     if job.task.retry.parallel < 2 or chosen.shared:
         return ()

@@ -1,4 +1,4 @@
-"""The order of the queue, and the reasons shown to waiting jobs."""
+"""Decides which waiting jobs start, and the reasons shown for jobs that wait."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ EXPLAINED = 4  # how many of the waiting jobs get a reason in one pass
 _DEEP_EVERY = timedelta(seconds=10)
 _BUSY_PAUSE = timedelta(
     milliseconds=250
-)  # interval of the passes that new jobs cause while nothing is free
+)  # pause before the pass for a new job while nothing is free
 _BURST, _BURST_SPAN, _BURST_PAUSE = 20, timedelta(milliseconds=200), timedelta(seconds=1)
 
 NameGang = Callable[[str], str]
@@ -25,8 +25,8 @@ NameGang = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueWait:
-    """A job that stays in the queue: the reason, the decision behind it, and the latest time to
-    look again."""
+    """A job that stays in the queue: the reason, the policy's decision, and when to check it again
+    at the latest."""
 
     wait: JobWait
     plan: PlanState | None = None
@@ -35,7 +35,7 @@ class QueueWait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Start the job there; `candidates` belong to the chosen alternative."""
+    """Start the job as `place` describes; `candidates` are those of the chosen alternative."""
 
     place: JobPlacement
     candidates: Candidates
@@ -49,8 +49,8 @@ def decide_turn(
     name_gang: NameGang,
     now: datetime,
 ) -> Start | QueueWait | AdvanceJob:
-    """Decide about the job, by the candidates of each alternative: it starts, stays, or fails
-    because no offer can ever fit. `resting` are the offers with a cooldown.
+    """Decide by the candidates of each alternative whether the job starts, waits, or fails because
+    no offer can ever fit. `resting` are the offers with a cooldown.
     """
     candidates = merge_candidates([each for _, each in found])
     if candidates.hopeless and not candidates.offers:
@@ -78,8 +78,8 @@ def line_up(wish: Job, offers: tuple[Offer, ...], name_gang: NameGang, now: date
 def explain_waits(
     stays: Sequence[QueueWait], now: datetime
 ) -> tuple[Sequence[Job], Sequence[Event]]:
-    """The first jobs that stay and whose rows lack the reason. A new decision of the deadline
-    policy becomes an event.
+    """The first waiting jobs with their new reasons, if these have changed, and events for new
+    decisions of the deadline policy.
     """
     jobs, events = [], []
     for each in stays[:EXPLAINED]:
@@ -94,7 +94,7 @@ def explain_waits(
 
 
 def is_blocked(snapshot: MarketSnapshot, blocked: Collection[str]) -> bool:
-    """Whether jobs wait for all existing capacity."""
+    """Whether a job waits for each of the existing offers."""
     return all(place_of(offer) in blocked for offer in snapshot.market.offers)
 
 
@@ -104,8 +104,8 @@ def looks_deep(
     last: datetime | None,
     now: datetime,
 ) -> bool:
-    """Whether jobs behind a blocked head may fit on capacity that the head does not wait for
-    (`behind`)."""
+    """Whether to read the jobs behind the blocked first ones, since they may fit on an offer for
+    which no job waits. `behind` are the offers for which jobs wait."""
     if snapshot is None or (last is not None and now - last < _DEEP_EVERY):
         return False
     return not is_blocked(snapshot, behind)
@@ -120,10 +120,10 @@ class Arrivals:
 
 
 def note_arrival(arrivals: Arrivals, now: datetime, *, blocked: bool) -> tuple[Arrivals, timedelta]:
-    """How long a new job's first placement may wait.
+    """Record an arrival, and return how long the new job's first placement may wait.
 
-    While nothing is free, the job cannot start anyway. In a burst of submissions, answers have
-    priority for a second.
+    While nothing is free, the job cannot start anyway. In a burst of submissions, answering the
+    requests has priority for a second.
     """
     recent = tuple(at for at in arrivals.times[-_BURST:] if now - at < _BURST_SPAN)
     times = (*recent, now)

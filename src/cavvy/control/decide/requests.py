@@ -1,4 +1,4 @@
-"""The changes by users' requests: submit, stop, retry, drill."""
+"""Computes the changes that users request: submit, stop, retry and drill."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,8 @@ _RETRIED = frozenset({JobPhase.FAILED, JobPhase.STOPPED})
 
 
 def hold_job(job: Job, now: datetime) -> tuple[Job, Event]:
-    """A newly submitted job, held until its time. Raises ValueError if it would never start."""
+    """The newly submitted job, held until it may start, and its event. Raises ValueError if the job
+    would never start."""
     not_before, held_until = find_hold(job.task, now)
     start = held_until if held_until is not None and held_until > now else not_before
     at_once = start in (None, FAR)
@@ -29,19 +30,19 @@ def hold_job(job: Job, now: datetime) -> tuple[Job, Event]:
 
 
 def is_timed(job: Job) -> bool:
-    """Whether the waiting job has something due."""
+    """Whether something becomes due at a known time while the job waits."""
     limits = job.task.limits
     times = (job.held_until, limits.deadline, limits.deadline_after)
     return any(time is not None for time in times)
 
 
 def is_stopping(job: Job) -> bool:
-    """Whether a stop would change nothing."""
+    """Whether the job has ended or is stopping, so that a stop would change nothing."""
     return job.phase in JOB_ENDS or job.stop_reason is not None
 
 
 def stop_job(job: Job, reason: str, now: datetime) -> RowChanges:
-    """The stopped job: at once if it is queued, else with its grace period."""
+    """Stop the job: at once if it is queued, otherwise with its grace period."""
     phase = JobPhase.STOPPED if job.phase is JobPhase.QUEUED else JobPhase.STOPPING
     cause = StopCause.USER
     stopped = replace(
@@ -55,7 +56,7 @@ def stop_job(job: Job, reason: str, now: datetime) -> RowChanges:
 
 
 def release_kept(job: Job, attempts: Sequence[Attempt], now: datetime) -> RowChanges | None:
-    """End the gangs that the job keeps for the next one; None: it keeps none."""
+    """Release the gangs that the job keeps for the next job; returns None if it keeps none."""
     kept = [attempt for attempt in attempts if attempt.phase is AttemptPhase.KEPT]
     if not kept:
         return None
@@ -66,7 +67,7 @@ def release_kept(job: Job, attempts: Sequence[Attempt], now: datetime) -> RowCha
 
 
 def object_to_retry(job: Job) -> tuple[str, str] | None:
-    """Why the job cannot be retried, and the alternative."""
+    """The reason why the job cannot be retried, and a hint, or None if it can be retried."""
     if job.phase in _RETRIED:
         return None
     done = job.phase is JobPhase.DONE
@@ -77,7 +78,7 @@ def object_to_retry(job: Job) -> tuple[str, str] | None:
 
 
 def retry_job(job: Job, now: datetime) -> RowChanges:
-    """The job in the queue again, with its retry counts reset."""
+    """Queue the job again, with its retry counts reset."""
     not_before, held_until = find_hold(job.task, now)
     text = "retried by the user"
     fresh = replace(
@@ -98,7 +99,7 @@ def retry_job(job: Job, now: datetime) -> RowChanges:
 
 
 def find_live(job: Job, attempts: Sequence[Attempt]) -> Attempt | None:
-    """The attempt whose nodes a drill can reclaim."""
+    """The attempt whose nodes a drill can reclaim, or None."""
     own = next((attempt for attempt in attempts if attempt.number == job.attempt), None)
     live = own is not None and own.phase in _LIVE and job.phase not in JOB_ENDS
     return own if live else None

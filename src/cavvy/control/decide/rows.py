@@ -1,4 +1,4 @@
-"""The rows of one job as read by decisions, and the changes of a decision."""
+"""The rows of one job that decisions read, and the changes that decisions make."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ def make_event(
     attempt: int | None = None,
     fact: str | None = None,
 ) -> Event:
-    """An event of the job; without a number, of its latest attempt."""
+    """An event of the job and the attempt with this number, by default the job's own attempt."""
     number = job.attempt if attempt is None else attempt
     return Event(
         project=job.project,
@@ -38,7 +38,8 @@ def make_event(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowChanges:
-    """The changes of a decision, written together; of two values for a row the later counts.
+    """The changes of a decision, which are written together. If they contain a row twice, the later
+    value counts.
 
     Version 0 marks a new row. `notices` are webhooks to send after the write.
     """
@@ -52,10 +53,11 @@ class RowChanges:
     allocations: tuple[Allocation, ...] = ()
     release: tuple[str, ...] = ()  # gangs whose allocations are released
     notices: tuple[Delivery, ...] = ()
-    stale_market: bool = False  # recently reported offers may be gone
+    stale_market: bool = False  # offers that were read recently may be gone
 
     def then(self, later: "RowChanges") -> "RowChanges":
-        """Combine both into one write. Later charges of a rank replace its earlier ones."""
+        """Combine these and the later changes into one write. Later charges of a rank replace its
+        earlier ones."""
         return RowChanges(
             job=later.job or self.job,
             attempts=self.attempts + later.attempts,
@@ -72,16 +74,18 @@ class RowChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The changes to write now, and when to look again; `after` None: more can be done at once."""
+    """The changes to write now, and how long to wait afterwards (`after`; None: continue at
+    once).
+    """
 
     changes: RowChanges | None = None
     after: timedelta | None = None
-    review_at: datetime | None = None  # do not ask the deadline advisor about this key earlier
+    review_at: datetime | None = None  # when the deadline advisor may be asked again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRows:
-    """The job, its attempts by number, and the nodes of those that are open, by attempt id."""
+    """The job, its attempts by number, and the nodes of its open attempts by attempt ID."""
 
     job: Job
     attempts: Mapping[int, Attempt]
@@ -111,7 +115,7 @@ class JobRows:
         return ran(self.attempts.values(), now)
 
     def after(self, changes: RowChanges) -> "JobRows":
-        """These rows after the changes."""
+        """Return these rows with the changes applied."""
         nodes = dict(self.nodes)
         for node in changes.nodes:
             group = {each.rank: each for each in nodes.get(node.attempt_id, ())}

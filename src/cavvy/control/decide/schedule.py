@@ -1,4 +1,4 @@
-"""When held jobs start: runs of schedules, and jobs that wait for their time window."""
+"""Decides when held jobs start: runs of schedules, and jobs that wait for their time window."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -38,14 +38,14 @@ def find_hold(task: Task, now: datetime) -> tuple[datetime | None, datetime | No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledRun:
-    """A run that is due. `run_id` is the same on every server that creates the run."""
+    """A run that is due. Every server that creates this run gives it the same `run_id`."""
 
     task: Task
     run_id: str
 
 
 def find_run(job: Job, schedule: Schedule, now: datetime) -> ScheduledRun:
-    """Start a schedule's run now."""
+    """The schedule's run that starts now."""
     due = job.held_until or now
     task = replace(job.task, schedule=None, name=_run_name(job, schedule, due))
     return ScheduledRun(task=task, run_id=make_run_id(job.id, due))
@@ -54,7 +54,7 @@ def find_run(job: Job, schedule: Schedule, now: datetime) -> ScheduledRun:
 def hold_schedule(
     job: Job, schedule: Schedule, run_id: str | None, text: str, now: datetime
 ) -> RowChanges:
-    """The schedule until its next run; `run_id` is the starting run, if any."""
+    """Hold the schedule until its next run; `run_id` is the run that starts now, if any."""
     upcoming = _next(schedule, now)
     reason = say_next(upcoming)
     held = replace(job, held_until=upcoming, last_run=run_id or job.last_run, reason=reason)
@@ -63,7 +63,7 @@ def hold_schedule(
 
 
 def say_left_out(job: Job, running: Job, now: datetime) -> str:
-    """Why a due run does not start."""
+    """The reason why a due run does not start."""
     due = job.held_until or now
     return (
         f"the run of {due:%Y-%m-%d %H:%M} UTC is skipped: {running.name} is still {running.phase}"
@@ -76,15 +76,15 @@ def say_next(upcoming: datetime) -> str:
 
 
 def make_run_id(job_id: str, due: datetime) -> str:
-    """An id that is the same for the same run, has the length of all ids, and sorts by the run's
-    due time."""
+    """An ID that is always the same for the same run, has the length of all IDs, and sorts by the
+    run's due time."""
     millis = (due - EPOCH) // timedelta(milliseconds=1)
     digest = hashlib.sha256(f"{job_id} {due.isoformat()}".encode()).digest()
     return spell_id((millis << 30) | (int.from_bytes(digest[:4], "big") >> 2))
 
 
 def spell_id(value: int) -> str:
-    """80 bits as 16 characters with the same sort order as the numbers."""
+    """Encode 80 bits as 16 characters, which sort like the numbers."""
     return "".join(ALPHABET[(value >> shift) & 31] for shift in range(75, -5, -5))
 
 
@@ -92,7 +92,7 @@ def spell_id(value: int) -> str:
 
 
 def find_window(job: Job, now: datetime) -> TimeInterval | None:
-    """The window that the job waits for or is in; None: it no longer waits."""
+    """The window that is open or for which the job waits, or None if it no longer waits."""
     window, deadline = job.task.window, deadline_of(job)
     if window is None or (deadline is not None and now >= deadline):
         return None
@@ -100,7 +100,8 @@ def find_window(job: Job, now: datetime) -> TimeInterval | None:
 
 
 def hold_window(job: Job, interval: TimeInterval, prices: Prices, now: datetime) -> RowChanges:
-    """Hold the job until it starts or prices are checked next; a new start time is an event."""
+    """Hold the job until it starts or prices are checked again, or release it. A new start time
+    becomes an event."""
     start, deadline = choose_start(interval, now, prices), deadline_of(job)
     if start.at is None:
         return release_job(job, start.reason, now)
@@ -112,7 +113,7 @@ def hold_window(job: Job, interval: TimeInterval, prices: Prices, now: datetime)
 
 
 def release_job(job: Job, reason: str, now: datetime) -> RowChanges:
-    """Queue the job."""
+    """Put a held job into the queue."""
     freed = replace(job, not_before=None, held_until=None, reason=reason)
     return RowChanges(job=freed, events=(make_event(job, now, "window", reason),))
 
@@ -123,7 +124,7 @@ def _run_name(job: Job, schedule: Schedule, due: datetime) -> str:
 
 
 def _next(schedule: Schedule, after: datetime) -> datetime:
-    """Raises ValueError if the line matches no existing day."""
+    """The schedule's next time. Raises ValueError if the cron line matches no existing day."""
     found = next_time(parse_cron(schedule.cron or ""), ZoneInfo(schedule.time_zone), after)
     if found is None:
         raise ValueError(f"no day ever matches {schedule.cron!r}")

@@ -1,8 +1,8 @@
 """Standby gangs: a second gang for a job whose own gang still works, or does not start.
 
-It starts beside the job's own gang and receives the job once that gang can do no more work. Claims
-make the change safe: a gang that does not own the job is granted ranks but no work, and one write
-moves the job and makes every open claim of the old gang stale.
+The standby gang starts while the job's own gang exists, and receives the job once the own gang can
+do no more work. Claims make the change safe: a gang that does not own the job is granted ranks but
+no work, and one write moves the job and makes every open claim of the old gang stale.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,15 +42,15 @@ from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.spot.view import RunMode
 
 REVIEW = timedelta(seconds=60)  # time between two calls of the deadline advisor
-# For the leaving gang's last checkpoint; the task's grace period if that is longer.
+# Time for the leaving gang's last checkpoint, unless the task's grace period is longer.
 _HANDOVER = timedelta(seconds=30)
 _LONGEST_WAIT = timedelta(minutes=10)  # time to wait for a checkpoint before leaving
 _RISKY = timedelta(minutes=30)  # time before a job may return to an offer at risk
-# A gang stays this long before a second move after a warning; doubles with each further move.
+# Time before a job that moved after a warning may do so again; doubles with each further move.
 _CALM = timedelta(minutes=5)
 _LONGEST_CALM = timedelta(hours=6)
-_ADVISED = "advice"  # moves after a warning, in Job.retries
-_START = timedelta(minutes=10)  # time for which two gangs may have to be paid
+_ADVISED = "advice"  # key in Job.retries that counts moves after a warning
+_START = timedelta(minutes=10)  # time for which both gangs may have to be paid
 _MOVED_ENOUGH = (
     "the provider says that this gang is at risk, but the job has already moved after such a "
     "warning: it may move again after"
@@ -63,26 +63,26 @@ NameGang = Callable[[str], str]  # attempt id -> the gang's name
 class StandbyQuestion(StrEnum):
     """A question to the deadline advisor about a job's own gang."""
 
-    SUCCESSOR = "successor"  # reason for the question: the gang is being reclaimed
-    AHEAD = "ahead"  # reason for the question: the gang may be reclaimed
-    REVIEW = "review"  # reason for the question: does it run on the right offer
+    SUCCESSOR = "successor"  # where to move from a gang that is being reclaimed
+    AHEAD = "ahead"  # whether to leave a gang that may be reclaimed
+    REVIEW = "review"  # whether the gang runs on the right offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskAdvisor:
-    """The next step depends on the advisor's answer."""
+    """Ask the advisor; the next step depends on the answer."""
 
     question: StandbyQuestion
-    key: str  # job id or attempt id, for the time of the answer
+    key: str  # job ID or attempt ID, under which the time of the question is kept
     nodes: Sequence[Node] = ()  # the gang's rows for the advisor
     changes: RowChanges | None = None  # changes to write before the answer
-    within: timedelta = NEVER  # latest time to look again
+    within: timedelta = NEVER  # continue after this time at the latest
 
 
 def decide_standby(
     rows: JobRows, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
-    """The current action about standby gangs, before the job's own next step.
+    """The next step that concerns standby gangs; it precedes the job's own next step.
 
     `reviews` maps keys to the earliest time at which the advisor is asked again.
     """
@@ -109,7 +109,7 @@ def decide_standby(
 def _at_risk(
     rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
-    """Leave before the gang is reclaimed; a job that left recently stays for now."""
+    """Ask whether to leave a gang at risk; a job that left a gang recently stays for now."""
     until, nodes = _calm_until(rows, own), rows.nodes_of(own)
     if until <= now:
         return _ask(StandbyQuestion.AHEAD, own.id, reviews, nodes, now)
@@ -128,7 +128,7 @@ def answer_standby(
     name_gang: NameGang,
     now: datetime,
 ) -> Step:
-    """Apply the advisor's answer; None: the policy does not apply."""
+    """Apply the advisor's answer; it is None if the policy does not apply."""
     own = rows.own
     if recommendation is None or own is None:
         step = Step(after=REVIEW)
@@ -143,8 +143,8 @@ def answer_standby(
 
 
 def take_over(rows: JobRows, again: TakeOver, now: datetime) -> Step:
-    """The job's own gang is lost: give the job to a standby gang once the old gang can do no more
-    work.
+    """Give the job to a standby gang after the job's own gang was lost, once the lost gang can do
+    no more work.
     """
     own = rows.own
     if own is None or not _is_quiet(own, rows.nodes_of(own)):
@@ -159,7 +159,7 @@ def take_over(rows: JobRows, again: TakeOver, now: datetime) -> Step:
 
 
 def _drop_failed(rows: JobRows, now: datetime) -> RowChanges | None:
-    """The job without its failed standby gangs."""
+    """Remove failed standby gangs from the job; returns None if there are none."""
     job = rows.job
     mine = [rows.attempts[number] for number in job.standbys if number in rows.attempts]
     lost = [attempt for attempt in mine if attempt.phase in GOING]
@@ -205,7 +205,7 @@ def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
 
 
 def _give_back(rows: JobRows, own: Attempt, kind: str, text: str, now: datetime) -> RowChanges:
-    """Reclaim the job's own gang after a last checkpoint."""
+    """Reclaim the job's own gang after giving it time for a last checkpoint."""
     notice = max(_HANDOVER, rows.job.task.grace)
     return RowChanges(
         attempts=(replace(own, drill_until=now + notice, moved=True),),
@@ -240,7 +240,7 @@ def _swap(
 ) -> RowChanges:
     """Make the standby gang the job's own.
 
-    All ranks of a still open old gang are written, so that a concurrent claim on it fails.
+    If the old gang is still open, all of its ranks are written, so that a concurrent claim fails.
     """
     job = rows.job
     text = f"attempt {standby.number} on {standby.offer.key} takes over: {why}"
@@ -260,7 +260,7 @@ def _swap(
     )
 
 
-# Starting one
+# Starting a standby gang
 
 
 def _ask(
@@ -280,7 +280,8 @@ def _ask(
 def _follow(
     rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
-    """The provider will reclaim the gang soon: start the next one while this one shuts down."""
+    """Ask for a successor of a gang that the provider will reclaim soon, so that it starts while
+    this gang shuts down."""
     if not _may_be_preempted(rows.job):
         return Step(after=NEVER)
     asked = _ask(StandbyQuestion.SUCCESSOR, own.id, reviews, (), now)
@@ -294,7 +295,7 @@ def _review(
     nodes: Sequence[Node],
     now: datetime,
 ) -> Step | AskAdvisor:
-    """Whether the gang runs on the right offer, according to the job's policy."""
+    """Ask whether the gang runs on the right offer, if the deadline policy applies to the job."""
     if not is_steered(rows.job) or own.phase is AttemptPhase.LAUNCHING:
         return Step(after=NEVER)
     return _ask(StandbyQuestion.REVIEW, rows.job.id, reviews, nodes, now)
@@ -373,13 +374,13 @@ def _start_or_wait(
 def start_standby(
     rows: JobRows, recommendation: Recommendation, why: str, name_gang: NameGang, now: datetime
 ) -> RowChanges | None:
-    """Start a second gang on the best of the recommended offers that the job may use; None: there
+    """Start a second gang on the best recommended offer that the job may use; returns None if there
     is none."""
     job, own = rows.job, rows.own
     works = own is not None and own.phase is AttemptPhase.RUNNING
     offers = [each for each in recommendation.offers if _has_capacity(each, job)]
     fixed = works and own is not None and own.offer.purchase is not Purchase.SPOT
-    if fixed and not _may_be_preempted(job):  # the next preemption would end the job
+    if fixed and not _may_be_preempted(job):  # another preemption would end the job
         offers = [each for each in offers if each.purchase is not Purchase.SPOT]
     if not offers or not _pays_two(rows, offers[0]) or (works and not _may_move(job)):
         return None
@@ -416,8 +417,8 @@ def _may_be_preempted(job: Job) -> bool:
 
 
 def _may_move(job: Job) -> bool:
-    """Whether a working gang may be left. A move is no preemption, but work that tolerates none is
-    not restarted.
+    """Whether the job may leave a working gang. A move does not count as a preemption, but a job
+    that tolerates no preemption is not moved either.
     """
     return job.task.retry.preemption != 0
 
@@ -429,9 +430,9 @@ def _is_at_risk(rows: JobRows, own: Attempt) -> bool:
 
 
 def _calm_until(rows: JobRows, own: Attempt) -> datetime:
-    """Until when warnings cause no further move: longer after each one that started a gang.
+    """The time until which warnings cause no further move; each move doubles the waiting time.
 
-    Counted from the start of the gang's work or, if a standby was started since, from that start.
+    It is counted from the start of the gang's work, or from the launch of a later standby gang.
     """
     job = rows.job
     last = rows.attempts.get(job.last_number, own)
@@ -448,7 +449,7 @@ def _is_ready(rows: JobRows, attempt: Attempt) -> bool:
 
 
 def _has_work(rows: JobRows, own: Attempt) -> bool:
-    """Whether its agents may have received the work: every rank is claimed."""
+    """Whether the gang's agents may have received the work, since every rank is claimed."""
     return all(node.claim for node in rows.nodes_of(own))
 
 
@@ -461,14 +462,15 @@ def _is_quiet(own: Attempt, nodes: Sequence[Node]) -> bool:
 
 
 def _until_boundary(rows: JobRows, own: Attempt, ready: Attempt, now: datetime) -> timedelta:
-    """Wait until the working gang has saved since the other became ready, within limits."""
+    """How long to wait for a checkpoint of the working gang after the other gang became ready; 0 if
+    there is one or none is expected."""
     checkpoint = rows.job.task.checkpoint
     if checkpoint is None or own.phase in COMING:
         return timedelta(0)
     every = checkpoint.every or _LONGEST_WAIT
     saved = own.checkpoint_at or own.running_at
     if saved is not None and now - saved > 1.5 * every:
-        return timedelta(0)  # no standby gangs will follow
+        return timedelta(0)  # checkpoints are overdue: do not wait
     since = max(node.claimed_at or now for node in rows.nodes_of(ready))
     if own.checkpoint_at is not None and own.checkpoint_at >= since:
         return timedelta(0)

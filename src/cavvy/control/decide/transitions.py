@@ -1,4 +1,4 @@
-"""The changes of an action in the rows of a job or an attempt."""
+"""Computes how an action changes the rows of a job or an attempt."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,7 +43,7 @@ def turn_job(
 
 
 def advance_job(job: Job, action: jobs.AdvanceJob, now: datetime) -> RowChanges:
-    """The job in its next phase. The end is also sent to its webhooks."""
+    """Move the job to its next phase. Its end is also sent to its webhooks."""
     turned = turn_job(job, action.phase, action.reason, now, action.exit_code)
     return RowChanges(
         job=turned,
@@ -67,14 +67,14 @@ def wanted_deliveries(job: Job) -> list[Delivery]:
 def find_undelivered(
     job: Job, wanted: Sequence[Delivery], events: Sequence[Event]
 ) -> list[Delivery]:
-    """The deliveries that have neither succeeded nor been given up, for each webhook."""
+    """The deliveries that, for some webhook, have neither succeeded nor finally failed."""
     facts = [event.fact for event in events if event.kind == "webhook"]
     hooks = job.task.webhooks
     return [what for what in wanted if facts.count(what) < sum(what in hook.on for hook in hooks)]
 
 
 def stop_at_limit(job: Job, action: jobs.StopAtLimit, now: datetime) -> RowChanges:
-    """The stopped job: at once if it waits, else with its grace period."""
+    """Stop the job: at once if it waits, otherwise with its grace period."""
     stopped = replace(job, stop_reason=action.reason, stop_cause=action.cause)
     changes = RowChanges(
         job=stopped,
@@ -90,7 +90,7 @@ def stop_at_limit(job: Job, action: jobs.StopAtLimit, now: datetime) -> RowChang
 def requeue_job(
     job: Job, own: Attempt | None, action: jobs.RequeueJob, failed: str, now: datetime
 ) -> RowChanges:
-    """The job back in the queue; `failed` names the offer or host to avoid, if any."""
+    """Queue the job again; `failed` is the offer or host to avoid, or ""."""
     avoid = drop_past(job.avoid, now)
     if failed:
         avoid[failed] = now + action.avoid
@@ -115,25 +115,25 @@ def requeue_job(
 
 
 def drop_past(avoid: dict[str, datetime], now: datetime) -> dict[str, datetime]:
-    """The active cooldowns."""
+    """Return only the cooldowns that have not ended."""
     return {key: until for key, until in avoid.items() if until > now}
 
 
 def count_retry(job: Job, kind: str) -> dict[str, int]:
-    """The job's retries with one more of this kind."""
+    """The job's retry counts with one more retry of this kind."""
     return {**job.retries, kind: job.retries.get(kind, 0) + 1}
 
 
 def fails_a_host(attempt: Attempt) -> bool:
-    """Whether one host of several failed: then the host is avoided, not the offer."""
+    """Whether one of several hosts failed, so that the host is avoided instead of the offer."""
     shared = attempt.offer.shared and attempt.nodes > 1
     return shared and failure_of(attempt) is FailureKind.GPU
 
 
 def failed_place(attempt: Attempt, allocations: Sequence[Allocation]) -> str:
-    """What failed, as named in `Job.avoid`: the offer, or the host of the rank that failed first.
+    """The key for `Job.avoid`: the offer that failed, or the host of the rank that failed first.
 
-    Without `fails_a_host` the allocations are not read.
+    `allocations` are needed only if `fails_a_host`.
     """
     first = (attempt.gang, attempt.first_failed_rank)
     hosts = (each.host for each in allocations if (each.gang, each.rank) == first)
@@ -151,8 +151,8 @@ def advance_attempt(
     now: datetime,
     stored: Sequence[Charge] = (),
 ) -> RowChanges:
-    """The attempt in its next phase, with the observation of its market. `stored` are the job's
-    charges, read when the gang is gone.
+    """Move the attempt to its next phase and record the observation of its market. `stored` are the
+    job's charges, which are needed only when the attempt has ended.
     """
     changes = _move(rows, attempt, action, look, now, stored)
     nodes = rows.nodes_of(attempt)
@@ -196,8 +196,8 @@ def _settled(
 ) -> Attempt:
     """The attempt with its outcome.
 
-    Its work ended at the last reported exit, else now. Work that ended before its start was noticed
-    still ran: its running time counts.
+    The work ended at the last exit if all ranks reported theirs, otherwise now. If work ends before
+    its start was noticed, the start is recorded now, so that its running time counts.
     """
     exits = [node.exited_at for node in nodes]
     known = [at for at in exits if at is not None]
@@ -223,7 +223,7 @@ def _end_work(
         until = f"{action.until:%Y-%m-%d %H:%M:%S} UTC"
         text = f"its nodes are kept and billed until {until} at the latest"
         events.append(make_event(rows.job, now, "kept", text, ended.number))
-        if look.told is not None:  # the job that takes over the gang ends these stretches
+        if look.told is not None:  # a job that takes the gang over ends these charges
             charges = bill_gang(ended, look.told, now, final=False)
     if not is_told_by_job(rows.job, action.outcome):
         kind = action.outcome or "ended"
@@ -240,7 +240,7 @@ def is_told_by_job(job: Job, outcome: AttemptOutcome | None) -> bool:
 
 
 def _close(rows: JobRows, ended: Attempt, bill: ClosedBill, now: datetime) -> RowChanges:
-    """Charge each node's whole life and release the gang's allocations."""
+    """Close the bill of an ended attempt and release the gang's allocations."""
     cost = total(bill.charges)
     life = sum((each.until - each.since for each in bill.charges), timedelta(0))
     text = f"the gang is gone; it cost {format_usd(cost)} for {format_duration(life)} of nodes"
@@ -266,7 +266,7 @@ def adjust_attempt(
     action: gangs.OrderRanks | gangs.CountMiss | gangs.ClearMisses,
     now: datetime,
 ) -> RowChanges:
-    """The attempt in the same phase, with orders to its ranks or a new count of looks."""
+    """Change an attempt within its phase: orders to its ranks, or its count of missed polls."""
     match action:
         case gangs.OrderRanks():
             return order_ranks(rows, attempt, action, now)
@@ -279,7 +279,7 @@ def adjust_attempt(
 
 
 def count_miss(attempt: Attempt, now: datetime) -> Attempt:
-    """The attempt after another look that did not find its gang."""
+    """The attempt after another poll that did not find its gang."""
     since = attempt.missed_since or now
     return replace(attempt, missed_looks=attempt.missed_looks + 1, missed_since=since)
 
@@ -287,7 +287,7 @@ def count_miss(attempt: Attempt, now: datetime) -> Attempt:
 def order_ranks(
     rows: JobRows, attempt: Attempt, action: gangs.OrderRanks, now: datetime
 ) -> RowChanges:
-    """An order for each of the ranks; later orders have greater numbers."""
+    """Send an order to each of the ranks. Later orders have greater numbers."""
     nodes = []
     for rank in action.ranks:
         node = rows.nodes_of(attempt)[rank]
@@ -311,7 +311,7 @@ def _describe(action: gangs.OrderRanks) -> str:
 
 
 def is_freed(attempt: Attempt) -> bool:
-    """Whether the capacity counted for the gang is free, or will not be used."""
+    """Whether the capacity that was counted for the gang is free again or will not be used."""
     unbought = attempt.phase is AttemptPhase.ENDING and attempt.launched_at is None
     return unbought or attempt.phase is AttemptPhase.ENDED
 

@@ -1,4 +1,4 @@
-"""Whether to keep a gang after its work, which jobs it fits, and how it is handed over."""
+"""Decides whether a gang is kept after its work, and which jobs can take it over, and how."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -14,11 +14,10 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money, format_usd
 
-# Extra time that an agent waits after the keep time if the server does not order it to leave.
+# Time that an agent waits beyond the keep time, unless the server orders it to leave.
 FAREWELL = timedelta(minutes=1)
 _NOTHING = timedelta(0)
-# Agents ask for other work within a second; a kubelet reports a start two seconds late, a busy one
-# later.
+# Agents ask for other work within a second; a kubelet reports a start at least two seconds late.
 _FRESH = timedelta(seconds=10)
 _BY_ITSELF = frozenset({AttemptOutcome.SUCCEEDED, AttemptOutcome.EXIT})
 _WORKED = frozenset({AttemptPhase.BOOTING, AttemptPhase.RUNNING})
@@ -26,8 +25,8 @@ _LONGEST_H = 24
 
 
 def may_keep(task: Task, offer: Offer) -> bool:
-    """Whether the task wants its nodes kept and they can be kept: a shared host frees its devices
-    at once.
+    """Whether the task wants its nodes kept and this is possible. Shared hosts are not kept, since
+    they free their devices at once.
     """
     return (
         task.keep > _NOTHING
@@ -38,7 +37,7 @@ def may_keep(task: Task, offer: Offer) -> bool:
 
 
 def waits_on(job: Job, attempt: Attempt, node: Node) -> bool:
-    """Whether an agent that asks for work at this rank may be waiting for the next job there."""
+    """Whether an agent that asks for work at this rank may be waiting for the next job."""
     if attempt.phase is AttemptPhase.KEPT:
         return True
     over = node.phase is NodePhase.EXITED and node.exit_outcome in _BY_ITSELF
@@ -53,9 +52,9 @@ def keeps_until(
     spent: Money | None,
     now: datetime,
 ) -> datetime | None:
-    """Until when the gang is kept; None: it is released.
+    """The time until which the gang is kept, or None if it is released.
 
-    It is kept if its work ended by itself on every node and thereby (outcome and exit code) ends
+    A gang is kept if its work ended by itself on every node, with an outcome and exit code that end
     the job.
     """
     if attempt.phase not in _WORKED or not may_keep(job.task, attempt.offer):
@@ -85,8 +84,8 @@ def _paid_for(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
 
 
 def fits(kept: Attempt, former: Job, job: Job) -> bool:
-    """Whether a kept gang equals the one that the job would get on the same offer; the offer itself
-    is not compared here.
+    """Whether a kept gang equals the gang that the job would get on the same offer. The caller
+    compares the offers.
     """
     old, new = former.task, job.task
     if (
@@ -126,7 +125,7 @@ def list_kept(kept: Iterable[Attempt], project: str) -> list[Attempt]:
 def hand_over(
     old: Attempt, former: Job, charges: Sequence[Charge], job: Job, now: datetime
 ) -> RowChanges:
-    """The gang as a new attempt of the job; `charges` are the former attempt's."""
+    """Make the gang a new attempt of the job; `charges` are those of the former attempt."""
     reason = f"took over the gang of {former.name}"
     fresh, nodes = make_attempt(job, old.offer, lambda _: old.gang, now, reason)
     adopted = replace(fresh, phase=AttemptPhase.BOOTING, launched_at=now, adopted_at=now)

@@ -36,7 +36,7 @@ from cavvy.store.base import Store
 
 _LAST = timedelta(seconds=30)  # maximum age of offers for a job that has a gang
 
-# Prices per GB, by provider or "provider/region".
+# Reads prices per GB, by provider or "provider/region".
 ReadEgress = Callable[[], Awaitable[Mapping[str, Money]]]
 
 
@@ -59,8 +59,8 @@ class DeadlineAdvisor:
         self._egress: Mapping[str, Money] | None = None
 
     async def place(self, job: Job, snapshot: MarketSnapshot) -> Recommendation | None:
-        """Where a job without a gang should start, or that it should wait; None if the policy does
-        not apply.
+        """Recommend where a job without a gang should start, or that it should wait. Returns None
+        if the policy does not apply.
         """
         attempts = await self._store.attempts(job.id) if job.attempt else []
         facts = await self._facts(job, attempts, snapshot, None)
@@ -69,7 +69,9 @@ class DeadlineAdvisor:
     async def review(
         self, job: Job, attempts: Sequence[Attempt], nodes: Sequence[Node]
     ) -> Recommendation | None:
-        """Whether a job's gang runs on the right offer; None if the policy does not apply."""
+        """Recommend where a job with a gang should run. Returns None if the policy does not
+        apply.
+        """
         current = next((attempt for attempt in attempts if attempt.number == job.attempt), None)
         if current is None or not is_reviewed(job, current):
             return None
@@ -80,7 +82,8 @@ class DeadlineAdvisor:
     async def successor(
         self, job: Job, attempts: Sequence[Attempt], current: Attempt
     ) -> Recommendation:
-        """Where to move from a gang that is about to be reclaimed; no offers: nowhere for now."""
+        """Recommend where to move from a gang that will be reclaimed soon. Without offers, the job
+        cannot move for now."""
         snapshot, now = await self._pool.market(), self._clock.now()
         left = leave_offer(job, current.offer, now)
         facts = await self._facts(job, attempts, snapshot, None)
@@ -102,8 +105,8 @@ class DeadlineAdvisor:
     async def ahead(
         self, job: Job, attempts: Sequence[Attempt], own: Attempt, nodes: Sequence[Node]
     ) -> Recommendation | None:
-        """Where to move from a gang at risk; no offers: it stays. None: a
-        move would lose work.
+        """Recommend where to move from a gang at risk. Without offers, the job stays. Returns None
+        if a move would lose work.
         """
         if not may_go_ahead(job, own):
             return None
@@ -112,7 +115,7 @@ class DeadlineAdvisor:
         return go_ahead(job, own, await self.successor(job, attempts, own))
 
     async def policy_inputs(self, job: Job) -> PolicyFacts | None:
-        """The policy's current inputs: for a forecast of the rest of the job."""
+        """The policy's current inputs, for a forecast of the rest of the job."""
         attempts = await self._store.attempts(job.id)
         current = next(
             (x for x in attempts if x.number == job.attempt and x.phase not in GOING), None
@@ -149,8 +152,8 @@ class DeadlineAdvisor:
         return make_facts(job, offers, knowledge, stored, now)
 
     async def _prices(self) -> Mapping[str, Money]:
-        """The clouds' prices for outgoing data: read once, since the catalog changes only with the
-        release.
+        """The clouds' prices for outgoing data. They are read once, since the catalog changes only
+        with a release.
         """
         if self._egress is None:
             self._egress = await self._read_egress() if self._read_egress is not None else {}

@@ -1,6 +1,4 @@
-"""Reads market observations, and records those of the reconcilers. Results are cached for a few
-seconds.
-"""
+"""Reads market observations, and records prices. Results are cached for a few seconds."""
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -11,15 +9,15 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.planner.markets import LONGEST_REST, MarketKnowledge, MarketRecord, standings_of
 from cavvy.store.base import AtomicWrite, Store
 
-SINCE = timedelta(days=30)  # time range of records
-RECENT = timedelta(days=3)  # time range of single observations, which policies see
+SINCE = timedelta(days=30)  # time range of market records
+RECENT = timedelta(days=3)  # time range of the single observations that policies see
 KEEP = timedelta(days=90)
 _AGE = timedelta(seconds=5)
-_MOST = 400  # maximum observations of one decision's markets that a policy sees
+_MOST = 400  # maximum observations that a policy sees in one decision
 
 
 class MarketHistory:
-    """This control plane's knowledge of markets."""
+    """What this control plane knows about markets."""
 
     def __init__(self, store: Store, clock: ControlClock) -> None:
         self._store = store
@@ -31,7 +29,7 @@ class MarketHistory:
         self._rested_at: datetime | None = None
 
     async def standings(self) -> Mapping[str, MarketRecord]:
-        """One record for each market ever used."""
+        """The record of each market that was used recently."""
         now = self._clock.now()
         if self._read_at is None or now - self._read_at >= _AGE:
             self._standings, self._read_at = (
@@ -41,14 +39,15 @@ class MarketHistory:
         return self._standings
 
     async def knowledge(self, markets: Collection[str]) -> MarketKnowledge:
-        """The records, with the recent observations of these markets."""
+        """The records of all markets, and the recent observations of these markets."""
         recent: dict[str, list[Observation]] = {}
         for seen in await self._store.observations(markets, self._clock.now() - RECENT, _MOST):
             recent.setdefault(seen.market, []).append(seen)
         return MarketKnowledge(standings=await self.standings(), recent=recent)
 
     async def cooling_down(self) -> Collection[str]:
-        """The markets that recently refused or failed, for any job: others are tried first."""
+        """The markets in which a launch or a gang of any job failed recently. Jobs try other
+        markets first."""
         now = self._clock.now()
         if self._rested_at is None or now - self._rested_at >= _AGE:
             lately = [

@@ -1,4 +1,4 @@
-"""Executes the decisions of `decide.standby`, and asks the deadline advisor for it."""
+"""Executes the decisions of `decide.standby`, and asks the deadline advisor for them."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -19,7 +19,7 @@ from cavvy.planner.deadline.recommendation import Recommendation
 
 
 class StandbyGangs:
-    """The steps of one job that concern its standby gangs."""
+    """Executes the steps of jobs that concern their standby gangs."""
 
     def __init__(
         self, clock: ControlClock, advisor: DeadlineAdvisor, name_gang: Callable[[str], str]
@@ -30,8 +30,8 @@ class StandbyGangs:
         self._reviews: dict[str, dict[str, datetime]] = {}  # job -> key -> when to ask again
 
     async def step(self, uow: UnitOfWork) -> timedelta | None:
-        """Do what is due, before the job's own next step; None after an action, else when to look
-        again.
+        """Do what is due before the job's own next step. Returns None after an action, otherwise
+        the time until the next check.
         """
         now, job_id = self._clock.now(), uow.job.id
         reviews = self._reviews.setdefault(job_id, {})

@@ -1,3 +1,1 @@
-"""Gangs kept after their work for the next job of the same project: when, for which job, and who
-pays.
-"""
+"""Tracks gangs that are kept after their work for the next job of the same project."""

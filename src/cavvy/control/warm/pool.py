@@ -1,4 +1,4 @@
-"""The currently kept gangs, and how a waiting job takes one over: in one write, or not at all."""
+"""Tracks the kept gangs. A waiting job takes a kept gang over in one write."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class AgentWaits(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmGang:
-    """A gang that a job may take over, and its former job's payment for the last stretch."""
+    """A gang that a job may take over, its former job, and the former job's final charges."""
 
     attempt: Attempt
     former: Job
@@ -35,15 +35,15 @@ class WarmGang:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmGangNotReady:
-    """A gang fits the job, but was kept only recently: its agents or its bill are not ready for the
-    next one.
+    """A gang that fits the job but was kept only recently: its agents or its charges are not ready
+    for the next job.
     """
 
     attempt: Attempt
 
 
 class WarmPool:
-    """Tracks which gangs are kept; losing this costs one read of the open attempts."""
+    """Tracks which gangs are kept, after reading the open attempts once."""
 
     def __init__(self, store: Store, clock: ControlClock, agents: AgentWaits) -> None:
         self._store = store
@@ -52,7 +52,7 @@ class WarmPool:
         self._kept: dict[str, Attempt] | None = None  # by id
 
     def note(self, attempt: Attempt) -> None:
-        """The attempt was written."""
+        """Update the kept gangs after the attempt was written."""
         if self._kept is not None:
             if attempt.phase is AttemptPhase.KEPT:
                 self._kept[attempt.id] = attempt

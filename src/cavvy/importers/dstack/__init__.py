@@ -1,1 +1,1 @@
-"""dstack: the rules of its configurations, and their translation."""
+"""Check dstack's configurations by the rules of dstack, and translate them."""

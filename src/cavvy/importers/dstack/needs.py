@@ -1,4 +1,4 @@
-"""dstack's rules for `resources`: ranges, CPUs, accelerators, sizes, and how each is parsed."""
+"""dstack's rules for `resources`, and the parsing of ranges, CPUs, accelerators and sizes."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -26,13 +26,13 @@ Unit = Callable[[str], float | None]
 
 
 def to_int(text: str) -> float | None:
-    """A whole number in pydantic's text syntax."""
+    """A whole number, written as pydantic accepts it in a text; None if it is not one."""
     return float(text) if re.fullmatch(r"[-+]?\d{1,15}(\.0+)?", text.strip()) else None
 
 
 def read_range(value: str, unit: Unit) -> Range | None:
-    """The bounds of 8, 2..8, 16GB.. or ..80GB; a single value is both. None if it is not a range,
-    or is reversed.
+    """The bounds of a range such as 8, 2..8, 16GB.. or ..80GB; for a single value, both bounds are
+    this value. None if the text is not a range or the range is reversed.
     """
     if ".." not in value:
         single = unit(value)
@@ -47,7 +47,7 @@ def read_range(value: str, unit: Unit) -> Range | None:
 
 
 def range_of(node: Node | None, unit: Unit) -> Range | None:
-    """Bounds of a range in either of its forms; None if there is none."""
+    """The bounds of a range, which is a text or a table with `min` and `max`; None if absent."""
     if isinstance(node, ScalarNode):
         return read_range(str(node.value), unit)
     if node is None:
@@ -78,7 +78,7 @@ def _check_size_bounds(table: MapNode, notes: ProblemNotes) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRequest:
-    """The parts of one accelerator request, still as texts; "" for missing ones."""
+    """The parts of one accelerator request as texts; "" for a missing part."""
 
     vendor: str = ""
     names: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class GpuRequest:
 
 
 def split_gpu(value: str) -> GpuRequest | None:
-    """The parts of `A100,H100:80GB:8`, `nvidia:24GB..` or `2`; None if they are inconsistent."""
+    """Split a request such as `A100,H100:80GB:8`, `nvidia:24GB..` or `2`; None if it is invalid."""
     found: dict[str, str] = {}
     for token in value.replace(" ", "").split(":"):
         if token.lower() in VENDORS:
@@ -110,7 +110,7 @@ def split_gpu(value: str) -> GpuRequest | None:
 
 
 def split_cpu(value: str) -> tuple[str, str] | None:
-    """Architecture and count of `8`, `arm:8..16`, `x86`; None if they are inconsistent."""
+    """Split `8`, `arm:8..16` or `x86` into architecture and count; None if the text is invalid."""
     found: dict[str, str] = {}
     for token in value.replace(" ", "").split(":"):
         key = "count" if ".." in token or token.isdigit() else "arch"
@@ -158,7 +158,7 @@ RULES = (_check_whole_bounds, _check_size_bounds)
 
 
 def read_gpu(node: Node | None) -> GpuRequest | None:
-    """A checked request in either of its forms; None if there is none."""
+    """Read a checked accelerator request, which is a text or a table; None if absent."""
     if isinstance(node, ScalarNode):
         return split_gpu(str(node.value))
     if not isinstance(node, MapNode):

@@ -1,4 +1,4 @@
-"""Translates dstack's `resources` and placement, with dstack's minimum values as defaults."""
+"""Translate dstack's `resources` and placement, with dstack's minimum values as defaults."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import child, items, mark_of, text_at
 from cavvy.spec.tree import MapNode, Node, ScalarNode
 
-# dstack's defaults for missing keys.
+# dstack's defaults for missing keys: CPUs, MiB of memory, MiB of disk, count of accelerators
 CPUS, MEMORY_MIB, DISK_MIB, COUNT = (2.0, None), (8 * 1024.0, None), (100 * 1024.0, None), "1.."
 _SPOT = {"spot": SpotPolicy.ONLY, "auto": SpotPolicy.AUTO}
 
@@ -81,7 +81,7 @@ def _read_cpus(needs: Node | None, kept_keys: TranslationNotes) -> Range:
 def _read_disk(needs: Node | None, kept_keys: TranslationNotes) -> int | None:
     node = child(needs, "disk")
     if node is None and isinstance(needs, MapNode) and needs.get("disk") is not None:
-        return None  # explicitly empty: any size is accepted
+        return None  # an empty value means that any size is accepted
     size = child(node, "size") if isinstance(node, MapNode) else node
     low, high = range_of(size, read_size_mib) or DISK_MIB
     if high is not None and high != low:
@@ -127,7 +127,9 @@ def _read_accelerators(
 
 
 def _as_count(text: str) -> str | None:
-    """A count in Cavvy's syntax; None if none is needed. dstack's default is one or more."""
+    """The count of accelerators in Cavvy's syntax; None if no accelerator is needed. dstack's
+    default is one or more.
+    """
     low, high = read_range(text or COUNT, to_int) or (1.0, None)
     if high == 0:
         return None
@@ -138,7 +140,7 @@ def _as_count(text: str) -> str | None:
 
 
 def _as_memory(gpu: GpuRequest) -> str:
-    """A size in Cavvy's syntax: exact if dstack's is."""
+    """The memory of an accelerator in Cavvy's syntax, as a range; "" if none is required."""
     if not gpu.memory:
         return ""
     low, high = read_range(gpu.memory, read_size_mib) or (None, None)

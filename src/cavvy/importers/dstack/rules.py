@@ -1,4 +1,6 @@
-"""dstack's rules for runs, beyond its table of keys: tasks, services, dev environments."""
+"""dstack's rules for runs (tasks, services and dev environments) that `keys.yaml` cannot
+express.
+"""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +21,7 @@ def _is_variable(node: ScalarNode) -> bool:
 
 
 class _Variables:
-    """A list of NAME=VALUE with unique names."""
+    """A rule for a list of NAME=VALUE or NAME with unique names."""
 
     items = ListRule(fitting("NAME=VALUE or NAME", _is_variable))
     words = items.words
@@ -67,13 +69,15 @@ def _check_cron(value: str) -> str:
 
 
 def _is_python(node: ScalarNode) -> bool:
-    # The number 3.10 is read as 3.1; the text "3.1" is not a version.
+    # An unquoted 3.10 is read as the number 3.1, so this number is accepted. The text "3.1" is not.
     known = str(node.value) in _PYTHONS or (isinstance(node.value, float) and node.value == 3.1)
     return is_text(node) and known
 
 
 def _make_port(words: str, local: str) -> ScalarRule:
-    """A container port, optionally after one that matches `local`."""
+    """A rule for PORT or LOCAL:PORT, where PORT is a port of the container and LOCAL matches the
+    pattern `local`.
+    """
 
     def fits(node: ScalarNode) -> bool:
         match = re.fullmatch(rf"(?:({local}):)?(\d{{1,5}})", str(node.value))
@@ -97,7 +101,7 @@ def _is_path(path: str) -> bool:
 
 
 def split_pair(value: str) -> list[str]:
-    """The parts separated by colons, except those of a drive letter or a git URL."""
+    """Split a text at its colons, except at the colon of a drive letter or a git URL."""
     parts = value.split(":")
     drive = len(parts) > 1 and re.fullmatch("[A-Za-z]", parts[0]) and parts[1][:1] in ("\\", "/")
     url = len(parts) > 1 and ("@" in parts[0] or parts[1].startswith("//"))
@@ -139,13 +143,15 @@ _EXCLUSIVE = (("image", "python"), ("image", "docker"), ("python", "docker"), ("
 
 
 def is_set(table: Node, key: str) -> bool:
-    """Whether a key has a value; false counts as none."""
+    """Whether a key has a value. false, "" and an empty list count as no value."""
     node = child(table, key)
     return node is not None and to_value(node) not in (False, "", [])
 
 
 def check_exclusive(table: MapNode, notes: ProblemNotes) -> None:
-    """Note files that combine an image, a Python version or Docker."""
+    """Add a problem if the file combines keys that exclude each other, such as `image` and
+    `python`.
+    """
     for one, other in _EXCLUSIVE:
         if is_set(table, one) and is_set(table, other):
             text = f"`{one}` and `{other}` exclude each other"
@@ -153,7 +159,7 @@ def check_exclusive(table: MapNode, notes: ProblemNotes) -> None:
 
 
 def check_commands(table: MapNode, notes: ProblemNotes) -> None:
-    """Note a file with nothing to run."""
+    """Check for exclusive keys, and add a problem if the file has nothing to run."""
     check_exclusive(table, notes)
     if (
         child(table, "groups") is None
@@ -168,7 +174,9 @@ def check_commands(table: MapNode, notes: ProblemNotes) -> None:
 
 
 def check_groups(table: MapNode, forbidden: tuple[str, ...], notes: ProblemNotes) -> None:
-    """Note groups with duplicate names, without commands, or next to keys that they replace."""
+    """Add problems for groups with the same name, for groups with nothing to run, and for
+    `forbidden` keys outside of the groups.
+    """
     groups = child(table, "groups")
     if groups is None:
         return
@@ -239,7 +247,9 @@ def _check_environment(table: MapNode, notes: ProblemNotes) -> None:
 
 
 def check_replicas(table: MapNode, notes: ProblemNotes) -> None:
-    """Note a number of replicas without a maximum, or a variable one without a scaling rule."""
+    """Add a problem if the number of replicas has no maximum, or if it is variable without
+    `scaling`, or fixed with `scaling`.
+    """
     node = child(table, "replicas") or child(table, "count")
     scaling = child(table, "scaling")
     bounds = range_of(node, to_int) if node is not None else None

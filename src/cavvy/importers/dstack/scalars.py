@@ -1,5 +1,5 @@
-"""Scalars in dstack's types (pydantic's lax mode): "8" counts as a number and 8 as a text, but true
-is not a text.
+"""Rules for scalars by dstack's types (pydantic's lax mode): "8" counts as a number and 8 as a
+text, but true is not a text.
 """
 
 import re
@@ -20,17 +20,17 @@ _SIZES = {"tb": 1024 * 1024, "gb": 1024, "mb": 1}
 
 
 def is_text(node: ScalarNode) -> bool:
-    """Whether a value counts as a text: a text or a number."""
+    """Whether a value counts as a text, which texts and numbers do."""
     value = node.value
     return isinstance(value, str | int | float) and not isinstance(value, bool | UnquotedDate)
 
 
 text = partial(make_text, is_text)
-written = partial(make_text, is_string)  # a text that YAML also reads as one
+written = partial(make_text, is_string)  # only a value that YAML reads as a text
 
 
 def choice(names: Iterable[str]) -> ScalarRule:
-    """One of several words, spelled exactly."""
+    """A rule for one of several words, spelled exactly."""
     known = list(names)
     return ScalarRule(
         listed(known),
@@ -41,8 +41,8 @@ def choice(names: Iterable[str]) -> ScalarRule:
 
 
 def to_number(node: ScalarNode) -> float | None:
-    """A number, or a text that contains one; true is rejected, although pydantic would read it as
-    1.
+    """The value as a number; a text may contain the number. None if it is not a number. true is not
+    a number here, although pydantic would read it as 1.
     """
     value = None if isinstance(node.value, bool) else node.value
     if isinstance(value, str):
@@ -60,7 +60,9 @@ def number(
     above: bool = False,
     fraction: bool = True,
 ) -> ScalarRule:
-    """A number within bounds; `above`: more than `low`; without `fraction`: a whole number."""
+    """A rule for a number from `low` to `high`. With `above`, the number must be greater than
+    `low`; without `fraction`, it must be whole.
+    """
 
     def test(node: ScalarNode) -> str:
         value = to_number(node)
@@ -84,7 +86,7 @@ whole = partial(number, fraction=False)
 
 
 def read_duration(node: ScalarNode) -> int | None:
-    """Seconds of 90, "90", 1h or "10 m"; None if it is not a duration."""
+    """The seconds of a duration such as 90, "90", 1h or "10 m"; None if it is not a duration."""
     if isinstance(node.value, bool):
         return None
     if isinstance(node.value, int | float) and abs(node.value) < 1e12:
@@ -96,7 +98,7 @@ def read_duration(node: ScalarNode) -> int | None:
 
 
 def duration(low: float | None = None) -> ScalarRule:
-    """A length of time of at least `low` seconds."""
+    """A rule for a length of time of at least `low` seconds."""
 
     def test(node: ScalarNode) -> str:
         value = None if isinstance(node.value, UnquotedDate) else read_duration(node)
@@ -108,7 +110,7 @@ def duration(low: float | None = None) -> ScalarRule:
 
 
 def switched(low: float | None = 0) -> ScalarRule:
-    """A length of time, or `off`, or true for the default."""
+    """A rule for a length of time, `off` or false, or true for the default."""
     length = duration(low)
 
     def test(node: ScalarNode) -> str:
@@ -122,7 +124,9 @@ def switched(low: float | None = 0) -> ScalarRule:
 
 
 def read_size_mib(text: str) -> float | None:
-    """MiB of 16, 16GB, 512MB or 1TB (a bare number is GiB); None where it is not a size."""
+    """The MiB of a size such as 16, 16GB, 512MB or 1TB; a number alone is GiB. None if it is not a
+    size.
+    """
     match = _SIZE.fullmatch(text.replace(" ", "").lower())
     try:
         return float(match[1]) * _SIZES[match[2] or "gb"] if match else None

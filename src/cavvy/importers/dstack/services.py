@@ -1,5 +1,5 @@
-"""dstack's rules for services, and for files that only have a location or a price, beyond its table
-of keys: fleets, volumes, gateways, presets.
+"""dstack's rules for services, fleets, volumes, gateways and presets that `keys.yaml` cannot
+express.
 """
 
 import ipaddress

@@ -1,4 +1,4 @@
-"""dstack's table of keys, by type of file."""
+"""The keys of dstack's files, by type of file."""
 
 from pathlib import Path
 

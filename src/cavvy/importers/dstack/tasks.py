@@ -1,4 +1,6 @@
-"""Translates dstack's configurations into tasks, and keeps the rest."""
+"""Translate dstack's configurations into tasks, and note or refuse the keys that a task cannot
+represent.
+"""
 
 import re
 import shlex
@@ -64,7 +66,9 @@ _MOST_GRACE_S = 3600
 
 
 def translate(root: Node, notes: ProblemNotes) -> Translation:
-    """Translate a configuration. All mistakes are noted; the result is then invalid."""
+    """Translate a configuration. All mistakes are added to `notes`; if there are any, the result is
+    not usable.
+    """
     kind = text_at(root, "type") or ""
     if kind == "volume":
         backend, name = child(root, "backend"), text_at(root, "backend") or ""
@@ -131,7 +135,7 @@ def _translate_run(root: Node, kept_keys: TranslationNotes) -> Task:
     )
 
 
-# commands
+# The commands of a task
 
 
 def _read_run(root: Node, kept_keys: TranslationNotes) -> str:
@@ -171,7 +175,9 @@ def _read_run(root: Node, kept_keys: TranslationNotes) -> str:
 
 
 def join_commands(commands: list[str]) -> str:
-    """Join commands into one script, in which each runs only if the previous one succeeded."""
+    """Join commands into one script, in which each command runs only if the previous one
+    succeeds.
+    """
     found = []
     for command in commands:
         text = command.strip()
@@ -184,7 +190,9 @@ def join_commands(commands: list[str]) -> str:
 
 
 def _read_before(root: Node) -> str:
-    """Commands before the author's: variables of secrets, the folder, and the Python."""
+    """The commands to run before the author's commands: they set the variables whose values are
+    secrets, change the folder, and activate the version of Python.
+    """
     folder, python = text_at(root, "working_dir") or _repo_path(root), text_at(root, "python")
     pairs = ((name, _read_secret(value)) for name, value, _ in _list_variables(child(root, "env")))
     lines = "".join(
@@ -194,7 +202,7 @@ def _read_before(root: Node) -> str:
     return lines + (use_python("3.10" if python == "3.1" else python) if python else "")
 
 
-# environment
+# Environment variables and secrets
 
 
 def _read_env(
@@ -208,7 +216,7 @@ def _read_env(
             kept_keys.note(mark, f"env.{name}", f"its value comes from `cavvy secret set {secret}`")
             secrets[secret] = None
             continue
-        assert value is not None  # otherwise it is a secret
+        assert value is not None  # a variable without a value is a secret
         if "${{" in value:
             reason = (
                 f"{value.strip()} cannot be inserted; `secrets` in a Cavvy file become variables "
@@ -220,7 +228,7 @@ def _read_env(
 
 
 def _read_secret(value: str | None) -> str | None:
-    """The secret that makes up a variable's whole value."""
+    """The name of the secret if a variable's value is exactly one secret; None otherwise."""
     match = re.fullmatch(r"\s*\$\{\{\s*secrets\.([A-Za-z_]\w*)\s*\}\}\s*", value or "", re.ASCII)
     return match[1] if match else None
 
@@ -237,13 +245,13 @@ def _list_variables(node: Node | None) -> list[tuple[str, str | None, SourceMark
     return found
 
 
-# files
+# Files and volumes
 
 
 def _read_files(
     root: Node, workdir: Workdir | None, kept_keys: TranslationNotes
 ) -> tuple[Volume, ...]:
-    """Files and folders of this machine, each with a path on the node."""
+    """The volumes that mount files and folders of this machine at their paths on the node."""
     found: list[Volume] = []
     if path := _repo_path(root):
         found.append(Volume(kind=VolumeKind.FOLDER, source=".", path=path.rstrip("/")))
@@ -265,7 +273,9 @@ def _read_files(
 
 
 def _read_login(root: Node, kept_keys: TranslationNotes) -> str | None:
-    """The secret for logging in to the image's registry."""
+    """The name of the secret for logging in to the registry of the image; None if no login is
+    needed.
+    """
     if child(root, "registry_auth") is None:
         return None
     reason = f"its value comes from `cavvy secret set {_LOGIN}`, as USER:PASSWORD"
@@ -301,7 +311,7 @@ def _read_volumes(root: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...]
 
 
 def _repo_path(root: Node) -> str:
-    """The absolute path at which a configuration expects its repository; "" for none."""
+    """The absolute path at which a configuration expects its repository; "" if it states none."""
     repo = next(iter(items(child(root, "repos"))), None)
     if isinstance(repo, ScalarNode):
         path = "".join(split_pair(as_text(repo))[1:])
@@ -333,7 +343,7 @@ def _read_workdir(root: Node, kept_keys: TranslationNotes) -> Workdir | None:
     return read_commit(source, commit or branch, "repos", mark, "write `hash`", kept_keys)
 
 
-# limits
+# Limits, schedule and retries
 
 
 def _keep_order(root: Node, kept_keys: TranslationNotes) -> None:
@@ -356,7 +366,9 @@ def _read_length(root: Node, key: str) -> timedelta | None:
 
 
 def _read_idle(root: Node, kept_keys: TranslationNotes) -> timedelta | None:
-    """How long the job may be idle: dstack checks GPUs and logins, Cavvy checks output and CPUs."""
+    """The time that the job may be idle. dstack checks GPUs and logins; Cavvy checks output and
+    CPUs.
+    """
     policy = child(root, "utilization_policy")
     window = child(policy, "time_window")
     if isinstance(window, ScalarNode):
@@ -371,7 +383,7 @@ def _read_idle(root: Node, kept_keys: TranslationNotes) -> timedelta | None:
 
 
 def _read_schedule(root: Node, kept_keys: TranslationNotes) -> Schedule | None:
-    """When the job starts, in UTC."""
+    """The schedule of the job, in UTC."""
     cron = child(child(root, "schedule"), "cron")
     lines = [as_text(each) for each in (*items(cron), cron) if isinstance(each, ScalarNode)]
     if len(lines) > 1:

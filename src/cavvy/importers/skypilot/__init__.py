@@ -1,1 +1,1 @@
-"""SkyPilot: the rules of its task files, and their translation."""
+"""Check SkyPilot's task files by the rules of SkyPilot, and translate them."""

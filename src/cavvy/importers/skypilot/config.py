@@ -1,4 +1,4 @@
-"""SkyPilot's `config`: the settings that affect the work, and those only for SkyPilot."""
+"""Translate SkyPilot's `config`. Some settings affect the work; others only concern SkyPilot."""
 
 import json
 import re
@@ -9,8 +9,8 @@ from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, items
 from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 
-_CLOUDS = ("aws", "gcp", "azure", "kubernetes", "ssh", "slurm", "vast")  # each has a section
-# Keys that change how SkyPilot gets a node, but not the node itself.
+_CLOUDS = ("aws", "gcp", "azure", "kubernetes", "ssh", "slurm", "vast")  # clouds with a section
+# Keys that change how SkyPilot obtains a node, but not the node itself
 _NOTED = frozenset(
     [
         *("active_workspace", "allowed_clouds", "api_server", "daemons", "db", "jobs", "logs"),
@@ -31,7 +31,7 @@ _NOTED = frozenset(
 
 
 def read_options(config: Node | None) -> tuple[ProviderOptions, ...]:
-    """What of the settings a provider honours: fields of pods."""
+    """The settings that become options of a provider: the fields of pods on Kubernetes."""
     fields = child(child(config, "kubernetes"), "pod_config")
     if fields is None:
         return ()
@@ -40,7 +40,9 @@ def read_options(config: Node | None) -> tuple[ProviderOptions, ...]:
 
 
 def _are_met(options: Node) -> bool:
-    """Whether options of a container's engine change nothing: GPUs and the node's shared memory."""
+    """Whether a job's container has these options of the container engine anyway: GPUs and the
+    node's shared memory.
+    """
     texts = [each for each in (options, *items(options)) if isinstance(each, ScalarNode)]
     known = r"(--(shm-size|gpus|ipc)([= ]\S+)?\s*)+"
     return all(re.fullmatch(known, as_text(each).strip()) for each in texts)
@@ -49,8 +51,8 @@ def _are_met(options: Node) -> bool:
 def keep_config(
     config: Node | None, clouds: Collection[str], is_image: bool, kept_keys: TranslationNotes
 ) -> None:
-    """Keep each other setting: refused where the work would miss it, on one of `clouds` (any, where
-    there are none named) and in an image or not.
+    """Note or refuse all other settings. A setting is refused if the work may need it. This depends
+    on the `clouds` where the job may run (any if empty), and on whether it runs in an image.
     """
     for key, section in entries(config):
         keys = entries(section) if isinstance(section, MapNode) else [(key, section)]

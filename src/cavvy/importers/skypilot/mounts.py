@@ -1,4 +1,4 @@
-"""Translates SkyPilot's `file_mounts` and `volumes` into inputs, outputs and volumes."""
+"""Translate SkyPilot's `file_mounts` and `volumes` into inputs, outputs and volumes."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -27,7 +27,7 @@ _UPLOADED = (
     "the local files are submitted with the job, not uploaded to {url} first; the work's changes "
     "are sent to the bucket every 30 s and at its end, and the bucket's contents are not read"
 )
-# Stores and their clouds, by name -> Cavvy's URL scheme for their buckets.
+# Cavvy's URL scheme for buckets, by the name of the store or of its cloud
 _STORES = {"s3": "s3", "aws": "s3", "gcs": "gs", "gcp": "gs", "azure": "az"}
 _BLOB = re.compile(r"https://([a-z0-9]+)\.blob\.core\.windows\.net/", re.IGNORECASE)
 _CREDENTIALS = re.compile(
@@ -36,12 +36,12 @@ _CREDENTIALS = re.compile(
 
 
 class _UnsetVariable(WrongValue):
-    """A path or name whose variable gets its value from the command line."""
+    """A path or name contains a variable that has no value yet; the command line can set it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatedMounts:
-    """The additional files beside the working folder."""
+    """The files that a task has in addition to its working folder."""
 
     inputs: tuple[Transfer, ...] = ()
     outputs: tuple[Transfer, ...] = ()
@@ -51,8 +51,9 @@ class TranslatedMounts:
 def read_mounts(
     table: Node, workdir: Workdir | None, clouds: Collection[str], kept_keys: TranslationNotes
 ) -> TranslatedMounts:
-    """Translate the supported mounts; the rest is kept and refused. Local files are submitted with
-    the working folder. A bucket without a store belongs to the only one of `clouds`, else to S3.
+    """Translate the supported mounts, and refuse the others. Local files are submitted with the
+    working folder. If a bucket has no store, its store is that of the only one of `clouds`, or S3
+    if there are several clouds or none.
     """
     found = TranslatedMounts()
     usual = _STORES.get(next(iter(clouds)), "s3") if len(clouds) == 1 else "s3"
@@ -82,7 +83,7 @@ def read_mounts(
 def _read_mount(
     value: Node, target: str, workdir: Workdir | None, usual: str, kept_keys: TranslationNotes
 ) -> TranslatedMounts:
-    """One entry. Raises WrongValue."""
+    """Translate one mount. Raises WrongValue if it is not supported."""
     node = value if isinstance(value, ScalarNode) else child(value, "source")
     paths = [as_text(each) for each in (node, *items(node)) if isinstance(each, ScalarNode)]
     urls = [path for path in paths if _URL.match(path)]
@@ -112,8 +113,8 @@ def _read_mount(
 def _read_local(
     paths: list[str], target: str, workdir: Workdir | None, kept_keys: TranslationNotes
 ) -> tuple[Volume, ...]:
-    """The volumes for local paths: one path is mounted at `target`, several at `target/NAME`.
-    Raises WrongValue.
+    """The volumes that mount local paths: a single path at `target`, several paths each at
+    `target/NAME`. Raises WrongValue.
     """
     found: list[Volume] = []
     for path in paths:
@@ -126,7 +127,7 @@ def _read_local(
 
 
 def _list_notes(value: Node, found: TranslatedMounts) -> Iterator[str]:
-    """The differences from a SkyPilot mount."""
+    """Yield how the translation differs from a mount of SkyPilot."""
     if isinstance(value, ScalarNode):
         return
     if not found.inputs:
@@ -142,7 +143,7 @@ def _list_notes(value: Node, found: TranslatedMounts) -> Iterator[str]:
 
 
 def _check_local(path: str, workdir: Workdir | None) -> None:
-    """Raises WrongValue if a local path cannot be submitted."""
+    """Raise WrongValue if a local path cannot be submitted."""
     if "$" in path:
         raise _UnsetVariable(f"{path} has a variable without a value; --env sets it")
     if _CREDENTIALS.match(path):
@@ -152,7 +153,9 @@ def _check_local(path: str, workdir: Workdir | None) -> None:
 
 
 def _read_target(text: str) -> str:
-    """An absolute path, or one within the working folder. Raises WrongValue."""
+    """The path of a mount on the node: an absolute path, or a path within the home or working
+    folder. Raises WrongValue.
+    """
     if text.startswith("~/sky_workdir/"):
         text = text.removeprefix("~/sky_workdir/")
     if text.startswith("~/") and ".." not in text.split("/"):
@@ -164,7 +167,7 @@ def _read_target(text: str) -> str:
 
 
 def _read_bucket(table: Node, name: str | None, usual: str) -> str:
-    """The URL of the bucket with this name; "" without a name. Raises WrongValue."""
+    """The URL of the bucket with this name; "" if there is no name. Raises WrongValue."""
     if isinstance(table, ScalarNode) or not name:
         return ""
     if "$" in name:
@@ -190,7 +193,7 @@ def _mode(value: Node) -> str:
 
 
 def _is_written(value: Node) -> bool:
-    """Whether files that the work writes there would reach the bucket."""
+    """Whether files that the work writes into the mount must be sent to the bucket."""
     if isinstance(value, ScalarNode):
         return False
     config = child(value, "config")
@@ -208,7 +211,7 @@ def _read_volumes(table: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...
         name = as_text(value) if isinstance(value, ScalarNode) else text_at(value, "name")
         size = None if name else read_size(text_at(value, "size") or "")
         new: dict[str, Any] = {}
-        if size is not None:  # for one job alone
+        if size is not None:  # a new volume that exists only for this job
             kind = text_at(child(value, "config"), "storage_class_name") or ""
             name, new = slug(key.text), {"size_gib": size, "type": kind, "keep": False}
         _add_volume(found, name, key.text, f"volumes.{key.text}", key.mark, kept_keys, **new)
@@ -234,7 +237,9 @@ def _add_volume(
     kept_keys: TranslationNotes,
     **new: Any,
 ) -> None:
-    """One volume by its name, which must exist at the provider unless it is `new`."""
+    """Add a volume to `found`. The volume must exist at the provider, unless `new` has the
+    attributes of a new volume.
+    """
     try:
         if not name:
             raise WrongValue("it has no name, and Cavvy creates no volume for a single job")

@@ -1,6 +1,4 @@
-"""SkyPilot's rules for `resources`: the allowed values of each key, and the parsing of sizes and
-counts.
-"""
+"""SkyPilot's rules for `resources`, and the parsing of sizes, counts and accelerators."""
 
 import math
 import re
@@ -18,20 +16,23 @@ _CLOUDS = (
     "nebius ssh slurm hyperbolic seeweb shadeform yotta mithril verda"
 )
 CLOUDS = _CLOUDS.split()
-DEFAULT_DISK_GIB = 256  # SkyPilot's marker for "not set"
+DEFAULT_DISK_GIB = 256  # SkyPilot treats this size as "not set"
 _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
 _GPU_MEMORY = re.compile(r"[0-9]+[GgMmTt][Bb]\+?")
 _VENDORS = ("nvidia", "amd", "intel", "google", "aws")
-Amount = tuple[float, str]  # a number with its suffix: "" exactly, + at least, x times the CPUs
+# (number, suffix). The suffix "" means exactly, "+" means at least, "x" means times the CPUs.
+Amount = tuple[float, str]
 
 
 def read_cpus(value: str) -> Amount | None:
-    """The number in `8` or `8+`; None for other texts."""
+    """Parse a number of CPUs such as `8` or `8+`; None for other texts."""
     return _amount(value.removesuffix("+"), "+" if value.endswith("+") else "", "")
 
 
 def read_memory(value: str) -> Amount | None:
-    """GiB of `16`, `16+`, `16GB`, `16GB+`; or `4x`, per CPU. None for other texts."""
+    """Parse memory such as `16`, `16+`, `16GB` or `16GB+`, or `4x` for a number per CPU, into GiB;
+    None for other texts.
+    """
     plus = value.endswith("+")
     rest = value.removesuffix("+")
     times = rest.endswith("x")
@@ -55,7 +56,9 @@ def _amount(number: str, suffix: str, unit: str) -> Amount | None:
 
 
 def read_size(value: str) -> int | None:
-    """Whole GiB of `100`, `100GB`, `1TB`; None if it is not a size."""
+    """Parse a size such as `100`, `100GB` or `1TB` into GiB; None if it is not a whole number of
+    GiB.
+    """
     match = re.fullmatch(r"([0-9]{1,12})(?:([kmgtpKMGTP])[bBiI])?", value)
     if match is None:
         return None
@@ -64,7 +67,9 @@ def read_size(value: str) -> int | None:
 
 
 def split_accelerator(value: str) -> tuple[str, str, float] | None:
-    """Name, memory and count of `A100:8`, `80GB+`, `NVIDIA:24GB:2`; None for other texts."""
+    """Split `A100:8`, `80GB+` or `NVIDIA:24GB:2` into name, memory and count; None for other
+    texts.
+    """
     parts = value.split(":")
     name, memory, count = parts[0], "", "1"
     match parts:
@@ -107,7 +112,7 @@ def _check_infra(value: str) -> str:
 
 
 def list_ports(value: object) -> list[str]:
-    """The single ports and ranges of `8080`, `8080-8090` or `8000,9000`."""
+    """Split a text such as `8080`, `8080-8090` or `8000,9000` into its ports and ranges."""
     return [part.strip() for part in str(value).split(",") if part.strip()]
 
 
@@ -196,7 +201,7 @@ def _check_needs(table: MapNode, notes: ProblemNotes) -> None:
 def _check_choices(
     table: MapNode, any_of: Node | None, ordered: Node | None, notes: ProblemNotes
 ) -> None:
-    """Two ways to list alternatives exclude each other."""
+    """Add a problem if the table lists alternatives in two ways that exclude each other."""
     if any_of is not None and ordered is not None:
         notes.add(
             ordered.mark, "`any_of` and `ordered` exclude each other", suggestion="keep one of them"
@@ -235,9 +240,8 @@ def _check_instance(table: MapNode, alternative: MapNode, notes: ProblemNotes) -
     )
     is_vm = child(options, "tpu_vm") is None or flag_at(options, "tpu_vm")
     tpus = [each.text.partition(":")[0] for each in _list_tpus(table, alternative)]
-    of_gcp = [
-        name for name in tpus if not name.endswith(("slice", "device"))
-    ]  # GKE's names end like this
+    # Names of TPUs with these endings are GKE's; the others are GCP's.
+    of_gcp = [name for name in tpus if not name.endswith(("slice", "device"))]
     if (
         not isinstance(node, ScalarNode)
         or not of_gcp
@@ -282,7 +286,7 @@ RULES = (_check_needs, _check_table, _check_volume)
 
 
 def unalias(table: MapNode, notes: ProblemNotes) -> MapNode:
-    """The table with older key names replaced by the current ones, also in its alternatives."""
+    """Replace older names of keys by the current names, in the table and in its alternatives."""
     found = []
     for key, value in table.entries:
         known = ALIASES.get(key.text)

@@ -1,5 +1,5 @@
-"""Translates SkyPilot's `resources`: alternatives become one set of resources if possible, else
-several.
+"""Translate SkyPilot's `resources`. Its alternatives are merged into one set of resources if
+possible; otherwise the result has several alternatives.
 """
 
 import json
@@ -32,7 +32,7 @@ from cavvy.importers.skypilot.needs import (
 from cavvy.spec.problems import SourceMark
 from cavvy.spec.tree import MapNode, Node, ScalarNode
 
-# Keys whose absence does not change the work -> why.
+# For each key that makes no difference to the work, the reason
 _NOTED = {
     "ports": "ports are not public; `cavvy forward NAME PORT` forwards one to this machine",
     "network_tier": "it is a preference; Cavvy uses the provider's network",
@@ -43,7 +43,7 @@ _NOTED = {
     "_requires_fuse": "it only concerns SkyPilot itself",
 }
 _REFUSED = {
-    # On-demand offers cover a whole region; the catalog knows its zones by id and providers by
+    # On-demand offers are for a whole region. The catalog identifies zones by id, but SkyPilot by
     # name.
     "zone": "zones are chosen by price and capacity; write only the region",
     "volumes": "volumes are not attached yet",
@@ -58,7 +58,9 @@ _DISK_TYPES = {"low": "standard", "high": "gp3"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRequest:
-    """The meaning of `resources`, including parts that other sections of a task hold."""
+    """The translation of `resources`, including the parts that belong to other sections of a
+    task.
+    """
 
     resources: Resources = field(default_factory=Resources)
     image: str | None = None
@@ -99,7 +101,7 @@ def read_request(node: Node | None, kept_keys: TranslationNotes) -> ResourceRequ
 
 
 def add_options(needs: Resources, options: tuple[ProviderOptions, ...]) -> Resources:
-    """The resources with these options in every alternative."""
+    """Add options to every alternative of the resources."""
     found = tuple(replace(each, options=(*each.options, *options)) for each in needs.any_of)
     return replace(needs, options=(*needs.options, *options), any_of=found)
 
@@ -119,7 +121,9 @@ def _list_alternatives(node: MapNode) -> list[MapNode]:
 
 
 def _has_order(node: MapNode) -> bool:
-    """A list of accelerators has an order, like `ordered`; a {set} has none."""
+    """Whether the alternatives are ordered: `ordered` and a list of accelerators are, a {set} of
+    accelerators is not.
+    """
     return bool(items(child(node, "ordered"))) or len(items(child(node, "accelerators"))) > 1
 
 
@@ -127,7 +131,7 @@ _CHOICES = ("any_of", "ordered")
 
 
 def _overlay(base: MapNode, over: MapNode) -> MapNode:
-    """The base overridden by an alternative's keys; labels are merged."""
+    """The table `base` with the keys of an alternative. Labels are merged."""
     labels, more = child(base, "labels"), child(over, "labels")
     table = {key.text: (key, value) for key, value in (*base.entries, *over.entries)}
     if isinstance(labels, MapNode) and isinstance(more, MapNode):
@@ -136,7 +140,7 @@ def _overlay(base: MapNode, over: MapNode) -> MapNode:
 
 
 def _split(table: MapNode) -> Iterator[MapNode]:
-    """One table for each acceptable accelerator."""
+    """Yield one table for each accelerator that the table accepts."""
     node = child(table, "accelerators")
     mark = mark_of(table, "accelerators")
     match node:
@@ -159,7 +163,7 @@ def _split(table: MapNode) -> Iterator[MapNode]:
 
 
 def _split_by_region(table: MapNode) -> Iterator[MapNode]:
-    """One table for each region that has a machine image of its own."""
+    """Yield one table for each region that has its own machine image."""
     infra, region = text_at(table, "infra") or text_at(table, "cloud"), text_at(table, "region")
     cloud, _, rest = (infra or "").partition("/")
     images = [
@@ -187,11 +191,13 @@ def _scalar(text: str, mark: SourceMark) -> ScalarNode:
 
 
 def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> ResourceRequest:
-    """One alternative. With `spare`, another one is available, so an unknown name is only noted."""
+    """Translate one alternative. With `spare`, some alternative is available, so an unknown
+    accelerator is only noted.
+    """
     kept_keys.keep_listed((key for key, _ in entries(table)), _REFUSED, _NOTED, "resources.")
     providers, regions = _read_place(table, kept_keys)
     if not providers and "tpu" in (name := (text_at(table, "accelerators") or "").lower()):
-        # As SkyPilot: GKE's names of TPUs end so.
+        # Like SkyPilot, use the provider of the TPU's name: names with these endings are GKE's.
         at_gke = name.partition(":")[0].endswith(("slice", "device"))
         providers = ("kubernetes",) if at_gke else ("gcp",)
     cpus, memory, per_cpu = _read_amounts(table)
@@ -232,7 +238,7 @@ def _read_place(
     cloud = {"k8s": "kubernetes", "*": ""}.get(cloud.lower(), cloud.lower())
     region, _, zone = (rest, "", "") if cloud in ("kubernetes", "ssh") else rest.partition("/")
     if cloud == "slurm" and zone not in ("", "*"):
-        region = f"{region}/{zone}"  # a partition, which `regions` may list beside its cluster
+        region = f"{region}/{zone}"  # a partition of a cluster; `regions` may also list partitions
     elif zone not in ("", "*"):
         kept_keys.refuse_at(table, "resources.infra", _REFUSED["zone"])
     return ((cloud,) if cloud else ()), ((region,) if region not in ("", "*") else ())
@@ -242,7 +248,7 @@ _Bounds = tuple[float | None, float | None]
 
 
 def _read_amounts(table: MapNode) -> tuple[_Bounds, tuple[int | None, int | None], int | None]:
-    """CPUs, memory, and the minimum memory per CPU."""
+    """Return the bounds of CPUs, the bounds of memory in MiB, and the minimum MiB per CPU."""
     cpus = read_cpus(text_at(table, "cpus") or "")
     memory = read_memory(text_at(table, "memory") or "")
     many: _Bounds = (None, None) if cpus is None else (cpus[0], None if cpus[1] else cpus[0])
@@ -255,7 +261,7 @@ def _read_amounts(table: MapNode) -> tuple[_Bounds, tuple[int | None, int | None
 
 
 def _read_tier(table: MapNode, kept_keys: TranslationNotes) -> str | None:
-    """The disk type that SkyPilot chooses on AWS; other providers offer no choice."""
+    """The disk type that SkyPilot chooses on AWS for the disk tier; None if there is none."""
     tier = (text_at(table, "disk_tier") or "").lower()
     kind = _DISK_TYPES.get(tier)
     if tier == "ultra":
@@ -302,7 +308,7 @@ def _read_accelerators(
 
 
 def _find(name: str, size: str, count: float) -> TranslatedNeeds:
-    # SkyPilot reads `80GB` as exact, but Cavvy as a minimum.
+    # `80GB` without a product is an exact size for SkyPilot, but a minimum for Cavvy.
     memory = "" if not size else f"{size[:-1]}.." if size.endswith("+") else f"{size}..{size}"
     if not size and name.upper() in BARE_SIZES:
         memory = f"{BARE_SIZES[name.upper()]}GB"
@@ -310,7 +316,7 @@ def _find(name: str, size: str, count: float) -> TranslatedNeeds:
 
 
 def _is_known(table: MapNode) -> bool:
-    """Whether an alternative requests no accelerator, or one that some provider offers."""
+    """Whether an alternative requests no accelerator or one that Cavvy supports."""
     split = split_accelerator(text_at(table, "accelerators") or "")
     return split is None or not _find(*split).problem
 
@@ -322,7 +328,7 @@ def _names(node: Node | None) -> list[str]:
 def _read_image(
     table: MapNode, providers: tuple[str, ...], kept_keys: TranslationNotes
 ) -> tuple[str | None, tuple[ProviderOptions, ...]]:
-    """The container's image, and the machine's as an option of its provider."""
+    """Return the container image, and the machine image as an option of its provider."""
     node = child(table, "image_id")
     if node is None:
         return None, ()
@@ -349,7 +355,7 @@ def _read_image(
 
 
 def _list_images(node: Node) -> dict[str, str]:
-    """Images by region; "" for a single one."""
+    """The images by region. A single image has the region ""."""
     if isinstance(node, ScalarNode):
         return {"": node.text.strip()}
     pairs = entries(node)
@@ -402,11 +408,13 @@ def _read_recovery(table: MapNode, kept_keys: TranslationNotes) -> Retry:
     )
 
 
-# Alternatives merged into one.
+# Merging alternatives into one
 
 
 def _combine(found: list[Resources]) -> Resources | None:
-    """One set of resources that exactly these alternatives satisfy; None if there is none."""
+    """Merge the alternatives into one set of resources that accepts exactly the same offers; None
+    if this is impossible.
+    """
     plain = {
         replace(each, accelerators=(), providers=(), regions=(), spot=SpotPolicy.NEVER)
         for each in found
@@ -425,7 +433,7 @@ def _combine(found: list[Resources]) -> Resources | None:
 
 
 def _join(found: list[Resources]) -> Resources:
-    """The first alternative, extended to accept the others."""
+    """The first alternative, extended so that it also accepts what the others accept."""
     spots = {each.spot for each in found}
     return replace(
         found[0],
@@ -437,8 +445,8 @@ def _join(found: list[Resources]) -> Resources:
 
 
 def _is_product(places: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> bool:
-    """Whether every provider is combined with every region, and all or none are set: only then two
-    lists are equivalent.
+    """Whether every provider is combined with every region, and providers and regions are each
+    stated in all alternatives or are all equal. Only then can two lists express the combinations.
     """
     providers, regions = ({place[at] for place in places} for at in (0, 1))
     whole = all(len(names) == 1 or () not in names for names in (providers, regions))

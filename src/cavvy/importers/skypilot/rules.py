@@ -1,4 +1,6 @@
-"""SkyPilot's rules for a file: its table of keys, and rules that a table cannot express."""
+"""SkyPilot's rules for a file: the tables of `keys.yaml`, and the rules that these cannot
+express.
+"""
 
 import re
 from dataclasses import replace
@@ -165,7 +167,7 @@ def _names(node: Node | None) -> set[str]:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether the text is a valid name for a job of a group."""
+    """Whether a text is a valid name for a job in a job group."""
     return re.fullmatch(r"[\w-]+", name) is not None
 
 

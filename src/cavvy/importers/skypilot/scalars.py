@@ -1,5 +1,5 @@
-"""Scalars in JSON Schema's types, which SkyPilot uses: a number is not a text, true is not a
-number.
+"""Rules for scalars by the types of JSON Schema, which SkyPilot uses: a number is not a text, and
+true is not a number.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ TEXT = text()
 
 
 def choice(names: Iterable[str], *, any_case: bool = True) -> ScalarRule:
-    """One of several words."""
+    """A rule for one of several words."""
     known = list(names)
 
     def check(value: str) -> str:
@@ -30,7 +30,9 @@ def choice(names: Iterable[str], *, any_case: bool = True) -> ScalarRule:
 def whole(
     low: float | None = None, high: float | None = None, *, exact: bool = False
 ) -> ScalarRule:
-    """A whole number within bounds; `exact`: rejects 2.0, which JSON Schema accepts."""
+    """A rule for a whole number from `low` to `high`. With `exact`, 2.0 is rejected, although JSON
+    Schema accepts it.
+    """
 
     def test(node: ScalarNode) -> str:
         value = node.value
@@ -46,7 +48,7 @@ def whole(
 def number(
     low: float | None = None, high: float | None = None, *, above: bool = False
 ) -> ScalarRule:
-    """A number within bounds; `above`: more than `low`."""
+    """A rule for a number from `low` to `high`. With `above`, it must be greater than `low`."""
 
     def test(node: ScalarNode) -> str:
         if isinstance(node.value, bool) or not isinstance(node.value, int | float):
@@ -59,7 +61,7 @@ def number(
 
 
 def _check_bounds(value: float, low: float | None, high: float | None) -> str:
-    """The error for a number outside its bounds, or ""."""
+    """The error message for a number outside its bounds; "" if it is within them."""
     if low is not None and not value >= low:
         return f"{value} is too small"
     if high is not None and not value <= high:

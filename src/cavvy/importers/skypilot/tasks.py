@@ -1,5 +1,5 @@
-"""Translates SkyPilot's task files, pipelines, job groups and volumes into tasks, and keeps the
-rest.
+"""Translate SkyPilot's task files, pipelines and job groups into tasks, and note or refuse the keys
+that a task cannot represent.
 """
 
 import re
@@ -41,7 +41,9 @@ _VARIABLE = re.compile(r"\$\{?\b([a-zA-Z_][a-zA-Z0-9_]*)\b\}?")
 
 
 def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
-    """Translate the documents of one file. All mistakes are noted; the result is then invalid."""
+    """Translate the documents of one file. All mistakes are added to `notes`; if there are any, the
+    result is not usable.
+    """
     tables = [_unalias(each, notes) for each in documents if not is_null(each)]
     if not tables:
         notes.add(
@@ -88,7 +90,7 @@ def _check_documents(
 
 
 def is_volume(node: Node) -> bool:
-    """Whether a document is a volume of SkyPilot."""
+    """Whether a document describes a volume of SkyPilot."""
     return (text_at(node, "type") or "") in ("k8s-pvc", "k8s-hostpath", "runpod-network-volume")
 
 
@@ -110,8 +112,8 @@ def _unalias(node: Node, notes: ProblemNotes) -> Node:
 
 
 def _fill_in(node: Node) -> Node:
-    """The document with its own variables substituted, in the way that SkyPilot does it before
-    checking.
+    """Replace the document's own variables by their values, as SkyPilot does before it checks the
+    file.
     """
     if not isinstance(node, MapNode):
         return node
@@ -226,7 +228,7 @@ def _translate_task(
 
 
 def _keep_keys(table: Node, header: Node | None, kept_keys: TranslationNotes) -> None:
-    """Keep the keys that have no equivalent in a task."""
+    """Note or refuse the keys that have no equivalent in a task."""
     kept_keys.keep_listed((key for key, _ in entries(table)), _LATER, _NOTED)
     for key, _ in entries(header):
         if key.text not in ("name", "execution"):
@@ -246,7 +248,7 @@ def _read_variables(
     env: dict[str, str] = {}
     secrets: list[str] = []
     envs = child(table, "envs")
-    for key, value in envs.entries if isinstance(envs, MapNode) else ():  # nulls too
+    for key, value in envs.entries if isinstance(envs, MapNode) else ():  # including null values
         if is_null(value):
             _want_secret(key.text, f"envs.{key.text}", key.mark, secrets, kept_keys)
         else:
@@ -262,7 +264,7 @@ def _read_variables(
 
 
 def _read_secrets(node: Node | None, secrets: list[str], kept_keys: TranslationNotes) -> None:
-    for key, value in node.entries if isinstance(node, MapNode) else ():  # nulls too
+    for key, value in node.entries if isinstance(node, MapNode) else ():  # including null values
         name = _secret_name(key.text)
         _want_secret(name, f"secrets.{key.text}", key.mark, secrets, kept_keys)
         if not is_null(value) and to_value(value) != "":

@@ -1,1 +1,3 @@
-"""Deadlines: one policy, its inputs for a job, and its decisions as offers. No I/O."""
+"""The deadline policy, its inputs for a job, and the offers that follow from its decisions. No
+I/O.
+"""

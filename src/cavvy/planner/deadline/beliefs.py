@@ -1,5 +1,5 @@
-"""A job's knowledge of its markets if no provider reports whether spot is available: launches
-granted and refused, node lifetimes and how they ended, and prices.
+"""Infer whether spot is available in a job's markets, because no provider reports this. The
+evidence is granted and refused launches, how nodes ended, and prices.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,12 @@ _MEANS = {
 
 
 class MarketBeliefs:
-    """One job's markets, in the order of its terms. Times are seconds since its submission."""
+    """What is known of a job's markets, in the order of the job's terms. Times are seconds since
+    the job was submitted.
+    """
 
     def __init__(self, usd_hr: Sequence[float]) -> None:
-        # time of each market's last observation
+        # The quote of each market as of its latest observation
         self.known = [SpotQuote(False, usd) for usd in usd_hr]
         self._refusals = [0] * len(usd_hr)  # refusals in a row
         self._rests_until = [-inf] * len(usd_hr)
@@ -30,7 +32,7 @@ class MarketBeliefs:
     def note(
         self, at_s: float, market: int, kind: ObservationKind, usd_hr: float | None = None
     ) -> None:
-        """Add one observation; observations arrive in the order of their times."""
+        """Add one observation. Observations must be added in the order of their times."""
         old = self.known[market]
         up = _MEANS.get(kind, old.up)
         self.known[market] = SpotQuote(up, old.usd_hr if usd_hr is None else usd_hr)
@@ -42,9 +44,11 @@ class MarketBeliefs:
             self._refusals[market], self._rests_until[market] = 0, -inf
 
     def is_up(self, market: int, now_s: float) -> bool:
-        """Spot counts as available unless the market refused it recently."""
+        """Whether spot counts as available: it does unless the market is in a cooldown after a
+        refusal, preemption or failure.
+        """
         return self._rests_until[market] <= now_s
 
     def changes_at(self, now_s: float) -> float:
-        """When the next market's cooldown ends, if there is no earlier observation."""
+        """The time at which the next cooldown ends; infinite if no market is in a cooldown."""
         return min((at for at in self._rests_until if at > now_s), default=inf)

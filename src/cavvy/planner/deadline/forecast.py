@@ -1,6 +1,6 @@
-"""Forecasts the cost and end of a job with a deadline before any purchase: simulated runs of the
-production policies, on markets that change as often as the records say. Seeded: equal questions
-have equal answers. No I/O.
+"""Forecast the cost and end of a job with a deadline before anything is rented. The production
+policies run on simulated markets that change as often as the recorded ones. The random numbers are
+seeded, so equal inputs give equal results. No I/O.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ KINDS: Mapping[str, PolicyMaker] = {
     "never": OnDemandPolicy,
     "auto": DeadlinePolicy,
     "only": SpotOnlyPolicy,
-}  # policies, by `resources.spot`
-_HORIZON = 5.0  # a run is given up after this many times the time to the deadline
+}  # policies by the value of `resources.spot`
+_HORIZON = 5.0  # a run ends unfinished after this many times the time to the deadline
 _STEPS = 20_000  # maximum steps of one run
 _HOUR_S = 3600.0
 _MASK = (1 << 64) - 1
@@ -39,8 +39,8 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """The results of many simulated runs of one job under one policy. Dollars are those still to be
-    spent.
+    """The results of many simulated runs of one job under one policy. Dollars exclude what the job
+    has already spent.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Forecast:
     usd_mean: float
     usd_p10: float
     usd_p90: float
-    in_time: float  # share of the runs that ended before the deadline
+    in_time: float  # share of the runs that finished the work before the deadline
     hours_p50: float  # hours until the end, from now
     hours_p90: float
 
@@ -63,7 +63,9 @@ def foresee(
     runs: int = RUNS,
     seed: int = 1,
 ) -> Forecast:
-    """Simulate the rest of the job `runs` times, from `now_s` seconds after its submission."""
+    """Simulate the rest of the job `runs` times. `now_s` is the current time in seconds since the
+    submission.
+    """
     if kind == "never":
         runs = 1  # on-demand is always granted
     learned, now = AutoPolicy(inputs.terms), progress.submitted_at + timedelta(seconds=now_s)
@@ -94,8 +96,8 @@ def _share(ordered: Sequence[float], share: float) -> float:
 
 
 class _Dice:
-    """splitmix64: pseudo-random numbers without the standard library's module, which pure modules
-    do not import.
+    """Pseudo-random numbers by the algorithm splitmix64. Modules without I/O do not import the
+    standard library's `random`.
     """
 
     __slots__ = ("_state",)
@@ -112,7 +114,7 @@ class _Dice:
 
 
 def _draw(spells: SpellLengths, dice: _Dice) -> float:
-    """Hours of a spell from this distribution, spread evenly between the known lengths."""
+    """Draw the hours of a spell. The length is uniform between two adjacent known lengths."""
     chance = dice.roll()
     index = next(
         (i for i, longer in enumerate(spells.longer) if longer <= chance), len(spells.longer) - 1
@@ -146,7 +148,9 @@ class _Run:
         self._last = view.now_s + left_s * _HORIZON
 
     def play(self) -> tuple[float, float, bool]:
-        """(dollars, end in seconds since the submission, whether the work was done)."""
+        """Run to the end. Returns the dollars, the end in seconds since the submission, and whether
+        the work was done.
+        """
         for _ in range(_STEPS):
             if self._view.left_s <= 0 or self._view.now_s >= self._last:
                 break
@@ -161,9 +165,8 @@ class _Run:
         if mode is not RunMode.IDLE and (mode is not view.mode or market != view.market):
             self._usd += self._terms.move(view.market, market)
             begun = view.left_s < self._terms.work_s
-            loading = (
-                self._terms.overhead_s if begun else self._start_s
-            )  # work that has not begun is not repeated
+            # A first start repeats no work, so it takes less than the overhead.
+            loading = self._terms.overhead_s if begun else self._start_s
         until = min(min(self._changes), max(again_s, view.now_s + 1.0), self._last)
         left, where = view.left_s, view.market if mode is RunMode.IDLE else market
         if mode is not RunMode.IDLE:
@@ -190,7 +193,9 @@ class _Run:
         return self._terms.markets[market].on_demand_usd_hr
 
     def _change(self, now_s: float, mode: RunMode, market: int) -> RunMode:
-        """Update spot's availability; returns the job's mode afterwards."""
+        """Update the availability of spot. Returns the mode of the job afterwards: idle if its spot
+        became unavailable.
+        """
         for index, at in enumerate(self._changes):
             if at > now_s:
                 continue

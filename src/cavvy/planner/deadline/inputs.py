@@ -1,9 +1,9 @@
-"""The inputs of the deadline policy for one job: its markets and terms, from its task and the
-offers that it may use.
+"""Compute the inputs of the deadline policy for one job, its markets and terms, from the task and
+the offers that the job may use.
 
-A market is one machine type in one location: its spot offer, if there is one, and its on-demand
-price. Work is counted in seconds of one reference machine. A faster machine counts as equally fast
-but cheaper, so that times are never too optimistic; slower ones are left out.
+A market is one machine type in one location, with a spot offer, an on-demand offer or both. Work is
+measured in seconds on a reference machine. A faster machine is treated as equally fast but cheaper,
+so that times are never too optimistic; slower machines are left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval
 from cavvy.planner.spot.view import NOWHERE, JobTerms, PolicyMarket
 from cavvy.planner.work import estimate
 
-MOST_MARKETS = 8  # markets that a policy compares
-_ALIKE = 1.02  # factor within which running times count as equal
+MOST_MARKETS = 8  # the number of spot markets that a policy compares
+_ALIKE = 1.02  # machines up to this factor slower than the reference count as equally fast
 _SETUP_PRIOR = timedelta(seconds=60)  # assumed setup time of a task whose setup has not run yet
 _MIB, _GB = 1 << 20, 10**9
-_BUCKETS = {"s3": "aws", "gs": "gcp", "az": "azure"}  # the provider of a storage, by its URL scheme
+_BUCKETS = {"s3": "aws", "gs": "gcp", "az": "azure"}  # the provider of a bucket by its URL scheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,25 +34,24 @@ class JobProgress:
 
     submitted_at: datetime
     deadline: datetime
-    done: float = 0.0  # share of the work that is done, saved or in the current gang
-    current: Offer | None = None  # offer of the current gang, running or starting
-    works: bool = False  # whether the current gang has started
+    done: float = 0.0  # share of the work that is done, including unsaved work of the current gang
+    current: Offer | None = None  # offer of the current gang, which is running or starting
+    works: bool = False  # whether the current gang has started to work
     starting_for: timedelta = timedelta(0)  # how long the current gang has been starting
     unsaved: timedelta = timedelta(0)  # work of the current gang since its newest checkpoint
     at_risk: bool = False  # the provider reported that it may soon preempt the current gang
-    home: Offer | None = None  # the job's last location
-    setup: timedelta | None = None  # the measured setup time; None: it has not run
+    home: Offer | None = None  # the offer on which the job ran last
+    setup: timedelta | None = None  # the measured setup time, or None if setup has not run yet
     budget_left: Money | None = None
-    saved_bytes: int = 0  # the size of the checkpoint that a move copies
-    egress: Mapping[str, Money] = field(
-        default_factory=dict
-    )  # price per GB by provider, or "provider/region"
+    saved_bytes: int = 0  # the size of the checkpoint that has to be copied to another market
+    # The egress price per GB by "provider/region" or provider
+    egress: Mapping[str, Money] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SteeredMarket:
-    """One market with its offers. `save_interval` is its running time divided by the reference's,
-    about 1 at most.
+    """One market with its offers. `save_interval` is the running time on its machine divided by
+    that on the reference machine, at most about 1.
     """
 
     name: str
@@ -61,7 +60,9 @@ class SteeredMarket:
     save_interval: float = 1.0
 
     def spot_usd(self, nodes: int) -> float:
-        """Price of the gang per hour of the reference machine; infinite without spot."""
+        """Dollars for a spot gang to do the work of an hour on the reference machine; prohibitively
+        high if the market has no spot.
+        """
         return _usd(self.spot, nodes) * self.save_interval
 
     def fixed_usd(self, nodes: int) -> float:
@@ -70,20 +71,18 @@ class SteeredMarket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyInputs:
-    """The inputs of a policy for this job."""
+    """The inputs of a policy for one job."""
 
     places: tuple[SteeredMarket, ...]
     terms: JobTerms  # the terms with production's margins
     nodes: int
-    run_time: timedelta = field(
-        default=timedelta(0)
-    )  # duration of the whole work on the reference machine
-    start: timedelta = field(
-        default=timedelta(0)
-    )  # time from a launch until work continues, if no work has to be repeated
+    # The duration of the whole work on the reference machine
+    run_time: timedelta = field(default=timedelta(0))
+    # The time from a launch until work continues, if no work has to be repeated
+    start: timedelta = field(default=timedelta(0))
 
     def index(self, offer: Offer | None) -> int:
-        """The market of an offer."""
+        """The index of the offer's market; NOWHERE if the offer is None or in none of them."""
         if offer is None:
             return NOWHERE
         return next((i for i, p in enumerate(self.places) if p.name == _name(offer)), NOWHERE)
@@ -98,11 +97,11 @@ def find_inputs(
     floor: bool = True,
     most: int = MOST_MARKETS,
 ) -> PolicyInputs | None:
-    """The markets and terms of a job that should meet its deadline at the lowest cost; None if
-    nothing can be promised.
+    """The markets and terms of a job that should meet its deadline at the lowest cost.
 
-    That is so if the task does not allow both spot and on-demand, the running time is unknown, no
-    on-demand machine is available, or (with `floor`) even the fastest one would be late.
+    The result is None if the policy cannot be used: the task does not allow both spot and
+    on-demand, the running time is unknown, there is no spot or no on-demand offer, or (with
+    `floor`) even the fastest on-demand machine would miss the deadline.
     """
     if task.resources.spot is not SpotPolicy.AUTO:
         return None
@@ -135,7 +134,9 @@ def find_inputs(
 
 
 def _reference(fixed: Sequence[Offer], times: Mapping[str, timedelta], room: timedelta) -> Offer:
-    """The cheapest machine that meets the deadline; if none does, the fastest."""
+    """The machine that does the work for the lowest cost and meets the deadline. If no machine
+    meets it, the fastest.
+    """
     in_time = [offer for offer in fixed if times[offer.key] < room]
     if in_time:
         return min(in_time, key=lambda offer: (_cost(offer, times[offer.key]), offer.key))
@@ -167,16 +168,17 @@ def _terms(
 
 
 def run_time_on(task: Task, offer: Offer) -> timedelta | None:
-    """The undisturbed running time on an offer: from the task's `work`, else its maximum
-    duration."""
+    """The running time on an offer without interruptions, estimated from the task's `work`. If the
+    task states no work, its maximum duration counts; None if unknown.
+    """
     if task.work is not None:
         return estimate(task, offer).run_time
     return task.limits.duration
 
 
 def share_done(task: Task, attempts: Sequence[Attempt], now: datetime, current: int) -> float:
-    """The share of the work that attempts have done: earlier ones until their last checkpoint, the
-    current one until now.
+    """The share of the work that the attempts have done. Earlier attempts count until their last
+    checkpoint, the current attempt until now.
     """
     done = 0.0
     for attempt in attempts:
@@ -196,8 +198,8 @@ def _cost(offer: Offer, length: timedelta) -> float:
 
 
 def _places(offers: Sequence[Offer], times: Mapping[str, timedelta]) -> list[SteeredMarket]:
-    """Spot offers, each with the on-demand offer of the same machine, then machines without
-    spot.
+    """Return the markets: first each spot offer with the on-demand offer of the same machine, then
+    the machines without spot.
     """
     fixed: dict[tuple[object, ...], Offer] = {}
     for offer in offers:
@@ -229,8 +231,8 @@ def _name(offer: Offer) -> str:
 
 
 def _nearest(places: list[SteeredMarket], progress: JobProgress, most: int) -> list[SteeredMarket]:
-    """The cheapest few by spot price, the cheapest on demand, and the job's own: a policy compares
-    all pairs.
+    """Keep the `most` markets with the cheapest spot, the cheapest on-demand market, and the
+    current and last markets of the job. The number is limited because a policy compares all pairs.
     """
 
     def by_spot(place: SteeredMarket) -> tuple[float, str]:
@@ -264,9 +266,10 @@ def _usd(offer: Offer | None, nodes: int) -> float:
 def _moves(
     task: Task, places: Sequence[SteeredMarket], progress: JobProgress
 ) -> tuple[tuple[float, ...], ...]:
-    """The price of copying the checkpoint between locations; () if no copy costs anything.
+    """The price of copying the checkpoint between each pair of markets; () if all copies are free.
 
-    The cloud that the bytes leave charges: the bucket's if there is one, else the gang's.
+    The cloud that the bytes leave charges for them: the bucket's cloud if there is a bucket, or
+    else the cloud of the gang.
     """
     stated = task.checkpoint.size_mib if task.checkpoint is not None else None
     size_gb = (progress.saved_bytes or (stated or 0) * _MIB) / _GB
@@ -276,9 +279,8 @@ def _moves(
 
     def price(source: SteeredMarket, target: SteeredMarket) -> float:
         left, here = _region(source), _region(target)
-        if (
-            left == here or bucket == here[0]
-        ):  # the bucket is assumed to be in the region of its cloud's nodes
+        # The bucket is assumed to be in the same region as the nodes of its cloud.
+        if left == here or bucket == here[0]:
             return 0.0
         at = (bucket, "") if bucket else left
         per_gb = progress.egress.get("/".join(at), progress.egress.get(at[0]))
@@ -297,7 +299,9 @@ def _region(place: SteeredMarket) -> tuple[str, str]:
 def _start(
     task: Task, places: Sequence[SteeredMarket], knowledge: MarketKnowledge, progress: JobProgress
 ) -> timedelta:
-    """The time from a launch until the work begins: boot and setup, a cautious estimate."""
+    """The time from a launch until the work begins. The estimate is cautious: the longest boot time
+    of the markets, plus the setup.
+    """
     keys = [
         offer.key for place in places for offer in (place.spot, place.fixed) if offer is not None
     ]
@@ -312,10 +316,11 @@ def _start(
 
 
 def _again(task: Task, reference: timedelta) -> timedelta:
-    """The work that a new gang repeats, because it was not saved yet; a cautious estimate.
+    """The work that a new gang repeats because it was not saved: a whole checkpoint interval, as a
+    cautious estimate, but at most half of the work.
 
-    Without a checkpoint all work is repeated; half of the work, counted twice, is what the policy
-    then reserves.
+    A task without checkpoints repeats all its work. It counts as half, because the policy reserves
+    time for two launches and thus for all of the work.
     """
     if task.checkpoint is None:
         return reference / 2
@@ -324,7 +329,7 @@ def _again(task: Task, reference: timedelta) -> timedelta:
 
 
 def is_about_as_cheap(task: Task, offer: Offer, other: Offer) -> bool:
-    """Whether the whole work costs about as much on the offer as on the other, or less."""
+    """Whether the whole work costs less on `offer` than on `other`, or about as much."""
     lengths = run_time_on(task, offer), run_time_on(task, other)
     one = _cost(offer, lengths[0]) if lengths[0] and lengths[1] else offer.rate.micros_per_hour
     two = _cost(other, lengths[1]) if lengths[0] and lengths[1] else other.rate.micros_per_hour

@@ -1,7 +1,7 @@
-"""The deadline policy, in production, in forecasts and in the simulator.
+"""The deadline policy that production, forecasts and the simulator use.
 
-A core (`spot/auto.py`) proposes, and rules overrule it one after another. Like the core, a rule
-gets only the terms and the view; everything a rule needs is a field of the view.
+A core (`spot/auto.py`) proposes a decision, and each rule in turn may replace it. A rule decides
+from the terms and the view, as the core does; it may also ask the core about other views.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,12 +29,14 @@ NOT_AHEAD = (
     "the provider reports that this gang is at risk, but no other spot is available for about "
     "the same price"
 )
-_WORTH_MOVING = 0.05  # a move to other on-demand has to save this share of the remaining cost
+_WORTH_MOVING = 0.05  # a move between on-demand markets must save this share of the remaining cost
 _HOUR_S = 3600.0
 
 
 class PolicyQuestion(NamedTuple):
-    """The input of a rule: the terms, the view, and the core for further questions."""
+    """The input of a rule: the terms, the view, and the core, which a rule may ask about other
+    views.
+    """
 
     terms: JobTerms
     view: PolicyView
@@ -45,18 +47,24 @@ class PolicyQuestion(NamedTuple):
         return self.terms.deadline_s - self.view.now_s - self.view.left_s
 
     def spot_cost(self, market: int) -> float:
-        """Dollars for the rest of the work on this spot, with the launch and the move."""
+        """Dollars for the rest of the work on this market's spot, including the launch and the
+        copy of the checkpoint.
+        """
         return self._cost(market, self.view.quotes[market].usd_hr)
 
     def fixed_cost(self, market: int) -> float:
-        """Dollars for the rest of the work on demand there, with the launch and the move."""
+        """Dollars for the rest of the work on demand in this market, including the launch and the
+        copy of the checkpoint.
+        """
         return self._cost(market, self.terms.markets[market].on_demand_usd_hr)
 
     def cheapest_fixed(self) -> int:
         return min(range(len(self.terms.markets)), key=self.fixed_cost)
 
     def near(self, most_usd: float) -> list[int]:
-        """The markets with spot for at most this many dollars, cheapest first."""
+        """The markets whose spot can finish the work for at most this many dollars, cheapest
+        first.
+        """
         costs = {i: self.spot_cost(i) for i, quote in enumerate(self.view.quotes) if quote.up}
         return sorted((i for i in costs if costs[i] <= most_usd), key=costs.__getitem__)
 
@@ -69,8 +77,8 @@ Rule = Callable[[PolicyQuestion, PolicyDecision], PolicyDecision]
 
 
 def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Leaves on-demand to wait for spot only if the core would still wait an hour or ten launches
-    later: the new start has to pay off.
+    """Leave on-demand to wait for spot only if the core would still wait after an hour or ten
+    launches, whichever is longer: a shorter wait does not pay for the new start.
     """
     view = question.view
     if decision.mode is not RunMode.IDLE or view.mode is not RunMode.ON_DEMAND:
@@ -87,15 +95,15 @@ def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> Polic
 
 
 def last_moment(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """A spot gang that does not start, or does not save, must not use up the time that on-demand
-    needs.
+    """Change to on-demand before a spot gang that does not start, or does not save, uses up the
+    time that on-demand needs to meet the deadline.
     """
     view, overhead_s, risk_s = question.view, question.terms.overhead_s, 0.0
     if view.mode is not RunMode.SPOT:
         return decision
     if view.loading_s <= 0:
         risk_s = view.unsaved_s
-        if risk_s <= overhead_s:  # the overhead includes the usual time between two checkpoints
+        if risk_s <= overhead_s:  # the overhead includes a checkpoint interval (`PolicyMargins`)
             return decision
     spare_s = question.slack_s - risk_s - overhead_s
     if spare_s > 0:
@@ -107,8 +115,8 @@ def last_moment(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDec
 
 
 def free_moves_now(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Stops a wait for spot in the current market if spot of about the same price is available
-    where the checkpoint can be moved for free.
+    """Replace a wait for spot in the current market by a start in another market, if spot is
+    available there for about the same price and the checkpoint can be copied there for free.
     """
     terms, view = question.terms, question.view
     waits = decision.mode is view.mode is RunMode.IDLE and view.market != NOWHERE
@@ -124,7 +132,7 @@ def free_moves_now(question: PolicyQuestion, decision: PolicyDecision) -> Policy
 
 
 def not_dearer(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Does not wait for spot that costs no less than on-demand."""
+    """Run on demand if no market's spot would cost less."""
     view = question.view
     if view.mode is RunMode.SPOT or decision.mode is RunMode.ON_DEMAND:
         return decision
@@ -136,11 +144,11 @@ def not_dearer(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDeci
 
 
 def ahead(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Leaves spot at risk, while it still runs, for spot of about the same price: the move then
-    costs no time.
+    """Move a running gang that may soon be preempted to spot capacity in another market at about
+    the same price.
 
-    It does not move to on-demand: the time for that is reserved anyway, and the gang may not be
-    preempted at all.
+    This rule does not move the gang to on-demand: the time for such a move is always reserved, and
+    the gang may not be preempted at all.
     """
     view = question.view
     stays = decision.mode is view.mode is RunMode.SPOT and decision.market == view.market
@@ -153,8 +161,8 @@ def ahead(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
 
 
 def cheaper(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Moves from on-demand to cheaper on-demand elsewhere, including the price of the checkpoint's
-    move.
+    """Move from on-demand to on-demand in another market if the rest of the work costs less there,
+    including the copy of the checkpoint.
     """
     terms, view = question.terms, question.view
     goes_on = decision.mode is view.mode is RunMode.ON_DEMAND and decision.market == view.market
@@ -170,13 +178,14 @@ def cheaper(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecisio
 
 
 def within_budget(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Prefers spot that the budget can pay to on-demand that it cannot pay to the end."""
+    """Use spot instead of on-demand if the budget can pay for the rest of the work only on spot."""
     terms, view = question.terms, question.view
     if view.budget_usd == inf or decision.mode is not RunMode.ON_DEMAND:
         return decision
     hours = (view.left_s + terms.overhead_s) / _HOUR_S
     stays = view.mode is RunMode.ON_DEMAND and view.market == decision.market
-    needed = (view.left_s + view.loading_s) / _HOUR_S if stays else hours  # no other start to pay
+    # A gang that stays does not pay for another start.
+    needed = (view.left_s + view.loading_s) / _HOUR_S if stays else hours
     if terms.markets[decision.market].on_demand_usd_hr * needed <= view.budget_usd:
         return decision
     up = [i for i, q in enumerate(view.quotes) if q.up and q.usd_hr * hours <= view.budget_usd]
@@ -190,7 +199,7 @@ def within_budget(question: PolicyQuestion, decision: PolicyDecision) -> PolicyD
     )
 
 
-# in this order; a later rule overrules earlier ones
+# The order of the rules: a later rule overrules the earlier ones.
 RULES: tuple[Rule, ...] = (
     only_long_waits,
     last_moment,
@@ -203,7 +212,7 @@ RULES: tuple[Rule, ...] = (
 
 
 class DeadlinePolicy(MarketPolicy):
-    """A core with the rules. This is the policy `auto`."""
+    """The core, followed by the rules. This is the policy `auto`."""
 
     def __init__(
         self, terms: JobTerms, core: PolicyMaker = AutoPolicy, rules: Sequence[Rule] = RULES
@@ -223,16 +232,16 @@ class DeadlinePolicy(MarketPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyMargins:
-    """Production's margins for uncertainty: running times are estimates, and work since the
-    last checkpoint may be repeated.
+    """The margins that production adds to a job's terms: running times are estimates, and work
+    since the last checkpoint may have to be repeated.
     """
 
-    spare_s: float = 60.0  # time before the deadline, reserved for small delays
-    spare_share: float = 0.01  # the same, as a share of the work
-    again_s: float = 0.0  # time of work that is repeated after each launch
+    spare_s: float = 60.0  # time that is reserved before the deadline for small delays
+    spare_share: float = 0.01  # more reserved time, as a share of the work
+    again_s: float = 0.0  # time of the work that is repeated after each launch
 
     def keep(self, terms: JobTerms) -> JobTerms:
-        """The terms that the policy gets."""
+        """The terms with these margins."""
         return replace(
             terms,
             deadline_s=terms.deadline_s - self.spare_s - self.spare_share * terms.work_s,

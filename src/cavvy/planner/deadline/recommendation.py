@@ -1,5 +1,5 @@
-"""Recommends the next step of a job with a deadline: turns production's records into the policy's
-view, and its decision into offers.
+"""Recommend the next step of a job with a deadline: turn production's records into the view of the
+policy, and the policy's decision into offers.
 """
 
 from collections.abc import Mapping
@@ -24,13 +24,16 @@ from cavvy.planner.spot.view import (
     SpotQuote,
 )
 
-# share of the work: an estimate may be too short, and work that still runs is not done
+# The least share of the work that counts as left while a job runs: the estimate of the running time
+# may be too short.
 _LEAST_LEFT = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The recommended state. `offers` are where to start, best first; without any, wait or stay."""
+    """The recommended mode. `offers` are the offers to start on, best first; if there are none, the
+    job waits or stays where it is.
+    """
 
     mode: RunMode
     offers: tuple[Offer, ...] = ()
@@ -48,8 +51,8 @@ def advise(
     avoid: Mapping[str, datetime] | None = None,
     make: PolicyMaker = DeadlinePolicy,
 ) -> Recommendation:
-    """The policy's decision as offers. The policy first learns from all observations of these
-    markets.
+    """Let a new policy learn from all observations of the job's markets, and turn its decision into
+    offers.
     """
     policy = make(inputs.terms)
     view = recall(policy, inputs, knowledge, progress, now, avoid=avoid)
@@ -67,7 +70,7 @@ def recall(
     *,
     avoid: Mapping[str, datetime] | None = None,
 ) -> PolicyView:
-    """Let a policy learn from the observations of each market. Returns the current quotes."""
+    """Let a policy learn from the observations of each market. Returns the current view."""
 
     def seconds(at: datetime) -> float:
         return (at - progress.submitted_at).total_seconds()
@@ -100,7 +103,9 @@ def recall(
 def _observations(
     inputs: PolicyInputs, knowledge: MarketKnowledge
 ) -> list[tuple[int, Observation]]:
-    """The observations of spot in each market, in the order of their times."""
+    """The observations of spot in all markets in the order of their times, each with the index of
+    its market.
+    """
     return sorted(
         (
             (index, seen)
@@ -121,7 +126,7 @@ def _view(
         mode = RunMode.SPOT if current.purchase is Purchase.SPOT else RunMode.ON_DEMAND
         if not progress.works:
             loading_s = max(GRAIN_S, terms.overhead_s - progress.starting_for.total_seconds())
-        if market == NOWHERE:  # the gang is in none of these markets: treat the job as not running
+        if market == NOWHERE:  # the gang is in none of these markets: count it in the first
             market, loading_s = 0, loading_s if mode is RunMode.SPOT else max(GRAIN_S, loading_s)
     if mode is RunMode.SPOT:
         here = quotes[market]._replace(up=True, at_risk=progress.at_risk)
@@ -140,7 +145,7 @@ def _view(
 
 
 def _spots(inputs: PolicyInputs, question: PolicyQuestion, market: int) -> tuple[Offer, ...]:
-    """The chosen spot, then spot for about the same price: the next best, or a rival."""
+    """The spot offer of the chosen market, then those of other markets at about the same cost."""
     near = [
         index
         for index in question.near(question.spot_cost(market) * ABOUT)
@@ -163,7 +168,8 @@ def _recommendation(
         offers = _spots(inputs, question, market)
         return Recommendation(mode=mode, offers=offers, again_at=at, reason=reason)
     order = sorted(range(len(inputs.places)), key=lambda i: (i != market, question.fixed_cost(i)))
-    if view.mode is RunMode.ON_DEMAND:  # moves only to markets that pay off
+    # A job that already runs on demand moves only to the chosen market: others may save nothing.
+    if view.mode is RunMode.ON_DEMAND:
         order = order[:1]
     fixed = [offer for i in order if (offer := inputs.places[i].fixed) is not None]
     return Recommendation(mode=mode, offers=tuple(dict.fromkeys(fixed)), again_at=at, reason=reason)

@@ -1,1 +1,1 @@
-"""Estimates of the memory and time of a training step on a device, before one is rented; pure."""
+"""Estimate the memory and time of a training step on a device before renting it. No I/O."""

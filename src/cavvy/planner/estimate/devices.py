@@ -1,5 +1,5 @@
-"""The real speed of an accelerator: the peaks of its data sheet (catalog) times the measured share
-of them.
+"""The rates of an accelerator: the peaks of its data sheet (from the catalog), and the share of
+them that real programs reach.
 """
 
 import re
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from cavvy.catalog.accelerators import Accelerator, Precision, Vendor, find_accelerator
 
-# The best share of peak measured for bf16 matrix products of any shape (MAMF):
-# stas00/ml-engineering, "Maximum Achievable Matmul FLOPS", tables read 2026-11-20 (torch 2.5 to
-# 2.10). H200: "the same as H100".
+# The largest share of the peak that was measured for bf16 matrix products over all shapes:
+# stas00/ml-engineering, "Maximum Achievable Matmul FLOPS" (MAMF), tables read 2026-11-20 (torch 2.5
+# to 2.10). For the H200 the source states "the same as H100".
 ACHIEVED: dict[str, float] = {
     "A100": 0.869,
     "H100": 0.803,
@@ -24,12 +24,12 @@ ACHIEVED: dict[str, float] = {
     "Gaudi2": 0.969,
     "Gaudi3": 0.741,
 }
-# assumed, from the related models above
+# For models that the table lacks: assumed from the same vendor's models in it
 ACHIEVED_ELSEWHERE = {Vendor.NVIDIA: 0.80, Vendor.AMD: 0.55}
-ACHIEVED_UNKNOWN = 0.60  # assumed
+ACHIEVED_UNKNOWN = 0.60  # for other vendors: assumed
 
-# Bytes per second between accelerators of a node, one way, if the table has only the bus (half of
-# its two-way rate); PCI-SIG: 16 lanes carry 15.75, 31.5 and 63 GB/s in generations 3, 4 and 5.
+# Bytes per second, one way, between accelerators that are connected only by PCIe. PCI-SIG: 16 lanes
+# carry 15.75, 31.5 and 63 GB/s in each direction in generations 3, 4 and 5.
 _BUS = {
     "PCIe 3.0 x16": 15.75e9,
     "PCIe 4.0 x16": 31.5e9,
@@ -40,23 +40,23 @@ _BUS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRates:
-    """One accelerator as the estimate sees it: peak FLOP/s, the achieved share, bytes per second,
-    memory.
+    """The rates of one accelerator: peak FLOP/s by precision, the share of them that programs
+    reach, and bytes per second.
     """
 
     name: str
     memory_mib: int
-    half: float  # the peak in bf16 or fp16, whichever the device has
-    tf32: float  # the fp32 peak if it has none
+    half: float  # the peak in bf16, or in fp16 if the device has no bf16
+    tf32: float  # the fp32 peak if the device has no tf32
     fp32: float
-    fp8: float  # the half-precision peak if it has none
-    achieved: float
-    bandwidth: float
-    link: float  # bytes per second, one way, to the other accelerators of its node
+    fp8: float  # the half-precision peak if the device has no fp8
+    achieved: float  # share of the peak that matrix products reach
+    bandwidth: float  # bytes per second of the device's memory
+    link: float  # bytes per second, one way, to the other accelerators of the node
 
 
 def device_of(name: str, memory_mib: int | None = None) -> DeviceRates | None:
-    """The device of this name; None if its data sheet is unknown."""
+    """The rates of the accelerator with this name; None if the catalog lacks its figures."""
     known = find_accelerator(name)
     if known is None:
         return None

@@ -1,4 +1,4 @@
-"""Peak memory of a step from its profile, and the memory that a device needs for it."""
+"""Estimate the peak memory of a step from its profile, and the memory that a device must have."""
 
 from dataclasses import dataclass
 
@@ -8,26 +8,27 @@ from cavvy.planner.estimate.settings import StepSettings, optimizer_costs
 MIB = 1 << 20
 
 # PyTorch's allocator hands out blocks up to 1 MiB larger than requested
-# (c10/cuda/CUDACachingAllocator.cpp), and cuBLAS keeps 32 MiB a handle on Hopper: measured at 0.1
-# to 0.4 GiB on steps of 2 to 46 GiB (docs/reference/estimate.md).
+# (c10/cuda/CUDACachingAllocator.cpp), and cuBLAS keeps 32 MiB per handle on Hopper. Both together
+# were measured at 0.1 to 0.4 GiB on steps of 2 to 46 GiB (docs/reference/estimate.md).
 ROUNDING = 1.01
 WORKSPACE_MIB = 64
 
-# The share of recomputable activations that a compiler keeps anyway. Set on one compiled model
-# (GPT-2, where 0 gives 14 % less than measured); ResNet-50 has almost nothing to recompute.
+# The share of the recomputable activations that a compiled model keeps anyway. The value is fitted
+# to one model, GPT-2 (with 0 the estimate is 14 % below the measurement); ResNet-50 has almost
+# nothing to recompute.
 KEPT_COMPILED = 0.15
 
-# The allocator's reserve above its peak, caused by fragmentation: on an H200 at most 25 % of a
-# step's allocations, 34 % compiled (docs/reference/estimate.md). The driver's context and loaded
-# kernels come on top.
+# Because of fragmentation, the allocator reserves more than its peak: on an H200 at most 25 % more
+# than a step's allocations, or 34 % if compiled (docs/reference/estimate.md). CONTEXT_MIB, for the
+# driver's context and loaded kernels, is added to this.
 MARGIN, MARGIN_COMPILED = 0.30, 0.40
 CONTEXT_MIB = 768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """For one accelerator, in MiB. `peak` is the memory of tensors, `needed` adds the margin: what
-    a device must have.
+    """The memory for one accelerator, in MiB. `peak` is the memory of the tensors; `needed` is the
+    memory that the device must have, which includes a margin.
     """
 
     parameters: float
@@ -40,8 +41,8 @@ class MemoryEstimate:
 
 
 def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
-    """Peak memory of `profile` with these settings: of the forward and backward pass or of the
-    optimizer's step, whichever is higher.
+    """Estimate the memory of `profile` with these settings. The peak is that of the forward and
+    backward pass or that of the optimizer's step, whichever is higher.
     """
     batch = run.batch or profile.batch
     scale = batch / profile.batch
@@ -69,9 +70,13 @@ def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
 def _passes(
     profile: WorkProfile, run: StepSettings, scale: float, shards: int
 ) -> tuple[float, float]:
-    """Bytes at the peak of the forward and backward pass, and those of the activations in them."""
+    """Return the bytes in use at the peak of the forward and backward pass, and how many of them
+    are activations.
+    """
     more = _scores(profile) * scale if run.math_attention else 0.0
-    if run.shard:  # two layers of gathered parameters; a model is assumed to have at least 16
+    # With sharding, the parameters of two layers are gathered at a time; the model is assumed to
+    # have at least 16 layers.
+    if run.shard:
         more += profile.parameter_bytes / 8
 
     def height(peak: PeakMemory) -> tuple[float, float]:
@@ -88,8 +93,8 @@ def _passes(
 
 
 def _scores(profile: WorkProfile) -> float:
-    """The memory of attention without a fused kernel: the softmax of all scores, and its argument
-    for one layer.
+    """The bytes that attention without a fused kernel needs in addition: the softmax of the scores
+    of every layer, and twice the scores of the largest layer.
     """
     each = [
         (kernel.size[0] * kernel.size[1] * kernel.size[2] * (4 if kernel.wide else 2), kernel.count)

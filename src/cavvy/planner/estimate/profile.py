@@ -1,5 +1,5 @@
-"""The work profile: what one micro-batch computes, moves and keeps. `cavvy.train` writes it as
-plain data.
+"""The work profile: the FLOPs, memory traffic and memory use of one micro-batch. `cavvy.train`
+writes it as plain data.
 """
 
 from collections.abc import Mapping
@@ -9,21 +9,23 @@ FORMAT = "cavvy-work-profile/1"
 
 
 class ProfileError(ValueError):
-    """The data is not a work profile; the message says where and why."""
+    """The data is not a work profile; the message states the field and the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelProfile:
-    """`count` equal kernels of one step. Bytes are what each reads and writes."""
+    """`count` equal kernels of one step. The other figures are for one of them; `bytes` is what it
+    reads and writes.
+    """
 
     kind: str  # matmul, conv, attention, reduction, copy, index, pointwise
     wide: bool  # float32 operands
     backward: bool
     flops: float
     bytes: float
-    fixed_bytes: float  # parameter bytes among them, which do not grow with the batch
-    fused_bytes: float  # the bytes left after fusion by a compiler
-    size: tuple[int, int, int, int]  # attention: heads x batch, queries, keys, width of a head
+    fixed_bytes: float  # the part of `bytes` that is parameters and does not grow with the batch
+    fused_bytes: float  # the bytes that remain if a compiler fuses kernels
+    size: tuple[int, int, int, int]  # for attention: heads x batch, queries, keys, width of a head
     count: int
 
 
@@ -33,14 +35,17 @@ class PeakMemory:
     optimizer state.
     """
 
-    activations: float  # all tensors of the step
-    fixed: float  # the part that does not grow with the batch: parameters cast to another type
+    activations: float  # all tensors of the step except gradients
+    # the part of `activations` that does not grow with the batch: parameters cast to another type
+    fixed: float
     gradients: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveProfile:
-    """One exchange between accelerators per step: its kind, and the bytes from each."""
+    """`count` equal exchanges between accelerators in each step: their kind, and the bytes that
+    each accelerator sends in one.
+    """
 
     kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all
     bytes: float
@@ -49,24 +54,25 @@ class CollectiveProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkProfile:
-    """One micro-batch of `batch` samples, forward and backward pass, on one accelerator."""
+    """The forward and backward pass of one micro-batch of `batch` samples on one accelerator."""
 
     name: str
     batch: int
     precision: str
     optimizer: str
     parameters: int
-    tensors: int  # parameter tensors
+    tensors: int  # number of parameter tensors
     parameter_bytes: float
     gradient_bytes: float
     buffer_bytes: float
-    peaks: tuple[PeakMemory, ...]  # the moments with the highest use for some batch or sharding
+    # Each is the moment of highest memory use for some batch size or sharding.
+    peaks: tuple[PeakMemory, ...]
     peaks_compiled: tuple[PeakMemory, ...]
     kernels: tuple[KernelProfile, ...]
     collectives: tuple[CollectiveProfile, ...] = ()
-    assumed: tuple[
-        str, ...
-    ] = ()  # sizes that depend on values, which a trace does not have: where, and the assumed size
+    # One text for each size that depends on values, which a trace does not have: where the size
+    # occurs, and what was assumed.
+    assumed: tuple[str, ...] = ()
 
     @property
     def flops(self) -> float:
@@ -75,7 +81,7 @@ class WorkProfile:
 
 
 def read_profile(data: object) -> WorkProfile:
-    """A profile from plain data. Raises ProfileError."""
+    """Read a profile from plain data. Raises ProfileError if the data is not a work profile."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise ProfileError(f"not a work profile: its `format` is not {FORMAT!r}")
     try:

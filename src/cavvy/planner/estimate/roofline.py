@@ -1,5 +1,5 @@
-"""Step time from a profile and a device. Each kernel runs at the rate of its arithmetic or of its
-memory, whichever is slower, and none faster than the host can launch it.
+"""Estimate the time of a step from its profile and a device. Each kernel takes the time of its
+arithmetic or of its memory traffic, whichever is longer; the host's launch time also limits a step.
 """
 
 from dataclasses import dataclass
@@ -11,54 +11,54 @@ from cavvy.planner.estimate.settings import StepSettings, optimizer_costs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineConstants:
-    """The calibrated constants. Shares are of the device's best measured rate (matrix products) or
-    of its data sheet.
-    """
+    """The calibrated constants of the model."""
 
-    # share of the measured peak: matrix products with a model's shapes, relative to the best of all
-    # shapes
+    # The rate of matrix products with a model's shapes, as a share of the best rate over all shapes
+    # (`DeviceRates.achieved`).
     half: float = 0.634
     tf32: float = 0.419
     fp32: float = 0.924
     conv: float = 0.572  # share of the rate of matrix products
     attention: float = 0.618  # share of the rate of matrix products
-    memory: float = 0.524  # share of bandwidth: pointwise kernels and copies
-    reduction: float = 0.467  # share of bandwidth: norms, softmax, look-ups
-    layout: float = (
-        3.72  # times a half-precision convolution's bytes, moved once more if not channels-last
-    )
-    host_us: float = 34.3  # seconds to launch one kernel, with Python and autograd
-    host_conv_us: float = 83.0
+    memory: float = 0.524  # share of the bandwidth that pointwise kernels and copies reach
+    reduction: float = 0.467  # share of the bandwidth that norms, softmax and look-ups reach
+    # A half-precision convolution that is not channels-last moves this many times its bytes more.
+    layout: float = 3.72
+    host_us: float = 34.3  # microseconds to launch one kernel, including Python and autograd
+    host_conv_us: float = 83.0  # microseconds to launch one convolution
 
 
 # Fitted on the H200 steps of docs/reference/estimate.md (2026-11-20, torch 2.11) by
 # `benchmarks/estimate.py`.
 CALIBRATED = RooflineConstants()
 
-# Slower devices come closer to their data sheets: rates grow with the 0.9th power of them. From the
-# three tables of docs/reference/estimate.md, whose rows suggest exponents of arithmetic and
-# bandwidth that add up to about 0.9.
+# Slower devices come closer to the rates of their data sheets: real rates grow with the power 0.9
+# (1 - _FALLOFF) of these. In the three tables of docs/reference/estimate.md the exponents of
+# arithmetic and bandwidth add up to about 0.9.
 _FALLOFF = 0.1
 _H200_FLOPS, _H200_BANDWIDTH = 989.4e12, 4.8e12  # the device of the measurements
 
-_KERNEL_FLOOR_S = 3e-6  # seconds from the start of one kernel to the start of the next
-_COMPILED_LAUNCH = 0.3  # share of the host's time: fewer kernels, without Python between them
-_BLEND = 4  # host and device overlap: (a^4 + b^4)^(1/4), near the larger of the two
-_LINK_SHARE = 0.7  # share of a link's rate that ring collectives of large messages reach: assumed
-_EXPOSED = 0.3  # share of communication that the backward pass does not hide: assumed
+_KERNEL_FLOOR_S = 3e-6  # the shortest time from the start of one kernel to the start of the next
+# The host's time of a compiled step as a share of the uncompiled one: there are fewer kernels, and
+# no Python runs between them.
+_COMPILED_LAUNCH = 0.3
+# Host and device overlap: the time of both is (a^4 + b^4)^(1/4), close to the larger of the two.
+_BLEND = 4
+_LINK_SHARE = 0.7  # share of a link's rate that ring collectives of large messages reach (assumed)
+_EXPOSED = 0.3  # share of communication that the backward pass does not hide (assumed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """For one optimizer step, in seconds; `device` and `host` overlap."""
+    """The times of one optimizer step, in seconds. `device` and `host` overlap."""
 
     total: float
     device: float
     host: float
-    communication: float  # communication that is not hidden
+    communication: float  # the part that does not overlap with the backward pass
     arithmetic: float  # part of the device's time in matrix products, convolutions and attention
-    samples_per_s: float  # FLOPs over all accelerators
-    mfu: float  # share of the data sheet's peak, of all accelerators
+    samples_per_s: float  # of all accelerators together
+    mfu: float  # achieved FLOP/s as a share of the data sheet's peak
 
 
 def estimate_step(
@@ -133,9 +133,8 @@ def _kernel_time(
         seconds += constants.layout * moved / bandwidth
     if kernel.kind == "attention" and run.math_attention:
         heads, queries, keys, _ = kernel.size
-        passes = (
-            10 if kernel.backward else 8
-        )  # scores, mask, softmax, product: each written and read again
+        # Scores, mask, softmax and product are each written to memory and read again.
+        passes = 10 if kernel.backward else 8
         scores = heads * queries * keys * scale * (4 if kernel.wide else 2)
         seconds = kernel.flops * scale / rate + passes * scores / bandwidth
     return max(seconds, _KERNEL_FLOOR_S)
@@ -148,7 +147,7 @@ def _is_half(kernel: KernelProfile, precision: str) -> bool:
 def _rate(
     kernel: KernelProfile, device: DeviceRates, precision: str, constants: RooflineConstants
 ) -> float:
-    """FLOP/s of a matrix product, or of a kernel computed as one."""
+    """The FLOP/s that a kernel reaches; `kernel` is a matrix product, convolution or attention."""
     if kernel.wide or precision in ("fp32", "tf32"):
         wide = device.tf32 if precision == "tf32" else device.fp32
         share = (
@@ -171,8 +170,8 @@ def _bandwidth(device: DeviceRates) -> float:
 
 
 def _communication(profile: WorkProfile, device: DeviceRates, run: StepSettings) -> float:
-    """Seconds of a ring: gradients reduced once; sharded parameters gathered twice a micro-batch
-    and reduced.
+    """Seconds of ring collectives in one step. Gradients are reduced once; with sharding, the
+    parameters are also gathered twice in each micro-batch.
     """
     count = run.accelerators
     link = device.link * _LINK_SHARE

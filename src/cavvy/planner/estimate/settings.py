@@ -1,10 +1,12 @@
-"""The settings of a step that a user can choose, and their bytes per parameter."""
+"""The settings of a step that a user can choose, and the bytes that each optimizer needs per
+parameter.
+"""
 
 from dataclasses import dataclass
 
 # Bytes of state per parameter, and bytes that a step moves per parameter in PyTorch's `foreach`
-# implementation (torch/optim: reads and writes of each pass over float32 tensors, counted).
-# Adafactor keeps a row and a column only.
+# implementation (counted in torch/optim: the reads and writes of each pass over float32 tensors).
+# Adafactor keeps only one row and one column of a matrix as its state.
 OPTIMIZERS: dict[str, tuple[float, float]] = {
     "sgd": (0, 12),
     "momentum": (4, 24),
@@ -21,8 +23,8 @@ OPTIMIZERS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """One way to run a profile. A `batch`, `precision` or `optimizer` of None: as in the
-    profile.
+    """The settings with which a profile runs. If `batch`, `precision` or `optimizer` is None, the
+    profile's own value applies.
     """
 
     batch: int | None = None  # samples of one micro-batch on one accelerator
@@ -30,17 +32,17 @@ class StepSettings:
     optimizer: str | None = None
     compile: bool = False
     channels_last: bool = False
-    math_attention: bool = False  # scores are materialized, as without a fused kernel
+    math_attention: bool = False  # attention without a fused kernel, which stores all scores
     accumulate: int = 1
     accelerators: int = 1
     nodes: int = 1
-    # parameters, gradients and optimizer state are sharded over all accelerators (FSDP); else each
-    # has all
+    # Whether parameters, gradients and optimizer state are sharded over all accelerators (FSDP);
+    # otherwise each accelerator has a full copy.
     shard: bool = False
 
 
 def optimizer_costs(name: str) -> tuple[float, float]:
-    """Bytes of state, and bytes moved in a step, per parameter; an unknown optimizer counts as
-    AdamW.
+    """The bytes of state and the bytes that a step moves, both per parameter. An unknown optimizer
+    counts as AdamW.
     """
     return OPTIMIZERS.get(name.lower().replace("_", ""), OPTIMIZERS["adamw"])

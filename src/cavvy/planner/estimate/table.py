@@ -1,4 +1,6 @@
-"""A profile on every accelerator: whether it fits, its speed, and the rate of a node."""
+"""Estimate a profile on every known accelerator: whether it fits, its speed, and the rate of a
+node.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +13,9 @@ from cavvy.planner.estimate.roofline import StepTime, estimate_step
 from cavvy.planner.estimate.settings import StepSettings
 from cavvy.planner.estimate.transfer import MeasuredRate, carry
 
-COUNTS = (1, 2, 3, 4, 6, 8, 10, 16)  # numbers of accelerators in nodes on the market
-# share of the nominal size that drivers and error correction use: about what vendors' tools show
+COUNTS = (1, 2, 3, 4, 6, 8, 10, 16)  # the numbers of accelerators per node that providers offer
+# The part of the nominal memory that drivers and error correction use: about the difference that
+# vendors' tools show.
 _RESERVED_MIB = 512
 
 
@@ -26,18 +29,18 @@ class DeviceEstimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the needed memory, with its margin, is available."""
+        """Whether the device has the needed memory, including its margin."""
         return self.memory.needed <= self.device.memory_mib - _RESERVED_MIB
 
 
 def list_devices() -> tuple[DeviceRates, ...]:
-    """Every accelerator and size with known figures."""
+    """Every accelerator of the catalog in each memory size for which the figures are known."""
     found = (device_of(row.name, size.mib) for row in list_accelerators() for size in row.memory)
     return tuple(device for device in found if device is not None)
 
 
 def estimate_on(profile: WorkProfile, device: DeviceRates, run: StepSettings) -> DeviceEstimate:
-    """The profile with these settings on accelerators of this kind."""
+    """Estimate the profile with these settings on accelerators of this kind."""
     return DeviceEstimate(
         device=device,
         memory=estimate_memory(profile, run),
@@ -46,14 +49,16 @@ def estimate_on(profile: WorkProfile, device: DeviceRates, run: StepSettings) ->
 
 
 def device_key(device: DeviceRates, count: int) -> str:
-    """How `work.rates` names a node: H100-80GB:8."""
+    """The key of `work.rates` for a node, such as "H100-80GB:8"."""
     return f"{device.name}-{device.memory_mib // 1024}GB:{count}"
 
 
 def make_rates(
     profile: WorkProfile, run: StepSettings, counts: Iterable[int] = COUNTS
 ) -> dict[str, float]:
-    """Samples per second of a node, for `work.rates`, for every device on which the step fits."""
+    """Samples per second of a node for each device and count on which the step fits, by the keys
+    of `work.rates`.
+    """
     rates = {}
     for device in list_devices():
         for count in counts:
@@ -69,16 +74,16 @@ def correct_rates(
     precision: str = "bf16",
     counts: Sequence[int] = COUNTS,
 ) -> dict[str, float]:
-    """`rates` with measurements in place of estimates, and the other estimates scaled by the same
-    factor.
+    """Replace estimates in `rates` with measurements, and scale the other estimates by the median
+    ratio of measurement to estimate.
 
-    Without estimates, the measurements are carried over to the other accelerators.
+    If `rates` is empty, the rates of the other accelerators are derived from the measurements.
     """
     read = {key: _read(key, rate) for key, rate in measured.items()}
     known = [each for each in read.values() if each is not None]
     others = {
         key: measured[key] for key, each in read.items() if each is None
-    }  # CPUs, and devices without known figures
+    }  # CPUs, and devices whose figures are unknown
     if not known:
         return {**rates, **others}
     if rates:

@@ -1,4 +1,6 @@
-"""Estimates the rate on one accelerator from rates measured on others: a power law with a prior."""
+"""Estimate the rate on one accelerator from rates measured on others, by a power law with a
+prior.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from cavvy.planner.estimate.roofline import peak_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRate:
-    """A rate of one workload on `count` accelerators."""
+    """The rate of a workload that was measured on `count` accelerators."""
 
     device: DeviceRates
     count: int
@@ -19,11 +21,12 @@ class MeasuredRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExponentPrior:
-    """The prior of the exponents, and its weight (in rows of one e-fold)."""
+    """The prior of the exponents, and its weight."""
 
     arithmetic: float = 0.5  # exponent of achieved FLOP/s
     bandwidth: float = 0.4
     count: float = 0.92
+    # The prior counts as this many measurements whose feature is a factor of e from the mean.
     firmness: float = 3.0
 
 
@@ -34,11 +37,11 @@ def carry(
     precision: str,
     prior: ExponentPrior | None = None,
 ) -> float:
-    """The expected rate on `count` of `device`: rate = c · FLOPs^a · bandwidth^b · count^n, fitted
-    to `measured`.
+    """The expected rate on `count` accelerators of kind `device`, from the power law rate = c ·
+    FLOPs^a · bandwidth^b · count^n, fitted to `measured`.
 
-    Without data, arithmetic and memory traffic weigh about the same (the prior); rows of several
-    accelerators move the exponents from there. Raises ValueError without measurements.
+    The prior gives arithmetic and memory traffic about the same weight; measurements on several
+    kinds of accelerators move the exponents away from it. Raises ValueError without measurements.
     """
     if not measured:
         raise ValueError("nothing was measured")
@@ -59,7 +62,7 @@ def _equations(
     centre: Sequence[float],
     level: float,
 ) -> tuple[list[list[float]], list[float]]:
-    """The normal equations of the exponents, with the prior: a matrix and its right side."""
+    """The normal equations of the exponents, including the prior: the matrix and the right side."""
     wanted = (known.arithmetic, known.bandwidth, known.count)
     matrix = [[known.firmness if row == column else 0.0 for column in range(3)] for row in range(3)]
     right = [known.firmness * each for each in wanted]
@@ -77,7 +80,7 @@ def _features(device: DeviceRates, count: int, precision: str) -> tuple[float, f
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gaussian elimination of a positive definite system."""
+    """Solve a positive definite linear system by Gaussian elimination."""
     size = len(right)
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     for i in range(size):

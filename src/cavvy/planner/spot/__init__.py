@@ -1,4 +1,5 @@
-"""Deadline policies for work that may run on spot: what to do now and when to decide again. No I/O.
+"""Deadline policies for work that may run on spot. A policy decides what to do now and when to
+decide again. No I/O.
 
-The same objects decide in production, in the trace simulator and in forecasts.
+Production, the trace simulator and forecasts use the same policies.
 """

@@ -1,9 +1,10 @@
-"""The core of the deadline policy `auto`: learns each market's spells of spot, prices the slack,
-and compares staying with moving.
+"""The core of the deadline policy `auto`: it learns how long spot stays available in each market,
+computes a price of slack, and compares staying with moving.
 
-In one market it follows the thresholds of `cycle`. With several, it stays in one market by those
-thresholds, and leaves it if the expected cost of another one, with the checkpoint's move, is lower.
-It never goes where on-demand could no longer meet the deadline.
+With one market, the policy follows the thresholds of `cycle`. With several markets, it also follows
+these thresholds in its current market, and moves to another market if the expected cost there,
+including the copy of the checkpoint, is lower. It never takes a step after which on-demand could no
+longer meet the deadline.
 """
 
 from collections.abc import Sequence
@@ -25,19 +26,19 @@ from cavvy.planner.spot.view import (
 )
 
 _HOUR_S = 3600.0
-_LOOK_AGAIN_HR = 0.5  # the price of slack changes even if nothing happens
-_WORTH_MOVING = 0.02  # a move must save this share of the remaining dollars: estimates are noisy
+_LOOK_AGAIN_HR = 0.5  # decide again after this time: the price of slack changes even without events
+_WORTH_MOVING = 0.02  # a move must save this share of the remaining cost: estimates are noisy
 
 
 class AutoPolicy(MarketPolicy):
-    """One job's policy. Its state is only what it has observed."""
+    """The policy of one job. Its only lasting state is its observations of the markets."""
 
     def __init__(self, terms: JobTerms) -> None:
         self._terms = terms
         self._overhead = terms.overhead_s / _HOUR_S
         self._unit = min(market.on_demand_usd_hr for market in terms.markets) or 1.0
         self._learned = [MarketMemory(self._unit) for _ in terms.markets]
-        self._watches = self._learned  # replaced by the view's watches during a decision
+        self._watches = self._learned  # `decide` replaces them with copies that know the view
         self._home = NOWHERE
 
     def learn(self, at_s: float, quotes: Sequence[SpotQuote]) -> None:
@@ -45,7 +46,7 @@ class AutoPolicy(MarketPolicy):
             watch.see(at_s / _HOUR_S, quote)
 
     def spells(self) -> list[tuple[SpellLengths, SpellLengths]]:
-        """How long spot stays available, and unavailable, in each market, as far as known."""
+        """The learned lengths of the spells with spot and of those without, for each market."""
         return [(watch.stays, watch.away) for watch in self._learned]
 
     def decide(self, view: PolicyView) -> PolicyDecision:
@@ -78,7 +79,7 @@ class AutoPolicy(MarketPolicy):
                 return self._leave_idle(view, moment, watch, cycle)
 
     def _forced(self, view: PolicyView, moment: TimeLeft, single: bool) -> PolicyDecision | None:
-        """The decision if it needs no comparison of costs."""
+        """The decision if the view leaves no choice; None if costs must be compared."""
         if view.mode is RunMode.SPOT:
             dearer = (self._watches[self._home].ratio - 1) * moment.work
             if dearer > self._overhead and moment.slack >= self._overhead:
@@ -129,8 +130,8 @@ class AutoPolicy(MarketPolicy):
         return self._idle(view, moment, patience, "spot is expected back while there is slack")
 
     def _on_spot_alone(self, view: PolicyView, moment: TimeLeft) -> PolicyDecision | None:
-        """The decision among several markets while there is enough slack to do without
-        on-demand.
+        """The decision among several markets while the slack is enough to finish on spot alone;
+        None if it is not.
         """
         moves = [
             self._terms.move(view.market, index) / self._unit for index in range(len(self._watches))
@@ -153,7 +154,9 @@ class AutoPolicy(MarketPolicy):
     def _better_place(
         self, view: PolicyView, moment: TimeLeft, cycle: SpotCycle
     ) -> PolicyDecision | None:
-        """Another market with spot that is expected to cost less than the present one, if any."""
+        """The move to another market whose spot is expected to cost less than staying; None if
+        there is no such market.
+        """
         if moment.slack < 2 * self._overhead:
             return None
         here = self._prospect_here(view, moment, cycle)
@@ -219,7 +222,7 @@ class AutoPolicy(MarketPolicy):
         )
 
     def _first_home(self) -> int:
-        """The first market: the cheapest one with spot, else the cheapest."""
+        """The market in which to start: the cheapest with spot now, or else the cheapest."""
         order = range(len(self._watches))
         return min(
             order, key=lambda index: (not self._watches[index].up, self._watches[index].ratio)

@@ -1,4 +1,5 @@
-"""Published and simple deadline policies, for comparison and to select by name.
+"""Simple and published deadline policies. Users can select them by name, and `auto` is compared
+with them.
 
 "Safe" means that on-demand can still meet the deadline. With `slack` = time to the deadline - work
 left, waiting is safe while slack > overhead. Starting on spot is safe while slack >= 2 overheads:
@@ -19,7 +20,7 @@ from cavvy.planner.spot.view import (
 
 
 class OnDemandPolicy(MarketPolicy):
-    """On demand from the first moment."""
+    """Runs on demand from start to end."""
 
     def __init__(self, terms: JobTerms) -> None:
         self._market = _cheapest(terms)
@@ -29,7 +30,7 @@ class OnDemandPolicy(MarketPolicy):
 
 
 class SpotOnlyPolicy(MarketPolicy):
-    """Spot whenever it is available, without regard to the deadline."""
+    """Uses spot whenever it is available and waits otherwise, without regard to the deadline."""
 
     def __init__(self, terms: JobTerms) -> None:
         self._choice = _Choice(terms)
@@ -43,7 +44,9 @@ class SpotOnlyPolicy(MarketPolicy):
 
 
 class GreedyPolicy(MarketPolicy):
-    """Spot whenever it is available, else idle; on demand from the last safe moment to the end."""
+    """Uses spot whenever it is available and waits otherwise. At the last safe moment it changes to
+    on-demand and stays there to the end.
+    """
 
     def __init__(self, terms: JobTerms) -> None:
         self._terms = terms
@@ -69,13 +72,13 @@ class GreedyPolicy(MarketPolicy):
 
 
 class UniformProgress(MarketPolicy):
-    """Uniform Progress of "Can't Be Late" (Wu et al., NSDI 2024, section 4), with eager failover in
-    several markets.
+    """Uniform Progress of "Can't Be Late" (Wu et al., NSDI 2024, section 4), with eager failover
+    between several markets.
 
-    The expected pace is work / deadline. Behind that pace and without spot, it goes on demand, and
-    stays there until it is ahead by two overheads (hysteresis); then it takes spot or idles. It
-    keeps spot as long as possible. After a loss it prefers the cheapest spot elsewhere to the
-    region that was lost.
+    The expected pace is work / deadline. If the job is behind this pace and spot is unavailable, it
+    runs on demand until it is ahead of the pace by two overheads (hysteresis); then it uses spot or
+    idles. It keeps spot as long as possible. After a loss it prefers the cheapest spot in other
+    regions to spot in the region that was lost.
     """
 
     def __init__(self, terms: JobTerms) -> None:
@@ -116,8 +119,8 @@ class UniformProgress(MarketPolicy):
 
 
 class _Choice:
-    """The market: the cheapest spot, with the last region after all others; on demand where the
-    checkpoint is.
+    """Chooses a market. For spot it is the cheapest one outside the last region, or else inside it;
+    for on-demand it is the market with the checkpoint.
     """
 
     def __init__(self, terms: JobTerms) -> None:

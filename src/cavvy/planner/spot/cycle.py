@@ -1,18 +1,20 @@
-"""The value of one market's spot at a given price per hour of slack, and the price at which the
-slack lasts.
+"""Compute what one market's spot is worth at a given price per hour of slack, and find the price at
+which the slack lasts until the deadline.
 
-The unit of money is the price of an hour on demand, the unit of time is an hour. Running on demand
-is the zero: it does an hour's work for an hour's money and keeps the slack. Against it, an hour of
-spot gains 1 - s (s: spot price over on-demand), an idle hour costs `price` (of the slack it uses
-up), and a launch, which takes d hours, costs d (1 + price). Given the price, nothing couples one
-spell of spot with the next, so the best thresholds follow from the spells alone:
+The unit of money is the price of an hour on demand, and the unit of time is an hour. Running on
+demand is the reference with value 0: it does an hour's work for an hour's money and uses no slack.
+Compared with it, an hour of spot gains 1 - s, where s is the spot price divided by the on-demand
+price; an idle hour costs `price`, because it uses up slack; and a launch, which takes d hours,
+costs d (1 + price). At a given price, one spell of spot does not depend on the next, so the best
+thresholds follow from the spell lengths alone:
 
-* spot has gone: idle for at most `patience` hours, then go on demand (a ski rental with known
-  odds);
-* spot is back while on demand: change to it once it has stayed for `trust` hours.
+* When spot becomes unavailable, idle for at most `patience` hours and then run on demand. This is a
+  ski-rental problem with known odds.
+* When spot becomes available again while the job runs on demand, change to spot after it has stayed
+  for `trust` hours.
 
-The price is then the one at which the slack that these thresholds use, over the time that is left,
-is the slack there is: dual ascent on the one constraint, solved again whenever something happens.
+The price is then chosen so that these thresholds use exactly the available slack in the time that
+is left (dual ascent on this one constraint). It is computed again for each decision.
 """
 
 from math import inf, sqrt
@@ -20,36 +22,38 @@ from typing import NamedTuple
 
 from cavvy.planner.spot.spells import SpellLengths
 
-_SCARCE = 64.0  # the highest price of slack: above it, idling never pays
-_CHEAP = 1e-3
-_CLOSE = 1.15  # prices within this factor are close enough
+_SCARCE = 64.0  # the highest price of slack that is tried: above it, idling never pays
+_CHEAP = 1e-3  # the lowest price above 0 that is tried
+_CLOSE = 1.15  # the search ends when its bounds are within this factor
 
 
 class IdleThresholds(NamedTuple):
-    """How long to idle while spot is unavailable."""
+    """How long to idle while spot is unavailable, and what to expect then."""
 
     cost: float
     patience: float
-    idle: float  # mean hours idled
-    gives_up: float  # chance of going on demand
+    idle: float  # mean hours of idling
+    gives_up: float  # chance that spot stays away for longer and the job leaves for on-demand
 
 
 class SpotCycle(NamedTuple):
-    """The best thresholds at a price of slack, and their result per cycle of spot being available
-    and unavailable.
+    """The best thresholds at a price of slack, and their expected result in one cycle: a spell with
+    spot and a spell without.
     """
 
     price: float
     wait: IdleThresholds
     trust: float
-    relief: float  # value of being on demand instead of idle when spot returns
-    slack: float  # hours of slack used
-    gain: float  # gain over running on demand
-    hours: float
+    relief: float  # how much better it is to be on demand than idle when spot returns
+    slack: float  # mean hours of slack that a cycle uses
+    gain: float  # gain compared with running on demand
+    hours: float  # mean length of a cycle
 
 
 def plan_wait(away: SpellLengths, price: float, launch: float, relief: float) -> IdleThresholds:
-    """The cheapest patience: idling costs `price` an hour, giving up costs `launch`."""
+    """Find the patience with the least expected cost. Idling costs `price` an hour, and a launch on
+    demand when the patience ends costs `launch`.
+    """
     best, at = inf, 0
     for index, (waited, longer) in enumerate(zip(away.waited, away.longer, strict=True)):
         cost = price * waited + (launch - relief) * longer
@@ -62,11 +66,11 @@ def plan_wait(away: SpellLengths, price: float, launch: float, relief: float) ->
 def plan_trust(
     stays: SpellLengths, saving: float, entry: float
 ) -> tuple[float, float, float, float]:
-    """How long spot must have been available before leaving on-demand for it, at `saving` an hour
-    and `entry` a change.
+    """Find how long spot must have been available before a job leaves on-demand for it, if spot
+    saves `saving` an hour and the change costs `entry`.
 
-    Returns the threshold (infinite: never), its gain, the chance that it is reached and the mean
-    hours on spot.
+    Returns the threshold (infinite if a change never pays off), its gain, the chance that it is
+    reached and the mean hours on spot.
     """
     best, at = 0.0, -1
     for index, (rest, longer) in enumerate(zip(stays.rest, stays.longer, strict=True)):
@@ -81,17 +85,17 @@ def plan_trust(
 def plan_cycle(
     stays: SpellLengths, away: SpellLengths, saving: float, overhead: float, price: float
 ) -> SpotCycle:
-    """The best thresholds for a market, at a price of slack."""
+    """Find the best thresholds for a market at a price of slack."""
     launch = overhead * (1 + price)
     relief = 0.0
-    for _ in range(
-        2
-    ):  # being on demand when spot returns saves a launch if entering at once does not pay
+    # `relief` and the thresholds depend on each other; two rounds are enough. Being on demand when
+    # spot returns saves a launch if it does not pay to change to spot at once.
+    for _ in range(2):
         wait = plan_wait(away, price, launch, relief)
         trust, worth, enters, on_spot = plan_trust(stays, saving, launch + wait.cost)
         at_once = saving * stays.mean - launch - wait.cost
         relief = max(0.0, min(worth - at_once, launch))
-    returns = 1 - wait.gives_up  # the chance that spot is back before patience ends
+    returns = 1 - wait.gives_up  # the chance that spot returns before the patience ends
     from_idle = enters * returns / max(1e-9, 1 - returns * (1 - enters))
     entries = from_idle + (1 - from_idle) * enters
     launches = entries * (1 + wait.gives_up)
@@ -118,10 +122,10 @@ def solve_cycle(
     left: float,
     within: SpellLengths | None,
 ) -> SpotCycle:
-    """The cycle at the price at which `slack` lasts for the `left` hours to the deadline.
+    """The cycle at the lowest price at which `slack` lasts for the `left` hours to the deadline.
 
-    `within` are the hours until spot is expected back, if it is unavailable now: that wait comes
-    first, once.
+    If spot is unavailable now, `within` are the possible hours until it returns: the job waits for
+    this once, before the first cycle.
     """
 
     def need(cycle: SpotCycle) -> float:

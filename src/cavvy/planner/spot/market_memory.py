@@ -1,5 +1,5 @@
-"""A deadline policy's memory of each market, and the hours in its calculations. Used by
-`auto` and `roam`.
+"""The observations that a deadline policy keeps of each market, and the hours that it calculates
+with. Used by `auto` and `roam`.
 """
 
 from copy import copy
@@ -8,11 +8,11 @@ from cavvy.planner.spot.spells import SpellLengths
 from cavvy.planner.spot.view import PolicyView, SpotQuote
 
 _HOUR_S = 3600.0
-_AGE_AT_START_HR = 0.5  # the age of the first observed state is unknown
+_AGE_AT_START_HR = 0.5  # the assumed age of the first observed state, whose start is unknown
 
 
 class TimeLeft:
-    """Hours of work, to the deadline, and of slack between them."""
+    """The hours of work, the hours left to the deadline, and their difference, the slack."""
 
     __slots__ = ("left", "slack", "work")
 
@@ -23,14 +23,16 @@ class TimeLeft:
 
     @classmethod
     def later(cls, moment: "TimeLeft", hours: float) -> "TimeLeft":
-        """The same with this many hours of slack less."""
+        """The state this many hours later if no work is done in between."""
         after = cls.__new__(cls)
         after.work, after.left, after.slack = moment.work, moment.left - hours, moment.slack - hours
         return after
 
 
 class MarketMemory:
-    """The observations of one market. Spot that costs more than on-demand counts as unavailable."""
+    """The observations of one market. Spot counts as unavailable while it costs at least as much as
+    on-demand.
+    """
 
     __slots__ = ("_now", "_since", "_started", "_unit", "away", "ratio", "stays", "up")
 
@@ -53,8 +55,8 @@ class MarketMemory:
             self.up, self._since = up, now
 
     def shown(self, now: float, quote: SpotQuote) -> "MarketMemory":
-        """This memory as it would be after this quote, which may be hypothetical; it is not
-        stored.
+        """The memory as it would be after this quote, which may be hypothetical. The spells of
+        this object do not change.
         """
         if self._read(now, quote) == self.up and self._started:
             return self

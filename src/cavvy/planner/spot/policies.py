@@ -13,10 +13,10 @@ POLICIES: Mapping[str, PolicyMaker] = {
     "on-demand": OnDemandPolicy,
     "spot-only": SpotOnlyPolicy,
 }
-# policy names for the values of `resources.spot`
+# Other names of policies, such as the values of `resources.spot`
 ALIASES: Mapping[str, str] = {"up": "uniform-progress", "never": "on-demand", "only": "spot-only"}
 
 
 def find_policy(name: str) -> PolicyMaker:
-    """The maker of a policy. Raises KeyError."""
+    """The constructor of the policy with this name. Raises KeyError for an unknown name."""
     return POLICIES[ALIASES.get(name, name)]

@@ -1,10 +1,11 @@
-"""For several markets and enough slack for spot alone: decides how long to wait in one before
-moving to another.
+"""Decide how long to wait for spot in one market before moving to another, for a job with several
+markets and enough slack to finish on spot alone.
 
-Compared with work on spot in the current market, an idle hour costs the price of slack, a launch
-its loading time, and a move to another market the copy of the checkpoint, a launch there and the
-difference in price. Patience is again a ski rental over the spells without spot. The price of slack
-is the lowest at which the job, cycle after cycle, fits into the slack.
+The reference is work on spot in the current market. Compared with it, an idle hour costs the price
+of slack; a launch costs its loading time; and a move to another market costs the copy of the
+checkpoint, a launch and the difference in price. As in `cycle`, the patience solves a ski-rental
+problem over the spells without spot. The price of slack is the lowest price at which the remaining
+cycles of the job are expected to use no more slack than it has.
 """
 
 from collections.abc import Sequence
@@ -16,16 +17,17 @@ from cavvy.planner.spot.cycle import IdleThresholds, plan_wait
 from cavvy.planner.spot.market_memory import MarketMemory, TimeLeft
 
 _SCARCE, _CHEAP, _CLOSE = 64.0, 1e-3, 1.15  # as in `cycle`
-# slack may be overcommitted by this factor: one wait too many costs a move later, not the deadline
+# The slack may be overcommitted by this factor: a wait too long leads to a move later, not to a
+# missed deadline.
 _BOLDNESS = 1.25
-# leaving available spot must save this share of the remaining cost: estimates are noisy
+# Leaving available spot must save this share of the remaining cost: estimates are noisy.
 _WORTH_MOVING = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoamingView:
-    """All markets as the job sees them. The unit is an hour on demand; moves start where the
-    checkpoint is.
+    """The markets of a job. `moves` are the prices of copying the checkpoint from where it is to
+    each market; the unit of money is the price of an hour on demand.
     """
 
     watches: Sequence[MarketMemory]
@@ -35,8 +37,8 @@ class RoamingView:
 
 
 class RoamingTarget(NamedTuple):
-    """The market to run in. `target` has spot capacity now; if it is None, wait for at most
-    `patience` hours.
+    """The decision to run in the market `target`, which has spot now, or to wait for at most
+    `patience` hours if `target` is None.
     """
 
     target: int | None
@@ -45,8 +47,8 @@ class RoamingTarget(NamedTuple):
 
 
 def plan_course(field: RoamingView, moment: TimeLeft, running: bool) -> RoamingTarget | None:
-    """The decision while spot alone suffices; None if it does not, so that on-demand has to be
-    considered.
+    """Decide where to run or how long to wait; None if the slack is not enough for spot alone, so
+    that on-demand has to be considered.
     """
     price = _price_of_slack(field, moment)
     if price is None:
@@ -76,7 +78,9 @@ def plan_course(field: RoamingView, moment: TimeLeft, running: bool) -> RoamingT
 
 
 def _price_of_slack(field: RoamingView, moment: TimeLeft) -> float | None:
-    """The lowest price at which spot alone fits into the slack; None if there is none."""
+    """The lowest price of slack at which the slack is enough for spot alone; None if it is not
+    enough at any price.
+    """
     slack = _BOLDNESS * (moment.slack - field.overhead)
     if _need(field, moment, 0.0) <= slack:
         return 0.0
@@ -115,7 +119,9 @@ def _need(field: RoamingView, moment: TimeLeft, price: float) -> float:
 
 
 def _nothing_else(field: RoamingView) -> tuple[float, float]:
-    """The chance that no other market has spot, and the mean wait for one in that case."""
+    """Return the chance that no other market has spot, and the mean hours until one has it in that
+    case.
+    """
     chance, gap = 1.0, inf
     for index, watch in enumerate(field.watches):
         if index != field.home:
@@ -131,7 +137,7 @@ def _wait_at(field: RoamingView, index: int, price: float, moment: TimeLeft) -> 
 
 
 def _leave(field: RoamingView, index: int, price: float, moment: TimeLeft) -> float:
-    """The cost of leaving a market for the best other one."""
+    """The cost of moving from a market to the best other market."""
     here = field.watches[index]
     return min(
         field.moves[other if index == field.home else index]
@@ -143,7 +149,7 @@ def _leave(field: RoamingView, index: int, price: float, moment: TimeLeft) -> fl
 
 
 def _cost_there(field: RoamingView, moment: TimeLeft, index: int, price: float) -> float:
-    """The cost of the rest of the job if it is launched there now and stays."""
+    """The cost of the rest of the job if it is launched in this market now and stays in it."""
     watch = field.watches[index]
     wait = _wait_at(field, index, price, moment)
     launch = field.overhead * (watch.ratio + price)

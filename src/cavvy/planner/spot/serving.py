@@ -1,9 +1,9 @@
-"""Places a service's replicas: on spot across zones, with a spare while the risk requires one,
-and on demand if spot is insufficient. Pure; the driver asks at every tick and whenever a replica
-starts or ends.
+"""Decide where the replicas of a service run: on spot in several zones, with spares while the risk
+requires them, and on demand if there is not enough spot. No I/O. The caller asks at every tick and
+whenever a replica starts or ends.
 
-A policy sees only what happened to its own replicas and launches in a zone. A failed launch costs
-nothing and shows that there is no spot now.
+A policy knows of a zone only what happened to its own replicas and launches in it. A failed launch
+costs nothing and shows that the zone has no spot now.
 """
 
 from dataclasses import dataclass
@@ -11,23 +11,26 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 _HOUR_S, _DAY_S = 3600.0, 86400.0
-_PRIOR_LOSSES, _PRIOR_HR = 0.6, 0.5  # the assumption for every zone without observations
+_PRIOR_LOSSES, _PRIOR_HR = 0.6, 0.5  # losses and hours that are added to the record of each zone
 _MOST_SPARES = 2
-# factor for the time without a spare, in which the whole allowed shortfall may occur
+# The shortfall that `availability` allows may all occur while there is no spare, so the risk that
+# is allowed at one moment is this many times the average.
 _THRIFT = 3.0
-_SCARCE_BACKING = 2  # on-demand replicas beyond those missing, if spot cannot even fill the service
+# The additional on-demand replicas while there are fewer spot replicas than the service needs
+_SCARCE_BACKING = 2
 _STORM = 3  # after this many lost zones within an hour, on-demand backs up the remaining spot
+# The weights of the service's replicas in the zone, of those in its region, and of a recent failure
 _SPREAD, _NEAR, _RECENT = (
     4.0,
     4.0,
     4.0,
-)  # weights of own replicas in the zone, in its region, and of a recent failure
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceTerms:
-    """The constants of a service: how many replicas should be ready for the share `availability` of
-    the time.
+    """The constants of a service. `replicas` should be ready for the share `availability` of the
+    time.
     """
 
     replicas: int
@@ -35,21 +38,22 @@ class ServiceTerms:
     cold_start_s: float
     tick_s: float
     availability: float = 0.995
-    regions: tuple[
-        str, ...
-    ] = ()  # weight of the region's other zones: zones of a region tend to lose their spot together
+    # The region of each zone: zones of one region tend to lose their spot together.
+    regions: tuple[str, ...] = ()
 
     def together(self, zone: int) -> list[int]:
-        """The zones of a zone's region, including itself."""
+        """All zones in the region of this zone, including the zone."""
         if not self.regions:
             return [zone]
         return [other for other, region in enumerate(self.regions) if region == self.regions[zone]]
 
 
 class ServiceView(NamedTuple):
-    """One moment: the ages of the spot replicas in each zone, ready or not, oldest first; replicas
-    lost and launches failed since the last decision; how many replicas are ready on spot and on
-    demand.
+    """The state of a service at one moment.
+
+    `ages_s` are the ages of all spot replicas in each zone, ready or not, oldest first. `lost` and
+    `failed` are the replicas lost and the launches failed in each zone since the last decision.
+    `ready` and `on_demand` are the numbers of replicas that are ready on spot and on demand.
     """
 
     now_s: float
@@ -61,23 +65,25 @@ class ServiceView(NamedTuple):
 
 
 class ReplicaPlacement(NamedTuple):
-    """Spot replicas wanted in each zone, and replicas on demand."""
+    """The number of spot replicas that each zone should have, and of replicas on demand."""
 
     spot: tuple[int, ...]
     on_demand: int
 
 
 class PlacementPolicy(Protocol):
-    """Decides for one service; it may learn from the views."""
+    """Decides for one service. A policy may learn from each view that it gets."""
 
     def place(self, seen: ServiceView) -> ReplicaPlacement: ...
 
 
 class SpotHedge:
-    """The policy of SkyServe (Mao et al., EuroSys 2025): spread, one spare, fall back to on-demand.
+    """The policy of SkyServe (Mao et al., EuroSys 2025): it spreads replicas over the zones, adds
+    one spare and falls back to on-demand.
 
-    It avoids zones where a replica was lost or refused until few others are left. Replicas that are
-    missing from replicas + 1 ready on spot run on demand, at most `replicas`.
+    It avoids zones where a replica was lost or refused, until few other zones are left. On-demand
+    makes up for each of the replicas and the spare that is not ready on spot, with at most
+    `replicas` replicas.
     """
 
     def __init__(self, service: ServiceTerms, spare: int = 1) -> None:
@@ -102,7 +108,7 @@ class SpotHedge:
         )
 
     def _next(self, spot: list[int]) -> int:
-        """The next zone in turn, preferably without an own replica."""
+        """The next zone in turn, preferably one without a replica of the service."""
         zones = [zone for zone in range(self._service.zones) if zone not in self._shunned] or list(
             range(len(spot))
         )
@@ -112,13 +118,14 @@ class SpotHedge:
 
 
 class SteadyPlacement:
-    """Cavvy's placement: the zones that have kept replicas longest, and spares only while the risk
-    of a loss requires them.
+    """Cavvy's policy: it prefers zones that have kept replicas longest, and adds spares only while
+    the risk of a loss requires them.
 
-    Launches go to the zones with the best record, (losses + 0.6) / (hours held there + 0.5), away
-    from zones and regions with own replicas. A zone is lost with all replicas in it, at 0.6 /
-    (hours since its last loss + 0.5) per hour: zones that have lasted tend to last. If a loss would
-    leave too few, the service is short for the cold start and a tick; spares are added while the
+    Launches go to the zones with the lowest loss rate, (losses + 0.6) / (hours with replicas +
+    0.5), and preferably not to zones and regions that already have replicas of the service. The
+    policy assumes that a zone loses all its replicas at once, at a rate of 0.6 / (age of its oldest
+    replica in hours + 0.5) per hour: zones that have lasted tend to last. If a loss leaves too few
+    replicas, the service is short for one cold start and one tick. Spares are added while the
     expected shortfall exceeds the allowed one. On-demand fills the gap until spot is ready, and
     backs up spot that is scarce or at risk.
     """
@@ -140,16 +147,14 @@ class SteadyPlacement:
         self._spares, risk = self._choose_spares(held, seen.now_s)
         spot = held.copy()
         excess = sum(spot) - need - self._spares
-        for _ in range(
-            min(excess, seen.ready - need)
-        ):  # never replace a ready replica by one that still loads
+        # The limit keeps enough ready replicas: a replica that still loads cannot replace one.
+        for _ in range(min(excess, seen.ready - need)):
             spot[self._worst(spot)] -= 1
         while sum(spot) < need + self._spares:
             spot[self._best(spot, seen.now_s)] += 1
         empty = [zone for zone in range(len(spot)) if not spot[zone]]
-        if (
-            risk > self._allowed() and max(spot) > 1 and empty
-        ):  # two replicas in a zone are lost together: try another zone
+        # Replicas in the same zone are lost together, so try one more in an empty zone.
+        if risk > self._allowed() and max(spot) > 1 and empty:
             spot[min(empty, key=lambda zone: (self._failed_at[zone], self.rate(zone)))] += 1
         backed = int(risk > self._allowed() or self._recently_lost() >= _STORM)
         if sum(held) < need:
@@ -157,15 +162,15 @@ class SteadyPlacement:
         return ReplicaPlacement(tuple(spot), min(need, max(0, need + backed - seen.ready)))
 
     def rate(self, zone: int) -> float:
-        """Expected losses per hour there, by its record."""
+        """The expected losses per hour in a zone, from its record."""
         return (self._losses[zone] + _PRIOR_LOSSES) / (self._held_hr[zone] + _PRIOR_HR)
 
     def _recently_lost(self) -> int:
-        """Zones lost within the last hour."""
+        """The number of zones that lost a replica within the last hour."""
         return sum(self._before_s - at < _HOUR_S for at in self._lost_at)
 
     def _allowed(self) -> float:
-        """Losses per hour that may leave the service with too few replicas."""
+        """The allowed rate of losses that leave the service with too few replicas, per hour."""
         return (
             _THRIFT
             * (1 - self._service.availability)
@@ -187,10 +192,10 @@ class SteadyPlacement:
                 self._failed_at[zone] = seen.now_s
 
     def _choose_spares(self, held: list[int], now_s: float) -> tuple[int, float]:
-        """The smallest number of spares at which the expected shortfall is allowed, and the risk
-        with the current replicas.
+        """Return the smallest number of spares with an allowed risk, and the risk with the current
+        replicas.
 
-        If no number suffices, the one with the least risk.
+        If no number of spares suffices, the number with the least risk is returned.
         """
         need = self._service.replicas
         spot = held.copy()
@@ -208,7 +213,7 @@ class SteadyPlacement:
         return best[0], self._risk(held)
 
     def _risk(self, spot: list[int]) -> float:
-        """Losses per hour that leave too few replicas."""
+        """The expected rate of losses that leave too few replicas, per hour."""
         short = [
             zone
             for zone, count in enumerate(spot)
@@ -217,14 +222,14 @@ class SteadyPlacement:
         return sum(self._hazard(zone) for zone in short)
 
     def _hazard(self, zone: int) -> float:
-        """Expected losses per hour there now: zones that have lasted tend to last, as spells of
-        spot do.
+        """The expected losses per hour in a zone at its current age: zones that have lasted tend
+        to last.
         """
         return _PRIOR_LOSSES / (self._age_hr[zone] + _PRIOR_HR)
 
     def _worst(self, spot: list[int]) -> int:
-        """The zone to remove a replica from: lowest remaining risk; ties go to zones with several
-        replicas.
+        """The zone from which to remove a replica: the one that leaves the lowest risk. Ties go to
+        zones with several replicas.
         """
 
         def without(zone: int) -> tuple[float, bool, float]:
@@ -235,7 +240,9 @@ class SteadyPlacement:
         return min((zone for zone in range(len(spot)) if spot[zone]), key=without)
 
     def _best(self, spot: list[int], now_s: float) -> int:
-        """The most promising zone for a launch: few losses, few own replicas, no recent failure."""
+        """The best zone for a launch: one with few losses, few replicas of the service and no
+        recent failure.
+        """
 
         def badness(zone: int) -> float:
             since = (now_s - self._failed_at[zone]) / _HOUR_S

@@ -1,10 +1,10 @@
-"""How long spot stays available and unavailable in one market, learned from observations. Lengths
-are hours.
+"""Learn from observations how long spot stays available and unavailable in one market. Such a
+period is called a spell; its length is in hours.
 
-Observations are mixed with a cautious prior: spells with a Pareto tail, because in all records spot
-comes and goes in many short spells and a few very long ones. The tail's exponent, the shortest and
-the longest spell and the prior's weight are round numbers, not fits: halving or doubling any of
-them hardly changes the results.
+Observations are mixed with a cautious prior. The prior has a Pareto tail, because all recorded
+markets have many short spells and a few very long ones. The tail's exponent, the shortest and the
+longest spell and the prior's weight are round numbers, not fitted: halving or doubling any of them
+hardly changes the results.
 """
 
 from bisect import bisect_right, insort
@@ -14,8 +14,8 @@ from typing import Any
 _EXPONENT = 0.6  # P(longer than x) = (shortest / x) ^ exponent
 _SHORTEST_HR, _LONGEST_HR = 0.2, 60.0
 _POINTS = 14
-_WEIGHT = 9.0  # the prior counts as this many observed spells
-_BEYOND = 3.0  # a spell longer than all known ones is expected to end at this many times its age
+_WEIGHT = 9.0  # the weight of the prior: it counts as this many observed spells
+_BEYOND = 3.0  # a spell longer than all known spells is expected to end at this many times its age
 
 
 def _prior() -> list[tuple[float, float]]:
@@ -32,11 +32,11 @@ _PRIOR = _prior()
 
 
 class SpellLengths:
-    """A weighted set of lengths, kept sorted, with the sums that the policy needs.
+    """A weighted and sorted set of spell lengths, with the sums that the policy needs.
 
-    For each threshold (0 and every length): `waited[i]` is the mean of min(length, threshold),
-    `longer[i]` the chance of more than the threshold, `rest[i]` the mean of the excess. The sums
-    are computed on first use.
+    The thresholds are 0 and every length. For each threshold, `waited[i]` is the mean of
+    min(length, threshold), `longer[i]` the chance that a spell is longer than the threshold, and
+    `rest[i]` the mean of max(0, length - threshold). The sums are computed on first use.
     """
 
     __slots__ = ("_lengths", "longer", "mean", "rest", "thresholds", "waited")
@@ -50,20 +50,20 @@ class SpellLengths:
     def __init__(self, lengths: Sequence[tuple[float, float]] = _PRIOR) -> None:
         self._lengths = lengths
 
-    def __getattr__(self, name: str) -> Any:  # called while a slot is empty
+    def __getattr__(self, name: str) -> Any:  # called only for a slot that is not set yet
         if name not in self.__slots__:
             raise AttributeError(name)
         self._sum()
         return getattr(self, name)
 
     def with_one(self, length: float) -> "SpellLengths":
-        """These and a spell of this many hours that has ended."""
+        """Return a copy with one more spell, which lasted this many hours."""
         lengths = list(self._lengths)
         insort(lengths, (length, 1.0))
         return SpellLengths(lengths)
 
     def beyond(self, age: float) -> "SpellLengths":
-        """The remaining lengths of spells that have lasted `age` hours."""
+        """The remaining lengths of the spells that last longer than `age` hours."""
         first = bisect_right(self._lengths, (age, float("inf")))
         return SpellLengths(
             [(length - age, weight) for length, weight in self._lengths[first:]]

@@ -1,9 +1,9 @@
-"""The inputs and outputs of a deadline policy; its caller is the production control plane or the
+"""The inputs and outputs of a deadline policy. Its caller is the production control plane or the
 trace simulator.
 
-Times are seconds since the job was submitted. Rates are floating US dollars per hour: they rank,
-they never bill. `PolicyView`, `SpotQuote` and `PolicyDecision` are named tuples because a
-simulation creates hundreds of thousands per second.
+Times are seconds since the job was submitted. Rates are US dollars per hour as floats: they are
+used to compare costs and never to bill. `PolicyView`, `SpotQuote` and `PolicyDecision` are named
+tuples because a simulation creates hundreds of thousands of them per second.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 NOWHERE = -1  # the market of a job that has never run
-GRAIN_S = 1e-3  # shorter times count as 0: sums of floats are not exact
+GRAIN_S = 1e-3  # shorter times count as 0, because sums of floats are not exact
 
 
 class RunMode(StrEnum):
@@ -24,7 +24,9 @@ class RunMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyMarket:
-    """A location with nodes: on-demand always, spot while its quote says so."""
+    """A location where on-demand nodes are always available, and spot nodes while the quote has
+    `up` set.
+    """
 
     name: str
     region: str = ""
@@ -32,8 +34,8 @@ class PolicyMarket:
 
 
 class SpotQuote(NamedTuple):
-    """A market's spot offer at one moment. `at_risk`: the provider reported that it may soon
-    preempt nodes there.
+    """A market's spot offer at one moment. `at_risk` is set if the provider reported that it may
+    soon preempt nodes in this market.
     """
 
     up: bool
@@ -45,9 +47,9 @@ class SpotQuote(NamedTuple):
 class JobTerms:
     """The constants of a job.
 
-    `overhead_s` is the time from a launch until the job is where it had stopped: boot, setup,
-    restore. It is billed, and no work is done in it. `move_usd[i][j]` is the price of copying the
-    checkpoint from market i to j.
+    `overhead_s` is the time from a launch until the job continues where it had stopped: boot,
+    setup and restore. This time is billed although no work is done. `move_usd[i][j]` is the price
+    of copying the checkpoint from market i to j.
     """
 
     work_s: float
@@ -57,15 +59,17 @@ class JobTerms:
     move_usd: tuple[tuple[float, ...], ...] = ()
 
     def move(self, source: int, target: int) -> float:
-        """The dollars for copying the checkpoint; 0 while there is none."""
+        """The dollars for copying the checkpoint; 0 if the job has never run."""
         return self.move_usd[source][target] if self.move_usd and source != NOWHERE else 0.0
 
 
 class PolicyView(NamedTuple):
-    """One moment: `left_s` of work is left, the gang (or, while idle, the checkpoint) is in
-    `market`, and a new gang needs `loading_s` more before it works (0: it works). `quotes` are in
-    the order of the terms' markets, `unsaved_s` is work of the gang since its last checkpoint, and
-    `budget_usd` may still be spent.
+    """The state of a job and its markets at one moment.
+
+    `left_s` of work is left. The gang (or, while idle, the checkpoint) is in `market`. A new gang
+    needs `loading_s` more before it works; 0 if it already works. `quotes` are in the order of the
+    terms' markets. `unsaved_s` is the gang's work since its last checkpoint, and `budget_usd` the
+    money that is left.
     """
 
     now_s: float
@@ -79,8 +83,8 @@ class PolicyView(NamedTuple):
 
 
 class PolicyDecision(NamedTuple):
-    """The state to be in from now on. The driver asks again at `again_s`, and earlier if a quote
-    changes.
+    """The mode and market in which the job should be from now on. The caller asks the policy again
+    at `again_s`, and earlier if a quote changes.
     """
 
     mode: RunMode
@@ -90,20 +94,20 @@ class PolicyDecision(NamedTuple):
 
 
 class MarketPolicy(Protocol):
-    """Decides for one job; each job has its own, because it keeps its observations. Asking does not
-    change it.
+    """Decides for one job. Each job has its own policy, because the policy keeps observations.
+    `decide` does not change the policy.
     """
 
     def learn(self, at_s: float, quotes: Sequence[SpotQuote]) -> None:
-        """Record facts. Times increase, and may be below 0."""
+        """Record observed quotes. Calls are in the order of `at_s`, which may be below 0."""
         return None
 
     def decide(self, view: PolicyView) -> PolicyDecision:
-        """The state to be in from now on. The view's quotes may be beliefs."""
+        """Decide from a view whose quotes may be assumptions instead of observations."""
         ...
 
 
 class PolicyMaker(Protocol):
-    """Builds a policy for one job."""
+    """The constructor of a policy for one job."""
 
     def __call__(self, terms: JobTerms) -> MarketPolicy: ...

@@ -1,4 +1,4 @@
-"""Amazon EC2: each gang is one all-or-none launch of instances that start the agent themselves."""
+"""Amazon EC2: each gang is one all-or-none launch of instances that start the agent on boot."""
 
 from cavvy.providers.aws.manifest import MANIFEST
 from cavvy.providers.base import Provider, ProviderContext
@@ -7,6 +7,7 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    from cavvy.providers.aws.provider import AwsProvider  # not needed to list providers
+    # imported here because listing the providers does not need it
+    from cavvy.providers.aws.provider import AwsProvider
 
     return AwsProvider(MANIFEST, context)

@@ -1,7 +1,7 @@
-"""The account: boto3's clients. Each call runs in a thread with a time limit, and its errors are
-translated.
+"""An AWS account: boto3's clients. Each call runs in a thread with a time limit; errors become
+`AwsFault`s.
 
-The only file that imports the SDK.
+This is the only module that imports the SDK.
 """
 
 import asyncio
@@ -20,23 +20,23 @@ _CONNECT_S, _READ_S = 5, 30
 _MOST_PAGES = 500
 _THREADS = ThreadPoolExecutor(
     16, "aws"
-)  # separate threads: hanging calls must not delay other providers' calls
-Json = Mapping[str, Any]  # AWS's answers as parsed by botocore, used only within this package
+)  # own threads, so that hanging calls do not delay other providers
+Json = Mapping[str, Any]  # an answer of AWS, parsed by botocore; used only within this package
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 async def in_thread(call: Callable[[], Any]) -> Any:
-    """Run a blocking call outside the loop."""
+    """Run a blocking call in a thread."""
     return await asyncio.get_running_loop().run_in_executor(_THREADS, call)
 
 
 class AwsAccount:
-    """One AWS account, from the settings. `run` executes blocking calls, so that simulations can
-    avoid threads.
+    """One AWS account, as named in the settings. `run` executes blocking calls; simulations pass a
+    function that uses no threads.
     """
 
-    # The SDK retries read-only calls, in its thread, with growing pauses when AWS throttles them.
-    # The control plane retries other calls, after checking whether they took effect.
+    # The SDK retries read-only calls in the call's thread, with growing pauses while AWS throttles.
+    # The control plane retries all other calls, after it has checked whether they took effect.
     read_attempts = 3
 
     def __init__(self, settings: Mapping[str, Scalar], run: InThread = in_thread) -> None:
@@ -49,12 +49,14 @@ class AwsAccount:
     async def call(
         self, region: str, operation: str, *, service: str = "ec2", **arguments: Any
     ) -> Json:
-        """One call, such as ("eu-west-1", "run_instances"). Raises AwsFault with AWS's code."""
+        """Make one call, such as ("eu-west-1", "run_instances"). Raises AwsFault with AWS's error
+        code.
+        """
         answer: Json = await self.run(lambda: self._call(region, service, operation, arguments))
         return answer
 
     async def ask(self, region: str, operation: str, **arguments: Any) -> Json:
-        """Like `call`; raises TryAgain, NoCapacity, Refused, NotFound."""
+        """Like `call`, but raises TryAgain, NoCapacity, Refused, NotFound."""
         try:
             return await self.call(region, operation, **arguments)
         except AwsFault as fault:
@@ -68,8 +70,8 @@ class AwsAccount:
         field: str = "",
         **arguments: Any,
     ) -> list[Json]:
-        """All items of an EC2 list, such as "describe_volumes", from the answer's `field`.
-        Raises the same as `ask`.
+        """Return all items of an EC2 list, such as "describe_volumes", from the answer's `field`.
+        Raises the same errors as `ask`.
         """
         if filters:
             arguments["Filters"] = [{"Name": name, "Values": [filters[name]]} for name in filters]
@@ -78,7 +80,7 @@ class AwsAccount:
         )
 
     async def pages(self, region: str, operation: str, field: str, **arguments: Any) -> list[Json]:
-        """All items of a paged list. Raises the same as `ask`."""
+        """Return all items of a paged list. Raises the same errors as `ask`."""
         found: list[Json] = []
         token = "NextToken"
         for _ in range(_MOST_PAGES):
@@ -90,7 +92,9 @@ class AwsAccount:
         raise Refused(f"{camel(operation)} in {region}: the list does not end")
 
     async def regions(self) -> tuple[str, ...]:
-        """The regions in use. Raises Refused if neither settings nor AWS configuration name one."""
+        """The regions in use. Raises Refused if neither the settings nor the AWS configuration
+        names one.
+        """
         named = tuple(
             name.strip()
             for name in str(self._settings.get("regions", "")).split(",")
@@ -172,5 +176,5 @@ def _import(name: str) -> Any:
 
 
 def camel(operation: str) -> str:
-    """AWS's name for a boto3 name, such as RunInstances for run_instances."""
+    """The API's name of a boto3 operation, such as RunInstances for run_instances."""
     return "".join(word.capitalize() for word in operation.split("_"))

@@ -1,6 +1,6 @@
-"""EC2's error codes, by what the caller does next.
+"""EC2's error codes, grouped by what the caller must do next.
 
-https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html lists them.
+https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html lists the codes.
 """
 
 from cavvy.providers.base import (
@@ -26,11 +26,11 @@ ELSEWHERE = frozenset(
         "SpotMaxPriceTooLow",
         "ReservationCapacityExceeded",
         "UnfulfillableCapacity",
-        "Unsupported",  # this type in that zone
+        "Unsupported",  # this type is not sold in that zone
         "UnsupportedOperation",
         "InvalidAvailabilityZone",
         "InvalidZone.NotFound",
-        "InvalidCapacityReservationId.NotFound",  # it was offered recently
+        "InvalidCapacityReservationId.NotFound",  # the reservation existed when it was offered
         "InvalidCapacityReservationState.PendingActivation",
         "InvalidCapacityReservationState.Unavailable",
     }
@@ -63,7 +63,7 @@ LATER = frozenset(
 )
 SAME_TOKEN = frozenset(
     {"IdempotentParameterMismatch", "IdempotentInstanceTerminated"}
-)  # an earlier call launched the gang
+)  # an earlier call with the same client token launched the gang
 _SPOT_QUOTA = "MaxSpotInstanceCountExceeded"
 _HINTS = {
     "VcpuLimitExceeded": "the account's quota of vCPUs for this family is used up; ask AWS for "
@@ -98,7 +98,7 @@ _LIMIT = "a limit of the account is reached; ask AWS for more (Service Quotas)"
 
 
 class AwsFault(Exception):
-    """The error of an AWS call; `status` is 0 if there was no answer."""
+    """The error of an AWS call. `status` is the HTTP status, or 0 if there was no answer."""
 
     def __init__(self, code: str, message: str, status: int = 0) -> None:
         super().__init__(f"{code}: {message}" if message else code)
@@ -106,8 +106,10 @@ class AwsFault(Exception):
 
 
 def translate(fault: AwsFault, what: str, *, making: bool = False) -> ProviderError:
-    """The provider error for a fault of the call `what`. `making`: the call creates something for a
-    launch, which may try elsewhere.
+    """Return the provider error for a fault of the call `what`.
+
+    If `making` is True, the call creates something for a launch: a code in ELSEWHERE becomes
+    NoCapacity, so that another offer is tried, and a missing object becomes Refused.
     """
     limit = fault.code.endswith("LimitExceeded") and fault.code not in LATER
     hint = _HINTS.get(fault.code) or (_LIMIT if limit else "")
@@ -121,6 +123,6 @@ def translate(fault: AwsFault, what: str, *, making: bool = False) -> ProviderEr
     ):
         return TryAgain(text)
     gone = fault.code.endswith((".NotFound", ".Unknown")) or fault.code == "ParameterNotFound"
-    if gone and not making:  # otherwise an object that the user named does not exist
+    if gone and not making:  # while `making`, the missing object is one that the user named
         return NotFound(text)
     return (QuotaTooSmall if limit or fault.code == _SPOT_QUOTA else Refused)(text)

@@ -1,4 +1,6 @@
-"""The machine image that nodes boot: the one in the settings, or AWS's newest for the type."""
+"""Chooses the machine image that nodes boot: the task's, the one in the settings, or AWS's newest
+for the type.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.shapes import InstanceShape
 from cavvy.providers.base import NotFound, Refused
 
-# Public parameters of Systems Manager, maintained by AWS:
+# Public Systems Manager parameters, maintained by AWS:
 # https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html
 _DEEP_LEARNING = (
     "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
@@ -30,7 +32,7 @@ class MachineImage:
 
 
 class MachineImages:
-    """Resolves images. Reads parameters again every few minutes, images once."""
+    """Looks up images. Parameters are read again every few minutes, images only once."""
 
     def __init__(
         self, account: AwsAccount, settings: Mapping[str, Scalar], now: Callable[[], datetime]
@@ -41,8 +43,8 @@ class MachineImages:
         self._resolved: dict[tuple[str, str], tuple[datetime, str]] = {}
 
     async def choose(self, region: str, shape: InstanceShape, wanted: str = "") -> MachineImage:
-        """The image in the task, else that in the settings, else AWS's own. Raises Refused
-        if there is none, TryAgain.
+        """Return the image in the task, else the one in the settings, else AWS's own. Raises
+        TryAgain, and Refused if there is no image.
         """
         named = wanted or str(self._settings.get("image") or "")
         if not named:

@@ -1,5 +1,5 @@
-"""Launches a gang with one request to EC2: all nodes or none. The client token is derived from the
-gang's name.
+"""Launches a gang with one request to EC2: all nodes or none. The request's client token is derived
+from the gang's name.
 """
 
 import asyncio
@@ -26,7 +26,9 @@ from cavvy.providers.ledger import LaunchLedger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """The task's network and disk; the settings fill in what the task leaves open."""
+    """The task's network and disk options. Settings are used for options that the task does not
+    set.
+    """
 
     vpc: str | None
     subnet: str | None
@@ -61,7 +63,9 @@ def make_launch_options(gang: GangSpec, settings: Mapping[str, Scalar]) -> Launc
 
 
 class AwsLauncher:
-    """Launches gangs. The ledger keeps what is left of a failed launch until it is gone."""
+    """Launches gangs. Objects left over from a failed launch stay in the ledger until they are
+    gone.
+    """
 
     def __init__(
         self,
@@ -85,13 +89,13 @@ class AwsLauncher:
         self._volumes = volumes
         self._images = MachineImages(account, settings, now)
         self._settings, self._mark, self._now = settings, mark, now
-        self._server = server  # the server's address as nodes call it
-        self._choosing = asyncio.Lock()  # two gangs must not choose the same volume
+        self._server = server  # the server's address for calls from nodes
+        self._choosing = asyncio.Lock()  # prevents two gangs from choosing the same volume
 
     async def launch(
         self, gang: GangSpec, write: Callable[[AwsGangRecord], Awaitable[str]]
     ) -> None:
-        """Like Provider.launch; the caller holds the gang's lock. `write` creates the nodes' user
+        """See `Provider.launch`; the caller holds the gang's lock. `write` creates the nodes' user
         data.
         """
         record = self._ledger.get(gang.name)
@@ -111,7 +115,7 @@ class AwsLauncher:
             user_data = await write(record)
             told = await self._account.call(region, "run_instances", UserData=user_data, **request)
         except AwsFault as fault:
-            if fault.code in SAME_TOKEN:  # an earlier request under this name succeeded
+            if fault.code in SAME_TOKEN:  # an earlier request with this name succeeded
                 return
             error = _translate(fault, gang, record)
             await self._give_up(record, error)
@@ -144,7 +148,7 @@ class AwsLauncher:
     async def _plan(
         self, gang: GangSpec, shape: InstanceShape, launch_options: LaunchOptions
     ) -> AwsGangRecord:
-        """Choose what the gang leaves open. Raises NoCapacity, Refused, TryAgain."""
+        """Make the choices that the gang spec leaves open. Raises NoCapacity, Refused, TryAgain."""
         offer = gang.offer
         disks, zone = await self._volumes.plan(gang)
         zones = self._zones(offer, zone)
@@ -174,7 +178,9 @@ class AwsLauncher:
         )
 
     def _zones(self, offer: Offer, zone: str | None) -> Collection[str]:
-        """The zones that have the type, or only the chosen zone. Raises NoCapacity."""
+        """The zones that have the type, or only `zone` if it is given. Raises NoCapacity if there
+        is no such zone.
+        """
         kind = offer.instance_type
         there = self._market.zones(offer.region, kind)
         if zone not in (None, *there):
@@ -198,7 +204,9 @@ class AwsLauncher:
         *,
         chooses: bool,
     ) -> Json | None:
-        """The gang's subnet; None if EC2 chooses it. `chooses`: the zone must be known now."""
+        """The gang's subnet, or None if EC2 chooses the subnet. With `chooses`, a subnet, and thus
+        a zone, is always chosen.
+        """
         asked, region = launch_options, gang.offer.region
         if not (asked.subnet or asked.vpc or asked.public_ip is not None or chooses):
             return None
@@ -216,7 +224,9 @@ class AwsLauncher:
         launch_options: LaunchOptions,
         tags: Sequence[Mapping[str, str]],
     ) -> tuple[AwsGangRecord, Sequence[str]]:
-        """The nodes' security groups. Creates what the record announces, and records the ids."""
+        """Create the security group and placement group that the record announces, record their
+        ids, and return the record and the nodes' security groups.
+        """
         if record.makes_placement:
             await self._networks.make_placement(record.region, record.name, tags)
         if not record.makes_group:
@@ -239,7 +249,7 @@ class AwsLauncher:
         self, record: AwsGangRecord, shape: InstanceShape, launch_options: LaunchOptions
     ) -> int:
         """The number of Elastic Fabric Adapters of each node. A node with several network cards
-        gets no public address.
+        gets no public address, so it needs a subnet.
         """
         if not launch_options.efa or record.nodes == 1 or not shape.efa:
             return 0
@@ -273,7 +283,7 @@ class AwsLauncher:
             "MinCount": gang.nodes,
             "MaxCount": gang.nodes,
             "InstanceInitiatedShutdownBehavior": "terminate",
-            # Metadata version 2 only; the second hop is for containers.
+            # Metadata version 2 only. The hop limit is 2 so that containers can use it.
             "MetadataOptions": {
                 "HttpTokens": "required",
                 "HttpEndpoint": "enabled",
@@ -296,7 +306,9 @@ class AwsLauncher:
         return request
 
     async def _give_up(self, record: AwsGangRecord, error: Exception) -> None:
-        """Nothing was started: remove the objects created for it, now or later."""
+        """Remove the objects created for a launch that started nothing. If they cannot be removed
+        now, record them for later.
+        """
         if isinstance(error, TryAgain):  # the request may have succeeded
             return
         record = self._ledger.get(record.name) or record
@@ -312,7 +324,7 @@ class AwsLauncher:
 
 
 def make_market_options(record: AwsGangRecord) -> dict[str, object]:
-    """The parts of a request that set the location and the purchase."""
+    """The parts of a request that set the location and the purchase type."""
     request: dict[str, object] = {}
     placement = {"AvailabilityZone": record.zone} if record.zone else {}
     placement |= {"GroupName": record.name} if record.makes_placement else {}
@@ -341,7 +353,7 @@ def _list_instances(told: Json) -> tuple[AwsInstance, ...]:
 
 
 def _translate(fault: AwsFault, gang: GangSpec, record: AwsGangRecord) -> Exception:
-    """The error of a refused request, for the caller of a launch."""
+    """The provider error for a refused request."""
     where = record.zone or record.region
     what = f"RunInstances of {gang.nodes} x {gang.offer.instance_type} in {where}"
     if _is_hidden(fault, record):
@@ -350,7 +362,8 @@ def _translate(fault: AwsFault, gang: GangSpec, record: AwsGangRecord) -> Except
 
 
 def _is_hidden(fault: AwsFault, record: AwsGangRecord) -> bool:
-    """Whether EC2 does not find an object that it has just created, which can happen.
+    """True if EC2 does not find an object that it has just created, which is possible since EC2 is
+    eventually consistent.
 
     https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
     """
@@ -362,7 +375,9 @@ def _is_hidden(fault: AwsFault, record: AwsGangRecord) -> bool:
 
 
 def make_token(mark: str, gang: str) -> str:
-    """The client token of a gang's request: EC2 grants it once. At most 64 characters."""
+    """The client token of a gang's request, at most 64 characters. EC2 grants each token only
+    once.
+    """
     return hashlib.sha256(f"{mark}/{gang}".encode()).hexdigest()
 
 
@@ -374,10 +389,10 @@ def make_interfaces(
     *,
     first: int = 0,
 ) -> list[Mapping[str, object]]:
-    """Network interfaces: one, or with EFA one for each card from `first` on. Card 0 has the node's
-    address.
+    """The network interfaces of a node: one, or, with EFA, one for each network card. The cards
+    from `first` on get an adapter. Card 0 has the node's address.
 
-    Devices are numbered within each card, and some cards take only one:
+    Devices are numbered within each card, and some cards take only one device:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
     """
     found: list[Mapping[str, object]] = []

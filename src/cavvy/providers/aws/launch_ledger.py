@@ -1,10 +1,10 @@
-"""The launch ledger's record of a gang on EC2."""
+"""The launch ledger's records of gangs on EC2."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-KEPT = timedelta(days=2)  # after the gang's end
+KEPT = timedelta(days=2)  # how long a record is kept after the gang's end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class AwsInstance:
     rank: int
     started_at: datetime
     ended_at: datetime | None = None
-    unseen: bool = False  # EC2 did not report the end; it was gone by `ended_at`
+    unseen: bool = False  # EC2 did not report the end; at `ended_at` the node was already gone
     address: str | None = None
     reason: str = ""
     preempted: bool = False
@@ -23,25 +23,26 @@ class AwsInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsDisk:
-    """A named volume of a gang of one node."""
+    """A named volume, attached to a gang of one node."""
 
-    name: str  # the task's name for the volume
+    name: str  # the volume's name in the task
     path: str  # its mount path
-    device: str  # the device as which it is attached
+    device: str  # the device name under which it is attached
     id: str = ""  # "" until the volume exists
     made: bool = False  # created for this gang
-    ours: bool = False  # created by this installation for any gang: it may be unformatted
+    # created by this installation, for this gang or another; it may be unformatted
+    ours: bool = False
     keep: bool = True
     read_only: bool = False
-    size_gib: int = 0  # size of a volume to be created for this gang
+    size_gib: int = 0  # size of the volume if it is created for this gang
     type: str = ""
     attached: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsGangRecord:
-    """A gang. Its choices are recorded before the request to EC2, so that a repeated request is
-    identical.
+    """The record of a gang. Its choices are stored before the request to EC2, so that a repeated
+    request is identical.
     """
 
     name: str
@@ -57,16 +58,16 @@ class AwsGangRecord:
     subnet: str | None = None
     reservation: str | None = None
     block: bool = False
-    ends_at: datetime | None = None  # when EC2 reclaims the nodes, if known beforehand
-    makes_group: bool = False  # uses its own security group
-    group: str | None = None  # the group's id, once it exists
+    ends_at: datetime | None = None  # when EC2 will reclaim the nodes, if this is known in advance
+    makes_group: bool = False  # the gang gets its own security group
+    group: str | None = None  # the security group's id, once it exists
     makes_placement: bool = False
     launched: bool = False  # EC2 confirmed the launch
-    removed: bool = False  # the gang is being removed: instances that appear later are terminated
+    removed: bool = False  # the gang is being removed; instances that appear later are terminated
     instances: Sequence[AwsInstance] = ()
     disks: tuple[AwsDisk, ...] = ()
     ended_at: datetime | None = None
-    tidy: bool = False  # nothing created for the gang is left
+    tidy: bool = False  # everything created for the gang is gone
     rates: Sequence[
         tuple[datetime, int]
-    ] = ()  # spot prices in micro-dollars per hour, with their start times
+    ] = ()  # pairs of (start time, spot price in micro-dollars per hour)

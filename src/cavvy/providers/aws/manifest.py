@@ -1,4 +1,4 @@
-"""The manifest of this provider; imports no SDK."""
+"""The manifest of the AWS provider. Imports no SDK."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -27,8 +27,8 @@ _TOKEN = NoticeTokenSource(
     headers={"X-aws-ec2-metadata-token-ttl-seconds": "21600"},
     life=timedelta(hours=6),
 )
+# AWS documents a notice of two minutes, polled every 5 seconds:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
-# documents two minutes, and polling every 5 seconds;
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
 NOTICES = (
     NoticeSource(

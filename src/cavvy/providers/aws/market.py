@@ -22,18 +22,18 @@ from cavvy.providers.hosts.records import read, write
 _FACTS_AGE = timedelta(days=1)
 _SPOT_AGE = timedelta(minutes=5)
 _QUOTAS_AGE = timedelta(minutes=10)
-_QUOTAS_AGAIN = timedelta(minutes=1)  # pause after a failed attempt
+_QUOTAS_AGAIN = timedelta(minutes=1)  # the pause after a failed attempt
 _RESERVED_AGE = timedelta(minutes=1)
-# EC2 terminates the instances in a capacity block from 30 minutes before its end on. It announces
-# this 10 minutes earlier, on EventBridge only:
+# EC2 starts to terminate the instances in a capacity block 30 minutes before the block ends. It
+# announces this 10 minutes earlier, on EventBridge only:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-monitor.html
 _BLOCK_CLEARED = timedelta(minutes=30)
-_ULTRA = ("p6e-", "trn2u.")  # types of UltraServers
+_ULTRA = ("p6e-", "trn2u.")  # instance types of UltraServers
 _LAST_START = timedelta(
     minutes=20
-)  # time before the end: a later start would be stopped before it has done anything
-_PATIENCE_S = 15.0  # limit for one region; shorter than the control plane's for offers
-MINUTE = timedelta(minutes=1)  # EC2's minimum billing for a Linux instance
+)  # no launch this shortly before the end, since it could not do useful work
+_PATIENCE_S = 15.0  # time limit for one region; shorter than the control plane's limit for `offers`
+MINUTE = timedelta(minutes=1)  # EC2's minimum charge for a Linux instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +41,15 @@ class RegionFacts:
     """A region's types and on-demand prices (micro-dollars per hour), as cached on disk."""
 
     as_of: datetime
-    asked: str  # the setting `instances` at the time of reading
+    asked: str  # the setting `instances` when the facts were read
     shapes: Mapping[str, InstanceShape]
-    zones: Mapping[str, Sequence[str]]  # type -> its zones; most new types are not in every zone
+    zones: Mapping[str, Sequence[str]]  # by type; most new types are not in every zone
     rates: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityReservation:
-    """A capacity reservation or block of the account that the settings allow."""
+    """A capacity reservation or capacity block of the account that the settings list."""
 
     id: str
     region: str
@@ -57,9 +57,9 @@ class CapacityReservation:
     type: str
     free: int
     block: bool
-    problem: str = ""  # why no instance can start in it
-    closes_at: datetime | None = None  # no instance starts in it after this time
-    ends_at: datetime | None = None  # for a block: when EC2 begins to terminate its instances
+    problem: str = ""  # why no instance can start in the reservation
+    closes_at: datetime | None = None  # no instance can be started after this time
+    ends_at: datetime | None = None  # for a block: when EC2 starts to terminate its instances
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,11 +67,11 @@ class _Region:
     facts: RegionFacts | None = None
     spot: Mapping[tuple[str, str], HourlyRate] = field(default_factory=dict)
     spot_at: datetime | None = None
-    limits: Sequence[Json] = ()  # as returned by AWS
+    limits: Sequence[Json] = ()  # the quotas as returned by AWS
     quotas: Quotas = field(default_factory=dict)
     quotas_at: datetime | None = None
-    quotas_after: datetime | None = None  # when to read them again
-    quotas_problem: str = ""  # why the last attempt failed
+    quotas_after: datetime | None = None  # when to read the quotas again
+    quotas_problem: str = ""  # why the last attempt to read the quotas failed
     reserved: Sequence[CapacityReservation] = ()
     reserved_at: datetime | None = None
 
@@ -91,10 +91,12 @@ class AwsMarket:
         self._reading: dict[str, asyncio.Task[None]] = {}
         self.silent: Sequence[
             str
-        ] = ()  # the regions that did not answer the last `offers`, with the reason
+        ] = ()  # regions that did not answer the last `offers`, with the reason
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers of every region that answers. Raises TryAgain, Refused if none does."""
+        """The offers of all regions that answer. If no region answers, raises TryAgain or
+        Refused.
+        """
         regions = await self._account.regions()
         results = await asyncio.gather(
             *(self._hear(name) for name in regions), return_exceptions=True
@@ -114,8 +116,8 @@ class AwsMarket:
         return offers
 
     def quotas(self, region: str) -> tuple[Mapping[str, float], str]:
-        """The account's limits on vCPUs by their names in AWS, as of the last `offers`, and why
-        they could not be read since then ("" if they could).
+        """Return the account's vCPU limits by AWS's names for them, as of the last `offers`, and
+        why the last attempt to read them failed ("" if it succeeded).
         """
         known = self._regions[region]
         return {
@@ -123,22 +125,24 @@ class AwsMarket:
         }, known.quotas_problem
 
     async def shape(self, region: str, name: str) -> InstanceShape | None:
-        """An instance type; None if the region does not have it."""
+        """Return an instance type, or None if the region does not have the type."""
         try:
             await self._fresh(region)
-        except ProviderError:  # prices do not matter here
+        except ProviderError:  # an error while reading prices does not matter here
             if self._regions[region].facts is None:
                 raise
         facts = self._regions[region].facts
         return facts.shapes.get(name) if facts else None
 
     def zones(self, region: str, name: str) -> Collection[str]:
-        """The zones of a type that `shape` returned."""
+        """The zones that have the type. Call `shape` for the type first."""
         facts = self._regions[region].facts
         return facts.zones.get(name, ()) if facts else ()
 
     async def reservation(self, offer: Offer, nodes: int) -> CapacityReservation | None:
-        """The reservation that a zonal offer stands for, read anew; None for other offers."""
+        """Return the reservation behind a zonal on-demand offer, read again from EC2; None if there
+        is none.
+        """
         if (
             not self._reservations()
             or offer.purchase is not Purchase.ON_DEMAND
@@ -165,8 +169,8 @@ class AwsMarket:
         self._reading.clear()
 
     async def _hear(self, region: str) -> None:
-        """Like `_fresh`, with a time limit. The read continues after it, and the next call joins. A
-        hanging region delays no other.
+        """Like `_fresh`, with a time limit, so that one hanging region does not delay the others.
+        After the limit the read continues, and the next call waits for the same read.
         """
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -175,7 +179,9 @@ class AwsMarket:
             raise TryAgain(f"no answer from {region} within {_PATIENCE_S:.0f} s") from None
 
     async def _fresh(self, region: str) -> None:
-        """Read outdated values. If the caller gives up, the read continues for the next caller."""
+        """Read the values that are out of date. If the caller is cancelled, the read continues for
+        the next caller.
+        """
         task = self._reading.get(region)
         if task is None or task.done():
             task = self._reading[region] = asyncio.create_task(self._read(region))
@@ -200,7 +206,7 @@ class AwsMarket:
         ):
             work.append(self._read_reserved)
         problems: list[ProviderError] = []
-        for each in work:  # a failed read does not stop the others
+        for each in work:  # a failed read does not prevent the others
             try:
                 await each(region, known)
             except ProviderError as error:
@@ -240,8 +246,8 @@ class AwsMarket:
         known.spot_at = now
 
     async def _read_quotas(self, region: str, known: _Region) -> None:
-        """Known quotas stay valid while they cannot be read again. Quotas that could never be read
-        allow everything.
+        """Read the quotas. If this fails, the known ones stay in use; quotas that have never been
+        read allow everything.
         """
         try:
             known.limits = await fetch_quotas(self._account, region)
@@ -268,8 +274,8 @@ class AwsMarket:
         return {each.id: _describe(each, self._now()) for each in (known.reserved if known else ())}
 
     def _stale_quotas(self, region: str) -> str:
-        """A warning that the quotas are out of date, with their age; "" if they are fresh or
-        unknown.
+        """A warning that the quotas are out of date, with their age; "" if they are up to date, or
+        were never read.
         """
         known = self._regions.get(region)
         if known is None or known.quotas_at is None or not known.quotas_problem:
@@ -380,8 +386,8 @@ def _make(
 
 
 def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> CapacityReservation:
-    """A reservation that another account shares names its zone by id, since zone names differ
-    between accounts.
+    """Parse a reservation. `names` maps zone ids to names: a reservation shared by another account
+    has only a zone id, since zone names differ between accounts.
     """
     state, platform = (
         str(told.get("State", "active")),
@@ -413,7 +419,7 @@ def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> Capa
 
 
 def _opens(reservation: CapacityReservation, now: datetime) -> bool:
-    """Whether an instance can start in it."""
+    """True if an instance can be started in the reservation now."""
     return not reservation.problem and (
         reservation.closes_at is None or now < reservation.closes_at
     )

@@ -1,4 +1,6 @@
-"""The network of gangs whose tasks name none: created before a launch, removed after the end."""
+"""The security groups and placement groups of gangs whose tasks name none: created before the
+launch, removed after the gang's end.
+"""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -17,12 +19,12 @@ _MOST_TAGS = 45  # tags per object; AWS allows 50
 
 
 def mark_of(installation: str) -> str:
-    """The installation's mark in tags."""
+    """The installation's mark, as used in tags."""
     return hashlib.sha256(installation.encode()).hexdigest()[:20]
 
 
 def make_tags(mark: str, gang: str, labels: Mapping[str, str]) -> list[Mapping[str, str]]:
-    """Tags in AWS's form. Users' tags keep their names, except those that AWS reserves."""
+    """Tags in AWS's form. Users' tags keep their names, except for names that AWS reserves."""
     own = {TAG: mark, GANG: gang, "Name": gang}
     users = {_fit(key, 128): _fit(value, 256) for key, value in sorted(labels.items())[:_MOST_TAGS]}
     users = {
@@ -32,23 +34,23 @@ def make_tags(mark: str, gang: str, labels: Mapping[str, str]) -> list[Mapping[s
 
 
 def filters(mark: str, gang: str | None = None) -> Mapping[str, str]:
-    """Filters for the objects of this installation, or of one of its gangs."""
+    """Filters that select the objects of this installation, or of one of its gangs."""
     return {f"tag:{TAG}": mark} | ({} if gang is None else {f"tag:{GANG}": gang})
 
 
 def read_tag(told: Json, key: str) -> str:
-    """A tag of an object of EC2; "" if it has no such tag."""
+    """The value of a tag of an EC2 object, or "" if the object has no such tag."""
     return next((str(tag["Value"]) for tag in told.get("Tags", []) if tag["Key"] == key), "")
 
 
 class GangNetworks:
-    """Security groups and placement groups of one installation's gangs."""
+    """The security groups and placement groups of one installation's gangs."""
 
     def __init__(self, account: AwsAccount, mark: str) -> None:
         self._account, self._mark = account, mark
 
     async def find_subnet(self, region: str, named: str) -> Json:
-        """Raises Refused if there is no such subnet."""
+        """Return the named subnet. Raises Refused if it does not exist."""
         found = await self._account.items(region, "describe_subnets", {"subnet-id": named})
         if not found:
             raise Refused(f"network: the subnet {named} does not exist in {region}")
@@ -57,10 +59,10 @@ class GangNetworks:
     async def subnet(
         self, region: str, named: str | None, vpc: str | None, zones: Collection[str]
     ) -> Json:
-        """The named subnet, or the one with the most free addresses in the VPC (None: the default
-        VPC), within the zones.
+        """Return the named subnet, or the subnet with the most free addresses in the VPC. Only
+        subnets in `zones` are accepted. If `vpc` is None, the default subnets are searched.
 
-        Raises Refused if there is none, NoCapacity if there is none in these zones.
+        Raises Refused if there is no subnet, NoCapacity if there is none in these zones.
         """
         found, what = ([await self.find_subnet(region, named)], "") if named else ([], "")
         if vpc is not None and not named:
@@ -85,10 +87,9 @@ class GangNetworks:
         )
 
     async def check_way(self, region: str, subnet: Json, server: str, *, public: bool) -> None:
-        """Raises Refused if the routes of a subnet do not lead nodes to the server's public
-        address.
+        """Raise Refused if the routes of a subnet do not lead to the server's public address.
 
-        A server with a name or a private address is not checked.
+        The routes are not checked if the server's address is a name or a private address.
         """
         address = _read_address(server)
         if address is None:
@@ -100,7 +101,7 @@ class GangNetworks:
             tables = tables or await self._account.items(region, "describe_route_tables", main)
         except (
             Refused
-        ):  # without the right to read routes, only the launch shows whether nodes connect
+        ):  # without the right to read routes, only the launch shows if nodes can connect
             return
         routes = [
             each
@@ -110,7 +111,7 @@ class GangNetworks:
         ]
         if any(
             "DestinationPrefixListId" in each for each in routes
-        ):  # the routes of a prefix list are unknown
+        ):  # the addresses in a prefix list are unknown
             return
         leads = [
             each
@@ -143,8 +144,8 @@ class GangNetworks:
         whole: bool,
         efa: bool,
     ) -> str:
-        """Create the gang's security group. Only the nodes of the gang can connect to each
-        other.
+        """Create the gang's security group and return its id. Only the gang's own nodes can connect
+        to each other.
         """
         arguments: dict[str, Any] = {
             "GroupName": gang,
@@ -159,12 +160,12 @@ class GangNetworks:
         except AwsFault as fault:
             if (
                 fault.code != "InvalidGroup.Duplicate"
-            ):  # an earlier request succeeded, but its reply was lost
+            ):  # otherwise an earlier request succeeded, and its reply was lost
                 raise translate(fault, f"CreateSecurityGroup in {region}", making=True) from fault
             group = await self._find_group(region, gang)
         if whole:
             await self._allow(region, group, "authorize_security_group_ingress")
-        if efa:  # the adapter also needs an outgoing rule that names the group itself
+        if efa:  # EFA also needs an outgoing rule that names the group itself
             await self._allow(region, group, "authorize_security_group_egress")
         return group
 
@@ -187,18 +188,20 @@ class GangNetworks:
     async def left(
         self, region: str, gang: str | None = None
     ) -> tuple[Sequence[Json], Sequence[Json]]:
-        """The installation's security groups and placement groups."""
+        """The security groups and placement groups that exist for a gang, or for the whole
+        installation if `gang` is None.
+        """
         query = filters(self._mark, gang)
         groups = await self._account.items(region, "describe_security_groups", query)
         return groups, await self._account.items(region, "describe_placement_groups", query)
 
     async def remove_made(self, record: AwsGangRecord) -> bool:
-        """Remove the objects in a record; False while some of them are in use. Raises
-        TryAgain, Refused.
+        """Remove the objects that the record lists. Returns False while some are still in use.
+        Raises TryAgain, Refused.
         """
         if (
             record.makes_group and record.group is None
-        ):  # it may have been created, but the reply was lost
+        ):  # it may have been created although the reply was lost
             return await self.remove(record.region, record.name)
         gone = True
         if record.group is not None and record.makes_group:
@@ -211,8 +214,8 @@ class GangNetworks:
         return gone
 
     async def remove(self, region: str, gang: str) -> bool:
-        """Remove objects with the gang's tags; False while some of them are in use. Raises
-        TryAgain, Refused.
+        """Remove the objects with the gang's tags. Returns False while some are still in use.
+        Raises TryAgain, Refused.
         """
         groups, placements = await self.left(region, gang)
         gone = [
@@ -233,7 +236,7 @@ class GangNetworks:
             await self._account.ask(region, operation, **which)
         except NotFound:
             return True
-        except TryAgain:  # instances that shut down still use the group
+        except TryAgain:  # instances that are shutting down still use it
             return False
         return True
 
@@ -257,7 +260,7 @@ class GangNetworks:
 
 
 def _read_address(server: str) -> IPv4Address | None:
-    """The server's public address; None if it has a name or a private address."""
+    """The server's public address, or None if the address is a name or private."""
     try:
         address = IPv4Address(urlsplit(server).hostname or "")
     except ValueError:
@@ -266,7 +269,9 @@ def _read_address(server: str) -> IPv4Address | None:
 
 
 def _fit(text: str, length: int) -> str:
-    """Letters, digits and spaces of any language and + - = . _ : / @, as AWS allows."""
+    """Make a text valid as a tag: AWS allows letters, digits and spaces of any language, and + - =
+    . _ : / @. Other characters become "_".
+    """
     return "".join(char if char.isalnum() or char in " +-=._:/@" else "_" for char in text)[
         :length
     ].strip()

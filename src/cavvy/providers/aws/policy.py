@@ -1,8 +1,9 @@
-"""The minimum rights of an IAM user or role for this provider, as an IAM policy."""
+"""Writes the minimum rights of the IAM user or role of this provider, as an IAM policy."""
 
 import json
 
-# Every action that this package calls, by purpose; a test's stand-in refuses all others.
+# All actions that this package calls, grouped by purpose. The simulated EC2 of the tests refuses
+# all others.
 READS = (
     "ec2:DescribeAvailabilityZones",
     "ec2:DescribeCapacityReservations",
@@ -28,7 +29,8 @@ MAKES = (
     "ec2:CreatePlacementGroup",
     "ec2:CreateVolume",
 )
-# Only for objects with the installation's tag: everything else in the account is out of reach.
+# Allowed only for objects with the installation's tag, which protects all other objects in the
+# account.
 CHANGES_OURS = (
     "ec2:AuthorizeSecurityGroupEgress",
     "ec2:AuthorizeSecurityGroupIngress",
@@ -42,7 +44,7 @@ TAG = "cavvy:installation"
 
 
 def make_policy() -> str:
-    """IAM JSON. Tags can only be set in the call that creates an object."""
+    """The policy as IAM JSON. Tags can be set only by the call that creates the object."""
     statements = [
         {"Sid": "Look", "Effect": "Allow", "Action": list(READS), "Resource": "*"},
         {"Sid": "Make", "Effect": "Allow", "Action": list(MAKES), "Resource": "*"},
@@ -62,7 +64,7 @@ def make_policy() -> str:
             "Resource": "*",
             "Condition": {"Null": {f"aws:ResourceTag/{TAG}": "false"}},
         },
-        {  # any volume that a task names, to a node of this installation
+        {  # any volume that a task names may be attached, but only to nodes of an installation
             "Sid": "AttachVolumes",
             "Effect": "Allow",
             "Action": "ec2:AttachVolume",

@@ -1,8 +1,8 @@
-"""EC2's prices, read with the account's credentials: on demand from the Price List API, spot from
-EC2's price history.
+"""Fetches EC2's prices with the account's credentials: on-demand prices from the Price List API,
+spot prices from EC2's price history.
 
-AWS also publishes the list as files of some hundred MB per region, which is too much for a few
-thousand rows.
+AWS also publishes the list as files, which are too large for this purpose: some hundred MB per
+region, for a few thousand rows.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _HOME = "us-east-1"  # the region whose API lists all regions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsPrices:
-    """Reads all regions of the account, one after the other."""
+    """Reads the prices of all regions of the account, one region at a time."""
 
     provider: str = "aws"
     title: str = "AWS Price List API and EC2's spot price history, with your AWS credentials"
@@ -57,7 +57,9 @@ class AwsPrices:
     async def _read_spot(
         self, account: AwsAccount, query: PriceQuery, region: str, types: list[str]
     ) -> list[Offer]:
-        """Zones are named by ids, which are the same in every account."""
+        """Return a region's latest spot prices. Zones are named by their ids, which are the same in
+        every account.
+        """
         zones = await account.items(region, "describe_availability_zones")
         ids = {str(each["ZoneName"]): str(each["ZoneId"]) for each in zones}
         told = await fetch_spot(account, region, types, wall_clock())

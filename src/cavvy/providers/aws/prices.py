@@ -1,4 +1,4 @@
-"""Prices of EC2: on demand from the Price List API, spot from EC2."""
+"""Fetches EC2's prices: on-demand prices from the Price List API, spot prices from EC2."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,10 @@ from typing import Any
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.aws.account import AwsAccount, Json
 
-_PRICE_LISTS = "us-east-1"  # a region with the Price List API; other regions have it too
+_PRICE_LISTS = "us-east-1"  # one of the regions that serve the Price List API
 _CHUNK = 100  # instance types in one request
 LINUX = "Linux/UNIX"
-# One price per type: Linux, shared hardware, no licence.
+# These filters leave one price per type: Linux, shared hardware, no licence.
 _FILTERS = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",
@@ -20,14 +20,14 @@ _FILTERS = {
     "capacitystatus": "Used",
     "marketoption": "OnDemand",
 }
-Spot = tuple[str, str, datetime, HourlyRate]  # type, zone, since, price
+Spot = tuple[str, str, datetime, HourlyRate]  # type, zone, start time, price
 
 
 async def fetch_on_demand(
     account: AwsAccount, region: str, types: Sequence[str]
 ) -> Mapping[str, HourlyRate]:
-    """On-demand prices by instance type. Few types are requested one by one; otherwise the region's
-    whole list is read.
+    """Return the on-demand prices by instance type. Up to 20 types are requested one by one;
+    otherwise the whole price list of the region is read.
     """
     base = [_filter(field, value) for field, value in {**_FILTERS, "regionCode": region}.items()]
     asked = (
@@ -53,7 +53,9 @@ async def fetch_on_demand(
 
 
 def read_product(item: Json) -> tuple[str, HourlyRate | None]:
-    """The type and hourly price of an entry; None if it has no hourly price in dollars."""
+    """The instance type and hourly price of an entry. The price is None if the entry has no hourly
+    price in dollars.
+    """
     name = str(item.get("product", {}).get("attributes", {}).get("instanceType", ""))
     for term in item.get("terms", {}).get("OnDemand", {}).values():
         for price in term.get("priceDimensions", {}).values():
@@ -66,8 +68,8 @@ def read_product(item: Json) -> tuple[str, HourlyRate | None]:
 async def fetch_spot(
     account: AwsAccount, region: str, types: Sequence[str], since: datetime, zone: str | None = None
 ) -> Sequence[Spot]:
-    """Spot prices since a time, oldest first. The first of each type and zone was valid at that
-    time.
+    """Return the spot prices since a time, oldest first. For each type and zone, the first price
+    was already valid at that time.
     """
     chunks = [types[start : start + _CHUNK] for start in range(0, len(types), _CHUNK)]
     found: list[Spot] = []

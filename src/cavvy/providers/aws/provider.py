@@ -1,4 +1,4 @@
-"""Amazon EC2 as a provider. Tags find the gangs again; nodes fetch the agent, and end
+"""The Amazon EC2 provider. It finds gangs by their tags. Nodes fetch the agent, and terminate
 themselves.
 """
 
@@ -38,16 +38,16 @@ _METADATA = "http://169.254.169.254/latest/meta-data"
 _VOLUMES_AGE = timedelta(minutes=1)
 _LONELY = timedelta(
     minutes=10
-)  # a launch that EC2 has not listed after this time was never granted
+)  # a launch that EC2 has not listed for this long has never been granted
 _CLOSING_S = 10
 _TIDY_AGAIN = timedelta(
     seconds=5
-)  # pause between two attempts to remove objects that are still in use
+)  # the pause between two attempts to remove objects that are still in use
 _NO_WAY = "nodes on EC2 call the server, but `server.tls_listen` is not set; see docs/guides/aws.md"
 
 
 class AwsProvider:
-    """Implements Provider; the manifest lists its abilities."""
+    """Implements `Provider`, and the abilities listed in the manifest."""
 
     def __init__(
         self, manifest: Manifest, context: ProviderContext, account: AwsAccount | None = None
@@ -106,7 +106,7 @@ class AwsProvider:
             for each in seen
             if each.state is not GangState.ENDED and self._is_removed(each.name)
         ]
-        for each in late:  # EC2 listed or created the object after the removal
+        for each in late:  # EC2 listed or created an instance after the removal
             await self._end(each)
         if late:
             seen = await self._status.look(regions, name)
@@ -129,7 +129,7 @@ class AwsProvider:
         await self._tidy([name])
 
     async def close(self) -> None:
-        """Tidy up once more, since the next look may be far away."""
+        """Remove the objects of ended gangs once more, since the next poll may come much later."""
         if any(
             not each.tidy and (each.removed or each.ended_at)
             for each in self._ledger.records.values()
@@ -186,7 +186,7 @@ class AwsProvider:
         return make_policy()
 
     def _quotas(self, region: str) -> list[tuple[str, str]]:
-        """The account's limits on vCPUs by family, if it may read them."""
+        """The account's vCPU limits by family, if the account may read them."""
         limits, problem = self._market.quotas(region)
         facts = [
             (f"{name} in {region}", f"{value:g} vCPUs") for name, value in sorted(limits.items())
@@ -217,7 +217,9 @@ class AwsProvider:
         return text
 
     async def _regions(self, name: str | None) -> Sequence[str]:
-        """The regions to look in: the gang's own, which the settings may no longer name, or all."""
+        """The regions to query: the gang's own, which the settings may no longer name, or all if
+        `name` is None.
+        """
         record = self._ledger.get(name) if name is not None else None
         if record is not None:
             return [record.region]
@@ -229,7 +231,7 @@ class AwsProvider:
         return record is not None and record.removed
 
     async def _attach(self, names: Sequence[str]) -> None:
-        """Attach the disks that running nodes wait for."""
+        """Attach the disks that running nodes are waiting for."""
         for name in names:
             record = self._ledger.get(name)
             if record is None or record.removed or all(disk.attached for disk in record.disks):
@@ -237,22 +239,24 @@ class AwsProvider:
             async with self._ledger.lock(name):
                 with suppress(
                     ProviderError
-                ):  # the next look tries again; the node reports the missing disk
+                ):  # the next poll tries again; the node reports the missing disk
                     await self._volumes.attach(record)
 
     async def _end(self, name: str) -> None:
-        """Terminate all instances of a gang that EC2 lists or the ledger has."""
+        """Terminate all instances of a gang that EC2 lists or that the ledger records."""
         record = self._ledger.get(name)
         known = {each.id for each in record.instances if each.ended_at is None} if record else set()
         for region in await self._regions(name):
             shown = {str(told["InstanceId"]) for told in await self._status.describe(region, name)}
-            # If EC2 does not know one of the ids yet, it terminates none of them.
+            # If EC2 does not know one of the ids yet, it terminates no instance at all.
             for ids in sorted(shown | known), sorted(shown):
                 if await self._terminate(region, ids):
                     break
 
     async def _terminate(self, region: str, ids: Sequence[str]) -> bool:
-        """False if EC2 does not know one of the ids (yet, or any more) and terminated none."""
+        """Terminate instances. Returns False if EC2 does not know one of the ids (yet, or any
+        longer), in which case no instance was terminated.
+        """
         if not ids:
             return True
         try:
@@ -262,7 +266,9 @@ class AwsProvider:
         return True
 
     async def _tidy(self, names: Sequence[str]) -> None:
-        """Remove what was created for gangs that have ended. Objects in use are removed later."""
+        """Remove the objects created for gangs that have ended. Objects that are in use are removed
+        later.
+        """
         for name in names:
             record = self._ledger.get(name)
             if (
@@ -291,7 +297,7 @@ class AwsProvider:
         return await self._networks.remove_made(record) and gone
 
     async def _tidy_all(self, regions: Sequence[str]) -> None:
-        """Like `_tidy`; also removes objects of unknown gangs."""
+        """Like `_tidy`, for all gangs; also removes the objects of unknown gangs."""
         now = self._context.now()
         for record in list(self._ledger.records.values()):
             if record.ended_at is not None and record.tidy and now - record.ended_at >= KEPT:

@@ -1,5 +1,5 @@
-"""The vCPUs of each instance family that the account may run, by Service Quotas. Unknown quotas
-allow everything.
+"""The account's vCPU limits per instance family, from Service Quotas. A family without a known
+quota is not limited.
 """
 
 import re
@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 
 from cavvy.providers.aws.account import AwsAccount, Json
 
-# The quota names that AWS documents:
-# https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html lists them.
+# Patterns for the quota names that AWS documents:
+# https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
 _ON_DEMAND = re.compile(r"Running On-Demand (.+) instances")
 _SPOT = re.compile(r"All (.+) Spot Instance Requests")
-Quotas = Mapping[tuple[str, bool], float]  # family such as "p" or "p5", spot
+Quotas = Mapping[tuple[str, bool], float]  # (family such as "p" or "p5", spot) -> vCPUs
 
 
 async def fetch_quotas(account: AwsAccount, region: str) -> Sequence[Json]:
-    """The account's quotas on instances, by AWS's names. Raises TryAgain, Refused."""
+    """Return the account's vCPU quotas for instances, as reported by AWS. Raises TryAgain,
+    Refused.
+    """
     told = await account.pages(
         region, "list_service_quotas", "Quotas", service="service-quotas", ServiceCode="ec2"
     )
@@ -34,8 +36,8 @@ def read_quotas(told: Sequence[Json]) -> Quotas:
 
 
 def allows(quotas: Quotas, kind: str, vcpus: int, *, spot: bool) -> bool:
-    """Whether the account may run one of these. The quota of a generation (p5) overrides that of
-    its family.
+    """True if the quotas allow one instance of this type. The quota of a generation (p5) overrides
+    that of its family (p).
     """
     match = re.match(r"([a-z]+)(\d*)", kind)
     if match is None:

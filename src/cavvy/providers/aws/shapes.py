@@ -1,4 +1,4 @@
-"""EC2's instance types as shapes, from which offers are made."""
+"""Reads EC2's instance types as shapes, from which offers are made."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ GENERAL = (
     "m7i.*",
     "r7i.*",
     "t3.*",
-)  # offered by default, beside all types with accelerators
+)  # offered by default, in addition to all types with accelerators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +27,8 @@ class InstanceShape:
     accelerator_memory_mib: int = 0
     network_mbps: int | None = None
     efa: int = 0  # the maximum number of Elastic Fabric Adapters, one per network card
-    efa_card: int = 0  # the first card with one; if 1, card 0 has the node's address but none
-    cluster: bool = False  # whether it supports cluster placement groups
+    efa_card: int = 0  # the first card with an adapter; if 1, card 0 has the address but no adapter
+    cluster: bool = False  # supports cluster placement groups
     nvidia: bool = False
     architecture: str = "x86_64"
     spot: bool = True
@@ -39,8 +39,8 @@ _OTHERS = ("InferenceAcceleratorInfo", "FpgaInfo", "MediaAcceleratorInfo")
 
 
 def read_shape(told: Json) -> InstanceShape | None:
-    """An entry of DescribeInstanceTypes; None if the catalog lacks its accelerators, or if it has
-    parts of one.
+    """Parse an entry of DescribeInstanceTypes. Returns None if the catalog lacks the type's
+    accelerators, or if the type has a fraction of an accelerator.
     """
     devices = _list_devices(told)
     found = _read_accelerators(told, devices)
@@ -72,7 +72,9 @@ def read_shape(told: Json) -> InstanceShape | None:
 def _read_accelerators(
     told: Json, devices: Sequence[Json]
 ) -> tuple[KnownAccelerator | None, int, int] | None:
-    """The accelerator, the count, and the memory of one in MiB."""
+    """Return the accelerator, the number of accelerators, and the memory of each in MiB; None if
+    the type cannot be offered.
+    """
     if any(each.get("GpuPartitionSize", 1) < 1 for each in devices):
         return None
     count = sum(int(each.get("Count", 0)) for each in devices)
@@ -85,19 +87,21 @@ def _read_accelerators(
 
 
 def _list_devices(told: Json) -> Sequence[Json]:
-    """GPUs, then Neuron devices."""
+    """The type's accelerators: GPUs, then Neuron devices."""
     gpus, neurons = told.get("GpuInfo") or {}, told.get("NeuronInfo") or {}
     return [*gpus.get("Gpus", []), *neurons.get("NeuronDevices", [])]
 
 
 def _bandwidth(network: Json) -> int | None:
-    """Mbit/s of all network cards together; None if EC2 does not say."""
+    """The total bandwidth of all network cards in Mbit/s, or None if EC2 does not report it."""
     cards = [card.get("BaselineBandwidthInGbps") for card in network.get("NetworkCards", [])]
     return round(sum(cards) * 1000) if cards and all(cards) else None
 
 
 def _list_fabric(network: Json) -> Sequence[int]:
-    """The network cards that take an Elastic Fabric Adapter, up to the type's maximum."""
+    """The indices of the network cards that take an Elastic Fabric Adapter, up to the type's
+    maximum.
+    """
     if not network.get("EfaSupported"):
         return ()
     most = int((network.get("EfaInfo") or {}).get("MaximumEfaInterfaces", 0))
@@ -105,17 +109,17 @@ def _list_fabric(network: Json) -> Sequence[int]:
     return [
         int(card.get("NetworkCardIndex", place))
         for place, card in enumerate(cards)
-        if "efa" in card.get("InterfaceTypes", ("efa",))  # older answers lack the field
+        if "efa" in card.get("InterfaceTypes", ("efa",))  # older answers lack this field
     ][:most]
 
 
 def split_patterns(text: str) -> Sequence[str]:
-    """The names in a setting, which commas separate."""
+    """Split a comma-separated setting."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def is_offered(shape: InstanceShape, patterns: Sequence[str]) -> bool:
-    """Whether the settings select this type."""
+    """True if the settings select this type."""
     if patterns:
         return any(fnmatchcase(shape.type, pattern) for pattern in patterns)
     return shape.accelerator_count > 0 or any(

@@ -1,5 +1,5 @@
-"""Finds gangs among EC2's instances by their tags. The ledger adds the instances that EC2 does not
-list, or not yet.
+"""Finds gangs among EC2's instances by their tags. Instances that EC2 does not list, or not yet,
+are added from the ledger.
 """
 
 import re
@@ -16,12 +16,13 @@ from cavvy.providers.base import GangSeen, GangState, NodeSeen, ProviderError
 from cavvy.providers.ledger import LaunchLedger
 
 _ENDED = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
-_WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")  # in StateTransitionReason
+# the time in a StateTransitionReason
+_WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 _RATES_AGE = timedelta(minutes=10)
 
 
 class AwsStatus:
-    """Looks at instances, and records them in the ledger."""
+    """Queries instances, and records their state in the ledger."""
 
     def __init__(
         self,
@@ -38,11 +39,13 @@ class AwsStatus:
             visibility_delay,
             now,
         )
-        self._missed: dict[str, datetime] = {}  # instance -> since when EC2 does not list it
+        self._missed: dict[str, datetime] = {}  # by instance id: since when EC2 has not listed it
         self._rated: dict[str, datetime] = {}
 
     async def look(self, regions: Sequence[str], name: str | None) -> list[GangSeen]:
-        """The gangs of these regions that EC2 lists or the ledger has. Raises TryAgain, Refused."""
+        """Return the gangs of these regions that EC2 lists or the ledger records. Raises TryAgain,
+        Refused.
+        """
         shown: dict[str, list[Json]] = {}
         for region in regions:
             for told in await self.describe(region, name):
@@ -60,7 +63,7 @@ class AwsStatus:
         return [seen for seen in found if seen is not None]
 
     async def describe(self, region: str, name: str | None) -> list[Json]:
-        """The instances with this installation's tags, also terminated ones."""
+        """The instances with this installation's tags, including terminated ones."""
         told = await self._account.items(
             region, "describe_instances", filters(self._mark, name), field="Reservations"
         )
@@ -74,7 +77,8 @@ class AwsStatus:
             record = _recall(name, shown, self._now())
         instances = self._merge(record, shown)
         if not instances:
-            return None  # recorded in the ledger, but neither confirmed nor listed by EC2
+            # the ledger has a record, but EC2 neither confirmed the launch nor lists an instance
+            return None
         states = {str(each["InstanceId"]): str(each["State"]["Name"]) for each in shown}
         over = all(each.ended_at is not None for each in instances)
         ended_at = (
@@ -85,14 +89,14 @@ class AwsStatus:
         record = replace(record, launched=True, instances=instances, ended_at=ended_at)
         record = await self._rate(record)
         now = self._ledger.get(name)
-        if now is not None:  # keep changes that were recorded meanwhile
+        if now is not None:  # keep changes that were recorded in the meantime
             record = replace(record, removed=now.removed, tidy=now.tidy, disks=now.disks)
         await self._ledger.put(record)
         return make_seen(record, states)
 
     def _merge(self, record: AwsGangRecord, shown: Sequence[Json]) -> tuple[AwsInstance, ...]:
-        """The listed instances and those seen earlier. An instance that stays unlisted has
-        ended.
+        """Merge the listed instances with those seen earlier. An instance that stays unlisted for
+        the visibility delay has ended.
         """
         now = self._now()
         known = {each.id: each for each in record.instances}
@@ -109,13 +113,16 @@ class AwsStatus:
                 now - since >= self._visibility_delay
                 and now - each.started_at >= self._visibility_delay
             ):
-                ended = max(since, each.started_at)  # times from EC2's clock and the server's
+                # the two times are from EC2's clock and the server's
+                ended = max(since, each.started_at)
                 reason = each.reason or "EC2 no longer lists the instance"
                 known[each.id] = replace(each, ended_at=ended, unseen=True, reason=reason)
         return tuple(sorted(known.values(), key=lambda each: (each.rank, each.id)))
 
     async def _rate(self, record: AwsGangRecord) -> AwsGangRecord:
-        """Add a spot gang's prices: at intervals while it lives, and once after its end."""
+        """Add a spot gang's prices to its record: periodically while it runs, and once after its
+        end.
+        """
         if not record.spot or not record.zone:
             return record
         if record.tidy:
@@ -128,7 +135,7 @@ class AwsStatus:
         start = min(each.started_at for each in record.instances)
         try:
             told = await fetch_spot(self._account, record.region, [record.type], start, record.zone)
-        except ProviderError:  # the bill uses the known prices; the next look reads them again
+        except ProviderError:  # bill with the known prices; the next poll reads them again
             return record
         self._rated[record.name] = now
         until = record.ended_at or now
@@ -137,7 +144,9 @@ class AwsStatus:
 
 
 def make_seen(record: AwsGangRecord, states: Mapping[str, str]) -> GangSeen:
-    """A record as the control plane sees it. `states` are EC2's states of the listed instances."""
+    """The observation of a gang for the control plane, from its record. `states` are EC2's states
+    of the listed instances, by id.
+    """
     over = all(each.ended_at is not None for each in record.instances)
     waiting = any(
         states.get(each.id, "pending") == "pending"
@@ -167,7 +176,9 @@ def make_seen(record: AwsGangRecord, states: Mapping[str, str]) -> GangSeen:
 
 
 def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInstance:
-    """One instance of DescribeInstances. A reported time is kept, since EC2 forgets reasons."""
+    """Parse one instance of DescribeInstances. Times that EC2 reported earlier are kept, since EC2
+    forgets them.
+    """
     reason = told.get("StateReason") or {}
     code, state = str(reason.get("Code", "")), str(told["State"]["Name"])
     started = was.started_at if was else told["LaunchTime"]
@@ -191,7 +202,9 @@ def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInst
 
 
 def _read_end(text: str, now: datetime) -> datetime | None:
-    """The time in a reason such as `User initiated (2030-01-01 10:30:00 GMT)`."""
+    """Parse the time in a reason such as `User initiated (2030-01-01 10:30:00 GMT)`; None if there
+    is no time.
+    """
     found = _WHEN.search(text)
     if found is None:
         return None
@@ -199,8 +212,8 @@ def _read_end(text: str, now: datetime) -> datetime | None:
 
 
 def _recall(name: str, shown: Sequence[Json], now: datetime) -> AwsGangRecord:
-    """A record for a gang that EC2 lists and the ledger lacks, because the ledger or a reply was
-    lost.
+    """Make a record for a gang that EC2 lists but the ledger lacks, because the ledger or a reply
+    was lost.
     """
     first = shown[0]
     return AwsGangRecord(
@@ -221,7 +234,7 @@ def _recall(name: str, shown: Sequence[Json], now: datetime) -> AwsGangRecord:
 
 
 def _last_of_each(rates: Iterable[tuple[datetime, int]]) -> list[tuple[datetime, int]]:
-    """The last of several prices of one time; repeated prices once."""
+    """Keep the last of several prices with the same time, and drop repeated prices."""
     found: dict[datetime, int] = dict(rates)
     kept: list[tuple[datetime, int]] = []
     for at, micros in sorted(found.items()):

@@ -1,5 +1,5 @@
-"""EBS volumes of tasks: found or created before a launch, attached to the running node, removed if
-they are not kept.
+"""EBS volumes of tasks: found or created before a launch, attached to the running node, and deleted
+if they are not kept.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from cavvy.providers.base import GangSpec, NoCapacity, NotFound, Refused, TryAga
 from cavvy.providers.hosts.userdata import NodeDisk
 from cavvy.providers.ledger import LaunchLedger
 
-# Device names that AWS reserves for EBS:
+# The device names that AWS recommends for EBS volumes:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/device_naming.html
 _DEVICES = tuple(f"/dev/sd{letter}" for letter in "fghijklmnop")
 MOST = len(_DEVICES)
@@ -28,16 +28,16 @@ _NOT_YET = frozenset({"VolumeInUse", "IncorrectState", "IncorrectInstanceState"}
 
 
 class GangVolumes:
-    """The volumes of one installation's gangs. The ledger has those that were created for each
-    gang.
+    """The volumes of one installation's gangs. The ledger records which volumes were created for
+    each gang.
     """
 
     def __init__(self, account: AwsAccount, ledger: LaunchLedger[AwsGangRecord], mark: str) -> None:
         self._account, self._ledger, self._mark = account, ledger, mark
 
     async def places(self, regions: Sequence[str]) -> Sequence[VolumeLocation]:
-        """The locations of the account's volumes, except disks that end with their instances.
-        Raises TryAgain, Refused.
+        """The locations of the account's volumes, without disks that are deleted with their
+        instances. Raises TryAgain, Refused.
         """
         found = []
         for region in regions:
@@ -55,8 +55,8 @@ class GangVolumes:
         return found
 
     async def plan(self, gang: GangSpec) -> tuple[tuple[AwsDisk, ...], str | None]:
-        """The gang's disks, and the zone in which they are. Raises NoCapacity, Refused,
-        TryAgain.
+        """Return the gang's disks, and the zone that they require (None: any). Raises NoCapacity,
+        Refused, TryAgain.
         """
         region, zone, by = gang.offer.region, gang.offer.zone, ""
         disks: list[AwsDisk] = []
@@ -84,7 +84,7 @@ class GangVolumes:
         return tuple(disks), zone
 
     async def make(self, record: AwsGangRecord, labels: Mapping[str, str]) -> AwsGangRecord:
-        """Create the missing volumes, and record each. Raises NoCapacity, TryAgain, Refused."""
+        """Create the missing volumes, and record each one. Raises NoCapacity, TryAgain, Refused."""
         for disk in record.disks:
             if disk.id:
                 continue
@@ -118,8 +118,8 @@ class GangVolumes:
         return record
 
     async def attach(self, record: AwsGangRecord) -> None:
-        """Attach the remaining disks to the running node; those that cannot be attached yet follow
-        later. Raises TryAgain, Refused.
+        """Attach the remaining disks to the running node. Disks that cannot be attached yet are
+        left for the next call. Raises TryAgain, Refused.
         """
         instance = next((each.id for each in record.instances if each.ended_at is None), None)
         for disk in record.disks if instance else ():
@@ -135,7 +135,8 @@ class GangVolumes:
                     raise translate(fault, f"AttachVolume in {record.region}") from fault
                 if not await self._is_attached(record.region, disk.id, instance):
                     continue
-            if not disk.keep:  # EC2 removes the volume with the instance, even if no server runs
+            # EC2 then deletes the volume with the instance, even if no server runs
+            if not disk.keep:
                 going = {
                     "DeviceName": disk.device,
                     "Ebs": {"VolumeId": disk.id, "DeleteOnTermination": True},
@@ -146,7 +147,7 @@ class GangVolumes:
                     InstanceId=instance,
                     BlockDeviceMappings=[going],
                 )
-            record = self._ledger.get(record.name) or record  # a look may have changed it meanwhile
+            record = self._ledger.get(record.name) or record  # a poll may have changed the record
             done = tuple(
                 replace(each, attached=True) if each.id == disk.id else each
                 for each in record.disks
@@ -154,8 +155,8 @@ class GangVolumes:
             await self._ledger.put(replace(record, disks=done))
 
     async def remove_made(self, record: AwsGangRecord) -> bool:
-        """Remove volumes that were created and are not kept, or were never used; False while one is
-        in use. Raises TryAgain, Refused.
+        """Delete the volumes created for this gang that are not kept or were never used. Returns
+        False while one is still in use. Raises TryAgain, Refused.
         """
         unused = not record.launched
         ids = {
@@ -163,7 +164,7 @@ class GangVolumes:
         }
         if any(
             disk.made and not disk.id for disk in record.disks
-        ):  # it may have been created, but the reply was lost
+        ):  # it may have been created although the reply was lost
             query = filters(self._mark, record.name)
             told = await self._account.items(record.region, "describe_volumes", query)
             mine = {disk.name for disk in record.disks if disk.made and (unused or not disk.keep)}
@@ -185,10 +186,10 @@ class GangVolumes:
         return gone
 
     async def _find(self, region: str, name: str, gang: str) -> Json | None:
-        """The volume of that id or name, for a gang; None if there is none.
+        """Return the volume with this id or name, for a gang; None if there is no such volume.
 
-        Raises Refused for an ambiguous name, TryAgain if it is not listed yet, NoCapacity while it
-        is being created for another gang.
+        Raises Refused if the name is ambiguous, TryAgain if the volume is not listed yet,
+        NoCapacity while it is being created for another gang.
         """
         key = "volume-id" if name.startswith("vol-") else "tag:Name"
         told = await self._account.items(region, "describe_volumes", {key: name})
@@ -210,7 +211,7 @@ class GangVolumes:
                     and record.name != gang
                 ):
                     if not record.launched and record.ended_at is not None:
-                        continue  # it was deleted
+                        continue  # the volume has been deleted
                     if not disk.id:
                         raise NoCapacity(f"the volume {name} is being created for {record.name}")
                     if await self._account.items(
@@ -236,8 +237,8 @@ class GangVolumes:
         )
 
     def _check_free(self, name: str, told: Json, gang: str) -> None:
-        """Raises NoCapacity if another gang or instance uses the volume. Nodes of an ending gang
-        release it soon.
+        """Raise NoCapacity if another gang or instance uses the volume. Instances of ending gangs
+        do not count, since they will release it soon.
         """
         leaving = set()
         for record in self._ledger.records.values():
@@ -260,7 +261,7 @@ class GangVolumes:
 
 
 def list_node_disks(record: AwsGangRecord) -> Sequence[NodeDisk]:
-    """How the node finds its disks: by the id of an NVMe disk, or by the device name."""
+    """The disks as the node finds them: by the id of an NVMe disk, or by device name."""
     return [
         NodeDisk(
             devices=(

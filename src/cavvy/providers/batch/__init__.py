@@ -1,3 +1,3 @@
-"""The parts that providers of batch systems share: a session on the login node, the shared folder,
-the agents' mail.
+"""The code that the providers of batch systems share: a session on the login node, the shared
+folder, and the relay of the agents' requests.
 """

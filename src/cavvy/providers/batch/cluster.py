@@ -1,4 +1,4 @@
-"""A batch system's queues and nodes, as offers. No I/O."""
+"""Turns a batch system's queues and nodes into offers. No I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +19,14 @@ from cavvy.providers.batch.shapes import (
 _NOTHING = NodeShape(cpus=0, memory_mib=0, gpus=0, gpu="")
 _PREPARATION = timedelta(
     hours=1
-)  # time for folders and setups, in addition to the work's own limit
+)  # extra time for folders and setups, in addition to the work's own limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNode:
-    """One node. `free` is the unallocated part; a node that is down or drained has none."""
+    """One node. `free` is the unallocated part; for a node that is down or drained, `free` is
+    zero.
+    """
 
     name: str
     shape: NodeShape
@@ -38,14 +40,14 @@ class ClusterQueue:
 
     name: str
     nodes: Sequence[ClusterNode]
-    longest: timedelta | None  # time limit of a job; None: no limit
-    taken: bool  # its jobs may be preempted
-    reclaim_s: float  # time between SIGTERM and SIGKILL in that case
+    longest: timedelta | None  # time limit of a job; None: unlimited
+    taken: bool  # True if its jobs may be preempted
+    reclaim_s: float  # seconds between SIGTERM and SIGKILL when a job is preempted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCluster:
-    """A cluster's state at one moment."""
+    """The state of a cluster at one moment."""
 
     name: str
     version: str
@@ -59,10 +61,12 @@ class BatchCluster:
 def list_offers(
     cluster: BatchCluster, prices: PartPrices, *, provider: str, title: str, queue: bool
 ) -> Sequence[Offer]:
-    """One offer for each queue, kind of node and number of accelerators, or size if there are none.
-    An accelerator comes with an equal share of the node's CPUs and memory.
+    """One offer for each queue, kind of node and number of accelerators; for nodes without
+    accelerators, one for each size. Each accelerator comes with an equal share of the node's CPUs
+    and memory.
 
-    `queue` True: jobs may wait in the batch system's own queue, so offers have no capacity.
+    If `queue` is True, jobs may wait in the batch system's own queue, so offers have no capacity
+    limit.
     """
     kinds: dict[tuple[str, NodeShape], list[ClusterNode]] = {}
     for each in cluster.queues:
@@ -70,7 +74,7 @@ def list_offers(
             kinds.setdefault((each.name, node.shape), []).append(node)
     taken = {each.name: each.taken for each in cluster.queues}
     groups = [{node.name for node in alike} for alike in kinds.values()]
-    offers = {}  # by key, because two kinds of nodes may have the same size
+    offers = {}  # by key, because two kinds of nodes may have parts of the same size
     for (name, shape), alike in kinds.items():
         location = OfferLocation(
             provider=provider,
@@ -95,8 +99,8 @@ def list_offers(
 
 
 def count_room(queue: ClusterQueue, offer: Offer) -> int:
-    """How many nodes of the queue could ever hold one node of the offer, even if they are busy
-    or down now.
+    """The number of nodes in the queue that are large enough for one node of the offer, including
+    nodes that are busy or down now.
     """
     kind = gpu_of(offer)
     return sum(
@@ -109,9 +113,10 @@ def count_room(queue: ClusterQueue, offer: Offer) -> int:
 
 
 def time_limit(gang: GangSpec, queue: ClusterQueue) -> timedelta | None:
-    """The longest time that the work needs plus an hour, or the queue's limit if that is unknown.
+    """The maximum time that the work needs plus an hour, or the queue's limit if that time is
+    unknown.
 
-    Never the queue's default, which would cut long work into pieces.
+    The queue's default limit is never used, since it would interrupt long work.
     """
     if gang.longest is None:
         return queue.longest

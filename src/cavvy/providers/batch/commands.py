@@ -1,4 +1,4 @@
-"""The commands of a batch system, run on its login node, and the meaning of their complaints."""
+"""Runs a batch system's commands on its login node, and interprets their error messages."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,21 @@ from cavvy.providers.batch.rows import SubmissionUnsure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDialect:
-    """How one batch system is called, and the patterns of its errors. Patterns ignore case."""
+    """The commands of one batch system, and patterns for its error messages. Patterns ignore
+    case.
+    """
 
-    title: str  # for people
+    title: str  # shown to users
     submit: Sequence[str]
     cancel: str
     job_id: str  # pattern of the job's id at the start of `submit`'s output
-    prefix: str = ""  # prefix of errors, left out of messages
-    later: str  # complaints that may be temporary
-    not_sent: str  # errors in `later` after which no job can exist
-    elsewhere: str  # errors about this offer only
-    gone: str  # the complaint of `cancel` about a job that is over
-    environ: Mapping[str, str] = field(default_factory=dict)  # time limit of read-only commands
+    prefix: str = ""  # prefix of error messages, omitted in Cavvy's own
+    later: str  # matches errors that may be temporary
+    not_sent: str  # matches those errors in `later` after which no job can exist
+    elsewhere: str  # matches errors that concern this offer only
+    gone: str  # matches the error of `cancel` for a job that has ended
+    # environment variables for read-only commands, such as a time format
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 class BatchCommands:
@@ -33,7 +36,7 @@ class BatchCommands:
         self._dialect = dialect
 
     async def submit(self, options: Sequence[str], script: str) -> str:
-        """Submit a job and return its id. Raises SubmissionUnsure and NoCapacity too."""
+        """Submit a job and return its id. May also raise SubmissionUnsure and NoCapacity."""
         argv = [*self._dialect.submit, *options]
         done = await self.login_session.run(argv, script.encode(), timeout_s=45)
         if done.code == 0 and (found := re.match(self._dialect.job_id, done.out.strip())):
@@ -41,7 +44,7 @@ class BatchCommands:
         raise sort_complaint(done, self._dialect)
 
     async def cancel(self, jobs: Sequence[str]) -> None:
-        """Cancel jobs; a job that is over already is no error."""
+        """Cancel jobs. It is no error if a job has already ended."""
         command = self._dialect.cancel
         for job in jobs:
             done = await self.login_session.run([command, job])
@@ -49,25 +52,25 @@ class BatchCommands:
                 raise TryAgain(f"{command}: {done.said}")
 
     async def run(self, argv: Sequence[str]) -> CommandResult:
-        """Run a read-only command; its exit code does not matter."""
+        """Run a read-only command and return its result, even if the exit code is not 0."""
         return await self.login_session.run(argv, env=self._dialect.environ)
 
     async def ask(self, argv: Sequence[str]) -> str:
-        """The output of a read-only command."""
+        """Run a read-only command and return its output."""
         done = await self.run(argv)
         if done.code != 0:
             raise self.explain(argv[0], done)
         return done.out
 
     def explain(self, command: str, done: CommandResult) -> ProviderError:
-        """The error of a read-only command."""
+        """The provider error for a failed read-only command."""
         if done.code is None or _says(self._dialect.later, done.said):
             return TryAgain(f"{self._dialect.title} does not answer: {done.said}")
         return Refused(f"{command}: {done.said}")
 
 
 def sort_complaint(done: CommandResult, dialect: BatchDialect) -> ProviderError:
-    """The error for a submission that was refused or whose answer was lost."""
+    """The provider error for a submission that was refused, or whose reply was lost."""
     said = done.said.replace(dialect.prefix, "")
     text = f"{dialect.submit[0]}: {said}"
     later = _says(dialect.later, said)

@@ -1,5 +1,5 @@
-"""A task as a script that runs without Cavvy: the common parts of the exports for Slurm, PBS and
-Kubernetes.
+"""Turns a task into a script that runs without Cavvy: the parts that the exports for Slurm, PBS and
+Kubernetes share.
 """
 
 import re
@@ -12,7 +12,7 @@ MASTER_PORT = 29500  # torchrun's default
 
 
 def list_notes(task: Task) -> Sequence[str]:
-    """Notes about the steps that the script leaves to its user."""
+    """Notes about the steps that the user of the script must take."""
     notes = [
         f"Set {name} in your environment before you submit; this script does not contain its value."
         for name in task.secrets
@@ -52,14 +52,14 @@ def make_header(provider: str, directive: str, options: Sequence[str], task: Tas
 
 
 def list_exports(task: Task, nodes: int) -> Sequence[str]:
-    """The variables of `list_variables` as `export` lines."""
+    """The variables from `list_variables`, as `export` lines."""
     return [
         f"export {name}={shlex.quote(value)}" for name, value in list_variables(task, nodes).items()
     ]
 
 
 def list_variables(task: Task, nodes: int) -> dict[str, str]:
-    """The variables that Cavvy sets on every node, except rank and addresses."""
+    """The variables that Cavvy sets on every node, except those for the rank and the addresses."""
     variables = dict(task.env)
     for name, value in task.params.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -71,14 +71,14 @@ def list_variables(task: Task, nodes: int) -> dict[str, str]:
 
 
 def make_work(task: Task) -> str:
-    """`setup`, then `run`, as one shell program."""
+    """The task's `setup`, then its `run`, as one shell program."""
     parts = ["set -e", task.setup.rstrip("\n"), "set +e"] if task.setup else []
     return "\n".join([*parts, task.run.rstrip("\n")]) + "\n"
 
 
 def here_document(text: str) -> str:
-    """A here-document without expansion; its end marker is a word that the text does
-    not contain.
+    """A here-document without expansion. Its end marker is a word that the text does not
+    contain.
     """
     word = "CAVVY_WORK"
     while word in text:

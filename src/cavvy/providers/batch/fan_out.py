@@ -1,4 +1,6 @@
-"""Asks all clusters of a provider at once; a silent one does not block the others."""
+"""Queries all clusters of a provider concurrently, so that a silent cluster does not block the
+others.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -7,14 +9,14 @@ from typing import Any, Generic, TypeVar
 from cavvy.providers.base import GangSeen, ProviderError, TryAgain
 
 _T = TypeVar("_T")
-_PATIENCE_S = 15.0  # less than the control plane's limit for a provider's offers
-# time limit for a cluster that was silent last time, so that it does not delay every look
+_PATIENCE_S = 15.0  # shorter than the control plane's limit for a provider's `offers`
+# Time limit for a cluster that was silent last time, so that it does not slow down every poll.
 _BRIEF_S = 1.0
 
 
 async def remove_from_all(asked: Iterable[Awaitable[bool]]) -> None:
-    """Remove from all; each reports whether it had the gang. Raises the first problem, unless
-    another cluster had the gang.
+    """Wait for removals from all clusters; each returns True if its cluster had the gang. Raises
+    the first problem, unless another cluster had the gang.
     """
     answers = await asyncio.gather(*asked, return_exceptions=True)
     for answer in answers:
@@ -27,7 +29,9 @@ async def remove_from_all(asked: Iterable[Awaitable[bool]]) -> None:
 async def look_at_all(
     asked: Iterable[Awaitable[Sequence[GangSeen]]], name: str | None
 ) -> Sequence[GangSeen]:
-    """The gangs of all clusters. Raises the first problem, unless the named gang was seen."""
+    """Return the gangs of all clusters. Raises the first problem, unless the named gang was
+    found.
+    """
     looks = [asyncio.ensure_future(each) for each in asked]
     found: list[GangSeen] = []
     problem: ProviderError | None = None
@@ -51,8 +55,8 @@ async def look_at_all(
 async def whoami_all(
     asked: Mapping[str, Callable[[], Coroutine[Any, Any, Sequence[tuple[str, str]]]]],
 ) -> Sequence[tuple[str, str]]:
-    """The facts of each cluster that answers, and the silent ones. Raises all problems as one if
-    none answers.
+    """Return the facts of each cluster that answers, and the problems of the silent ones. If no
+    cluster answers, raises all problems as one error.
     """
     parts = FanOut[Sequence[tuple[str, str]]]()
     try:
@@ -66,8 +70,8 @@ async def whoami_all(
 
 
 class FanOut(Generic[_T]):
-    """Sends one query to all clusters of a provider repeatedly: collects the answers and names the
-    silent clusters.
+    """Sends queries to all clusters of a provider, collects their answers, and reports the silent
+    clusters. Used for one kind of query, repeatedly.
     """
 
     def __init__(self) -> None:
@@ -76,7 +80,7 @@ class FanOut(Generic[_T]):
 
     @property
     def silent(self) -> Sequence[str]:
-        """The clusters that did not answer the last query, with the reason."""
+        """The clusters that did not answer the last query, each with the reason."""
         told = {name: str(problem) for name, problem in self._problems.items()}
         return [
             text if text.startswith(f"{name}: ") else f"{name}: {text}"
@@ -86,7 +90,9 @@ class FanOut(Generic[_T]):
     async def ask(
         self, parts: Mapping[str, Callable[[], Coroutine[Any, Any, _T]]]
     ) -> dict[str, _T]:
-        """The answers by name. Raises all problems as one if none answers."""
+        """Return the answers by cluster name. If no cluster answers, raises all problems as one
+        error.
+        """
         asked = {name: self._ask(name, ask) for name, ask in parts.items()}
         usual = [task for name, task in asked.items() if name not in self._problems]
         slow = [task for name, task in asked.items() if name in self._problems]
@@ -106,7 +112,7 @@ class FanOut(Generic[_T]):
         return answers
 
     def _sum_up(self, problems: Sequence[ProviderError]) -> ProviderError:
-        """All problems as one; TryAgain if one of them is."""
+        """Combine all problems into one error: TryAgain if any of them is TryAgain."""
         worst = next(
             (problem for problem in problems if isinstance(problem, TryAgain)), problems[0]
         )
@@ -115,8 +121,8 @@ class FanOut(Generic[_T]):
     def _ask(
         self, name: str, ask: Callable[[], Coroutine[Any, Any, _T]]
     ) -> "asyncio.Task[_T | ProviderError]":
-        """Send a new query, unless the last one is still open. An answer that came after its
-        timeout is dropped.
+        """Start a new query, unless the last one is still open. Drop an answer that came after its
+        timeout.
         """
         task = self._asking.get(name)
         if task is not None and not task.done():
@@ -125,7 +131,7 @@ class FanOut(Generic[_T]):
         if task is not None and answered and not isinstance(task.result(), ProviderError):
             self._problems.pop(
                 name, None
-            )  # it answered late, so the next query waits for it like for the others
+            )  # it answered late, so the next query gets the full time limit again
         fresh = self._asking[name] = asyncio.create_task(_catch(ask()))
         return fresh
 

@@ -1,5 +1,5 @@
-"""Gangs as batch jobs: recorded before they are submitted, found again by name, remembered when
-they are over.
+"""Runs gangs as batch jobs: records them before submission, finds them by name, and remembers them
+after their end.
 """
 
 import asyncio
@@ -30,16 +30,16 @@ from cavvy.providers.batch.workspace import (
     list_nodes,
 )
 
-_DELIVERY_S = 45.0  # a delivering agent waits 15 s for a lock and tries for 20 s
+_DELIVERY_S = 45.0  # a delivering agent waits 15 s for a lock, then tries for 20 s
 _SUBMISSION = timedelta(
     seconds=60
-)  # after this time a submission without an answer has arrived or never will
+)  # after this time, an unanswered submission has either arrived or failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReclaimRules:
-    """How a batch system reclaims nodes: the time after SIGTERM, and between warning
-    and limit.
+    """How a batch system reclaims nodes: the seconds after SIGTERM, and the seconds from the
+    warning to the time limit.
     """
 
     source: str
@@ -49,7 +49,7 @@ class ReclaimRules:
 
 Submit = Callable[
     [SharedWorkspace, str], Awaitable[str]
-]  # takes the agent's folder; returns the job's id
+]  # called with the agent's folder; returns the job's id
 
 
 class BatchGangs:
@@ -68,7 +68,7 @@ class BatchGangs:
         self._couriers: dict[str, asyncio.Task[None]] = {}
 
     async def launch(self, gang: GangSpec, taking: ReclaimRules, submit: Submit) -> None:
-        """As Provider.launch. Calls `submit` at most once, after the gang was recorded."""
+        """See `Provider.launch`. Calls `submit` at most once, after the gang was recorded."""
         async with self._launching.setdefault(gang.name, asyncio.Lock()):
             try:
                 await self._launch(gang, taking, submit)
@@ -76,25 +76,26 @@ class BatchGangs:
                 self._launching.pop(gang.name, None)
 
     async def knows_end(self, name: str) -> bool:
-        """Whether the gang is already over."""
+        """True if the gang's end is already recorded."""
         return name in await self._remembered(await self._grounded())
 
     async def gangs(self, name: str | None) -> Sequence[GangSeen]:
-        """Like Provider.gangs; callers during a running look share the next one."""
+        """See `Provider.gangs`. Callers that arrive during a poll share the next one."""
         asked = self._looks
         async with self._looking:
-            if self._last[0] <= asked:  # the last look began before this request
+            if self._last[0] <= asked:  # the last poll began before this call
                 self._looks += 1
                 self._last = (self._looks, await self._look())
             found = self._last[1]
-        if name is not None and name not in found:  # another server may have recorded its end
+        # another server may have recorded the gang's end
+        if name is not None and name not in found:
             self._ended = None
             ended = (await self._remembered(await self._grounded())).get(name)
             return [as_seen(ended)] if ended is not None else []
         return [seen for seen in found.values() if name in (None, seen.name)]
 
     async def remove(self, name: str) -> None:
-        """As Provider.remove."""
+        """See `Provider.remove`."""
         workspace = await self._grounded()
         if name in await self._remembered(workspace):
             return
@@ -106,12 +107,12 @@ class BatchGangs:
         )
 
     async def relay(self) -> None:
-        """As RelaysAgents.relay."""
+        """See `RelaysAgents.relay`."""
         workspace = await self._grounded()
         await relay_mail(self._login_session, workspace.mail, self._context.server_address)
 
     async def close(self) -> None:
-        """Cancel running deliveries; another server or a restart repeats them."""
+        """Cancel running deliveries. Another server, or this one after a restart, repeats them."""
         for courier in self._couriers.values():
             courier.cancel()
         if self._couriers:
@@ -138,13 +139,13 @@ class BatchGangs:
         await workspace.note_job(gang.name, job)
 
     async def _was_submitted(self, workspace: SharedWorkspace, name: str, now: datetime) -> bool:
-        """Whether a recorded gang has its job, or no longer needs one. Raises TryAgain while that
-        is unknown.
+        """Return True if a recorded gang has its job, or no longer needs one. Raises TryAgain while
+        this is unknown.
         """
         record = await workspace.record(name)
         if (
             record is None or record.job or record.removing
-        ):  # without a record, it has ended meanwhile
+        ):  # without a record, the gang has ended since
             return True
         found = [row for row in await self._jobs(workspace) if row.name == name]
         if found:
@@ -159,7 +160,7 @@ class BatchGangs:
         ended = await self._remembered(workspace)
         records = (
             await workspace.records()
-        )  # read before the jobs, so that a recorded gang is in the queue or over
+        )  # read before the jobs: a recorded gang is then either in the queue or ended
         rows: dict[str, BatchJobRow] = {}
         for row in await self._jobs(workspace):
             if row.name not in rows or rows[row.name].phase is BatchPhase.OVER:
@@ -177,14 +178,14 @@ class BatchGangs:
         if row is None:
             assert record is not None
             if not record.job and not record.removing:
-                # recorded, but perhaps never submitted: a launch will find out
+                # recorded, but perhaps never submitted: the next launch will check
                 return None
             if record.job and not await self._has_delivered(workspace, record):
                 return _delivering(record, record.job, record.seen)
             return as_seen(await self._close_forgotten(workspace, record))
         if row.phase is BatchPhase.OVER:
             if record is None:
-                return None  # its folder was lost, so no job waits for it
+                return None  # the gang's folder was lost, so its end cannot be recorded
             if not await self._has_delivered(workspace, record):
                 return _delivering(record, row.id, status.began_of(row, record))
             return as_seen(await self._close(workspace, row, record))
@@ -195,8 +196,8 @@ class BatchGangs:
         return seen
 
     async def _has_delivered(self, workspace: SharedWorkspace, record: BatchGangRecord) -> bool:
-        """Whether all reports of killed agents are delivered; starts their delivery on the login
-        node.
+        """Return True once all reports of killed agents are delivered. The first call starts the
+        delivery on the login node.
         """
         if record.removing or record.refusal or record.end.startswith("0 "):
             return True
@@ -213,7 +214,8 @@ class BatchGangs:
     async def _deliver(
         self, workspace: SharedWorkspace, record: BatchGangRecord, agent: str, begun: Sequence[int]
     ) -> None:
-        with suppress(ProviderError):  # undeliverable reports are lost, as with other providers
+        # reports that cannot be delivered are lost, as with other providers
+        with suppress(ProviderError):
             python = str(self._context.settings.get("python", "python3"))
             command = [python, "-I", "-S", f"{agent}/agent/__main__.py", "--deliver"]
             homes = [f"{workspace.gang(record.name)}/{rank}" for rank in begun]
@@ -237,8 +239,8 @@ class BatchGangs:
     async def _close_forgotten(
         self, workspace: SharedWorkspace, record: BatchGangRecord
     ) -> BatchGangEnd:
-        """Close a gang whose job the batch system has forgotten, using the accounting or the job's
-        own record.
+        """Record the end of a gang whose job the batch system no longer lists, from the accounting
+        or the job's own record.
         """
         accounted = await self._system.accounted(record.job) if record.job else None
         if accounted is not None and accounted.phase is BatchPhase.OVER:
@@ -278,13 +280,13 @@ class BatchGangs:
 
 
 def mark_of(workspace: SharedWorkspace) -> str:
-    """The mark that only the jobs of this installation carry."""
+    """The mark that only the jobs of this installation have."""
     return f"cavvy:{workspace.mark}"
 
 
 def _delivering(record: BatchGangRecord, job: str, began: GangStart | None) -> GangSeen:
-    """A gang whose job is over while its last reports are being delivered; its end is reported
-    afterwards.
+    """A gang whose job has ended but whose last reports are still being delivered. It is reported
+    as running until then.
     """
     reason = "its last messages are being delivered"
     nodes = list_nodes(job, began)
@@ -298,7 +300,7 @@ def _count(record: BatchGangRecord) -> int:
 
 
 def _epoch(text: str, at: int) -> datetime | None:
-    """The time at one position of a record."""
+    """The time at one position of a text in words; None if there is none."""
     words = text.split()
     return (
         datetime.fromtimestamp(int(words[at]), UTC)

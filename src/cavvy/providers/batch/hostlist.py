@@ -1,5 +1,5 @@
-"""Host lists as batch systems write them: "gpu[01-03,7],login" means gpu01, gpu02, gpu03, gpu7 and
-login.
+"""Parses host lists in the notation of batch systems: "gpu[01-03,7],login" means gpu01, gpu02,
+gpu03, gpu7 and login.
 """
 
 import re
@@ -11,7 +11,7 @@ _PIECES = re.compile(r"\[([^\]]*)\]|([^\[]+)")
 
 
 def expand(text: str) -> Sequence[str]:
-    """The hosts, in the list's order."""
+    """The host names, in the list's order."""
     return [host for part in _PARTS.findall(text) for host in _expand(part)]
 
 

@@ -1,9 +1,9 @@
-"""Runs on the login node, sent there by `login_session.py`: runs commands, serves files of the
+"""Runs on the login node, where `login_session.py` sends it: executes commands, serves files of the
 shared folder, and forwards the agents' mail.
 
-It needs a Python from 3.8 on and its standard library, and exits when its input ends. It exchanges
-frames: a request `{"id", "do", ...}` is answered, in any order, by `{"id", "answer"}` or `{"id",
-"error", "kind"}`; `{"mail": path}` announces an agent's letter.
+The program needs the standard library of Python 3.8 or newer, and exits when its input ends. It
+exchanges frames: a request `{"id", "do", ...}` is answered, in any order, by `{"id", "answer"}` or
+`{"id", "error", "kind"}`; `{"mail": path}` announces a letter from an agent.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
 FIRST_PAUSE_S, LAST_PAUSE_S = (
     0.02,
     1.0,
-)  # pause between polls of the mail, since a network file system announces no new files
-HOT_S = 30.0  # time after activity for which polling stays frequent
+)  # polling intervals for mail, since a network file system announces no new files
+HOT_S = 30.0  # polling stays frequent for this long after the last activity
 LETTER_LIMIT = 64 * 1024 * 1024
 
 
 class HelperRefused(Exception):
-    """A person must act; the message says how."""
+    """A person must act; the message explains how."""
 
 
 class FileMissing(OSError):
-    """A file or folder is missing, perhaps until a file system is mounted again."""
+    """A file or folder is missing, perhaps only until a file system is mounted again."""
 
 
 class LoginHelper:
-    """Answers requests until its input ends."""
+    """Answers requests until standard input ends."""
 
     def __init__(self, source: io.BufferedReader, sink: BinaryIO) -> None:
         self._source, self._sink = source, sink
@@ -53,7 +53,7 @@ class LoginHelper:
         while True:
             read = self._source.read1(1 << 18)
             if not read:
-                os._exit(0)  # the running threads are no longer needed
+                os._exit(0)  # do not wait for the running threads
             for asked, data in frames.feed(read):
                 threading.Thread(target=self._answer, args=(asked, data), daemon=True).start()
 
@@ -75,7 +75,7 @@ class LoginHelper:
     # Requests. Paths are absolute, except in `do_hello`.
 
     def do_hello(self, data: bytes, folder: str, tools: list[str]) -> dict[str, Any]:
-        """Make the shared folder. Returns facts about this login node and which of the
+        """Create the shared folder. Returns facts about this login node, including which of the
         tools exist.
         """
         path = os.path.abspath(os.path.expanduser(folder))
@@ -102,7 +102,7 @@ class LoginHelper:
     def do_run(
         self, data: bytes, argv: list[str], limit_s: float, env: dict[str, str]
     ) -> dict[str, Any]:
-        """Run a command to its end with `data` as its input."""
+        """Run a command to its end, with `data` as its input."""
         self._heat()
         try:
             done = subprocess.run(
@@ -118,7 +118,7 @@ class LoginHelper:
                 "code": 127,
                 "out": "",
                 "err": f"{argv[0]}: command not found",
-            }  # as a shell reports it
+            }  # like a shell's error
         except subprocess.TimeoutExpired:
             return {"code": None, "out": "", "err": f"no answer within {limit_s:g} s"}
         out, err = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
@@ -127,8 +127,8 @@ class LoginHelper:
     def do_make(
         self, data: bytes, path: str, unless: list[str], files: list[tuple[str, int]]
     ) -> bool:
-        """Make a folder with files, all at once by a rename. Returns False if it, or one of
-        `unless`, exists.
+        """Create a folder with files, all at once by a rename. Returns False if the folder, or one
+        of `unless`, exists.
         """
         self._heat()
         if any(os.path.lexists(each) for each in [path, *unless]):
@@ -148,14 +148,14 @@ class LoginHelper:
             shutil.rmtree(fresh, ignore_errors=True)
 
     def do_write(self, data: bytes, files: list[tuple[str, int]], keep: bool) -> None:
-        """Write files, each whole or not at all; `keep` leaves existing files unchanged."""
+        """Write files, each whole or not at all. With `keep`, existing files stay unchanged."""
         self._write(data, files, keep)
 
     def do_has(self, data: bytes, path: str) -> bool:
         return os.path.exists(path)
 
     def do_read(self, data: bytes, paths: list[str]) -> dict[str, str]:
-        """The texts of the files that exist."""
+        """The contents of those files that exist, by path."""
         found = {}
         for path in paths:
             try:
@@ -166,7 +166,7 @@ class LoginHelper:
         return found
 
     def do_tree(self, data: bytes, root: str, names: list[str]) -> dict[str, dict[str, str]]:
-        """The named files of each folder below `root`, as {folder: {name: text}}."""
+        """The named files of each folder in `root`, as {folder: {name: content}}."""
         try:
             folders = [name for name in os.listdir(root) if not name.startswith(".")]
         except FileNotFoundError:
@@ -180,7 +180,7 @@ class LoginHelper:
         return found
 
     def do_texts(self, data: bytes, root: str) -> dict[str, str]:
-        """All files directly in `root`, as {name: text}."""
+        """All files directly in `root`, as {name: content}."""
         try:
             names = [name for name in os.listdir(root) if not name.startswith(".")]
         except FileNotFoundError:
@@ -189,7 +189,7 @@ class LoginHelper:
         return {os.path.basename(path): text for path, text in texts.items()}
 
     def do_drop(self, data: bytes, paths: list[str], trash: str) -> None:
-        """Move files and folders to the trash and delete them in the background."""
+        """Move files and folders to the trash, and delete them in the background."""
         os.makedirs(trash, mode=0o700, exist_ok=True)
         for path in paths:
             try:
@@ -199,7 +199,7 @@ class LoginHelper:
         threading.Thread(target=self._empty, args=(trash,), daemon=True).start()
 
     def do_mail(self, data: bytes, folder: str) -> None:
-        """Start to announce the letters in a folder."""
+        """Start to announce the letters that appear in a folder."""
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self._heat()
         threading.Thread(target=self._pump, args=(folder,), daemon=True).start()
@@ -209,7 +209,7 @@ class LoginHelper:
         self._heat()
         folder, name = os.path.split(letter)
         sender, _, number = name.rpartition("@")
-        if os.path.isdir(os.path.join(folder, sender)):  # else the sender is gone
+        if os.path.isdir(os.path.join(folder, sender)):  # otherwise the sender has exited
             self._write(data, [(os.path.join(folder, sender, number), len(data))], False)
         self._announced.discard(name)
         with contextlib.suppress(FileNotFoundError):
@@ -238,7 +238,7 @@ class LoginHelper:
             shutil.rmtree(os.path.join(trash, name), ignore_errors=True)
 
     def _heat(self) -> None:
-        """Note activity: letters will come soon."""
+        """Record activity, after which letters are likely."""
         self._hot_until = time.monotonic() + HOT_S
         self._awake.set()
 
@@ -256,7 +256,7 @@ class LoginHelper:
                 self._awake.wait(pause)
 
     def _collect(self, folder: str) -> bool:
-        """Announce each letter once; listing a folder makes a network file system refresh it."""
+        """Announce each letter once. Listing the folder makes a network file system refresh it."""
         try:
             names = {
                 name for name in os.listdir(folder) if "@" in name and not name.startswith(".")

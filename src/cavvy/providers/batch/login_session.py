@@ -1,7 +1,8 @@
 """A session on the login node: starts `login_helper.py` on this machine or through SSH, and sends
-it requests.
+requests to it.
 
-The session is opened on demand, and again after it broke; open requests then fail with TryAgain.
+The session is opened on demand, and opened again after the connection broke. Requests that are open
+when it breaks fail with TryAgain.
 """
 
 import asyncio
@@ -34,11 +35,11 @@ _SSH = (
     "ServerAliveInterval=15",
 )
 _CALL_S = 60.0
-_NO_COMMAND = 127  # as shells report it
+_NO_COMMAND = 127  # the exit code of shells for an unknown command
 _NO_PROGRAM = (126, _NO_COMMAND)
 _FRAMES = Path(frames.__file__).read_bytes()
 _PROGRAM = (Path(__file__).parent / "login_helper.py").read_bytes()
-_BOOT = (  # the helper and the module that it imports arrive on standard input
+_BOOT = (  # the helper, and the module that it imports, arrive on standard input
     f"import sys; read = sys.stdin.buffer.read; frames = type(sys)('{frames.__name__}'); "
     f"exec(read({len(_FRAMES)}), frames.__dict__); sys.modules[frames.__name__] = frames; "
     f"exec(compile(read({len(_PROGRAM)}), 'cavvy-login-helper', 'exec'), "
@@ -50,7 +51,7 @@ _NOTHING = type(None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelperHello:
-    """Facts about the login node. `folder` is the shared folder's full path."""
+    """Facts about the login node. `folder` is the full path of the shared folder."""
 
     folder: str
     uid: int
@@ -61,7 +62,9 @@ class HelperHello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """The result of a command; `code` None: it did not end in time."""
+    """The result of a command. `code` is the exit code, or None if the command did not end in
+    time.
+    """
 
     code: int | None
     out: str
@@ -69,13 +72,13 @@ class CommandResult:
 
     @property
     def said(self) -> str:
-        """Its last error, in one line."""
+        """The command's error output, or else its output, as one line."""
         return " ".join((self.err or self.out).split())[:600]
 
 
 @dataclass(frozen=True, slots=True)
 class MailLetter:
-    """A request of an agent, sent as a file."""
+    """A request from an agent, received as a file."""
 
     path: str
     data: bytes
@@ -83,7 +86,7 @@ class MailLetter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginNode:
-    """How to reach the login node; `host` "" is this machine."""
+    """How to reach the login node. If `host` is "", the login node is this machine."""
 
     host: str
     ssh_options: Sequence[str]
@@ -98,7 +101,7 @@ class LoginNode:
         return HostAddress(name=self.host, ssh=[*_SSH, *self.ssh_options], destination=self.host)
 
     def say_missing(self, tool: str) -> str:
-        """The message that the login node lacks a command."""
+        """The error message for a login node that lacks a command."""
         if not self.host:
             return f"this machine has no {tool}: set `host` to the cluster's login node"
         return (
@@ -107,7 +110,7 @@ class LoginNode:
 
 
 def read_words(settings: Mapping[str, Scalar], name: str) -> Sequence[str]:
-    """The words of a setting, split like a shell does. Raises Refused."""
+    """Split a setting into words, as a shell does. Raises Refused."""
     text = str(settings.get(name, ""))
     try:
         return shlex.split(text)
@@ -116,7 +119,9 @@ def read_words(settings: Mapping[str, Scalar], name: str) -> Sequence[str]:
 
 
 def read_where(settings: Mapping[str, Scalar], tools: tuple[str, ...]) -> LoginNode:
-    """The login node of a batch system's settings; `tools` are the system's commands."""
+    """Read the login node from a batch system's settings; `tools` are the commands that it must
+    have.
+    """
     return LoginNode(
         host=str(settings.get("host", "")),
         ssh_options=read_words(settings, "ssh_options"),
@@ -128,7 +133,7 @@ def read_where(settings: Mapping[str, Scalar], tools: tuple[str, ...]) -> LoginN
 
 @dataclass(slots=True)
 class _OpenLogin:
-    """An open session with one login-node helper."""
+    """An open session with a login-node helper."""
 
     link: HostConnection
     calls: RemoteCalls
@@ -181,8 +186,8 @@ class LoginSession:
         timeout_s: float = 30,
         env: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Run a command on the login node. Raises TryAgain if the command does not exist, perhaps
-        not yet.
+        """Run a command on the login node. Raises TryAgain if the command is not found, since it
+        may be installed later.
         """
         done = await self._ask(
             "run", CommandResult, data, argv=list(argv), limit_s=timeout_s, env=dict(env or {})
@@ -192,8 +197,8 @@ class LoginSession:
         return done
 
     async def make(self, path: str, files: Mapping[str, bytes], unless: Sequence[str] = ()) -> bool:
-        """Make a folder with files, all at once. Returns False if it, or one of
-        `unless`, exists.
+        """Create a folder with files, all at once. Returns False if the folder, or one of `unless`,
+        exists.
         """
         parts = [[name, len(data)] for name, data in files.items()]
         data = b"".join(files.values())
@@ -223,7 +228,7 @@ class LoginSession:
 
     @asynccontextmanager
     async def mail(self, folder: str) -> AsyncIterator[asyncio.Queue[MailLetter | None]]:
-        """A queue of letters; None after the connection broke."""
+        """Open a queue of letters from agents. It yields None after the connection broke."""
         login = await self._connected()
         await login.ask("mail", _NOTHING, folder=folder)
         yield login.letters

@@ -1,4 +1,4 @@
-"""The manifest of a batch system's provider; imports nothing that connects."""
+"""Makes the manifest of a batch system's provider. Imports no module that connects."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -11,8 +11,8 @@ from cavvy.providers.settings import flag, gpu_price, login_node, node_price, nu
 def make_manifest(
     name: str, title: str, *, image: str, limit: str, settings: Sequence[ProviderSetting]
 ) -> Manifest:
-    """The manifest of one batch system. `image`: why tasks with an image are refused; `limit`: the
-    system's word for a job's time limit.
+    """The manifest of one batch system. `image` is the reason why tasks with an image are refused;
+    `limit` is the system's term for a job's time limit.
     """
     return Manifest(
         name=name,
@@ -56,5 +56,5 @@ def make_manifest(
 
 
 def seconds(name: str, default: int, consequence: str) -> ProviderSetting:
-    """A setting that is a number of seconds, at least one."""
+    """A setting that is a number of seconds, at least 1."""
     return number(name, consequence, default=default, minimum=1, unit="seconds", whole=True)

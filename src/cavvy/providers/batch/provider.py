@@ -1,4 +1,4 @@
-"""A batch system as a provider: gangs are batch jobs, found again by their name and the
+"""The provider for any batch system: gangs are batch jobs, found by their name and the
 installation's mark.
 """
 
@@ -17,11 +17,12 @@ from cavvy.providers.batch.shapes import PartPrices, count_gpus
 from cavvy.providers.batch.system import BatchSystem, JobFiles
 from cavvy.providers.batch.workspace import SharedWorkspace
 
-_CLUSTER_AGE = timedelta(minutes=10)  # age of queues and nodes for launches; offers read them anew
+# how old the queues and nodes may be for a launch; `offers` always reads them
+_CLUSTER_AGE = timedelta(minutes=10)
 
 
 class BatchProvider:
-    """Implements Provider for any batch system; the manifest lists its abilities."""
+    """Implements `Provider` for any batch system, and the abilities listed in the manifest."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext, system: BatchSystem) -> None:
         self.manifest = manifest
@@ -55,7 +56,7 @@ class BatchProvider:
         queue = cluster.queue(offer.zone)
         if (offer.provider, offer.region) != (self.manifest.name, cluster.name) or queue is None:
             raise NoCapacity(f"{offer.key}: the cluster {cluster.name} no longer has this offer")
-        if count_room(queue, offer) < gang.nodes:  # the batch system might let it wait forever
+        if count_room(queue, offer) < gang.nodes:  # the batch system might let the job wait forever
             raise NoCapacity(f"{offer.key}: {queue.name} has fewer than {gang.nodes} such nodes")
 
         async def submit(workspace: SharedWorkspace, agent: str) -> str:

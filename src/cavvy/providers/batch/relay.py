@@ -1,5 +1,5 @@
-"""Relays the agents' mail: each letter is a request to the control plane, and its answer returns
-the same way.
+"""Relays the agents' mail: each letter is a request to the control plane, whose answer is returned
+as a file.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from cavvy.providers.base import ProviderError, TryAgain
 from cavvy.providers.batch.login_session import LoginSession, MailLetter
 
-_ANSWER_S = 120.0  # an agent's longest poll lasts 30 s; it repeats a request after a minute
+_ANSWER_S = 120.0  # an agent's longest poll takes 30 s; agents repeat a request after a minute
 _ROUTES = (b"GET /agent/v1/", b"POST /agent/v1/", b"PUT /agent/v1/")
 _AT_ONCE = 256  # concurrent requests, mostly long polls
 
@@ -37,16 +37,18 @@ async def _relay(
         answer = await ask(server, letter.data)
         with suppress(
             ProviderError
-        ):  # the agent repeats its request; the reader of letters notices a broken connection
+        ):  # the agent repeats its request, and a broken connection is noticed by the reader
             await login_session.reply(letter, answer)
     finally:
         room.release()
 
 
 async def ask(server: str, request: bytes) -> bytes:
-    """Pass on one request, byte for byte. Answers 502 if the control plane cannot be reached."""
+    """Forward one request unchanged and return the answer: 404 for routes that agents do not use,
+    502 if the control plane cannot be reached.
+    """
     if not request.startswith(_ROUTES):
-        return _made("404 Not Found")  # a sender of letters may act as an agent only
+        return _made("404 Not Found")  # letters may use the agents' routes only
     line, _, rest = request.partition(b"\r\n")
     try:
         async with asyncio.timeout(_ANSWER_S):

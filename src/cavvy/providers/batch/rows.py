@@ -1,4 +1,4 @@
-"""A job's state, in terms that all batch systems share."""
+"""The state of a job, in terms that all batch systems share."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,10 +18,11 @@ class BatchPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchJobRow:
-    """One job. `start` and `end` are expected times if they are in the future.
+    """One job. Times in the future, in `start` and `end`, are estimates.
 
-    `reason`: why it waits, what it does, or how it ended, for people. `taken`: it ended because the
-    batch system reclaimed its nodes. `broke`: it failed by itself, and its log may explain why.
+    `reason` describes to users why the job waits, what it is doing, or how it ended. `taken`: the
+    job ended because the batch system reclaimed its nodes. `broke`: the job failed by itself, and
+    its log may explain the failure.
     """
 
     id: str
@@ -36,4 +37,4 @@ class BatchJobRow:
 
 
 class SubmissionUnsure(TryAgain):
-    """The job may have been submitted."""
+    """It is unknown if the job was submitted."""

@@ -1,4 +1,4 @@
-"""Parts of nodes as offers: a number of accelerators with their share of CPUs and memory, or CPUs
+"""Offers parts of nodes: a number of accelerators with their share of CPUs and memory, or CPUs
 alone.
 """
 
@@ -13,7 +13,9 @@ from cavvy.domain.units import HourlyRate, parse_rate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeShape:
-    """The hardware of one kind of node. `gpu` is the cluster's name for its GPUs, or ""."""
+    """The hardware of one kind of node. `gpu` is the cluster's name for its GPUs, or "" if it has
+    none.
+    """
 
     cpus: int
     memory_mib: int
@@ -23,15 +25,15 @@ class NodeShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartPrices:
-    """Prices per hour of an accelerator, and of a node without accelerators."""
+    """Prices per hour: of one accelerator, and of a node without accelerators."""
 
     gpu: HourlyRate
     node: HourlyRate
 
 
 class AcceleratorRates:
-    """The hourly price of one accelerator: "2.5", or "H100=2.5 A100=1.2 1", where 1 is for all
-    others.
+    """The hourly prices of accelerators, from a text such as "2.5" or "H100=2.5 A100=1.2 1". The
+    price without a name applies to all others.
     """
 
     def __init__(self, text: str) -> None:
@@ -53,10 +55,8 @@ class AcceleratorRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferLocation:
-    """The location of an offer. `taken`: its nodes may be reclaimed. `widest`: the maximum CPUs of
-    a node.
-
-    `pool` names the nodes, as `name_pool` does.
+    """The location of an offer. `taken`: the nodes may be reclaimed. `widest`: the largest number
+    of CPUs of any node. `pool`: the name of the group of nodes, from `name_pool`.
     """
 
     provider: str
@@ -68,7 +68,9 @@ class OfferLocation:
 
 
 def list_parts(shape: NodeShape) -> Sequence[NodeShape]:
-    """The offered parts of a node: each number of accelerators, and CPUs alone in powers of two."""
+    """The parts of a node that are offered: each number of accelerators, and CPUs alone in powers
+    of two.
+    """
     parts = [_part(shape, cpus / shape.cpus, 0) for cpus in _sizes(shape.cpus)]
     return [
         *parts,
@@ -85,9 +87,10 @@ def make_offer(
     capacity: int | None,
     source: str,
 ) -> Offer:
-    """The offer of a part of nodes of this shape."""
+    """The offer for a part of nodes with this shape."""
     name, memory = identify_gpu(shape.gpu) if part.gpus else (None, 0)
-    width = len(str(place.widest))  # so that the smallest of equal prices comes first
+    # pads the number, so that of equal prices the smallest comes first
+    width = len(str(place.widest))
     size = f"{part.cpus:0{width}}cpu-{round(part.memory_mib / 1024)}gb"
     kind = f"{shape.gpus}x{shape.gpu or 'gpu'}-{shape.cpus}cpu-{round(shape.memory_mib / 1024)}gb"
     share = HourlyRate(prices.node.times(part.cpus).micros_per_hour // shape.cpus)
@@ -110,7 +113,7 @@ def make_offer(
 
 
 def count_gpus(shapes: Iterable[NodeShape]) -> str:
-    """The GPUs of nodes for people, such as "8 x h100, 4 x a100"."""
+    """The GPUs of nodes as a text for users, such as "8 x h100, 4 x a100"."""
     found = Counter[str]()
     for shape in shapes:
         if shape.gpus:
@@ -119,8 +122,8 @@ def count_gpus(shapes: Iterable[NodeShape]) -> str:
 
 
 def name_pool(nodes: Iterable[str], groups: Iterable[Collection[str]]) -> str:
-    """The first name of these nodes and of all groups that overlap with them, such as
-    partitions.
+    """A name for the pool of these nodes: the first name among them and all groups, such as
+    partitions, that overlap with them.
     """
     found, left = set(nodes), [set(group) for group in groups]
     while touching := [group for group in left if not found.isdisjoint(group)]:
@@ -130,7 +133,7 @@ def name_pool(nodes: Iterable[str], groups: Iterable[Collection[str]]) -> str:
 
 
 def gpu_of(offer: Offer) -> str:
-    """The cluster's name for the offer's accelerators, or ""."""
+    """The cluster's name for the offer's accelerators, or "" if there is none."""
     if not offer.accelerator_count:
         return ""
     kind = offer.instance_type.partition("x")[2].rsplit("-", 2)[0]
@@ -138,7 +141,9 @@ def gpu_of(offer: Offer) -> str:
 
 
 def is_of(shape: NodeShape, offer: Offer, *, spot: bool) -> bool:
-    """Whether a node of this shape, on spot or not, can be one of the offer's."""
+    """True if a node of this shape can be one of the offer's nodes. `spot`: the node may be
+    preempted.
+    """
     return (
         shape.gpus >= offer.accelerator_count
         and (not offer.accelerator_count or (shape.gpu or "gpu") == (gpu_of(offer) or "gpu"))
@@ -149,8 +154,8 @@ def is_of(shape: NodeShape, offer: Offer, *, spot: bool) -> bool:
 
 
 def identify_gpu(word: str) -> tuple[str, int]:
-    """The canonical name and memory for a cluster's name of a GPU; 0 if the product has several
-    sizes.
+    """The canonical name and the memory (MiB) of a GPU, from the cluster's name for it. The memory
+    is 0 if it is unknown or varies.
     """
     known = find_accelerator(word) if word else None
     if known is None:
@@ -174,7 +179,9 @@ def _part(shape: NodeShape, share: float, gpus: int) -> NodeShape:
 
 
 def say_accelerators(gpus: Iterable[tuple[str, int, int]]) -> str:
-    """Accelerators for people, from the kind, the number and the free number of each node."""
+    """The accelerators of nodes as a text for users, from each node's (kind, number, free
+    number).
+    """
     has, free = Counter[str](), Counter[str]()
     for kind, count, left in gpus:
         has[kind] += count

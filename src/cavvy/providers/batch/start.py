@@ -1,8 +1,8 @@
-"""Runs on each node as a step of the batch job: adapts the gang's configuration to this rank and
+"""Runs on each node as a step of the batch job: adapts the gang's configuration to this rank, then
 becomes the agent.
 
 Usage: python start.py AGENT GANG_FOLDER RANK. Needs the standard library of Python 3.8 or newer; an
-older one can read it and reports its version.
+older Python can still parse this file, to report its version.
 """
 
 import json
@@ -32,7 +32,7 @@ def main(agent: str, folder: str, rank: int) -> None:
         **find_devices(config.pop("accelerators")),
     )
     config["address"] = f"mailbox:{config['address']}.{rank}"
-    if os.environ.pop("CAVVY_BOXED", ""):  # this step already runs in the work's image
+    if os.environ.pop("CAVVY_BOXED", ""):  # this step already runs in the work's container image
         config["boxed"] = True
     path = home + "/config.json"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -50,7 +50,9 @@ def refuse(folder: str) -> None:
 
 
 def find_devices(count: int) -> "dict[str, object]":
-    """The devices assigned to this job by the batch system, from the variables for frameworks."""
+    """The devices that the batch system assigned to this job, from the variables that it sets for
+    frameworks.
+    """
     for name, vendor in VISIBLE:
         given = [each for each in os.environ.get(name, "").split(",") if each]
         if given and count:
@@ -63,7 +65,9 @@ def find_devices(count: int) -> "dict[str, object]":
 
 
 def find_address() -> str:
-    """The address for the gang's other nodes: the batch system's name of this one, or its own."""
+    """This node's address for the other nodes of the gang, from the batch system's name of this
+    node or from its host name.
+    """
     for name in (os.environ.get("SLURMD_NODENAME"), os.uname().nodename):
         try:
             found = socket.gethostbyname(name) if name else ""

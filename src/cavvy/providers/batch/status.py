@@ -1,4 +1,4 @@
-"""Derives a gang's state from a job's row and the records in the shared folder. No I/O."""
+"""Derives the state of a gang from its job's row and the records in the shared folder. No I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnd:
-    """A job that is over."""
+    """How a job ended."""
 
     reason: str
     preempted: bool
@@ -28,7 +28,7 @@ class JobEnd:
 
 
 def see(row: BatchJobRow, record: BatchGangRecord | None) -> GangSeen:
-    """A job that is not over."""
+    """The observation of a gang whose job has not ended."""
     return GangSeen(
         name=row.name,
         state=_STATES[row.phase],
@@ -40,7 +40,7 @@ def see(row: BatchJobRow, record: BatchGangRecord | None) -> GangSeen:
 
 
 def began_of(row: BatchJobRow, record: BatchGangRecord | None) -> GangStart | None:
-    """When and where a job began; a job that never got a node has none."""
+    """When and where a job began, or None if the job has not been assigned nodes."""
     if record is not None and record.seen is not None:
         return record.seen
     if row.start is None or not row.hosts or row.phase is BatchPhase.WAITS:
@@ -49,7 +49,7 @@ def began_of(row: BatchJobRow, record: BatchGangRecord | None) -> GangStart | No
 
 
 def judge(row: BatchJobRow, record: BatchGangRecord, words: str, now: datetime) -> JobEnd:
-    """How a job ended, according to its batch system; `words` are the end of its log."""
+    """How a job ended, as reported by the batch system. `words` is the end of the job's log."""
     reason = row.reason
     if record.refusal:
         reason = record.refusal
@@ -72,7 +72,7 @@ def judge_forgotten(
     began_at: datetime | None,
     ended_at: datetime,
 ) -> JobEnd:
-    """How a job ended that its batch system no longer knows, from its own record."""
+    """The end of a job that the batch system no longer lists, from the job's own record."""
     began = record.seen
     if began is None and began_at is not None:
         began = GangStart(at=began_at, nodes=tuple(expand(record.begun.partition(" ")[2])))
@@ -96,7 +96,7 @@ def judge_forgotten(
 def close(
     record: BatchGangRecord, job: str, over: JobEnd, exits: Sequence[AgentExit], now: datetime
 ) -> BatchGangEnd:
-    """The stored record of a gang."""
+    """The record of an ended gang, to be stored."""
     codes = [each.exit_code for each in exits if each.exit_code is not None]
     return BatchGangEnd(
         name=record.name,

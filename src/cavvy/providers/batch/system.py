@@ -1,5 +1,6 @@
-"""The differences between batch systems: command lines, the meaning of their output, resource
-flags."""
+"""The interface that hides the differences between batch systems: their commands, output formats
+and resource flags.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,27 +20,27 @@ class JobOptions:
     """The settings that apply to every job."""
 
     account: str = ""
-    options: Sequence[str] = ()  # more arguments of the submit command
+    options: Sequence[str] = ()  # additional arguments for the submit command
     python: str = "python3"
-    warning_s: int = 60  # time between the warning and the time limit
+    warning_s: int = 60  # seconds between the warning and the time limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFiles:
-    """The path of a gang's job files, and the mark by which the job is found again."""
+    """The paths of a gang's job files, and the mark by which the job is found."""
 
     mark: str
-    folder: str  # name of the gang
-    agent: str  # folder of the nodes' programs
+    folder: str  # the gang's folder
+    agent: str  # the folder of the programs that nodes run
 
 
 class BatchSystem(Protocol):
-    """One batch system on one login node. Every asynchronous method raises TryAgain and
+    """One batch system on one login node. Every asynchronous method may raise TryAgain and
     Refused.
     """
 
-    title: str  # for people
-    queues: str  # its word for queues, which is also the name of the setting
+    title: str  # shown to users
+    queues: str  # the system's term for queues, and the name of the setting
     commands: BatchCommands
     job_options: JobOptions
 
@@ -50,22 +51,26 @@ class BatchSystem(Protocol):
         """The jobs with this installation's mark, including those that ended recently."""
 
     async def accounted(self, job: str) -> BatchJobRow | None:
-        """The accounting's record of a job that `jobs` no longer lists, if any."""
+        """The accounting's record of a job that `jobs` no longer lists, or None if there is
+        none.
+        """
 
     async def explain_accounts(self, user: str, hello: HelperHello) -> Sequence[tuple[str, str]]:
-        """Accounts and limits for `cavvy check`."""
+        """The user's accounts and limits, for `cavvy check`."""
 
     def make_job(
         self, gang: GangSpec, queue: ClusterQueue, files: JobFiles
     ) -> tuple[Sequence[str], str]:
-        """The options and the script to submit."""
+        """The options and the script for the submit command."""
 
     def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
-        """As ExportsTasks.export."""
+        """See `ExportsTasks.export`."""
 
 
 def read_job_options(settings: Mapping[str, Scalar], options: str) -> JobOptions:
-    """Read the settings; `options` names the one with more words. Raises Refused."""
+    """Read the settings for jobs. `options` is the name of the setting with additional arguments.
+    Raises Refused.
+    """
     return JobOptions(
         account=str(settings.get("account", "")),
         options=read_words(settings, options),

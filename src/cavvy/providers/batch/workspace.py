@@ -1,18 +1,18 @@
 """The shared folder: its layout, and the files of a gang.
 
-agents/HASH/agent/, start.py           what nodes run, once for each version
-storage/PROJECT/JOB/checkpoint         outlives attempts
+agents/HASH/agent/, start.py           the programs that nodes run, one folder per version
+storage/PROJECT/JOB/checkpoint         checkpoints, kept across attempts
 cache/                                 fetched blobs and finished setups
-INSTALLATION/mail/                     letters of its agents, and a folder of answers for each
-INSTALLATION/gangs/NAME/gang.json      the intent; the folder appears whole, before the submission
-INSTALLATION/gangs/NAME/config.json    the agents' configuration with their token, 0600
+INSTALLATION/mail/                     letters from agents, and a folder of answers for each agent
+INSTALLATION/gangs/NAME/gang.json      the intent; the folder is created whole, before submission
+INSTALLATION/gangs/NAME/config.json    the agents' configuration with their token, mode 0600
 INSTALLATION/gangs/NAME/job            the batch job's id
-INSTALLATION/gangs/NAME/begun, end     written by the job: when, where, and how it ended
-INSTALLATION/gangs/NAME/seen           when and where the batch system reported its start
-INSTALLATION/gangs/NAME/removing       Cavvy removes the gang
-INSTALLATION/gangs/NAME/warned         the batch system's time limit is near
+INSTALLATION/gangs/NAME/begun, end     written by the job: when and where it began, how it ended
+INSTALLATION/gangs/NAME/seen           when and where the job began, as the batch system reported
+INSTALLATION/gangs/NAME/removing       exists if Cavvy is removing the gang
+INSTALLATION/gangs/NAME/warned         exists if the batch system's time limit is near
 INSTALLATION/gangs/NAME/RANK/          an agent's home
-INSTALLATION/ended/NAME                the record of a gang that is over
+INSTALLATION/ended/NAME                the record of an ended gang
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class BatchIntent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReclaimConfig:
-    """How the provider reclaims nodes, for the agent's configuration."""
+    """The provider's way of reclaiming nodes, for the agent's configuration."""
 
     unless: str
     seconds: float
@@ -58,11 +58,11 @@ class ReclaimConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAgentConfig:
-    """The gang's part of the configuration; `start.py` adds the rank's."""
+    """The gang's part of an agent's configuration; `start.py` adds the rank's part."""
 
     protocol: int = 1
     gang: str
-    address: str  # mailbox path without the rank
+    address: str  # the mailbox path without the rank
     token: str = field(repr=False)
     cache: str
     storage: str
@@ -76,7 +76,7 @@ class BatchAgentConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangStart:
-    """When and where a gang began, as the batch system reported."""
+    """When and where a gang began, as reported by the batch system."""
 
     at: datetime
     nodes: tuple[str, ...]
@@ -84,7 +84,7 @@ class GangStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchGangEnd:
-    """An ended gang. The record never changes."""
+    """The record of an ended gang. It never changes."""
 
     name: str
     job: str
@@ -131,13 +131,15 @@ class SharedWorkspace:
         return f"{self._own}/ended/{name}"
 
     async def place_agent(self, archive: bytes) -> str:
-        """Put the agent into the shared folder, once for each version. Returns its folder."""
+        """Copy the agent to the shared folder unless this version is already there. Returns its
+        folder.
+        """
         if self._placed is None:
             folder = f"{self._folder}/agents/{hashlib.sha256(archive + _START).hexdigest()[:16]}"
             if not await self._login_session.has(f"{folder}/start.py"):
                 with zipfile.ZipFile(
                     io.BytesIO(archive)
-                ) as files:  # unpacked, so that nodes keep the compiled files
+                ) as files:  # unpacked, so that nodes can keep compiled files
                     agent = {
                         f"{folder}/agent/{name}": files.read(name) for name in files.namelist()
                     }
@@ -149,8 +151,8 @@ class SharedWorkspace:
     async def note_intent(
         self, spec: GangSpec, now: datetime, taken_s: float, warning_s: float, source: str
     ) -> bool:
-        """Record a gang before its submission. Returns False if the name is known, running or
-        ended.
+        """Record a gang before its submission. Returns False if the name is already in use by a
+        running or ended gang.
         """
         config = BatchAgentConfig(
             gang=spec.name,
@@ -161,7 +163,7 @@ class SharedWorkspace:
             lease_s=spec.lease.total_seconds(),
             grace_s=spec.grace.total_seconds(),
             cpus=spec.offer.vcpus,
-            memory_mib=0,  # the batch system's own limit applies
+            memory_mib=0,  # 0: the batch system's own limit applies
             accelerators=spec.offer.accelerator_count,
             taken=ReclaimConfig(
                 unless=f"{self.gang(spec.name)}/removing",
@@ -190,7 +192,7 @@ class SharedWorkspace:
         await self._login_session.write({f"{self.gang(name)}/removing": b""}, keep=True)
 
     async def records(self) -> dict[str, BatchGangRecord]:
-        """Every gang that has a folder."""
+        """The records of all gangs that have a folder, by name."""
         tree = await self._login_session.tree(f"{self._own}/gangs", _FILES)
         return {name: _record(name, files) for name, files in tree.items()}
 
@@ -200,14 +202,14 @@ class SharedWorkspace:
         return _record(name, {paths[path]: text for path, text in found.items()}) if found else None
 
     async def exits(self, name: str, nodes: int) -> Sequence[AgentExit]:
-        """The agents' records of their work's end, by rank."""
+        """The agents' records of how their work ended, by rank. Missing records are skipped."""
         paths = [f"{self.gang(name)}/{rank}/exit.json" for rank in range(nodes)]
         found = await self._login_session.read(paths)
         exits = [_decode(found[path], AgentExit) for path in paths if path in found]
         return [each for each in exits if each is not None]
 
     async def begun_ranks(self, name: str, nodes: int) -> Sequence[int]:
-        """The ranks whose agent has started to work."""
+        """The ranks whose agent has started the work."""
         paths = {f"{self.gang(name)}/{rank}/started": rank for rank in range(nodes)}
         return [paths[path] for path in await self._login_session.read(list(paths))]
 
@@ -223,14 +225,14 @@ class SharedWorkspace:
         await self._login_session.drop([self.gang(name), *letters], f"{self._own}/trash")
 
     async def close(self, ended: BatchGangEnd, nodes: int) -> None:
-        """Record how a gang ended, then remove its files."""
+        """Record the gang's end, then remove its files."""
         await self._login_session.write(
             {self.ended(ended.name): msgspec.json.encode(ended)}, keep=True
         )
         await self.forget(ended.name, nodes)
 
     async def remembered(self, now: datetime) -> dict[str, BatchGangEnd]:
-        """The records of gangs that are over; old ones are deleted."""
+        """Return the records of ended gangs, and delete old ones."""
         texts = await self._login_session.texts(f"{self._own}/ended")
         read = {name: _decode(text, BatchGangEnd) for name, text in texts.items()}
         kept = {
@@ -246,7 +248,7 @@ class SharedWorkspace:
 
 
 def as_seen(ended: BatchGangEnd) -> GangSeen:
-    """The control plane's view of an ended gang."""
+    """The observation of an ended gang for the control plane."""
     nodes = list_nodes(ended.job, ended.began, ended.ended_at)
     return GangSeen(
         name=ended.name,
@@ -262,7 +264,7 @@ def as_seen(ended: BatchGangEnd) -> GangSeen:
 def list_nodes(
     job: str, began: GangStart | None, ended_at: datetime | None = None
 ) -> Sequence[NodeSeen]:
-    """The nodes of a gang by rank."""
+    """The observations of a gang's nodes, by rank."""
     if began is None:
         return ()
     return [

@@ -1,7 +1,7 @@
-"""The contract suite of the provider seam: subclass `ProviderContract`, give it a
-`ProviderUnderTest`, and pytest does the rest.
+"""The contract suite for providers: subclass `ProviderContract` and override its fixture `place`
+with a `ProviderUnderTest`; pytest collects the tests.
 
-It ships with Cavvy, so that third parties can run it on their providers; see
+The suite ships with Cavvy, so that third parties can test their providers; see
 docs/guides/write-a-provider.md. Only tests import this module, since it needs pytest.
 """
 
@@ -15,6 +15,6 @@ __all__ = ["ContractHarness", "Play", "ProviderContract", "ProviderUnderTest"]
 
 
 class ProviderContract(OfferTests, LaunchTests, LookTests, EndTests):
-    """Rules that every provider must keep. Override `place`, and `run_scenario` and `lose_reply` if
-    the defaults do not fit.
+    """The rules that every provider must keep. Override `place`; override `run_scenario` and
+    `lose_reply` if their defaults do not fit.
     """

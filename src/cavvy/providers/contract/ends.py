@@ -1,4 +1,4 @@
-"""Removals and ends: a removed gang stays removed, and its bill can be closed."""
+"""Rules for removals and ends: a removed gang stays removed, and its bill can be closed."""
 
 import asyncio
 from contextlib import suppress
@@ -12,7 +12,7 @@ from cavvy.providers.contract.harness import ContractHarness, ScenarioSuite, in_
 
 
 class EndTests(ScenarioSuite):
-    """A gang's end is reported, and never changes."""
+    """The end of a gang is reported, and the report never changes."""
 
     @in_scenario
     async def test_removed_is_ended_and_stays_so(self, harness: ContractHarness) -> None:
@@ -100,7 +100,7 @@ class EndTests(ScenarioSuite):
         await call
         await harness.ours.remove(
             gang.name
-        )  # repeats like the control plane, until the gang is gone
+        )  # call it again, as the control plane does until the gang is gone
         await harness.place.settle()
         assert all(seen.state is GangState.ENDED for seen in await harness.ours.gangs(gang.name))
 

@@ -1,4 +1,6 @@
-"""One scenario's harness: the infrastructure under test, its provider, and the scenario's gangs."""
+"""The harness of one scenario: the infrastructure under test, its provider, and the scenario's
+gangs.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -28,30 +30,30 @@ OURS, FOREIGN = "contract-installation-ours", "contract-installation-foreign"
 
 
 class ProviderUnderTest(Protocol):
-    """The infrastructure under test, for one scenario. The suite accesses it through providers and
+    """The infrastructure under test, for one scenario. The suite uses it through providers and
     these hooks.
     """
 
     def provider(self, installation: str) -> Provider:
-        """A provider over the same infrastructure, as a restarted server of that installation would
-        create it.
+        """Return a provider on the same infrastructure, as a restarted server of that installation
+        would create it.
         """
 
     async def settle(self) -> None:
-        """Let time pass until the requested boots and removals are over."""
+        """Let time pass until all requested boots and removals have completed."""
 
     async def end(self, gang: str) -> None:
-        """Let the gang's work end by itself and its nodes go, as after a finished job."""
+        """Let the gang's work end by itself and its nodes stop, as after a finished job."""
 
     async def wait(self, length: timedelta) -> None:
-        """Let time pass; on a real clock at most as long as a test may take."""
+        """Let time pass; on a real clock, at most as long as a test may take."""
 
 
 Play = Callable[[Callable[["ContractHarness"], Awaitable[None]]], None]
 
 
 def in_scenario(check: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Makes a test of a coroutine that takes a `harness`; pytest passes the other arguments."""
+    """Turn a coroutine that takes a `harness` into a test; pytest passes the other arguments."""
 
     def test(self: object, play: Play, **given: object) -> None:
         play(lambda harness: check(self, harness, **given))
@@ -69,8 +71,8 @@ def in_scenario(check: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 class ScenarioSuite:
-    """The shared base of the suite's parts: runs one scenario. Override as described in
-    `ProviderContract`.
+    """The base class of the suite's test classes: runs each scenario. `ProviderContract` documents
+    what to override.
     """
 
     @pytest.fixture
@@ -81,13 +83,15 @@ class ScenarioSuite:
         )
 
     def run_scenario(self, scenario: Coroutine[Any, Any, None]) -> None:
-        """Run one test's coroutine; infrastructure on virtual time brings its own loop."""
+        """Run the coroutine of one test. Infrastructure on virtual time overrides this with its own
+        loop.
+        """
         asyncio.run(scenario)
 
     async def lose_reply(
         self, place: ProviderUnderTest, provider: Provider, gang: GangSpec
     ) -> None:
-        """Launch so that the gang starts but the caller receives no reply. By default, discards the
+        """Launch so that the gang starts but the caller receives no reply. The default discards the
         reply.
         """
         await provider.launch(gang)
@@ -97,7 +101,9 @@ class ScenarioSuite:
         return self.make_play(place)
 
     def make_play(self, place: ProviderUnderTest) -> Play:
-        """Runs a scenario in its harness and removes its remaining gangs."""
+        """Return a function that runs a scenario in a new harness and then removes the scenario's
+        gangs.
+        """
 
         async def run(scenario: Callable[["ContractHarness"], Awaitable[None]]) -> None:
             harness = ContractHarness(place, self.lose_reply)
@@ -110,7 +116,7 @@ class ScenarioSuite:
 
 
 class ContractHarness:
-    """One scenario's infrastructure and provider, and the gangs that it started."""
+    """The infrastructure and the provider of one scenario, and the scenario's gangs."""
 
     def __init__(
         self,
@@ -129,11 +135,11 @@ class ContractHarness:
         return provider
 
     def restart(self) -> None:
-        """Continue with a new provider without memory of its own."""
+        """Simulate a server restart: continue with a new provider, which remembers nothing."""
         self.ours = self.make(OURS)
 
     def name(self, word: str) -> str:
-        """A gang's name as the control plane creates them: at most 63 of [a-z0-9-]."""
+        """A gang name in the form that the control plane creates: at most 63 of [a-z0-9-]."""
         return f"rm-0123abcd-{word}"[:63]
 
     def needs(self, feature: Feature) -> None:
@@ -143,14 +149,16 @@ class ContractHarness:
             pytest.skip(f"the provider lacks {feature}: {reason}")
 
     def require(self, wanted: Ability[P]) -> P:
-        """The provider, typed by this ability; skips the test if the provider does not have it."""
+        """Return the provider, typed by this ability; skip the test if the provider lacks the
+        ability.
+        """
         found = ability(self.ours, wanted)
         if found is None:
             pytest.skip(f"this provider does not have the ability {wanted.name!r}")
         return found
 
     async def offer(self, purchase: Purchase | None = None) -> Offer:
-        """The cheapest offer available now, with the fewest accelerators."""
+        """The available offer with the fewest accelerators; the cheapest of several."""
         offers = [
             o
             for o in await self.ours.offers()
@@ -166,7 +174,9 @@ class ContractHarness:
         installation: str = OURS,
         purchase: Purchase | None = None,
     ) -> GangSpec:
-        """A gang on the cheapest offer, with allocations if the offer is on a shared host."""
+        """A gang on the offer that `offer` returns, with allocations if the offer is on a shared
+        host.
+        """
         offer, name = await self.offer(purchase), self.name(word)
         self._names.append((installation, name))
         return GangSpec(
@@ -190,12 +200,14 @@ class ContractHarness:
         return gang
 
     async def start(self, gang: GangSpec) -> None:
-        """Launch, and give it time to start."""
+        """Launch the gang, and give it time to start."""
         await self.ours.launch(gang)
         await self.place.settle()
 
     async def launches(self, gang: GangSpec) -> bool:
-        """Launch; returns False if it is refused, after which nothing of the gang may exist."""
+        """Launch the gang and return True. If the launch is refused, check that nothing of the gang
+        exists and return False.
+        """
         try:
             await self.ours.launch(gang)
         except (NoCapacity, Refused):
@@ -205,7 +217,9 @@ class ContractHarness:
         return True
 
     async def launch_again(self, gang: GangSpec, again: GangSpec | None = None) -> None:
-        """Launch a running gang again, or another with its name: its nodes must stay the same."""
+        """Launch a running gang again, or `again`, which has the same name. The running nodes must
+        stay the same.
+        """
         first = await self.engine_ids(gang.name)
         await self.ours.launch(again or gang)
         assert await self.engine_ids(gang.name) == first
@@ -214,7 +228,7 @@ class ContractHarness:
         assert (await self.one(gang.name)).state is state
 
     async def expect_two(self, words: Sequence[str]) -> None:
-        """Ending the first of two gangs leaves the other unchanged."""
+        """Launch two gangs and end the first; the second must keep running."""
         first, second = [await self.spec(word) for word in words]
         await self.ours.launch(first)
         await self.start(second)
@@ -247,13 +261,15 @@ class ContractHarness:
         ]
 
     async def one(self, name: str) -> GangSeen:
-        """The only gang with that name; fails if there is a second one."""
+        """Return the gang with that name; fail unless there is exactly one."""
         (seen,) = await self.ours.gangs(name)
         assert seen.name == name
         return seen
 
     async def engine_ids(self, name: str) -> Sequence[str]:
-        """The ids of the gang's nodes once they are up; all different."""
+        """Return the ids of the gang and of its nodes once the nodes are up. The node ids must all
+        differ.
+        """
         await self.place.settle()
         seen = await self.one(name)
         ids = [seen.engine_id, *(node.engine_id for node in seen.nodes)]
@@ -265,7 +281,7 @@ class ContractHarness:
         await self._lose_reply(self.place, self.ours, gang)
 
     async def a_moment(self, seconds: float = 0) -> None:
-        """Let a call be sent."""
+        """Give a call time to be sent."""
         await asyncio.sleep(seconds)  # noqa: TID251 - of the test, not of a provider
 
     async def ended(self, name: str) -> None:
@@ -279,7 +295,7 @@ class ContractHarness:
                 pass
 
     async def clear(self) -> None:
-        """Remove every gang of the scenario, with its own installation."""
+        """Remove every gang of the scenario, each through the provider of its own installation."""
         providers = dict(self._made)
         for installation, name in self._names:
             provider = providers.get(installation)

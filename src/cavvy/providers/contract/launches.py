@@ -1,4 +1,6 @@
-"""Launches are all or none, and happen once, even with lost replies and concurrent launches."""
+"""Rules for launches: all nodes or none, and never twice, even with lost replies and concurrent
+launches.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +25,7 @@ from cavvy.providers.contract.harness import FOREIGN, ContractHarness, ScenarioS
 
 
 class LaunchTests(ScenarioSuite):
-    """A gang requested once exists once."""
+    """A gang that is requested exists exactly once."""
 
     @in_scenario
     async def test_launched_is_found(self, harness: ContractHarness) -> None:
@@ -115,7 +117,7 @@ class LaunchTests(ScenarioSuite):
         await harness.place.settle()
         with suppress(TryAgain):
             await harness.ours.launch(gang)
-        await harness.place.wait(timedelta(minutes=10))  # by then no request is in transit
+        await harness.place.wait(timedelta(minutes=10))  # long enough that no request is in transit
         await harness.ours.launch(gang)
         await harness.launch_again(gang)
 
@@ -123,7 +125,7 @@ class LaunchTests(ScenarioSuite):
     async def test_two_servers_that_launch_the_same_make_one_gang(
         self, harness: ContractHarness
     ) -> None:
-        """This happens when a server is replaced during its last call."""
+        """This can happen while a server is being replaced: both make the call."""
 
         gang = await harness.spec("servers")
         former = harness.ours
@@ -164,7 +166,7 @@ class LaunchTests(ScenarioSuite):
         if await harness.launches(replace(gang, offer=unknown, allocations=())):
             await harness.expect(
                 GangState.QUEUED, gang
-            )  # for infrastructure that queues any request forever
+            )  # some infrastructures queue any request forever
 
     @in_scenario
     async def test_a_refused_name_can_be_launched_elsewhere(self, harness: ContractHarness) -> None:
@@ -246,7 +248,7 @@ class LaunchTests(ScenarioSuite):
         gang = replace(await harness.spec("lengths"), lease=lease, longest=longest, grace=grace)
         try:
             await harness.start(gang)
-        except Refused:  # a provider may limit how long a node lives
+        except Refused:  # a provider may limit how long a node may run
             assert await harness.ours.gangs(gang.name) == []
         else:
             await harness.expect(GangState.RUNNING, gang)

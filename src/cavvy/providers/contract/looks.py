@@ -1,4 +1,4 @@
-"""Lists of gangs: complete, repeatable, and the same for every caller."""
+"""Rules for lists of gangs: complete, repeatable, and the same for every caller."""
 
 import asyncio
 from datetime import timedelta
@@ -71,7 +71,7 @@ class LookTests(ScenarioSuite):
 
     @in_scenario
     async def test_a_clock_that_moves_changes_nothing(self, harness: ContractHarness) -> None:
-        """As a server that slept for ten minutes, or whose clock was changed."""
+        """Simulate a server that slept for ten minutes, or whose clock was changed."""
 
         gang = await harness.running("clock")
         before = await harness.one(gang.name)

@@ -1,4 +1,4 @@
-"""A provider's descriptions: its manifest, its offers, its hosts, and the tasks that it refuses."""
+"""Rules for a provider's descriptions: its manifest, offers, hosts, and objections to tasks."""
 
 import re
 from dataclasses import replace
@@ -34,7 +34,7 @@ _VOLUME = Volume(kind=VolumeKind.NAMED, source="/tmp", path="/mnt/cavvy-contract
 
 
 class OfferTests(ScenarioSuite):
-    """Read-only calls, which start nothing."""
+    """Tests of read-only calls, which start nothing."""
 
     @in_scenario
     async def test_manifest(self, harness: ContractHarness) -> None:

@@ -1,4 +1,6 @@
-"""A cloud in memory, for tests, demos and the simulator; only a settings table enables it."""
+"""A simulated cloud in memory, for tests, demos and the simulator. Only a settings table enables
+it.
+"""
 
 from datetime import timedelta
 from pathlib import Path
@@ -42,7 +44,7 @@ MANIFEST = Manifest(
 
 
 def make(context: ProviderContext) -> Provider:
-    """The cloud that follows the script in the settings."""
+    """The account on a new cloud that follows the script in the settings, or the default script."""
     path = context.settings.get("script")
     script = read_script(Path(str(path)).expanduser()) if path is not None else DEFAULT
     return FakeAccount(FakeCloud(MANIFEST, script, context.now), context.installation)

@@ -1,4 +1,4 @@
-"""One installation's view of the fake cloud, whose account others may share."""
+"""One installation's view of a fake cloud that other installations may share."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from cavvy.providers.fake.cloud import FakeCloud
 
 
 class FakeAccount:
-    """A provider over a cloud that other installations may share."""
+    """A provider on a fake cloud that other installations may share."""
 
     def __init__(self, cloud: FakeCloud, installation: str) -> None:
         abilities = [each for each in cloud.manifest.abilities if each is not SHARES_HOSTS]
@@ -47,7 +47,9 @@ class FakeAccount:
         await self._cloud.close()
 
     def _ours(self, name: str) -> bool:
-        """Finds machines by the tag that each carries."""
+        """True if a gang with this name belongs to this installation. Gangs record their
+        installation, like tags in real clouds.
+        """
         return any(
             gang.spec.installation == self._installation
             for gang in self._cloud.gang_list

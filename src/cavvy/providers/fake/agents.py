@@ -1,11 +1,11 @@
-"""Agents that only pretend to work: they claim, report, receive orders and hold their lease like
-real ones.
+"""Simulated agents: they claim, report, receive orders and keep their lease like real agents, but
+only pretend to work.
 
-The task's environment controls the work: FAKE_RUN_S (its duration, 60), FAKE_EXIT_CODE (0),
-FAKE_EXIT_AFTER_S (when it fails; default: its duration), FAKE_EXIT_RANK (only this rank fails),
-FAKE_SETUP_S (0), FAKE_STUBBORN (1: it ends only when killed) and FAKE_SIGNAL_CODE (143: its exit
-code after SIGTERM). With FAKE_COMPLETE (1), it reports completion when it is asked to end.
-Work with a checkpoint resumes from the last one.
+Environment variables of the task control the work: FAKE_RUN_S (duration in seconds, default 60),
+FAKE_EXIT_CODE (0), FAKE_EXIT_AFTER_S (time of failure; default: the duration), FAKE_EXIT_RANK (only
+this rank fails), FAKE_SETUP_S (0), FAKE_STUBBORN (1: the work ends only when killed),
+FAKE_SIGNAL_CODE (exit code after SIGTERM, 143) and FAKE_COMPLETE (1: the work reports completion
+when it is asked to end). Work with a checkpoint resumes from the last one.
 """
 
 import asyncio
@@ -29,27 +29,28 @@ from cavvy.providers.fake.machines import FakeGang, FakeMachine
 T = TypeVar("T")
 Call = Callable[[AgentCalls], Coroutine[Any, Any, T]]
 _LONG_POLL = timedelta(minutes=5)
-_RETRY_S = 5.0  # pause between two tries to reach a silent control plane
+_RETRY_S = 5.0  # pause between attempts to reach a silent control plane
 _REACTION_S = 1.0  # time from a signal to the end of cooperative work
-_CHECKPOINT_S = 600.0  # time between checkpoints, if the task sets no interval
+_CHECKPOINT_S = 600.0  # time between checkpoints if the task sets no interval
 
 
 class LeaseExpired(Exception):
-    """The control plane was silent for longer than the lease allows."""
+    """The control plane has been silent for longer than the lease."""
 
 
 class _Leave(Exception):
-    """Another agent has the claim, or the attempt is over."""
+    """Another agent has the claim, or the attempt has ended."""
 
 
 async def pause(seconds: float) -> None:
-    """Lets time pass in the fake world."""
+    """Let simulated time pass."""
     await asyncio.sleep(max(0.0, seconds))  # noqa: TID251 - advances the simulated world, no caller waits
 
 
 class AgentConnection:
-    """The connection to the control plane. It breaks when the control plane goes, and open requests
-    get no answer."""
+    """The connection to the control plane. It breaks when the control plane is replaced or removed;
+    open requests then get no answer.
+    """
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
@@ -62,7 +63,9 @@ class AgentConnection:
             call.cancel()
 
     async def ask(self, call: Call[T]) -> T | None:
-        """The answer; None if the connection is or was broken, or the other side failed."""
+        """Make a call. Returns the answer, or None if the connection is broken or the call
+        failed.
+        """
         if self._control_plane is None:
             return None
         task = asyncio.get_running_loop().create_task(call(self._control_plane))
@@ -78,16 +81,14 @@ class AgentConnection:
 
 
 class FakeStorage:
-    """The checkpoints, which outlive nodes: the seconds of each job's work that they hold, by job
-    and rank.
-    """
+    """Checkpoints, which outlive nodes: the seconds of work saved, by job and rank."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, int], float] = {}
-        self.work: list[tuple[str, int, datetime, datetime | None]] = []  # gang, rank, from, until
+        self.work: list[tuple[str, int, datetime, datetime | None]] = []  # gang, rank, start, end
         self.begun: list[
             tuple[str, int, float, float]
-        ] = []  # job, rank, seconds saved then, seconds resumed from
+        ] = []  # job, rank, seconds saved at that time, seconds resumed from
 
     def done(self, job_id: str, rank: int) -> float:
         return self._done.get((job_id, rank), 0.0)
@@ -104,7 +105,7 @@ async def live(
     now: Callable[[], datetime],
     nonce: str,
 ) -> None:
-    """One agent of a node, from the node's start to its end."""
+    """Run one agent of a node from the node's start to its end."""
     agent = _Agent(line, storage, gang, machine, now, nonce)
     work = asyncio.get_running_loop().create_task(agent.run())
     end = asyncio.get_running_loop().create_task(machine.ended.wait())
@@ -155,8 +156,9 @@ class _Agent:
         self._gang = gang
         self._rank = machine.rank
         self._nonce = self._first_nonce = nonce
-        self._generation = 0  # seconds of work on this node
-        self._until: datetime | None = None  # how long the agent waits for more work
+        self._generation = 0  # how many assignments this node has completed
+        # until when the agent waits for more work; None: no limit
+        self._until: datetime | None = None
         self._outcome: AttemptOutcome | None = None
         self._now = now
         self._born = machine.started_at
@@ -192,7 +194,7 @@ class _Agent:
                 await self._outbox.empty.wait()
                 sender.cancel()
         except* _Leave:
-            pass  # ends the work's tasks; the node stays until it is removed
+            pass  # leaving ends the work's tasks; the node stays until it is removed
         except* LeaseExpired:
             over = True
         if over:
@@ -242,7 +244,9 @@ class _Agent:
     async def _play(
         self, play: "_Play", began: datetime, listener: asyncio.Task[Order]
     ) -> tuple[AttemptOutcome, int, str]:
-        """Let time pass until the work ends, is asked to end, or its node is about to go."""
+        """Let time pass until the work ends, is asked to end, or its node is about to be
+        reclaimed.
+        """
         notice_at, advice_at = (
             self._notice_at(),
             self._after_birth(self._gang.fault_script.advised_after_s),
@@ -291,7 +295,7 @@ class _Agent:
         )
 
     async def _end(self, play: "_Play", seconds: float) -> int:
-        """The exit code of work that is asked to end within this many seconds."""
+        """End the work within this many seconds. Returns its exit code."""
         await pause(seconds if play.stubborn else min(_REACTION_S, seconds))
         if play.complete:
             self._outbox.put(self._now(), MessageKind.PROGRESS, values={"complete": 1})
@@ -335,7 +339,7 @@ class _Agent:
         self._outbox.acked(answer.seq)
 
     async def _listen(self) -> Order:
-        """The first order for this rank."""
+        """Wait for the first order for this rank."""
         name = self._gang.spec.name
         while True:
             order, lease = await self._ask(
@@ -346,7 +350,7 @@ class _Agent:
                 return order
 
     async def _ask(self, call: Call[T]) -> T:
-        """The control plane's answer, however long it takes. Raises LeaseExpired."""
+        """Make a call, and repeat it until the control plane answers. Raises LeaseExpired."""
         while True:
             left = (self._lease_until - self._now()).total_seconds()
             if left <= 0:
@@ -371,7 +375,7 @@ async def _order(control_plane: AgentCalls, gang: str, rank: int) -> tuple[Order
 
 
 class _Play:
-    """Simulates the work of one rank."""
+    """The simulated work of one rank."""
 
     def __init__(self, work: Assignment, rank: int, storage: FakeStorage) -> None:
         env = work.env

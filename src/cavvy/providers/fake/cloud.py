@@ -1,4 +1,4 @@
-"""A cloud in memory that obeys the provider contract and can fail like real ones."""
+"""A simulated cloud in memory that keeps the provider contract and can fail like real clouds."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -35,8 +35,8 @@ from cavvy.providers.fake.script import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLife:
-    """One node's life as recorded by the cloud itself, with the prices in force; bills are checked
-    against it.
+    """The lifetime of one node from the cloud's own records, with the prices during it. Tests
+    compare bills with these.
     """
 
     gang: str
@@ -49,7 +49,7 @@ class NodeLife:
 
 
 class FakeCloud:
-    """The cloud as a provider; it also shares hosts. Call it inside a running event loop."""
+    """The cloud as a provider; it also shares hosts. Use it inside a running event loop."""
 
     def __init__(
         self, manifest: Manifest, script: CloudScript, now: Callable[[], datetime]
@@ -70,9 +70,10 @@ class FakeCloud:
         self._changes: asyncio.Queue[str] = asyncio.Queue()
         self._engine_ids = 0
         self._dice = Random(0)
-        self._ends_seen: dict[str, datetime] = {}  # engine id -> the first look after the end
+        # by engine id: the first poll after the node's end
+        self._ends_seen: dict[str, datetime] = {}
 
-    # The seam
+    # The methods of Provider
 
     async def offers(self) -> Sequence[Offer]:
         self._weather()
@@ -84,7 +85,7 @@ class FakeCloud:
             self._weather()
             return
         fault_script = self._fault_script(gang)
-        # A sent request takes effect, even if its caller is gone.
+        # A request that was sent takes effect, even if its caller is gone.
         call = self._spawn_call(self._launch(gang, fault_script))
         await asyncio.shield(call)
 
@@ -122,8 +123,8 @@ class FakeCloud:
         self._line.connect(control_plane)
 
     async def close(self) -> None:
-        """Stop everything that runs in this process; raises its errors, which are bugs in this
-        module.
+        """Stop everything that runs in this process. Raises the errors of its tasks, which are bugs
+        in this module.
         """
         for task in self._tasks:
             task.cancel()
@@ -134,7 +135,7 @@ class FakeCloud:
     # The cloud's own records
 
     def lives(self) -> list[NodeLife]:
-        """Every node ever started."""
+        """The lifetimes of all nodes ever started."""
         return [
             NodeLife(
                 gang=gang.spec.name,
@@ -181,7 +182,7 @@ class FakeCloud:
         return replace(told, nodes=tuple(self._report(node, now) for node in told.nodes))
 
     def _report(self, node: NodeSeen, now: datetime) -> NodeSeen:
-        """The node in the cloud's records, which may differ from its bills."""
+        """The node as the cloud reports it, which may differ from the bill."""
         records = self.script.records
         if node.ended_at is not None and records.ends_unseen:
             first_seen = self._ends_seen.setdefault(node.engine_id, now)
@@ -208,7 +209,7 @@ class FakeCloud:
         if self._in(self.script.storms):
             raise TryAgain("503: the cloud is overloaded")
 
-    # What happens
+    # Events
 
     async def _launch(self, spec: GangSpec, fault_script: FaultScript) -> None:
         await pause(fault_script.latency_s / 2)
@@ -247,7 +248,7 @@ class FakeCloud:
         self._spawn(self._run(gang))
 
     async def _run(self, gang: FakeGang) -> None:
-        """The life of one gang."""
+        """Run one gang from its launch to its end."""
         await pause(gang.fault_script.queue_s)
         if gang.cancelled_at is not None:
             return
@@ -334,4 +335,4 @@ class FakeCloud:
     def _answered(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # also retrieved here, in case the caller is gone
+            task.exception()  # retrieve the error here too, in case the caller is gone

@@ -1,4 +1,6 @@
-"""The machines of the fake cloud: a list, so that a name sold twice is visible."""
+"""The machines of the fake cloud. Gangs are kept in a list, so that a name launched twice is
+visible.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,7 +14,7 @@ from cavvy.providers.fake.script import FaultScript
 
 @dataclass(slots=True)
 class FakeMachine:
-    """One node and its lifetime, which is billed."""
+    """One node, with its billed lifetime."""
 
     engine_id: str
     rank: int
@@ -28,7 +30,7 @@ class FakeMachine:
 
 @dataclass(slots=True)
 class FakeGang:
-    """The result of one launch."""
+    """The gang that one launch created."""
 
     spec: GangSpec
     fault_script: FaultScript
@@ -39,11 +41,12 @@ class FakeGang:
     reason: str = ""
     preempted: bool = False
     removing: bool = False
-    cancelled_at: datetime | None = None  # removed while still in the provider's queue
+    # when the gang was removed, if it was still in the provider's queue
+    cancelled_at: datetime | None = None
 
     @property
     def ended_at(self) -> datetime | None:
-        """When its last node ended; None while one lives or is still to start."""
+        """When the last node ended, or None while a node is running or has yet to start."""
         if self.cancelled_at is not None:
             return self.cancelled_at
         ends = [machine.ended_at for machine in self.machines]

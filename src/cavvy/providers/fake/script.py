@@ -1,4 +1,5 @@
-"""The events in the fake cloud and their times, as data; read from a TOML file for demonstrations.
+"""The script of a fake cloud: its events and their times, as data. For demonstrations, a script is
+read from a TOML file.
 
 All times are in seconds: for `prices`, `storms` and `blackouts` since the cloud's start, for
 `launches` since that launch.
@@ -25,40 +26,40 @@ class CallOutcome(StrEnum):
     NO_CAPACITY = "no-capacity"  # nothing was started
     REFUSED = "refused"  # nothing was started
     TRY_AGAIN = "try-again"  # nothing was done
-    LOST = "lost"  # it was done, but the caller is asked to try again
+    LOST = "lost"  # the call succeeded, but the caller gets "try again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultScript:
-    """The faults of one launch. None: the fault never happens."""
+    """The faults of one launch. A time of None means that the fault never happens."""
 
     reply: CallOutcome = CallOutcome.OK
-    latency_s: float = 0.5  # duration of the call; the change happens at half time
-    hidden_s: float = 0.0  # gangs() does not list it yet; at most the manifest's `settle`
-    queue_s: float = 0.0  # in the provider's own queue, before billing starts
+    latency_s: float = 0.5  # duration of the call, which takes effect at half of this time
+    hidden_s: float = 0.0  # missing in gangs() for this long; at most `visibility_delay`
+    queue_s: float = 0.0  # time in the provider's own queue, before billing starts
     boot_s: float = 30.0  # time from a node's start to its agent's start
     boots: bool = True
     told_late_s: float = 0.0  # delay after which gangs() reports that a node has started
     preempted_after_s: float | None = None  # time from the nodes' start
-    notice_s: float = 0.0  # notice to the agents before that time
+    notice_s: float = 0.0  # how long before the preemption the agents get notice
     advised_after_s: float | None = (
-        None  # time from the nodes' start at which the agents learn that they are at risk
+        None  # time from the nodes' start at which agents get a warning of a risk
     )
-    lost_rank: int | None = None  # set: only this node dies
+    lost_rank: int | None = None  # if set, only this node dies
     lost_after_s: float = 60.0
-    mute_after_s: float | None = None  # agents lose their connection; the work continues
-    dead_after_s: float | None = None  # agents and their work die; the nodes stay
+    mute_after_s: float | None = None  # agents lose their connection, but the work continues
+    dead_after_s: float | None = None  # agents and their work die, but the nodes stay
     twins: bool = False  # two agents start on each node
     garbled: bool = False  # messages arrive twice and out of order
     spot_only: bool = (
-        False  # applies to launches on spot only; one on demand uses the next of the list
+        False  # applies to spot launches only; an on-demand launch uses the next one in the list
     )
-    storage_fails: bool = False  # checkpoints are lost, and the agents report none
+    storage_fails: bool = False  # checkpoints are lost, and agents report none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovalScript:
-    """The faults of one call to remove a gang."""
+    """The faults of one call that removes a gang."""
 
     reply: CallOutcome = CallOutcome.OK
     latency_s: float = 0.2
@@ -67,16 +68,16 @@ class RemovalScript:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceChange:
-    """From `at_s` on, one node of the offer costs this."""
+    """A new price: from `at_s` on, one node of the offer costs `rate`."""
 
-    offer: str  # its key
+    offer: str  # the offer's key
     at_s: float
     rate: HourlyRate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpan:
-    """A time range, from `at_s` on for `for_s`."""
+    """A time range that starts at `at_s` and lasts `for_s`."""
 
     at_s: float
     for_s: float
@@ -84,12 +85,12 @@ class TimeSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordScript:
-    """How well the cloud's answers agree with its bills."""
+    """How the cloud's reports differ from its bills."""
 
-    remembers_s: float = 86_400.0  # how long an ended gang is shown
-    start_late_s: float = 0.0  # delay of a reported start time until the node has ended
-    jitter_s: float = 0.0  # each look moves each start by up to this much
-    ends_unseen: bool = False  # an end is reported with the time of the first look after it
+    remembers_s: float = 86_400.0  # how long an ended gang is listed
+    start_late_s: float = 0.0  # a start is reported this much too late until the node has ended
+    jitter_s: float = 0.0  # each poll shifts each start by up to this much
+    ends_unseen: bool = False  # an end is reported with the time of the first poll after it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,20 +98,20 @@ class CloudScript:
     """The whole script. Launches and removals beyond the listed ones have no faults."""
 
     offers: tuple[Offer, ...] = ()
-    hosts: tuple[Host, ...] = ()  # size of the shared hosts
+    hosts: tuple[Host, ...] = ()  # the shared hosts
     launches: tuple[FaultScript, ...] = ()
     removals: tuple[RemovalScript, ...] = ()
     prices: tuple[PriceChange, ...] = ()
     storms: tuple[TimeSpan, ...] = ()  # every call gets "try again"
     blackouts: tuple[
         TimeSpan, ...
-    ] = ()  # gangs() lists no running gang; shorter than the manifest's `settle`
+    ] = ()  # gangs() lists no running gang; shorter than `visibility_delay`
     records: RecordScript = RecordScript()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OfferTable:
-    """One [[offers]] of the file."""
+    """One table [[offers]] of the file."""
 
     instance_type: str
     region: str = "somewhere"
@@ -146,7 +147,7 @@ class _OfferTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PriceTable:
-    """One [[prices]] of the file."""
+    """One table [[prices]] of the file."""
 
     offer: str
     at_s: float
@@ -193,8 +194,9 @@ DEFAULT = CloudScript(
 
 
 def read_script(path: Path) -> CloudScript:
-    """Read a script. Raises Refused for a missing or invalid file; the message gives the
-    position."""
+    """Read a script. Raises Refused if the file is missing or invalid; the message states the
+    position of an error.
+    """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         found = msgspec.convert(table, _File, strict=False)

@@ -1,3 +1,3 @@
-"""Shared code of providers of single hosts: reads a machine's resources, and builds its offers, the
+"""Code shared by providers of single hosts: reads a machine's resources, and makes its offers, its
 agents' configurations, and records.
 """

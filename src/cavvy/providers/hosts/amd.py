@@ -1,7 +1,7 @@
-"""AMD GPUs from the kernel's compute driver (`/sys/class/kfd`), which needs neither ROCm nor a
-Python package.
+"""Finds AMD GPUs through the kernel's compute driver (`/sys/class/kfd`), which needs neither ROCm
+nor a Python package.
 
-File names and properties are those of the kernel's amdkfd topology
+File names and properties are defined by the kernel's amdkfd topology
 (drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
 """
 
@@ -16,7 +16,7 @@ from cavvy.providers.hosts.devices import (
     read_text,
 )
 
-# PCI device id -> product, from the PCI ID repository; used if the driver gives no product name.
+# Products by PCI device id, from the PCI ID repository. Used if the driver reports no product name.
 _PRODUCTS = {
     0x738C: "Instinct MI100",
     0x7408: "Instinct MI250X",
@@ -32,7 +32,9 @@ _LOCAL_MEMORY = {1, 2}  # heap types: visible and invisible frame buffer
 
 
 def find_amd(sources: MachineSources) -> DeviceReading:
-    """GPUs in the order of the topology's nodes, which is the order of ROCR_VISIBLE_DEVICES."""
+    """The GPUs in the order of the topology's nodes, which is the order used by
+    ROCR_VISIBLE_DEVICES.
+    """
     topology = sources.root / "sys/class/kfd/kfd/topology/nodes"
     try:
         nodes = sorted(
@@ -57,7 +59,7 @@ def find_amd(sources: MachineSources) -> DeviceReading:
 def _read(root: Path, node: Path) -> HostDevice | None:
     words = (line.split() for line in read_text(node / "properties").splitlines())
     facts = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
-    if not facts.get("simd_count"):  # a CPU
+    if not facts.get("simd_count"):  # the node is a CPU
         return None
     minor = facts.get("drm_render_minor", 0)
     given = read_text(root / f"sys/class/drm/renderD{minor}/device/product_name")

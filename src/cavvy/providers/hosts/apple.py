@@ -1,10 +1,10 @@
-"""Apple's GPU, which is part of the chip and shares the machine's memory."""
+"""Finds Apple's GPU, which is part of the chip and uses the machine's memory."""
 
 from cavvy.providers.hosts.devices import DeviceReading, HostDevice, MachineSources
 
 
 def find_apple(sources: MachineSources) -> DeviceReading:
-    """One GPU if the chip is Apple's own; its memory is the machine's."""
+    """One GPU if the chip is made by Apple. The GPU's memory is the machine's."""
     if sources.system != "Darwin":
         return DeviceReading()
     try:

@@ -1,8 +1,8 @@
 """Runs on a machine that was just started: reads its rank from the metadata service and runs the
 agent.
 
-Standard library of Python 3.8, one file, sent within user data by `userdata.py`: boot.py "WORDS
-THAT START PYTHON".
+Needs only the standard library of Python 3.8. `userdata.py` sends this file in user data. Usage:
+boot.py "COMMAND THAT STARTS PYTHON".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def ask(url: str, headers: dict[str, str], method: str = "GET") -> str:
 
 
 def learn(metadata: dict[str, Any]) -> tuple[int, str]:
-    """This machine's rank and address, from the cloud's metadata service."""
+    """The machine's rank and address, from the cloud's metadata service."""
     headers, token = dict(metadata["headers"]), metadata.get("token")
     if token:
         headers[token["header"]] = ask(token["url"], token["headers"], token["method"])
@@ -45,7 +45,7 @@ def read(name: str) -> Any:
 
 
 def mount(disk: dict[str, Any], until: float) -> None:
-    """Wait for a disk, make a file system if it is blank and should have one, and mount it."""
+    """Wait for a disk, format it if it is blank and may be formatted, and mount it."""
     device = None
     while device is None:
         device = next((each for each in disk["devices"] if os.path.exists(each)), None)
@@ -53,7 +53,7 @@ def mount(disk: dict[str, Any], until: float) -> None:
             if time.monotonic() > until:
                 raise OSError(f"the disk of {disk['path']} did not appear")
             time.sleep(1)  # noqa: TID251 - runs in its own process
-    # blkid exits with 2 for a blank disk, and also if it could not read the disk.
+    # blkid exits with 2 for a blank disk, but also if it cannot read the disk.
     if (
         disk["make"]
         and subprocess.call(["blkid", "-p", device], stdout=subprocess.DEVNULL) == 2
@@ -67,7 +67,7 @@ def mount(disk: dict[str, Any], until: float) -> None:
 
 
 def is_blank(device: str) -> bool:
-    """Whether the disk begins like a new one. Raises OSError if it cannot be read."""
+    """True if the disk starts with zeros. Raises OSError if it cannot be read."""
     with open(device, "rb") as file:
         return not file.read(1 << 20).strip(b"\0")
 
@@ -96,8 +96,8 @@ def learn_by(metadata: dict[str, Any], until: float) -> tuple[int, str]:
 
 
 def work(command: list[str], path: str, lease_s: float) -> None:
-    """Run the agent. Undelivered reports are tried again until the lease is over; then the machine
-    shuts down anyway.
+    """Run the agent. Retry undelivered reports until the lease ends; then the machine shuts down
+    anyway.
     """
     code = subprocess.call([*command, path])
     until = time.monotonic() + lease_s

@@ -1,5 +1,5 @@
-"""Turns a machine outside into a node: the POSIX-shell part of each script, and a configuration.
-Neither contains a secret.
+"""Turns a remote machine into a node: makes the POSIX-shell part of the scripts, and the agents'
+configuration. Neither contains a secret.
 """
 
 import shlex
@@ -12,10 +12,9 @@ _SCRIPT = Path(__file__).with_name("bootstrap.sh")
 
 
 def make_preamble(node_endpoint: NodeEndpoint, folder: str) -> str:
-    """Functions and addresses for the shell; blocks for seconds when it packs a Python for the
-    first time.
+    """The shell's functions and addresses. The first call packs a Python, which blocks for seconds.
 
-    `folder` is expanded by the shell within double quotes. `cavvy_start` creates it and sets
+    The shell expands `folder` within double quotes. `cavvy_start` creates the folder and sets
     `$CAVVY_PYTHON`; `cavvy_fetch HASH NAME` then downloads a file into it.
     """
     cases = "".join(
@@ -33,7 +32,7 @@ def make_preamble(node_endpoint: NodeEndpoint, folder: str) -> str:
 
 
 def make_config(gang: GangSpec, node_endpoint: NodeEndpoint) -> dict[str, Any]:
-    """The configuration that all agents of a gang share; each adds what it learns on its node."""
+    """The configuration that all agents of a gang share. Each agent adds the values of its node."""
     return {
         "protocol": 1,
         "gang": gang.name,

@@ -1,8 +1,9 @@
-"""The files that are sent to hosts, named by their content: the supervisor, the agent, and a Python
-for hosts without one.
+"""Packs the files that are sent to hosts, named by their content: the supervisor, the agent, and a
+Python for hosts that have none.
 
-The Python is this machine's: its program, standard library, the shared libraries that they need and
-the loader. It runs on any Linux of the same architecture, with any C library or none.
+The Python is a copy of this machine's: its program, the standard library, the shared libraries that
+these need, and the loader. It runs on any Linux of the same architecture, with any C library or
+none.
 """
 
 import gzip
@@ -24,8 +25,9 @@ from cavvy.agent.bundle import make_archive
 from cavvy.providers.base import Refused
 
 _SUPERVISOR = str(Path(__file__).with_name("supervisor"))
-_LISTED = re.compile(r"=> (/\S+)|^\s+(/\S+) \(", re.MULTILINE)  # of a loader's --list
-# Parts of the standard library that neither the agent nor the supervisor can use.
+# matches a line in the output of the loader's --list
+_LISTED = re.compile(r"=> (/\S+)|^\s+(/\S+) \(", re.MULTILINE)
+# The parts of the standard library that neither the agent nor the supervisor uses.
 _LEFT_OUT = frozenset(
     {
         "__pycache__",
@@ -68,18 +70,20 @@ def make_bundle(content: bytes, suffix: str) -> Bundle:
 
 
 def pack_supervisor() -> Bundle:
-    """The supervisor as one file that Python runs."""
+    """The supervisor as a single file that Python can run."""
     return make_bundle(make_archive(_SUPERVISOR), ".supervisor")
 
 
 def platform() -> str:
-    """The hosts that can run the Python of `pack_python`, as `uname -s` and `-m` name them."""
+    """The platform that the result of `pack_python` runs on, as printed by `uname -s` and `uname
+    -m`.
+    """
     return f"{os.uname().sysname} {os.uname().machine}"
 
 
 def pack_python(cache: Path) -> Bundle:
-    """This machine's Python as a .tar.gz, created once for each version. Blocks for seconds. Raises
-    Refused.
+    """Return this machine's Python as a .tar.gz, which is made once for each version. Blocks for
+    seconds. Raises Refused.
     """
     program = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
     stamp = f"{program}-{program.stat().st_mtime_ns}-{sys.version}"
@@ -92,7 +96,7 @@ def pack_python(cache: Path) -> Bundle:
 
 
 def python_command(folder: str) -> Sequence[str]:
-    """The command that starts an unpacked Python in `folder`."""
+    """The command that starts a Python unpacked in `folder`."""
     return [f"{folder}/lib/loader", "--library-path", f"{folder}/lib", f"{folder}/bin/python3"]
 
 
@@ -121,7 +125,7 @@ def _make_archive(program: Path) -> bytes:
 
 
 def _stripped(path: Path) -> bytes:
-    """A file's content, without debug information if this machine has `strip`."""
+    """The content of a file, without debug information if this machine has `strip`."""
     content = path.read_bytes()
     if not content.startswith(b"\x7fELF") or shutil.which("strip") is None:
         return content
@@ -150,7 +154,7 @@ def _sources(stdlib: Path) -> Iterator[Path]:
 
 
 def _find_loader() -> Path:
-    """The loader of this process. Raises Refused if it cannot be found."""
+    """The path of this process's loader. Raises Refused if it cannot be found."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

@@ -1,10 +1,10 @@
-"""The queue for `SignalsChanges.changed`."""
+"""The queue behind `SignalsChanges.changed`."""
 
 import asyncio
 
 
 class ChangedGangs:
-    """Names of changed gangs; each is queued once."""
+    """A queue of the names of changed gangs. Each name is queued at most once."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[str] = asyncio.Queue()

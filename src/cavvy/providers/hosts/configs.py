@@ -12,7 +12,7 @@ class HostAgentConfig:
     gang: str
     rank: int
     address: str
-    pin: str | None = None  # hash of the certificate of an https address
+    pin: str | None = None  # SHA-256 of the server's certificate, if the address is https
     token: str = field(repr=False)
     home: str
     cache: str

@@ -1,14 +1,15 @@
 """A connection to a host through the user's own `ssh`, or to a shell on this machine.
 
-One local process is one connection. It runs a shell on the host, which becomes the program named in
-`start`; that program's frames travel over the process's standard input and output. With a `control`
-socket the process is an OpenSSH master too: commands, forwarded sockets and probes share it.
+Each connection is one local process. It runs a shell on the host, which is replaced by the program
+passed to `start`. That program's frames go through the process's standard input and output. With a
+`control` socket, the process is also an OpenSSH master, whose connection is shared by other
+commands, forwarded sockets and probes.
 
-Errors, by what the caller does next:
+Errors, grouped by what the caller must do next:
 
-* CannotConnect(TryAgain)  no answer, and no request was sent; a later call may succeed.
-  HostUnknown: the name has no address
-* LoginRefused(Refused)    a person must act: an unknown or changed host key, no accepted key
+* CannotConnect(TryAgain)  no answer, and no request was sent; a later call may succeed. Its
+  subclass HostUnknown: the name has no address
+* LoginRefused(Refused)    a person must act: an unknown or changed host key, or no accepted key
 """
 
 import asyncio
@@ -29,7 +30,7 @@ from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
 _KEPT = frozenset(
     "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR SLURM_CONF PBS_CONF_FILE".split()  # noqa: SIM905
 )
-_MARK = b"cavvy-link"  # the login shell may print other lines before this one
+_MARK = b"cavvy-link"  # printed by the shell; the login shell may print other lines before it
 _SHELL = ("sh", "-c", f'echo {_MARK.decode()}; read -r command && eval "exec $command"')
 _STDERR_BYTES = 4000
 _WITNESS_S = 5
@@ -50,17 +51,17 @@ class LoginRefused(Refused):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAddress:
-    """How to reach a host. Without `ssh` it is this machine."""
+    """How to reach a host. If `ssh` is empty, the host is this machine."""
 
-    name: str  # for messages
-    ssh: Sequence[str] = ()  # the command up to the destination
+    name: str  # the host's name in messages
+    ssh: Sequence[str] = ()  # the ssh command without the destination
     destination: str = ""
-    control: Path | None = None  # the socket of a master, which does not exist yet
-    host_key_hint: str = ""  # text to add to the message about an unknown host key
+    control: Path | None = None  # the path for a master's socket, which must not exist yet
+    host_key_hint: str = ""  # added to the message about an unknown host key
 
 
 class HostConnection:
-    """An open connection. `said` holds the last complaints of the host and of `ssh`."""
+    """An open connection. `said` is the last error output of the host and of `ssh`."""
 
     def __init__(self, address: HostAddress, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -81,8 +82,8 @@ class HostConnection:
         return self._process.returncode
 
     def start(self, argv: Sequence[str], given: bytes = b"") -> None:
-        """Replace the host's shell by this program. Its words have no line breaks; it reads `given`
-        first.
+        """Replace the host's shell by a program, which first reads `given` from its input. The
+        program's arguments must not contain line breaks.
         """
         self._input.write(shlex.join(argv).encode() + b"\n" + given)
 
@@ -90,7 +91,7 @@ class HostConnection:
         self._input.write(encode_frame(head, data))
 
     async def frames(self) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
-        """The program's frames, until the connection is lost."""
+        """Yield the program's frames until the connection is lost."""
         reader = FrameReader()
         with suppress(OSError, ValueError):  # the connection is unusable in either case
             while data := await self._output.read(1 << 18):
@@ -118,8 +119,8 @@ class HostConnection:
         return out
 
     async def forward(self, path: str, address: str, *, cancel: bool = False) -> None:
-        """Forward a socket of this path on the host to a local unix:/path or http(s)://host:port.
-        Raises Refused.
+        """Forward a socket on the host, with this path, to a local address: unix:/path or
+        http(s)://host:port. Raises Refused.
         """
         local = address.removeprefix("unix:").partition("://")
         target = (local[2] or local[0]).rstrip("/").replace("%", "%%")
@@ -134,7 +135,7 @@ class HostConnection:
             )
 
     async def reaches(self, address: str, port: int) -> bool:
-        """Whether an SSH server answers at that address, tested from the host."""
+        """Check from the host if an SSH server answers at the address."""
         where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         process = await self._share("-W", where)
         assert process.stdout is not None
@@ -147,7 +148,7 @@ class HostConnection:
             await _end(process)
 
     def close(self) -> None:
-        """Close the connection at once; agents on the host keep running."""
+        """Close the connection at once. Agents on the host keep running."""
         _kill(self._process)
         if self.address.control is not None:
             self.address.control.unlink(missing_ok=True)
@@ -167,10 +168,10 @@ class HostConnection:
         raise explain(self.address, self.said)
 
     async def _share(self, *words: str) -> asyncio.subprocess.Process:
-        """Run `ssh` with these options, or this command, over the master's connection."""
+        """Run `ssh` with these options, or with this command, over the master's connection."""
         options = words if words[0].startswith("-") else ()
         command = () if options else words
-        # Without its master `ssh` would connect itself; a failing proxy prevents that.
+        # Without a master, `ssh` would open its own connection; the failing proxy prevents this.
         shared = ("ssh", "-F", "none", "-T", "-S", str(self.address.control))
         alone = ("-o", "ProxyCommand=false", "-o", "LogLevel=ERROR")
         return await spawn([*shared, *alone, *options, self.address.destination, *command])
@@ -201,7 +202,7 @@ async def open_connection(address: HostAddress, *, timeout_s: float) -> HostConn
 
 
 def explain(address: HostAddress, said: str) -> CannotConnect | LoginRefused:
-    """The error for a failed connection, by the output of `ssh`."""
+    """The error for a failed connection, derived from the output of `ssh`."""
     name = address.name
     if "Host key verification failed" in said:
         return LoginRefused(
@@ -226,7 +227,9 @@ def explain(address: HostAddress, said: str) -> CannotConnect | LoginRefused:
 
 
 async def spawn(argv: Sequence[str]) -> asyncio.subprocess.Process:
-    """Start a program with pipes, without the server's secret variables. Raises Refused."""
+    """Start a program with pipes, without the server's secret environment variables. Raises
+    Refused.
+    """
     pipe = asyncio.subprocess.PIPE
     try:
         return await asyncio.create_subprocess_exec(
@@ -235,7 +238,7 @@ async def spawn(argv: Sequence[str]) -> asyncio.subprocess.Process:
             stdout=pipe,
             stderr=pipe,
             env=clean_environ(os.environ, _KEPT, ("LC_", "SSH_")),
-            start_new_session=True,  # a Ctrl-C at a terminal must not reach it
+            start_new_session=True,  # a Ctrl-C at the server's terminal must not reach it
         )
     except OSError as error:
         if argv[0] == "ssh" and isinstance(error, FileNotFoundError):

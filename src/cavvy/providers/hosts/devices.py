@@ -1,4 +1,4 @@
-"""The accelerators of this machine: the shared code of the vendors' readers."""
+"""The accelerators of a machine: types shared by the code that reads each vendor's devices."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,28 +8,28 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostDevice:
-    """One whole accelerator. `index` counts within its vendor, in the order the vendor's runtime
-    uses.
+    """One whole accelerator. `index` numbers the accelerators of its vendor, in the order used by
+    the vendor's runtime.
     """
 
     id: str  # unique on this machine and stable, such as a GPU's UUID
     index: int
     vendor: str  # nvidia, amd, intel, apple
-    product: str  # the driver's name for it
-    memory_mib: int  # memory reported by the driver
+    product: str  # the driver's name for the product
+    memory_mib: int  # memory as reported by the driver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReading:
-    """What one vendor's reader found, and notes for people about missing devices."""
+    """The devices that one vendor's reader found, and notes to users about devices left out."""
 
     devices: Sequence[HostDevice] = ()
     notes: Sequence[str] = ()
 
 
 class NvmlQueries(Protocol):
-    """The few functions of NVIDIA's library in use, so that tests can replace them. Errors are
-    OSError.
+    """The functions of NVIDIA's library that are in use, as an interface that tests can replace.
+    They raise OSError.
     """
 
     def count(self) -> int: ...
@@ -37,29 +37,29 @@ class NvmlQueries(Protocol):
     def name(self, index: int) -> str: ...
     def memory_mib(self, index: int) -> int: ...
     def partitioned(self, index: int) -> bool:
-        """Whether MIG splits the GPU, so that it cannot be used whole."""
+        """True if MIG splits the GPU, so that it cannot be used as a whole."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSources:
-    """The sources of facts about the machine. Tests can replace any of them, including folders."""
+    """The sources of facts about a machine. Tests can replace each of them, including folders."""
 
-    root: Path = Path("/")  # contains proc/, sys/ and dev/
+    root: Path = Path("/")  # the folder that contains proc/, sys/ and dev/
     environ: Mapping[str, str]
-    system: str  # from uname: Linux, Darwin
+    system: str  # the system's name according to uname: Linux, Darwin
     hostname: str
-    cpus: Callable[[], int]  # CPUs that this process may run on
-    memory_mib: Callable[[], int]  # installed
-    disk_gib: Callable[[], int]  # bytes free on the jobs' disk
-    nvml: Callable[[], NvmlQueries | None]  # None: no driver
-    sysctl: Callable[[str], str]  # Darwin's
-    usable: Callable[[Path], bool]  # whether this user may open a device file
+    cpus: Callable[[], int]  # number of CPUs that this process may run on
+    memory_mib: Callable[[], int]  # installed memory
+    disk_gib: Callable[[], int]  # free space on the jobs' disk
+    nvml: Callable[[], NvmlQueries | None]  # returns None if no driver is installed
+    sysctl: Callable[[str], str]  # reads a value by name, on Darwin
+    usable: Callable[[Path], bool]  # returns True if this user may open a device file
 
 
 def read_text(path: Path) -> str:
-    """A small file's text without its end of line; "" if it is missing or unreadable."""
+    """The text of a small file, stripped; "" if the file is missing or unreadable."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -67,7 +67,7 @@ def read_text(path: Path) -> str:
 
 
 def read_number(path: Path) -> int | None:
-    """A number in a file (decimal, or hexadecimal with 0x), or None."""
+    """The number in a file (decimal, or hexadecimal with 0x), or None if there is none."""
     try:
         return int(read_text(path), 0)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The environment of programs that a provider starts."""
+"""Prepares the environment variables of programs that a provider starts."""
 
 import os
 import sys
@@ -13,10 +13,12 @@ def clean_environ(
     *,
     own: str | None = None,
 ) -> dict[str, str]:
-    """The variables with these names and prefixes, without the server's own Python environment.
+    """Return the variables with these names and prefixes, without the server's own Python
+    environment.
 
-    `own`: the folder of that environment, "" for none; default: this process's. A job that found
-    the server's pip on PATH would overwrite the server's own packages.
+    `own` is the folder of that environment: "" means that there is none, None means that of this
+    process. Its folders are removed from PATH, since a job that finds the server's pip would
+    overwrite the server's packages.
     """
     if own is None:
         own = _find_own()
@@ -28,13 +30,13 @@ def clean_environ(
 
 
 def _find_own() -> str:
-    """The folder of the virtual or conda environment of this Python, or ""."""
+    """The folder of this Python's virtual or conda environment, or "" if there is none."""
     apart = sys.prefix != sys.base_prefix or Path(sys.prefix, "conda-meta").is_dir()
     return sys.prefix if apart else ""
 
 
 def _without(path: str, own: str) -> str:
-    """A PATH without the folders of the environment; conda's own command stays."""
+    """A PATH without the environment's folders, except that of the command `conda`."""
     if not own:
         return path
     root = os.path.realpath(own)

@@ -1,5 +1,5 @@
-"""Intel's discrete GPUs from the kernel's graphics drivers (`/sys/class/drm`); those integrated in
-a CPU are left out.
+"""Finds Intel's discrete GPUs through the kernel's graphics drivers (`/sys/class/drm`). GPUs
+integrated in a CPU are left out.
 """
 
 from pathlib import Path
@@ -7,7 +7,7 @@ from pathlib import Path
 from cavvy.providers.hosts.devices import DeviceReading, HostDevice, MachineSources, read_number
 
 _INTEL = 0x8086
-# PCI device id -> product, from the PCI ID repository.
+# Products by PCI device id, from the PCI ID repository.
 _PRODUCTS = {
     0x0BD5: "Data Center GPU Max 1550",
     0x0BDA: "Data Center GPU Max 1100",
@@ -17,12 +17,13 @@ _PRODUCTS = {
     0x56A1: "Arc A750",
     0xE20B: "Arc B580",
 }
-# The drivers' files with the size of a card's own memory: xe by tile, i915 if it has the file.
+# The drivers' files with the size of a card's own memory: one per tile for xe, one for i915 if
+# present.
 _MEMORY_FILES = ("device/tile*/physical_vram_size_bytes", "lmem_total_bytes")
 
 
 def find_intel(sources: MachineSources) -> DeviceReading:
-    """Cards with their own memory or a known discrete product, in numerical order."""
+    """The cards that have their own memory or are a known discrete product, in numerical order."""
     drm = sources.root / "sys/class/drm"
     try:
         cards = [

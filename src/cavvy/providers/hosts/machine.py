@@ -1,4 +1,4 @@
-"""A machine's resources for jobs: CPUs and memory within this user's limits, free disk,
+"""Reads a machine's resources for jobs: CPUs and memory within this user's limits, free disk space,
 accelerators.
 """
 
@@ -22,9 +22,9 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThisMachine:
-    """A machine's hardware. `notes` explain to people what was left out."""
+    """A machine's hardware. `notes` explain to users why devices were left out."""
 
-    hostname: str  # of [a-z0-9.-]
+    hostname: str  # contains only [a-z0-9.-]
     cpus: float
     memory_mib: int
     disk_gib: int
@@ -34,7 +34,7 @@ class ThisMachine:
     def limit(
         self, *, cpus: float | None, memory_gib: float | None, accelerators: bool
     ) -> "ThisMachine":
-        """The part of the machine that jobs may use; None means all of it."""
+        """Return the machine limited to the part that jobs may use. None means no limit."""
         return replace(
             self,
             cpus=self.cpus if cpus is None else min(self.cpus, cpus),
@@ -46,7 +46,7 @@ class ThisMachine:
 
 
 def discover(sources: MachineSources) -> ThisMachine:
-    """Read all facts again. Blocks for as long as the drivers take."""
+    """Read all facts again. Blocks until the drivers answer."""
     found = [find(sources) for find in (find_nvidia, find_amd, find_intel, find_apple)]
     groups = _cgroups(sources)
     return ThisMachine(
@@ -64,7 +64,7 @@ def discover(sources: MachineSources) -> ThisMachine:
 
 
 def this_machine(home: Path) -> MachineSources:
-    """The real machine; `home` is where jobs will work."""
+    """The sources of the real machine. `home` is the folder in which jobs work."""
     return MachineSources(
         environ=os.environ,
         system=os.uname().sysname,
@@ -90,9 +90,7 @@ def _sysctl(name: str) -> str:
 
 
 def _cgroups(sources: MachineSources) -> list[Path]:
-    """The folders of this process's control groups and all their parents, of either version of
-    cgroups.
-    """
+    """The folders of this process's control groups and all their parents, for cgroups v1 and v2."""
     mount = sources.root / "sys/fs/cgroup"
     folders: list[Path] = []
     for line in read_text(sources.root / "proc/self/cgroup").splitlines():
@@ -111,7 +109,7 @@ def _cgroups(sources: MachineSources) -> list[Path]:
 def _cpu_limits(group: Path) -> list[float]:
     words = read_text(
         group / "cpu.max"
-    ).split()  # version 2: "quota period" or "max period", in microseconds
+    ).split()  # cgroups v2: "QUOTA PERIOD" or "max PERIOD", in microseconds
     if len(words) == 2 and words[0].isdigit():
         return [int(words[0]) / int(words[1])]
     quota, period = (

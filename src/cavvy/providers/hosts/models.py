@@ -1,4 +1,4 @@
-"""The names of a host's accelerators in offers: one kind for each model and memory size."""
+"""Names a host's accelerators in offers: one kind for each model and memory size."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from cavvy.catalog.accelerators import identify
 from cavvy.providers.hosts.devices import HostDevice
 from cavvy.providers.hosts.machine import ThisMachine
 
-NO_DEVICE = "cpu"  # the instance type of an offer without accelerators
+NO_DEVICE = "cpu"  # the instance type of offers without accelerators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceModel:
-    """A device's catalog name; unknown devices keep the driver's name."""
+    """A device's name in the catalog. Unknown devices keep the driver's name."""
 
     name: str
-    memory_mib: int  # nominal size, as the product is sold
+    memory_mib: int  # the nominal size
 
 
 def model_of(device: HostDevice) -> DeviceModel:
@@ -37,12 +37,12 @@ def count_models(machine: ThisMachine) -> Mapping[DeviceModel, int]:
 
 
 def instance_type(model: DeviceModel | None) -> str:
-    """Distinguishes the models of one machine: "H100-80GB", or "cpu" without held accelerators."""
+    """A name that distinguishes the models of one machine, such as "H100-80GB"; "cpu" for None."""
     return f"{model.name}-{model.memory_mib // 1024}GB" if model else NO_DEVICE
 
 
 def say_models(machine: ThisMachine) -> str:
-    """A text about the accelerators for people: "8 x H100"."""
+    """A text for users about the machine's accelerators, such as "8 x H100"."""
     return (
         ", ".join(f"{count} x {model.name}" for model, count in count_models(machine).items())
         or "none"

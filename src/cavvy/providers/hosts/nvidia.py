@@ -1,6 +1,6 @@
-"""NVIDIA GPUs through NVML, the driver's library; needs no Python package.
+"""Finds NVIDIA GPUs through NVML, the driver's library. Needs no Python package.
 
-Function names and constants are those of NVIDIA's NVML API reference (nvml.h).
+Function names and constants are from NVIDIA's NVML API reference (nvml.h).
 """
 
 import ctypes
@@ -15,7 +15,7 @@ _MIB = 1 << 20
 
 
 class _Memory(ctypes.Structure):
-    """nvmlMemory_t."""
+    """The struct nvmlMemory_t."""
 
     _fields_ = (
         ("total", ctypes.c_ulonglong),
@@ -25,7 +25,7 @@ class _Memory(ctypes.Structure):
 
 
 class NvmlLibrary:
-    """The opened driver library. Raises OSError if a call fails."""
+    """The opened driver library. Methods raise OSError if a call fails."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -83,7 +83,9 @@ class NvmlLibrary:
 
 
 def open_nvml() -> NvmlQueries | None:
-    """The driver's library; None if no driver is installed. Raises OSError if it fails."""
+    """Open the driver's library. Returns None if no driver is installed. Raises OSError if NVML
+    fails.
+    """
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError:
@@ -92,8 +94,8 @@ def open_nvml() -> NvmlQueries | None:
 
 
 def find_nvidia(sources: MachineSources) -> DeviceReading:
-    """Whole GPUs in NVML's order, which is that of the PCI bus; those split by MIG are left out
-    with a note.
+    """The whole GPUs in NVML's order, which is the order on the PCI bus. GPUs that MIG splits are
+    left out, with a note.
     """
     try:
         nvml = sources.nvml()

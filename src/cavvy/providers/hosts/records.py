@@ -1,8 +1,8 @@
 """Records on disk: small JSON files, written atomically.
 
 `write` is for a record that must exist before something is bought or started. `note` is for an
-event or a removal: on a full disk it is kept in memory, where `read` finds it, and written with a
-later note.
+event or a removal: if the disk is full, the record stays in memory, where `read` finds it, and is
+written when a later `note` succeeds.
 """
 
 import errno
@@ -20,32 +20,34 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentExit:
-    """What an agent wrote to `exit.json` when its work was over; unknown fields are ignored."""
+    """The contents of `exit.json`, which an agent writes when its work has ended. Unknown fields
+    are ignored.
+    """
 
     outcome: str = ""
     exit_code: int | None = None
     reason: str = ""
 
 
-_unwritten: dict[Path, object] = {}  # notes waiting for disk space
+_unwritten: dict[Path, object] = {}  # records of `note` that wait for disk space
 
 
 def note(path: Path, value: object) -> bool:
-    """Like `write`, or keep the record until the disk has space. Returns whether all records are
-    written. Raises OSError.
+    """Like `write`, but keep the record in memory while the disk is full. Returns True if no record
+    is waiting. Raises OSError.
     """
     _unwritten[path] = value
     return settle()
 
 
 def settle() -> bool:
-    """Write the waiting notes, as far as the disk has space. Returns whether all are written.
-    Raises OSError.
+    """Write the waiting records until the disk is full. Returns True if none is left. Raises
+    OSError.
     """
     for each in list(_unwritten):
         try:
             write(each, _unwritten[each])
-        except FileNotFoundError:  # its folder was deleted, so no reader is left
+        except FileNotFoundError:  # the folder was deleted, so the record is no longer needed
             pass
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -57,10 +59,10 @@ def settle() -> bool:
 
 
 def write(path: Path, value: object) -> None:
-    """Write a record atomically, readable by its user only. Raises OSError."""
+    """Write a record atomically, readable only by its user. Raises OSError."""
     fresh = path.with_name(
         f".{path.name}.{os.getpid()}-{get_ident()}"
-    )  # unique, since two threads may write at once
+    )  # a unique name, since two threads may write concurrently
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         with open(descriptor, "wb") as file:
@@ -73,8 +75,8 @@ def write(path: Path, value: object) -> None:
 
 
 def read(path: Path, kind: type[_T]) -> _T | None:
-    """A record, or None if it is missing or invalid (records are written whole, so another program
-    changed it).
+    """Read a record. Returns None if it is missing or invalid; since records are written
+    atomically, an invalid one was changed by another program.
     """
     kept = _unwritten.get(path)
     if isinstance(kept, kind):

@@ -1,4 +1,4 @@
-"""Numbered requests to a program on another machine, and its answers."""
+"""Numbered requests to a program on another machine, and the program's answers."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,8 +18,8 @@ class LinkLost(TryAgain):
 
 
 class RemoteCalls:
-    """The requests that wait for an answer. `name`, if given, starts every message. `up` is checked
-    each second: whether an answer can still come.
+    """The requests that wait for an answer. `name`, if given, is the prefix of every error message.
+    `up` is called each second; if it returns False, no answer can arrive any more.
     """
 
     def __init__(self, name: str = "", up: Callable[[], bool] = lambda: True) -> None:
@@ -37,8 +37,8 @@ class RemoteCalls:
         timeout_s: float,
         **fields: object,
     ) -> _T:
-        """Send a request. Raises LinkLost, or TryAgain, NoCapacity or Refused if the program
-        answers that.
+        """Send a request and return the answer. Raises LinkLost, or the error that the program
+        answered: TryAgain, NoCapacity or Refused.
         """
         number, future = next(self._numbers), asyncio.get_running_loop().create_future()
         self._waiting[number] = future
@@ -55,7 +55,7 @@ class RemoteCalls:
             self._waiting.pop(number, None)
 
     def take(self, head: dict[str, Any]) -> None:
-        """Pass an answer to the request with its number."""
+        """Pass an answer to the request with the same number."""
         future = self._waiting.pop(head.get("id", -1), None)
         if future is None or future.done():
             return
@@ -66,11 +66,11 @@ class RemoteCalls:
         future.set_exception(error(f"{self._prefix}{head.get('error', '')}"))
 
     def give_up(self, error: Exception | None = None) -> None:
-        """Fail all waiting requests, since the link is lost."""
+        """Fail all waiting requests, because the link is lost."""
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(
                     error or LinkLost(f"{self._prefix}the connection was lost before it answered")
                 )
-                future.exception()  # the requesting task may be gone
+                future.exception()  # mark it as retrieved; the requesting task may have ended
         self._waiting.clear()

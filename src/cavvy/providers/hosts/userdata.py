@@ -1,5 +1,5 @@
-"""User data for machines that a cloud starts: one script for all nodes of a gang, without lasting
-secrets.
+"""Makes user data for machines that a cloud starts: one script for all nodes of a gang, without
+lasting secrets.
 """
 
 import json
@@ -14,17 +14,17 @@ from cavvy.providers.hosts.bootstrap import make_config, make_preamble
 from cavvy.providers.notices import NoticeSource, NoticeTokenSource, make_notice_fields
 
 _SCRIPT, _PYTHON = Path(__file__).with_name("userdata.sh"), Path(__file__).with_name("boot.py")
-_MOST_TOKENS = 64  # in the script, which clouds limit to some KiB
+_MOST_TOKENS = 64  # maximum in the script, whose size clouds limit to some KiB
 FOLDER = "/var/lib/cavvy"
 _END_FILE = f"{FOLDER}/ends"
 PATIENCE = timedelta(
     minutes=15
-)  # how long a node tries to reach the control plane before it shuts down
+)  # for how long a node tries to reach the control plane before it shuts down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataService:
-    """The URLs of a cloud's metadata service at which a node reads its rank and its address."""
+    """The URLs in a cloud's metadata service from which a node reads its rank and its address."""
 
     rank: str
     address: str
@@ -34,7 +34,9 @@ class MetadataService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDisk:
-    """A disk that is attached after boot, under one of these names, and mounted before any work."""
+    """A disk that is attached after boot, under one of these device names, and mounted before any
+    work.
+    """
 
     devices: Sequence[str]
     path: str
@@ -44,10 +46,12 @@ class NodeDisk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownEnd:
-    """When the cloud reclaims the node, if that is known; the work is warned `notice` earlier."""
+    """The time when the cloud will reclaim the node, if this is known in advance. The work is
+    warned `notice` earlier.
+    """
 
     at: datetime
-    source: str  # for people: who reclaims the node
+    source: str  # who reclaims the node; shown to users
     notice: timedelta = timedelta(minutes=10)
 
 
@@ -59,7 +63,7 @@ def make_user_data(
     disks: Sequence[NodeDisk] = (),
     end: KnownEnd | None = None,
 ) -> str:
-    """The script. The first call packs the agent, which blocks."""
+    """The script for all nodes of a gang. The first call packs the agent, which blocks."""
     tokens = [node_endpoint.claim_token(gang.name, rank) for rank in range(gang.nodes)]
     shelved = (
         None if gang.nodes <= _MOST_TOKENS else node_endpoint.publish(json.dumps(tokens).encode())

@@ -7,7 +7,9 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    """The provider; nothing is imported before it is enabled."""
+    """Make the provider. Its modules are imported here, since listing providers does not need
+    them.
+    """
     from cavvy.providers.join.provider import JoinProvider
 
     return JoinProvider(MANIFEST, context)

@@ -1,5 +1,5 @@
-"""The requests of joined machines and their answers, as JSON over `POST /nodes/v1/PROVIDER/CALL`;
-`remote/` sends them.
+"""The requests that joined machines make, and the answers, as JSON over `POST
+/nodes/v1/PROVIDER/CALL`. The code in `remote/` sends the requests.
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,18 @@ from cavvy.providers.hosts.fleet.machines import SupervisorFacts
 
 
 class EnterCall(msgspec.Struct, frozen=True):
-    """`enter`: join with a one-time token. The nonce makes a lost answer harmless."""
+    """`enter`: join with a single-use token. The nonce allows the request to be repeated after a
+    lost answer.
+    """
 
     nonce: str
     hostname: str = ""
 
 
 class EnterAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine's name, its new token, and the folder of this installation below its own."""
+    """The machine's name, its new token, and this installation's folder, relative to the machine's
+    own folder.
+    """
 
     name: str
     token: str
@@ -25,25 +29,27 @@ class EnterAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BundlesAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """`bundles`: the hashes of the files to fetch."""
+    """`bundles`: the hashes of the files that the machine must fetch."""
 
     supervisor: str
     agent: str
 
 
 class HelloCall(msgspec.Struct, frozen=True, kw_only=True):
-    """`hello`: begin a session. `start` is the command that runs a Python archive there."""
+    """`hello`: begin a session. `start` is the command with which the machine runs a Python
+    archive.
+    """
 
     session: str
     root: str
     cache: str
     start: Sequence[str]
-    folder: str  # folder of the bundles
+    folder: str  # the folder with the fetched bundles
     facts: SupervisorFacts
 
 
 class ListenCall(msgspec.Struct, frozen=True, kw_only=True):
-    """`listen`: wait for lines after this one."""
+    """`listen`: wait for lines with numbers above `after`."""
 
     session: str
     after: int
@@ -51,7 +57,9 @@ class ListenCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListenAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Lines for the supervisor; `again`: start a new session; `leave`: end the work and leave."""
+    """Numbered lines for the supervisor. `again`: the machine must start a new session. `leave`: it
+    must end the work and leave.
+    """
 
     lines: Sequence[tuple[int, str]] = ()
     again: bool = False
@@ -59,7 +67,7 @@ class ListenAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class SayCall(msgspec.Struct, frozen=True, kw_only=True):
-    """`say`: the supervisor's lines, numbered from `first`."""
+    """`say`: lines from the supervisor, numbered from `first`."""
 
     session: str
     first: int
@@ -67,7 +75,9 @@ class SayCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SayAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The number of the next expected line."""
+    """The number of the next line that the server expects. `again`: the machine must start a new
+    session.
+    """
 
     next: int = 0
     again: bool = False

@@ -1,9 +1,9 @@
-"""The link to one joined machine: numbered lines of its supervisor, over requests that the machine
-makes.
+"""The link to one joined machine: numbered lines to and from its supervisor, carried by requests
+that the machine makes.
 
-A session is one run of the program on the machine. Its lines are numbered in both directions and
+A session is one run of the supervisor on the machine. Lines are numbered in each direction and
 repeated until confirmed, so that a broken request loses none. A new session fails all open
-requests, as a broken connection does. `silent_s` is measured by the event loop's clock.
+requests, like a broken connection. `silent_s` is measured on the event loop's clock.
 """
 
 import asyncio
@@ -18,14 +18,15 @@ from cavvy.providers.hosts.remote_calls import RemoteCalls
 from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
 
 _T = TypeVar("_T")
-POLL_S = 20.0  # timeout of a request with which a machine waits for lines
-_GONE_S = 10.0  # time after its last request at which a machine counts as absent
-_COUNTED_S = 60.0  # the maximum silence counted between two looks, since the server may have slept
+POLL_S = 20.0  # time limit of a request in which a machine waits for lines
+_GONE_S = 10.0  # a machine counts as absent this long after its last request
+# maximum silence counted between two checks, since the server itself may have slept
+_COUNTED_S = 60.0
 
 
 class JoinLink:
-    """Implements HostLink. `changed` gets a gang that changed, or None when the machine came or
-    left.
+    """Implements `HostLink`. `changed` is called with a changed gang, or with None when the machine
+    connects or disconnects.
     """
 
     def __init__(
@@ -38,12 +39,12 @@ class JoinLink:
         self.silent_since: datetime | None = None
         self.silent_s = 0.0
         self.leaving = False
-        self.dismissed = False  # the server dismissed the machine: it must leave
+        self.dismissed = False  # the server has dismissed the machine, so it must leave
         self.setup: HostSetup | None = None
         self._changed = changed
         self._now = now
         self._session = ""
-        self._down: list[tuple[int, str]] = []  # lines not yet confirmed by the machine
+        self._down: list[tuple[int, str]] = []  # the lines that the machine has not confirmed yet
         self._sent = 0
         self._heard = 0  # the number of the last line received from the machine
         self._calls = RemoteCalls(name, lambda: self.up)
@@ -83,8 +84,8 @@ class JoinLink:
         self._changed(None)
 
     def take(self, session: str, first: int, lines: Sequence[str]) -> int | None:
-        """Take lines of the machine, numbered from `first`. Returns the next expected number, or
-        None if another session runs.
+        """Accept lines from the machine, numbered from `first`. Returns the number of the next
+        expected line, or None if another session is running.
         """
         if session != self._session:
             return None
@@ -98,8 +99,8 @@ class JoinLink:
     async def listen(
         self, session: str, after: int, wait_s: float
     ) -> Sequence[tuple[int, str]] | None:
-        """Wait for lines for the machine after number `after`. Returns None if another session
-        runs.
+        """Wait for lines for the machine with numbers above `after`. Returns None if another
+        session is running.
         """
         if session != self._session:
             return None
@@ -122,25 +123,25 @@ class JoinLink:
         return self._down if session == self._session else None
 
     def wake(self) -> None:
-        """Answer a waiting request now."""
+        """Answer a waiting request at once."""
         self._news.set()
 
     def leave(self, problem: str) -> None:
-        """The machine leaves, or was dismissed: it gets no new work and reports its gangs until
-        they end.
+        """Mark the machine as leaving or dismissed: it gets no new work, and reports its gangs
+        until they end.
         """
         self.leaving, self.problem = True, problem
         self.wake()
         self._changed(None)
 
     def hang_up(self, problem: str) -> None:
-        """The machine has left."""
+        """Mark the machine as gone."""
         self._session, self._last, self.problem, self.leaving = "", None, problem, True
         self._drop()
         self._changed(None)
 
     def tick(self) -> bool:
-        """Count silence. Returns whether the machine has just become silent."""
+        """Count silence. Returns True if the machine has just become silent."""
         now = asyncio.get_running_loop().time()
         passed, self._looked = min(now - (self._looked or now), _COUNTED_S), now
         if self.up:
@@ -168,7 +169,7 @@ class JoinLink:
         self._news.set()
 
     def _take_line(self, line: str) -> None:
-        with suppress(ValueError):  # output of the machine that is not a frame
+        with suppress(ValueError):  # the machine sent a line that is not a frame
             for head, _ in FrameReader().feed(f"{line}\n".encode()):
                 if "changed" in head:
                     self._changed(head["changed"])

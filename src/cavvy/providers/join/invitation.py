@@ -1,4 +1,4 @@
-"""The commands that users paste on a machine to join it."""
+"""Makes the commands that users paste on a machine to join it."""
 
 import json
 import shlex
@@ -13,12 +13,12 @@ _WRONG_SERVER = "the server's certificate does not match this command; nothing w
 def make_invitation(
     node_endpoint: NodeEndpoint, provider: str, token: str, expires: datetime
 ) -> JoinInvitation:
-    """A shell command and a Python command; each fetches the join script over TLS and runs it if
+    """A shell command and a Python command. Each fetches the join script over TLS and runs it if
     the server has the pinned certificate.
     """
     host, _, port = node_endpoint.address.removeprefix("https://").rpartition(":")
     path = f"/nodes/v1/{provider}/script"
-    text = json.dumps  # a Python literal without single quotes, since the shell quotes it
+    text = json.dumps  # gives a Python literal without single quotes, since the shell quotes it
     program = (
         "import hashlib,http.client as h,ssl,subprocess as s,sys;"
         f"c=h.HTTPSConnection({text(host.strip('[]'))},{int(port)},context=ssl._create_unverified_context());"

@@ -1,4 +1,4 @@
-"""The manifest of this provider; imports nothing that connects."""
+"""The manifest of the provider for joined machines. Imports no module that connects."""
 
 from collections.abc import Mapping
 from datetime import timedelta

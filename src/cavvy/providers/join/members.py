@@ -1,7 +1,8 @@
-"""Joined machines, and invitations to join. Only hashes of their tokens are stored.
+"""The register of joined machines and of invitations to join. Only hashes of their tokens are
+stored.
 
-A machine's token is an HMAC of its name and its own nonce, keyed by its invitation's token. Neither
-token is stored, and a repeated request gets the same token again.
+A machine's token is an HMAC of the machine's name and nonce, keyed with the invitation's token. So
+no token needs to be stored, and a repeated request gets the same token again.
 """
 
 import base64
@@ -23,11 +24,11 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvitedMachine:
-    """One invitation. A used invitation contains the hash of its machine's nonce."""
+    """One invitation. Once it is used, the record contains the hash of the machine's nonce."""
 
     name: str  # SHA-256 of the invitation's token
     expires_at: datetime
-    machine: str | None = None  # the name for the machine; None: from its host name
+    machine: str | None = None  # the name for the machine; None: derived from its host name
     group: str | None = None
     nonce: str = ""
     used_by: str = ""
@@ -35,16 +36,16 @@ class InvitedMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberMachine:
-    """One joined machine. `dismissed`: it must end its work and leave."""
+    """One joined machine. If `dismissed`, it must end its work and leave."""
 
     name: str
     token: str  # SHA-256 of the machine's token
     joined_at: datetime
-    facts: SupervisorFacts | None = None  # None until its first session
+    facts: SupervisorFacts | None = None  # None before its first session
     group: str | None = None
     heard_at: datetime | None = None
     dismissed: bool = False
-    there: bool = False  # it was connected at the last look: a starting server waits for it
+    there: bool = False  # it was connected when last checked; a starting server waits for it
 
 
 class MachineRegister:
@@ -61,13 +62,16 @@ class MachineRegister:
 
     async def refresh(self) -> None:
         """Read the machines that joined through any server of this installation. Raises
-        TryAgain."""
+        TryAgain.
+        """
         await self._members.refresh()
 
     async def invite(
         self, *, name: str | None, group: str | None, valid: timedelta
     ) -> tuple[str, datetime]:
-        """A token for one machine, and its expiry. Raises Refused, TryAgain."""
+        """Create an invitation. Returns its token, valid for one machine, and its expiry. Raises
+        Refused, TryAgain.
+        """
         for what in (name, group):
             if what is not None and _NAME.fullmatch(what) is None:
                 raise Refused(
@@ -85,8 +89,8 @@ class MachineRegister:
         return token, expires
 
     async def enter(self, token: str, nonce: str, hostname: str) -> tuple[MemberMachine, str]:
-        """Join a machine. Returns its record and its token; the same nonce gets the same answer.
-        Raises Refused, TryAgain.
+        """Join a machine. Returns its record and its token; a repeated call with the same nonce
+        returns the same token. Raises Refused, TryAgain.
         """
         await self.refresh()
         await self._invitations.refresh(_hash(token))
@@ -114,7 +118,7 @@ class MachineRegister:
         return member, own
 
     async def find(self, token: str) -> MemberMachine:
-        """Find the machine with this token. Raises Refused, TryAgain."""
+        """Find the machine with this token. Raises Refused if there is none, TryAgain."""
         member = self._of(token)
         if member is None:
             await self.refresh()  # it may have joined through another server
@@ -148,8 +152,9 @@ class MachineRegister:
         return next(name for name in names if name not in self.all)
 
     async def _drop_old(self) -> None:
-        """Delete invitations a week after they expire; until then, a late machine gets the
-        reason."""
+        """Delete invitations a week after they expired. Until then, a late machine gets the
+        error that its invitation has expired.
+        """
         await self._invitations.refresh()
         for invited in list(self._invitations.records.values()):
             if self._now() >= invited.expires_at + timedelta(days=7):

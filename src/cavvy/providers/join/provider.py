@@ -1,5 +1,5 @@
-"""Joined machines as a provider: they call the server, and a supervisor on each starts agents; the
-control plane allocates the devices.
+"""The provider for joined machines: they call the server, and a supervisor on each machine starts
+agents; the control plane allocates the devices.
 """
 
 import asyncio
@@ -42,7 +42,8 @@ from cavvy.providers.join.members import MachineRegister, MemberMachine
 
 _REMOTE = str(Path(__file__).with_name("remote"))
 _TICK_S = 1.0
-_FIRST_WAIT_S = 6.0  # time after a start for known machines, which call again within it
+# after a start of the server: how long to wait for known machines to call again
+_FIRST_WAIT_S = 6.0
 _NOTE_EVERY = timedelta(minutes=1)
 _NO_ADDRESS = (
     "machines cannot reach this server: set `tls_listen` in [server], such as "
@@ -52,7 +53,7 @@ _NO_ADDRESS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedEntry:
-    """The configured properties of a joined machine, beside its own facts."""
+    """The configured properties of a joined machine, in addition to the facts that it reports."""
 
     name: str
     group: str
@@ -65,7 +66,7 @@ class JoinedEntry:
 
 
 class JoinProvider:
-    """The program of a joined machine, as one file: equal sources give equal bytes."""
+    """Implements `Provider`, and the abilities listed in the manifest."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest
@@ -107,8 +108,8 @@ class JoinProvider:
         return await self._fleet.changes.get()
 
     async def relay(self) -> None:
-        """Count the silence of machines. Agents' requests need no relay, since machines reach the
-        server.
+        """Count the silence of machines. Agents' requests need no relay, since the machines can
+        reach the server.
         """
         while True:
             with suppress(TryAgain):
@@ -128,7 +129,7 @@ class JoinProvider:
     async def whoami(self) -> Sequence[tuple[str, str]]:
         node_endpoint = self._context.node_endpoint
         said = [("address", node_endpoint.address)] if node_endpoint is not None else []
-        # Only the server knows its machines, but this runs in a command.
+        # Only the server knows its machines, while this runs in a command.
         return [
             *said,
             (
@@ -169,7 +170,7 @@ class JoinProvider:
         if member is None:
             raise NotFound(f"no joined machine is called {name}")
         line = self._lines[name]
-        # a silent machine ends its work itself when its token is refused
+        # A silent machine ends its work by itself once its token is refused.
         if not line.up:
             await self._forget(name)
             return
@@ -264,7 +265,9 @@ class JoinProvider:
         self._arrived.set()
 
     async def _forget(self, name: str) -> None:
-        """The machine no longer belongs to this installation; at its next call it ends its work."""
+        """Delete the machine from this installation. At its next call the machine is refused, and
+        ends its work.
+        """
         await self._members.drop(name)
         self._hang_up(name)
 
@@ -276,7 +279,7 @@ class JoinProvider:
     # Known machines
 
     async def _follow(self) -> None:
-        """Learn which machines joined or were dismissed through any server."""
+        """Apply changes by other servers: machines that joined or were dismissed."""
         await self._members.refresh()
         for name in self._members.all:
             self._line(name)
@@ -302,7 +305,7 @@ class JoinProvider:
         return self._fleet.list_known()
 
     async def _settle_in(self) -> None:
-        """After a start, wait briefly for known machines, which call within seconds."""
+        """After a start, wait briefly for known machines, which call again within seconds."""
         await self._follow()
         if self._settled:
             return
@@ -352,7 +355,7 @@ class JoinProvider:
         return JoinLink(name, changed, self._now)
 
     async def _tick(self) -> None:
-        """Count the silence of machines, and announce those that were silent for too long."""
+        """Count the silence of machines, and announce those that have been silent for too long."""
         for name, line in list(self._lines.items()):
             if line.tick():
                 await self._note(name, line)
@@ -366,8 +369,8 @@ class JoinProvider:
         self._fleet.announce_lost()
 
     async def _note(self, name: str, line: JoinLink) -> None:
-        """Record when a machine was heard and whether it is up; a server that starts waits for
-        those.
+        """Record when a machine last called and whether it is connected. A starting server waits
+        for connected machines.
         """
         self._noted[name] = self._now()
         member = self._members.all.get(name)

@@ -1,4 +1,4 @@
-"""Kubernetes clusters: each gang is a group of bare pods with an agent in each."""
+"""Kubernetes clusters: each gang is a group of bare pods, with an agent in each pod."""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.kubernetes.manifest import MANIFEST
@@ -9,6 +9,6 @@ __all__ = ["MANIFEST", "make"]
 def make(context: ProviderContext) -> Provider:
     from cavvy.providers.kubernetes.provider import (
         KubernetesProvider,
-    )  # not needed to list providers
+    )  # imported here because listing the providers does not need it
 
     return KubernetesProvider(MANIFEST, context)

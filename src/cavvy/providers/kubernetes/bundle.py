@@ -1,4 +1,4 @@
-"""The files that pods run, as one config map: the agent, with compiled files for this server's
+"""The files that pods run, packed as one config map: the agent, with bytecode for this server's
 Python version, and the programs in `pod/`.
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 
 _POD = Path(__file__).parent / "pod"
 _FILES = ("init.py", "boot.sh", "tunnel.sh", "tunnel.py")
-_UNCHECKED = 1  # PEP 552: valid by the hash of its source, which is not checked
+_UNCHECKED = 1  # PEP 552 flag: the .pyc carries the hash of its source, which Python does not check
 
 
 def make_bundle(archive: bytes) -> dict[str, Any]:
-    """The config map; its name follows from its content."""
+    """The config map; its name contains a hash of its content."""
     texts = {name: (_POD / name).read_text(encoding="utf-8") for name in _FILES}
     content = hashlib.sha256(
         archive + "".join(texts.values()).encode() + importlib.util.MAGIC_NUMBER
@@ -34,8 +34,8 @@ def make_bundle(archive: bytes) -> dict[str, Any]:
 
 
 def compile_archive(archive: bytes) -> bytes:
-    """The archive with compiled modules beside the sources; other versions of Python
-    ignore them.
+    """The archive with a compiled module next to each source. Other versions of Python ignore the
+    compiled modules.
     """
     packed = io.BytesIO()
     with (

@@ -1,4 +1,4 @@
-"""The nodes of a cluster, and what is free on them, as offers. No I/O."""
+"""Turns the nodes of a cluster, and their free resources, into offers. No I/O."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,14 +28,14 @@ Object = Mapping[str, Any]
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("KMGTPE", 1)}
 _QUANTITY = re.compile(r"([0-9.]+(?:e[0-9+-]+)?)(m|[kMGTP]|[KMGTPE]i)?", re.IGNORECASE)
-# The resources by which device plugins offer accelerators: whole ones, slices (MIG) and shared
-# ones.
+# The resource names by which device plugins advertise accelerators: whole ones, slices (MIG) and
+# shared ones.
 _ACCELERATORS = re.compile(
     r"nvidia\.com/(gpu|gpu\.shared|mig-[0-9a-z.+-]+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)|"
     r"habana\.ai/gaudi|google\.com/tpu|aws\.amazon\.com/(neuron|neuroncore)"
 )
-# Labels that name a node's accelerators, the most exact first: from NVIDIA's and AMD's discovery,
-# from the node groups of Google, Amazon and Azure, from CoreWeave, and labels that people set.
+# Labels that name a node's accelerators, most exact first: from the discovery tools of NVIDIA and
+# AMD, from the node groups of Google, Amazon and Azure, from CoreWeave, and set by users.
 _PRODUCTS = (
     "nvidia.com/gpu.product",
     "amd.com/gpu.product-name",
@@ -49,7 +49,7 @@ _PRODUCTS = (
     "gpu.type",
     "accelerator",
 )
-# Labels of nodes that may be preempted, and their values in lower case.
+# Labels of nodes that may be preempted, with their values in lower case.
 SPOT = (
     ("cloud.google.com/gke-spot", "true"),
     ("cloud.google.com/gke-preemptible", "true"),
@@ -58,11 +58,11 @@ SPOT = (
     ("kubernetes.azure.com/scalesetpriority", "spot"),
 )
 _MIB = 1024 * 1024
-_STEP_MIB = 256  # nodes of one kind differ slightly
+_STEP_MIB = 256  # memory is rounded down to this step, since equal nodes differ slightly
 
 
 class ResourceAmount(NamedTuple):
-    """An amount of CPUs, memory in bytes, accelerators and pods."""
+    """An amount of CPUs, memory (bytes), accelerators and pods."""
 
     cpus: Fraction = Fraction(0)
     memory: int = 0
@@ -90,21 +90,21 @@ _NOTHING = ResourceAmount()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesNode:
-    """One node: what a job may use of it, and what is free now. A node's resources for jobs, and
-    the free part of them.
+    """One kind of accelerators on one node: the resources that jobs may use, and the free part of
+    them.
     """
 
     name: str
-    resource: str  # the resource name of its accelerators; "" without any
+    resource: str  # resource name of the accelerators; "" if there are none
     shape: NodeShape
     product: str = ""
-    label: str = ""  # the label that names its accelerators; "" without one
+    label: str = ""  # the label that names the accelerators; "" if there is none
     label_value: str = ""
-    spot_label: str = ""  # the label that says that it may be preempted; "" without one
+    spot_label: str = ""  # the label that marks the node as preemptible; "" if there is none
     spot_value: str = ""
     free: ResourceAmount = _NOTHING
     why_not: str = ""
-    broken: int = 0  # accelerators that the node has but cannot offer
+    broken: int = 0  # accelerators that the node has but cannot allocate
 
     @property
     def spot(self) -> bool:
@@ -112,7 +112,7 @@ class KubernetesNode:
 
 
 def read_quantity(text: object) -> Fraction:
-    """A quantity in Kubernetes' notation, such as 2, 500m or 16Gi."""
+    """Parse a quantity in Kubernetes' notation, such as 2, 500m or 16Gi; 0 if it is malformed."""
     found = _QUANTITY.fullmatch(str(text).strip())
     if found is None:
         return Fraction(0)
@@ -127,9 +127,9 @@ def read_nodes(
     selector: Mapping[str, str],
     borne: Sequence[Toleration],
 ) -> Sequence[KubernetesNode]:
-    """The nodes that jobs may use, with one entry for each kind of accelerators of a node.
+    """The nodes that jobs may use, with one entry for each kind of accelerators on a node.
 
-    Cavvy's own pods without a node are counted where there is room for them.
+    Cavvy's own pods that are not scheduled yet are deducted from nodes that have room for them.
     """
     by_node: dict[str, list[Object]] = {}
     unplaced = []
@@ -154,7 +154,7 @@ def read_nodes(
 
 
 def _resources_of(pod: Object) -> Sequence[str]:
-    """The accelerator resources that a pod requests; "" if it requests none."""
+    """The accelerator resources that a pod requests; [""] if it requests none."""
     asked = {
         name
         for container in pod["spec"]["containers"]
@@ -166,15 +166,15 @@ def _resources_of(pod: Object) -> Sequence[str]:
 def promise(
     nodes: Sequence[KubernetesNode], parts: Mapping[str, ResourceAmount], count: int
 ) -> list[KubernetesNode]:
-    """The nodes without the room that `count` pods will take. `parts` are the pods' sizes by
-    accelerator resource, "" for any node.
+    """Deduct the resources of `count` pods from the nodes that have room for them. `parts` maps
+    accelerator resources to the pods' sizes; the key "" matches any node.
     """
     left = list(nodes)
     for _ in range(count):
         for chosen in left:
             part = parts.get(chosen.resource, parts.get(""))
             if part is not None and count_fitting(chosen, part):
-                # a node with several kinds of accelerators has one entry for each
+                # a node with several kinds of accelerators has one entry for each kind
                 other = part._replace(gpus=0)
                 left = [
                     replace(node, free=node.free.less(part if node is chosen else other))
@@ -200,7 +200,7 @@ def _read_node(
 
 
 def _read_part(node: Object, pods: Sequence[Object], resource: str, why_not: str) -> KubernetesNode:
-    """A node with one kind of its accelerators."""
+    """A node with one of its kinds of accelerators."""
     labels, status = node["metadata"].get("labels") or {}, node.get("status") or {}
     whole = _amount(status.get("allocatable") or {}, resource, pods=110)
     used = [requested(pod, resource) for pod in pods]
@@ -239,7 +239,7 @@ def _find_spot_label(labels: Object) -> str:
 
 
 def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
-    """The amounts in a table of quantities; `pods` is the default number of pods."""
+    """The amounts in a table of quantities. `pods` is used if the table has no number of pods."""
     return ResourceAmount(
         cpus=read_quantity(table.get("cpu", 0)),
         memory=int(read_quantity(table.get("memory", 0))),
@@ -249,9 +249,11 @@ def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
 
 
 def requested(pod: Object, resource: str) -> ResourceAmount:
-    """A pod's share of its node, as the scheduler counts it: the sum of its containers and
-    sidecars, or more if an init container with the sidecars before it needs more; or the request of
-    the pod as a whole.
+    """The resources of its node that a pod takes, as the scheduler counts them.
+
+    This is the sum of the requests of its containers and sidecars, or the peak during startup if an
+    init container and the sidecars started before it need more. CPU and memory requests of the pod
+    as a whole replace these numbers.
     """
     spec = pod["spec"]
     sides, peak = ResourceAmount(), ResourceAmount()
@@ -319,7 +321,9 @@ def list_offers(
     node_rate: HourlyRate,
     waits: bool,
 ) -> Sequence[Offer]:
-    """One offer for each kind of node and number of accelerators, or size if there are none."""
+    """One offer for each kind of node and number of accelerators; for nodes without accelerators,
+    one for each size.
+    """
     usable = [node for node in nodes if not node.why_not]
     kinds: dict[str, list[KubernetesNode]] = {}
     for node in usable:
@@ -346,7 +350,7 @@ def list_offers(
 def _list_parts(
     alike: Sequence[KubernetesNode], location: OfferLocation, prices: PartPrices, *, waits: bool
 ) -> Iterator[Offer]:
-    """The offers of nodes of one kind."""
+    """The offers for a group of equal nodes."""
     shape = alike[0].shape
     for part in list_parts(shape):
         fitting = [count_fitting(node, part_of(part)) for node in alike]
@@ -361,14 +365,14 @@ def _list_parts(
 
 
 def part_of(part: NodeShape) -> ResourceAmount:
-    """The requests of a pod of this size."""
+    """The resource requests of a pod of this size."""
     return ResourceAmount(
         cpus=Fraction(part.cpus), memory=part.memory_mib * _MIB, gpus=part.gpus, pods=1
     )
 
 
 def count_fitting(node: KubernetesNode, part: ResourceAmount) -> int:
-    """How many pods of this size the node has room for now."""
+    """The number of pods of this size that fit on the node now."""
     if node.why_not or not node.free.covers(part):
         return 0
     free = node.free
@@ -381,7 +385,7 @@ def count_fitting(node: KubernetesNode, part: ResourceAmount) -> int:
 
 
 def nodes_for(nodes: Sequence[KubernetesNode], offer: Offer) -> Sequence[KubernetesNode]:
-    """The nodes of an offer, free or not."""
+    """The nodes that match an offer, free or not."""
     return [
         node
         for node in nodes

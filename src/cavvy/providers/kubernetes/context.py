@@ -1,4 +1,4 @@
-"""One context: launches gangs in it, finds, records and removes them."""
+"""One Kubernetes context: launches, finds, records and removes the gangs in it."""
 
 import asyncio
 import re
@@ -49,17 +49,19 @@ _AT_ONCE = {"gracePeriodSeconds": 0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextTerms:
-    """A context's dependencies on the server. `mark` labels all objects of this installation."""
+    """The server's part of a context's dependencies. `mark` labels all objects of this
+    installation.
+    """
 
     mark: str
     options: PodOptions
     agent: Callable[[], bytes] | None
     now: Callable[[], datetime]
-    changed: Callable[[str], None]  # called with the name of a gang that ended
+    changed: Callable[[str], None]  # called with the name of each gang that has ended
 
 
 class ClusterContext:
-    """One namespace of one cluster. Methods raise only ProviderErrors."""
+    """One namespace of one cluster. All errors that methods raise are ProviderErrors."""
 
     def __init__(self, api: KubernetesApi, tunnels: ExecTunnels, terms: ContextTerms) -> None:
         self.api = api
@@ -69,29 +71,32 @@ class ClusterContext:
         self._launching: dict[str, asyncio.Lock] = {}
         self._promised: dict[
             str, tuple[Mapping[str, ResourceAmount], int]
-        ] = {}  # the room of gangs whose pods are being created
+        ] = {}  # by gang: the size and number of its pods that are being created
         self._placed_agent = ""
-        self._last: dict[str, Object] = {}  # the last known state of pods, by name
+        self._last: dict[str, Object] = {}  # the last known state of pods, by pod name
 
     def _path(self, kind: str, name: str = "") -> str:
-        """The path of an object in the namespace, or of all of its kind."""
+        """The path of one object in the namespace, or of all objects of its kind if `name` is
+        "".
+        """
         path = f"/api/v1/namespaces/{self.api.context.namespace}/{kind}"
         return f"{path}/{name}" if name else path
 
     def _labelled(self, gang: str | None) -> dict[str, str]:
-        """The selector of the objects of one gang, or of all gangs."""
+        """The label selector for the objects of one gang, or of all gangs if `gang` is None."""
         mark = f"{pods.INSTALLATION}={self._terms.mark}"
         return {"labelSelector": mark if gang is None else f"{mark},{pods.GANG}={gang}"}
 
     def note(self, pod: Object, *, gone: bool) -> None:
-        """Handle a pod seen by a watch. A deleted pod is remembered until the end of its gang is
-        recorded."""
+        """Handle a pod reported by a watch. A deleted pod is remembered until the end of its gang
+        is recorded.
+        """
         name = pod["metadata"]["name"]
         if gone or name in self._last:
             self._last[name] = pod
 
     async def nodes(self, age: timedelta = timedelta(0)) -> Sequence[KubernetesNode]:
-        """The nodes of the cluster, as of at most `age` ago."""
+        """The nodes of the cluster, from an answer that is at most `age` old."""
         now = self._terms.now()
         if self._nodes is None or now - self._nodes[0] > age:
             async with _sorted("the nodes of the cluster cannot be listed"):
@@ -103,11 +108,11 @@ class ClusterContext:
         return self._nodes[1]
 
     def list_alike(self, offer: Offer) -> Sequence[KubernetesNode]:
-        """The last known nodes of an offer, without a request."""
+        """The last known nodes that match an offer. Makes no request."""
         return nodes_for(self._nodes[1], offer) if self._nodes is not None else ()
 
     async def _everybody(self) -> Sequence[Object]:
-        """The pods of all namespaces, or those of this one if the user may not list the others."""
+        """The pods of all namespaces, or of this namespace if the user may not list the others."""
         try:
             return await self.api.items("/api/v1/pods", {"fieldSelector": _NOT_OVER})
         except ApiServerRefused as error:
@@ -116,7 +121,7 @@ class ClusterContext:
         return await self.api.items(self._path("pods"))
 
     async def quotas(self) -> Sequence[Object]:
-        """The namespace's quotas that apply to every pod; () if the user may not list them."""
+        """The namespace's quotas that apply to every pod; () if the user may not list quotas."""
         async with _sorted("the namespace's quotas cannot be listed"):
             try:
                 found = await self.api.items(self._path("resourcequotas"))
@@ -131,7 +136,7 @@ class ClusterContext:
         ]
 
     async def launch(self, spec: GangSpec) -> None:
-        """Like Provider.launch, for an offer of this context."""
+        """See `Provider.launch`. The offer must be one of this context's."""
         async with (
             self._launching.setdefault(spec.name, asyncio.Lock()),
             _sorted(f"{spec.name} cannot be launched"),
@@ -143,10 +148,10 @@ class ClusterContext:
                 self._promised.pop(spec.name, None)
 
     async def gangs(self, name: str | None) -> Sequence[GangSeen]:
-        """As Provider.gangs."""
+        """See `Provider.gangs`."""
         async with _sorted("pods cannot be listed"):
             if name is None:
-                # Records before pods, which are created later.
+                # List records before pods, since pods are created after their record.
                 raw = await self.api.items(self._path("configmaps"), self._labelled(None))
                 records = [record for record in map(status.read_record, raw) if record is not None]
             else:
@@ -163,7 +168,7 @@ class ClusterContext:
             return [seen for seen in looks if seen is not None]
 
     async def remove(self, name: str) -> bool:
-        """Like Provider.remove; returns whether the gang is, or was, in this context."""
+        """See `Provider.remove`. Returns whether this context has a record of the gang."""
         async with _sorted(f"{name} cannot be removed"):
             record = await self._find_record(name)
             if record is not None and record.ended is None:
@@ -187,7 +192,7 @@ class ClusterContext:
         except (NoCapacity, Refused):
             if await self._find_record(spec.name) is None:
                 raise
-            node = (await self._find_alike(spec))[0]  # it has its room already, or has ended
+            node = (await self._find_alike(spec))[0]  # the gang already has its pods, or has ended
         agent = await self._place_agent(terms.agent)
         await self._claim_volumes(spec)
         record = await self._make_record(spec)
@@ -197,11 +202,11 @@ class ClusterContext:
         await self._make_pods(spec, record, owner, node, agent)
         self._nodes = None
         after = await self._find_record(spec.name)
-        if after is None or after.removing_at:  # another server removed it meanwhile
+        if after is None or after.removing_at:  # another server has removed the gang since
             await self._drop_pods(record)
 
     async def _make_record(self, spec: GangSpec) -> PodGangRecord | None:
-        """The gang's record, new or as another call made it. Raises Refused."""
+        """Return the gang's record, creating it if it does not exist. Raises Refused."""
         record = pods.make_record(spec, self._terms.mark, self._terms.now().isoformat())
         made = await self.api.make(self._path("configmaps"), record)
         raw = made or await self.api.get(self._path("configmaps", spec.name))
@@ -219,9 +224,12 @@ class ClusterContext:
         node: KubernetesNode,
         agent: str,
     ) -> None:
-        """Create the gang's secret and pods; leave nothing if one of them is refused for good."""
+        """Create the gang's secret and pods. If one is refused for good, delete all objects of the
+        gang.
+        """
         mark, options = self._terms.mark, self._terms.options
-        # A kubelet reads the secret after it has seen the pod; creating both takes less time.
+        # All are created concurrently to save time: a kubelet reads the secret only after it has
+        # seen the pod.
         results = await asyncio.gather(
             self.api.make(self._path("secrets"), pods.make_secret(spec, mark, owner)),
             *(
@@ -243,13 +251,13 @@ class ClusterContext:
                 raise result
 
     async def _find_record(self, name: str) -> PodGangRecord | None:
-        """The gang's record; None if this installation has no such gang."""
+        """Return the gang's record, or None if this installation has no such gang."""
         raw = await self.api.find(self._path("configmaps", name))
         return status.read_record(raw) if raw is not None and self._is_ours(raw) else None
 
     async def _check_queue(self) -> None:
-        """Raises NoCapacity and Refused if Kueue's queue would hold the pods back. A user without
-        the right to read queues finds out later.
+        """Raise NoCapacity or Refused if Kueue's queue would hold the pods back. If the user may
+        not read queues, nothing is checked.
         """
         if not self._terms.options.queue:
             return
@@ -260,9 +268,11 @@ class ClusterContext:
                 raise
 
     async def _find_room(self, spec: GangSpec) -> KubernetesNode:
-        """One of the offer's nodes. Raises NoCapacity if too few of them have room now.
+        """Return one of the offer's nodes. Raises NoCapacity if there is now too little room for
+        the gang.
 
-        Until the gang's pods exist, their room is promised: concurrent launches do not count on it.
+        The room is promised to the gang until its pods exist, so that concurrent launches do not
+        count it as free.
         """
         part = part_of_offer(spec.offer)
         for age in (_NODES_AGE, timedelta(0)):
@@ -290,7 +300,9 @@ class ClusterContext:
         return alike
 
     async def _place_agent(self, pack: Callable[[], bytes]) -> str:
-        """Put the files that pods run into the namespace, once per content."""
+        """Create the config map with the files that pods run, unless it exists, and return its
+        name.
+        """
         if not self._placed_agent:
             bundle = await asyncio.to_thread(lambda: make_bundle(pack()))
             await self.api.make(self._path("configmaps"), bundle)
@@ -313,7 +325,7 @@ class ClusterContext:
             )
         await self.api.make(self._path("persistentvolumeclaims"), pods.make_claim(volume, nodes))
 
-    # Looking
+    # Polling
 
     async def _see(self, record: PodGangRecord, found: Mapping[str, Object]) -> GangSeen | None:
         now = self._terms.now()
@@ -345,7 +357,7 @@ class ClusterContext:
             try:
                 node = await self.api.find(f"/api/v1/nodes/{name}")
             except ApiServerRefused:
-                continue  # without the right to read nodes, Kubernetes has to decide
+                continue  # the user may not read nodes, so Kubernetes has to decide
             if reason := status.why_lost(node, after, self._terms.now()):
                 lost[name] = reason
         return lost
@@ -357,9 +369,10 @@ class ClusterContext:
         seen: GangSeen,
         stopped: Sequence[str],
     ) -> GangSeen:
-        """Record the end, then delete the pods; without a grace period those in which nothing runs.
+        """Record the end of the gang, then delete its pods.
 
-        With one, old kubelets keep ended pods, and thus their names, for up to a minute.
+        Pods in which nothing runs are deleted without a grace period. With a grace period, old
+        kubelets keep ended pods, and thus their names, for up to a minute.
         """
         body = {
             "metadata": {"resourceVersion": record.version},
@@ -398,10 +411,10 @@ class ClusterContext:
             await self._patch(record.name, data)
         for pod in found:
             self._last[pod["metadata"]["name"]] = pod
-        # Without a grace period if nothing has started: old kubelets need a minute for pods that
-        # end while their volumes are being mounted.
+        # If nothing has started, delete without a grace period: old kubelets need a minute to end a
+        # pod while its volumes are being mounted.
         await self._drop_pods(record, None if begun else _AT_ONCE)
-        if not begun:  # else Kueue would give the quota away during the pods' grace period
+        if not begun:  # otherwise Kueue would free the quota during the pods' grace period
             await self._leave_queue(record)
 
     async def _drop_pods(self, record: PodGangRecord, options: Object | None = None) -> None:
@@ -412,8 +425,8 @@ class ClusterContext:
         await asyncio.gather(*(self.api.drop(self._path("pods", name), options) for name in names))
 
     async def _leave_queue(self, record: PodGangRecord) -> None:
-        """Delete Kueue's own object: it keeps the pods that Kueue has not admitted, and their
-        position in the queue.
+        """Delete Kueue's workload object, which holds the pods that Kueue has not admitted and
+        their position in the queue.
         """
         if not self._terms.options.queue:
             return
@@ -422,12 +435,13 @@ class ClusterContext:
             version = await find_kueue(self.api)
             await self.api.drop(f"{version}/namespaces/{namespace}/workloads/{record.name}")
         except ApiServerRefused as error:
-            # Without the right, Kueue has to decide; without Kueue, nothing keeps the pods.
+            # If the user lacks the right, Kueue has to decide. Without Kueue, no object holds the
+            # pods.
             if error.status not in (403, 404):
                 raise
 
     async def _forget(self, record: PodGangRecord) -> None:
-        """Delete all objects of a gang of which nothing was started."""
+        """Delete all objects of a gang in which no pod has started."""
         await self._drop(record.pods, _AT_ONCE)
         await self._leave_queue(record)
         await self.api.drop(self._path("secrets", record.name))
@@ -442,7 +456,7 @@ class ClusterContext:
 
 
 def part_of_offer(offer: Offer) -> ResourceAmount:
-    """The requests of each pod of an offer."""
+    """The resource requests of each pod of an offer."""
     return part_of(
         NodeShape(
             cpus=int(offer.vcpus), memory_mib=offer.memory_mib, gpus=offer.accelerator_count, gpu=""
@@ -451,8 +465,8 @@ def part_of_offer(offer: Offer) -> ResourceAmount:
 
 
 def _sort_refusal(error: ApiServerRefused) -> ProviderError:
-    """A quota that others have used up is NoCapacity. A quota that is too small for the gang needs
-    a person.
+    """Return the provider error for a refusal: NoCapacity if others have used up a quota,
+    QuotaTooSmall if the quota is too small for the gang even when unused.
     """
     found = _QUOTA.search(str(error)) if "exceeded quota" in str(error) else None
     if found is None:
@@ -463,7 +477,7 @@ def _sort_refusal(error: ApiServerRefused) -> ProviderError:
 
 @asynccontextmanager
 async def _sorted(what: str) -> AsyncIterator[None]:
-    """Turns the errors of the API server into those that callers of a provider expect."""
+    """Convert the errors of the API server to provider errors, with `what` as a prefix."""
     try:
         yield
     except ApiServerRefused as error:

@@ -1,5 +1,5 @@
-"""Relays the agents' requests: a command in each pod connects its first process to the control
-plane through the API server.
+"""Relays the agents' requests: an exec command in each pod connects the pod's first process to the
+control plane, through the API server.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from cavvy.providers.kubernetes.pods import CONTAINER
 _FRAME = struct.Struct("!cII")
 _OPEN, _DATA, _CLOSE, _REMOVED = b"O", b"D", b"C", b"R"
 _CHUNK = 64 * 1024
-# A kubelet mounts the volumes of a new pod after 0.3 s at the earliest, and each attempt before
-# that slows it down.
+# A kubelet needs at least 0.3 s to mount the volumes of a new pod. Earlier attempts would slow the
+# kubelet down.
 _BEFORE_S = 0.35
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.08, 1.0
 _FAREWELL_S = 0.5
@@ -27,9 +27,7 @@ _COMMAND = "/cavvy/agent/tunnel.sh"
 
 
 class ExecTunnels:
-    """The tunnels to the pods of one context. A tunnel that breaks is opened again
-    until `let_go`.
-    """
+    """The tunnels to the pods of one context. Broken tunnels are opened again until `let_go`."""
 
     def __init__(self, api: KubernetesApi, server: str, cache: Path) -> None:
         self._api = api
@@ -38,10 +36,11 @@ class ExecTunnels:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._tunnels: dict[str, _Tunnel] = {}
         self._wake: dict[str, asyncio.Event] = {}
-        self.problems: dict[str, str] = {}  # why a pod's agent cannot be reached, for people
+        # by pod: why its agent cannot be reached; shown to users
+        self.problems: dict[str, str] = {}
 
     def follow(self, pod: str, *, runs: bool) -> None:
-        """Keep a tunnel to this pod; try at once if the pod is known to run."""
+        """Keep a tunnel to this pod. If the pod is known to run, try at once."""
         if pod not in self._tasks:
             self._wake[pod] = asyncio.Event()
             self._tasks[pod] = asyncio.create_task(self._keep(pod))
@@ -56,7 +55,7 @@ class ExecTunnels:
             task.cancel()
 
     async def tell_removed(self, pod: str) -> None:
-        """Let a pod know that Cavvy removes it, so that its agent does not take the signal for a
+        """Tell a pod that Cavvy is removing it, so that its agent does not report the signal as a
         preemption.
         """
         tunnel = self._tunnels.get(pod)
@@ -95,7 +94,9 @@ class ExecTunnels:
             pause = _FIRST_PAUSE_S if woken else min(_LAST_PAUSE_S, pause * 1.1)
 
     async def _pause(self, pod: str, seconds: float) -> bool:
-        """Whether news of the pod ended the pause."""
+        """Wait for `seconds`, or until `follow` reports that the pod runs; return True in that
+        case.
+        """
         wake = self._wake[pod]
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -105,7 +106,7 @@ class ExecTunnels:
         return woken
 
     async def _join(self, pod: str) -> str:
-        """Relay until the tunnel ends. Returns the platform of a pod that needs a Python first,
+        """Relay until the tunnel ends. If the pod needs a Python first, return the pod's platform,
         else "".
         """
         async with self._api.run(pod, CONTAINER, ["sh", _COMMAND]) as stream:
@@ -150,7 +151,7 @@ async def _send_all(stream: WebSocket, content: bytes) -> None:
 
 
 class _Tunnel:
-    """One open tunnel."""
+    """One open tunnel to a pod."""
 
     def __init__(self, stream: WebSocket, server: str) -> None:
         self._stream = stream
@@ -164,7 +165,9 @@ class _Tunnel:
         await self._stream.send(0, _FRAME.pack(kind, number, len(body)) + body)
 
     async def relay(self) -> str:
-        """Relay until the tunnel ends. Returns what the pod sent instead of frames."""
+        """Relay until the tunnel ends. If the pod asked for a Python, return its platform. Raises
+        ConnectionBroken.
+        """
         unread, said = b"", b""
         while (message := await self._stream.receive()) is not None:
             channel, data = message
@@ -208,7 +211,7 @@ class _Tunnel:
         return unread
 
     async def _serve(self, number: int, queue: asyncio.Queue[bytes | None]) -> None:
-        """Relay one connection of an agent."""
+        """Relay one connection from an agent."""
         try:
             reader, writer = await connect_to(self._server)
         except OSError:

@@ -1,5 +1,5 @@
-"""A task as manifests for `kubectl apply`, without Cavvy: a pod per node, and a service if there
-are several.
+"""Exports a task as manifests for `kubectl apply`, without Cavvy: one pod per node, and a service
+if there are several nodes.
 """
 
 import math
@@ -26,9 +26,9 @@ from cavvy.providers.kubernetes.pods import (
 Object = dict[str, Any]
 
 _TIME_LIMIT_S = 24 * 3600
-# as Cavvy runs work: with bash if the image has it
+# Like Cavvy itself, run work with bash if the image has it.
 _SHELL = 'exec "$(command -v bash || command -v sh)" -c "$0"'
-# The resource names of each vendor's device plugins for whole accelerators, if no node is known.
+# If no node is known: the resource name of each vendor's device plugin, for whole accelerators.
 _RESOURCES = {
     Vendor.AMD: "amd.com/gpu",
     Vendor.INTEL: "gpu.intel.com/i915",
@@ -45,8 +45,8 @@ def make_export(
     options: PodOptions,
     node: KubernetesNode | None = None,
 ) -> str:
-    """YAML documents. `node` is one of the offer's nodes. Comments at the top list what only Cavvy
-    can do.
+    """The manifests as YAML documents. `node` is one of the offer's nodes. Comments at the top list
+    what works only with Cavvy.
     """
     documents = [] if nodes == 1 else [_service(task)]
     place = node or _guess_node(task.resources)
@@ -56,7 +56,7 @@ def make_export(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines in the literal style, so that programs stay readable."""
+    """Writes multi-line strings in the literal style, so that programs stay readable."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         return self.represent_scalar(
@@ -91,7 +91,7 @@ def _list_left_out(task: Task, node: KubernetesNode) -> list[str]:
 
 
 def _service(task: Task) -> Object:
-    """Gives the pods names by which they find each other."""
+    """A headless service: it gives the pods the host names by which they find each other."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -138,7 +138,7 @@ def _pod(
 
 
 def _list_volumes(task: Task) -> list[Volume]:
-    """The volumes that a pod can mount."""
+    """The task's volumes that a pod can mount."""
     return [
         each
         for each in task.volumes
@@ -165,7 +165,7 @@ def _environment(task: Task, rank: int, nodes: int, count: int) -> list[Object]:
 
 
 def _literal(text: str) -> str:
-    """Escapes text for the kubelet, which replaces `$(NAME)` by its own variables, and `$$`
+    """Escape text for the kubelet, which replaces `$(NAME)` by the value of its variable, and `$$`
     by `$`.
     """
     return re.sub(r"\$(?=[$(])", "$$", text)
@@ -180,9 +180,7 @@ def _size(resources: Resources, offer: Offer | None) -> tuple[float, int, int]:
 
 
 def _guess_node(need: Resources) -> KubernetesNode:
-    """A guess at a node, if none is known: its accelerators have the vendor's usual
-    resource name.
-    """
+    """A substitute for an unknown node: its accelerators have the vendor's usual resource name."""
     first = need.accelerators[0] if need.accelerators else None
     known = find_accelerator(first.name) if first is not None and first.name else None
     resource = (

@@ -1,4 +1,4 @@
-"""Kueue's local queues: where the API has them, and whether a queue admits pods."""
+"""Finds Kueue's API in the cluster, and checks whether a local queue admits pods."""
 
 from cavvy.providers.base import NoCapacity, Refused
 from cavvy.providers.kubernetes.calls.api import ApiServerRefused, KubernetesApi
@@ -7,8 +7,8 @@ _SETTING = "the setting `queue` of [providers.kubernetes]"
 
 
 async def find_kueue(api: KubernetesApi) -> str:
-    """The path of Kueue's API in its preferred version. Raises ApiServerRefused, with status 404
-    without Kueue.
+    """Return the path of Kueue's API in its preferred version. Raises ApiServerRefused, with status
+    404 if the cluster has no Kueue.
     """
     told = await api.get("/apis/kueue.x-k8s.io")
     return f"/apis/{told['preferredVersion']['groupVersion']}"
@@ -17,9 +17,9 @@ async def find_kueue(api: KubernetesApi) -> str:
 async def probe_queue(api: KubernetesApi, queue: str) -> None:
     """Check that pods submitted to this local queue can start.
 
-    Raises Refused if there is no such queue (its pods would wait forever, or bypass Kueue if it is
-    missing), NoCapacity while Kueue reports the queue as inactive, and ApiServerRefused if the user
-    may not read it.
+    Raises Refused if the cluster has no such queue (pods would wait forever) or no Kueue (pods
+    would bypass it), NoCapacity while Kueue reports the queue as inactive, and ApiServerRefused if
+    the user may not read the queue.
     """
     namespace = api.context.namespace
     try:

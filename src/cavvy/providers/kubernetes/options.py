@@ -13,7 +13,9 @@ _TOLERATION = re.compile(r"([^=:]+)(?:=([^:]*))?(?::(NoSchedule|NoExecute|Prefer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toleration:
-    """A tolerated taint. An empty `effect` matches every effect, a `value` of None every value."""
+    """A tolerated taint. An empty `effect` matches every effect; a `value` of None matches every
+    value.
+    """
 
     key: str
     value: str | None = None
@@ -37,7 +39,7 @@ class Toleration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodOptions:
-    """The settings that end up in pods."""
+    """The provider's settings that affect pods."""
 
     image: str
     queue: str
@@ -53,12 +55,12 @@ class PodOptions:
 
     @property
     def waits(self) -> bool:
-        """Whether pods may be created before there is room for them."""
+        """True if pods may be created before there is room for them."""
         return self.wait or bool(self.queue)
 
 
 def read_options(settings: Mapping[str, Scalar]) -> PodOptions:
-    """Raises Refused."""
+    """Parse the provider's settings. Raises Refused."""
 
     def text(name: str) -> str:
         return str(settings.get(name, "")).strip()

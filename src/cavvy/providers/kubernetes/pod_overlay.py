@@ -1,13 +1,13 @@
-"""Merges pod fields of a task into a pod, by the rules of a Kubernetes strategic merge patch."""
+"""Merges a task's pod fields into a pod, by the rules of a Kubernetes strategic merge patch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 Object = dict[str, Any]
 
-# What identifies an item of a list; items without it are appended.
+# The fields that identify a list item, in order of preference. Items without these are appended.
 _KEYS = ("name", "mountPath", "key", "containerPort", "ip", "topologyKey")
-# What Cavvy needs to find its pods and to run its agent in them.
+# The fields that Cavvy needs in order to find its pods and to run its agent in them.
 _OWN = (
     ("apiVersion",),
     ("kind",),
@@ -20,8 +20,8 @@ _OWN_IN_CONTAINER = ("name", "command", "args")
 
 
 def overlay_pod(pod: Object, fields: Mapping[str, Any]) -> Object:
-    """The pod with these fields. The first container's fields apply to the task's own container;
-    fields that Cavvy needs keep their values.
+    """Return the pod with these fields merged. The fields of the first container apply to the
+    task's own container. Fields that Cavvy needs keep their values.
     """
     labels = dict(pod["metadata"]["labels"])
     first, *others = pod["spec"]["containers"]

@@ -1,4 +1,4 @@
-"""The objects of a gang: its record, its secret, and one pod per rank. No I/O."""
+"""Builds the objects of a gang: its record, its secret, and one pod per rank. No I/O."""
 
 import hashlib
 import json
@@ -18,16 +18,16 @@ Object = dict[str, Any]
 
 CONTAINER = "work"
 INSTALLATION, GANG, RANK = "cavvy/installation", "cavvy/gang", "cavvy/rank"
-RESERVE = timedelta(seconds=15)  # after the work's grace, for the agent's last messages
+RESERVE = timedelta(seconds=15)  # time after the work's grace for the agent's last messages
 _LEAST_GRACE = timedelta(seconds=30)  # Kubernetes' own default
-_BOOT = timedelta(minutes=25)  # the active deadline includes the time to pull images
+_BOOT = timedelta(minutes=25)  # the active deadline includes the time for pulling images
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _RUN = "/cavvy/run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerObject:
-    """The record of a gang, which owns its other objects: they are deleted with it."""
+    """A gang's record, which owns the gang's other objects: Kubernetes deletes them with it."""
 
     name: str
     uid: str
@@ -47,7 +47,7 @@ def pod_name(gang: str, rank: int) -> str:
 
 
 def make_record(spec: GangSpec, mark: str, asked_at: str) -> Object:
-    """The gang's record. Creating it launches the gang."""
+    """The config map that records the gang. Creating it is the first step of a launch."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -57,7 +57,7 @@ def make_record(spec: GangSpec, mark: str, asked_at: str) -> Object:
 
 
 def make_secret(spec: GangSpec, mark: str, owner: OwnerObject) -> Object:
-    """The configuration of the gang's agents."""
+    """The secret with the configuration of the gang's agents."""
     grace = _grace(spec)
     config = {
         "protocol": 1,
@@ -67,7 +67,7 @@ def make_secret(spec: GangSpec, mark: str, owner: OwnerObject) -> Object:
         "lease_s": spec.lease.total_seconds(),
         "grace_s": spec.grace.total_seconds(),
         "cpus": spec.offer.vcpus,
-        "memory_mib": 0,  # the pod's own limit applies
+        "memory_mib": 0,  # 0: the pod's own limit applies
         "boxed": True,
         "taken": {"seconds": (grace - RESERVE / 3).total_seconds(), "source": "Kubernetes"},
     }
@@ -97,8 +97,8 @@ def make_pod(
     options: PodOptions,
     agent: str,
 ) -> Object:
-    """The pod of one rank. `node` is one of the offer's nodes, `agent` the config map with the
-    files that pods run.
+    """The pod of one rank. `node` is one of the offer's nodes; `agent` is the name of the config
+    map with the files that pods run.
     """
     metadata: Object = {
         "name": pod_name(spec.name, rank),
@@ -127,7 +127,7 @@ def _pod_spec(
     if not spec.offer.accelerator_count:
         env.append(
             {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
-        )  # otherwise some images show all GPUs of the node
+        )  # otherwise some images expose all GPUs of the node
     container = {
         "name": CONTAINER,
         "image": spec.image or options.image,
@@ -149,7 +149,7 @@ def _pod_spec(
 
 
 def _list_volumes(spec: GangSpec, agent: str) -> tuple[list[Object], list[Object]]:
-    """The volumes of a gang's pod, and their mounts."""
+    """The volumes of a gang's pod, and the mounts of its container."""
     secret = {"secretName": spec.name, "defaultMode": 0o444}
     own: tuple[tuple[str, Object, Object], ...] = (
         ("agent", {"configMap": {"name": agent}}, {"mountPath": "/cavvy/agent", "readOnly": True}),
@@ -164,13 +164,14 @@ def _list_volumes(spec: GangSpec, agent: str) -> tuple[list[Object], list[Object
 
 
 def join_queue(metadata: Object, queue: str, group: str, nodes: int) -> None:
-    """Make Kueue admit all pods of a group at once, if there is a queue."""
+    """If there is a queue, label the pods so that Kueue admits all pods of the group at once."""
     if queue:
         metadata["labels"] |= {
             "kueue.x-k8s.io/queue-name": queue,
             "kueue.x-k8s.io/pod-group-name": group,
         }
-        # A retriable group would keep its quota, and its failed pods, after some of them failed.
+        # After the failure of some pods, a retriable group would keep its quota and the failed
+        # pods.
         metadata["annotations"] = metadata.get("annotations", {}) | {
             "kueue.x-k8s.io/pod-group-total-count": str(nodes),
             "kueue.x-k8s.io/retriable-in-group": "false",
@@ -178,7 +179,9 @@ def join_queue(metadata: Object, queue: str, group: str, nodes: int) -> None:
 
 
 def make_resources(cpus: float, memory_mib: int, resource: str, count: int) -> Object:
-    """Memory and accelerators are limits; CPUs are a share that may be exceeded."""
+    """A container's resources. Memory and accelerators are limits; CPUs are a request that the
+    container may exceed.
+    """
     limits: Object = {"memory": f"{memory_mib}Mi"}
     if count:
         limits[resource] = str(count)
@@ -186,7 +189,7 @@ def make_resources(cpus: float, memory_mib: int, resource: str, count: int) -> O
 
 
 def make_place(accelerators: int, node: KubernetesNode | None, options: PodOptions) -> Object:
-    """Where a pod may run and under which account: its spec without the container."""
+    """The part of a pod's spec that determines its node and account, without the container."""
     tolerations = [each.object for each in options.tolerations]
     if accelerators and node is not None:
         tolerations.append({"key": node.resource, "operator": "Exists"})
@@ -237,13 +240,15 @@ def _rules(accelerators: int, node: KubernetesNode) -> Sequence[Object]:
 
 
 def make_volumes(volumes: Sequence[Volume]) -> tuple[list[Object], list[Object]]:
-    """Volumes of a pod, and their mounts in its container."""
+    """The volumes of a pod, and their mounts in the container."""
     sources = [{"name": f"volume-{n}", **make_source(each)} for n, each in enumerate(volumes)]
     return sources, [make_mount(n, each) for n, each in enumerate(volumes)]
 
 
 def make_source(volume: Volume) -> Object:
-    """The files of a volume."""
+    """The source of a volume's files in a pod's spec. Folder volumes have none: the agent provides
+    them.
+    """
     match volume.kind:
         case VolumeKind.NAMED:
             return {
@@ -261,15 +266,16 @@ def make_source(volume: Volume) -> Object:
 
 
 def make_mount(number: int, volume: Volume) -> Object:
-    """The path of a volume in the pod."""
-    # The agent creates the working folder, and links volumes beside it into it.
+    """The mount of a volume in the container."""
+    # A volume within the working folder is mounted outside it: the agent creates that folder, and
+    # links the volume into it.
     beside = f"/cavvy/volumes/{hashlib.sha256(volume.path.encode()).hexdigest()[:12]}"
     inside = volume.path if volume.path.startswith("/") else beside
     return {"name": f"volume-{number}", "mountPath": inside, "readOnly": volume.read_only}
 
 
 def make_claim(volume: Volume, nodes: int) -> Object:
-    """A claim for a named volume that does not exist; it outlives the gang."""
+    """A claim for a named volume that does not exist yet. The claim outlives the gang."""
     spec: Object = {
         "accessModes": ["ReadWriteMany" if nodes > 1 else "ReadWriteOnce"],
         "resources": {"requests": {"storage": f"{volume.size_gib}Gi"}},
@@ -281,7 +287,7 @@ def make_claim(volume: Volume, nodes: int) -> Object:
 
 
 def _plain(labels: Mapping[str, str]) -> dict[str, str]:
-    """The tags that are valid as labels; an annotation has all of them."""
+    """The tags that are valid as Kubernetes labels. An annotation holds all tags."""
     fit = {
         name: value
         for name, value in labels.items()
@@ -295,7 +301,7 @@ def _grace(spec: GangSpec) -> timedelta:
 
 
 def _deadline(spec: GangSpec) -> Object:
-    """The kubelet's own deadline for pods whose work has a known maximum duration."""
+    """The kubelet's own deadline for the pod, if the work has a maximum duration."""
     if spec.longest is None:
         return {}
     whole = spec.longest + _BOOT + _grace(spec) + RESERVE

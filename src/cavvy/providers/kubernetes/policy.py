@@ -1,10 +1,10 @@
-"""The rights that this provider needs, as manifests for `kubectl apply`. No I/O."""
+"""Writes the rights that this provider needs as manifests for `kubectl apply`. No I/O."""
 
 from collections.abc import Sequence
 
 import yaml
 
-# (API group, resource, verbs). Clusters check exec as GET or POST, depending on their version.
+# (API group, resource, verbs). Depending on the version, clusters check exec as GET or POST.
 Right = tuple[str, str, tuple[str, ...]]
 _NAMESPACED: tuple[Right, ...] = (
     ("", "pods", ("create", "delete", "get", "list", "watch")),
@@ -14,7 +14,7 @@ _NAMESPACED: tuple[Right, ...] = (
     ("", "resourcequotas", ("list",)),
     ("", "persistentvolumeclaims", ("create", "get")),
 )
-# for gangs that go through a queue of Kueue
+# additional rights for gangs submitted to a queue of Kueue
 _QUEUE: tuple[Right, ...] = (
     ("kueue.x-k8s.io", "localqueues", ("get",)),
     ("kueue.x-k8s.io", "workloads", ("delete",)),
@@ -26,12 +26,14 @@ CLUSTER: tuple[Right, ...] = (
 
 
 def list_rights(queue: str) -> Sequence[Right]:
-    """The rights in the namespace."""
+    """The rights needed in the namespace."""
     return (*_NAMESPACED, *_QUEUE) if queue else _NAMESPACED
 
 
 def make_policy(namespace: str, queue: str = "") -> str:
-    """A service account, its rights in one namespace, and its rights in the cluster."""
+    """Manifests of a service account, its rights in one namespace, and its rights in the
+    cluster.
+    """
     who = [{"kind": "ServiceAccount", "name": "cavvy", "namespace": namespace}]
     role = {"apiGroup": "rbac.authorization.k8s.io", "name": "cavvy"}
     rights = "rbac.authorization.k8s.io/v1"

@@ -1,4 +1,4 @@
-"""Kubernetes as a provider: each context is a region, each gang a group of bare pods."""
+"""The Kubernetes provider: each context is a region, each gang is a group of bare pods."""
 
 import asyncio
 import hashlib
@@ -33,7 +33,7 @@ from cavvy.providers.kubernetes.whoami import whoami
 
 
 class KubernetesProvider:
-    """Implements Provider; the manifest lists its abilities."""
+    """Implements `Provider`, and the abilities listed in the manifest."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest
@@ -85,7 +85,7 @@ class KubernetesProvider:
         return name
 
     async def relay(self) -> None:
-        """Keep a tunnel to the pods of every gang."""
+        """Keep a tunnel to each running pod of every gang."""
         self._watch()
         for watch in self._watches.values():
             watch.relay()
@@ -126,7 +126,7 @@ class KubernetesProvider:
             await cluster.close()
 
     def clusters(self) -> Mapping[str, ClusterContext]:
-        """The contexts in use. Raises Refused."""
+        """The contexts in use, by name. Raises Refused."""
         if not self._clusters:
             wanted = [name.strip() for name in self._text("contexts").split(",") if name.strip()]
             for context in read_contexts(self._text("kubeconfig"), wanted):

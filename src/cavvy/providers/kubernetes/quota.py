@@ -1,4 +1,4 @@
-"""What a namespace's quotas allow. No I/O."""
+"""Applies a namespace's quotas to offers. No I/O."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -38,12 +38,12 @@ def limit(offer: Offer, nodes: Sequence[KubernetesNode], quotas: Sequence[Object
     if room is None or (offer.capacity is not None and offer.capacity <= room):
         return offer
     if offer.capacity is None and room > 0:
-        return offer  # pods that wait in the cluster's own queue may wait for a quota too
+        return offer  # waiting pods can also wait for the quota
     return replace(offer, capacity=room, source=f"{offer.source}, limited by quota")
 
 
 def list_quotas(quotas: Sequence[Object]) -> Sequence[tuple[str, Fraction, Fraction]]:
-    """For each limit: its name, the used amount, and its value."""
+    """For each limit: its name, the amount in use, and the limit."""
     return [
         (
             name,

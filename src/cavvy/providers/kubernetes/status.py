@@ -1,4 +1,4 @@
-"""Judges a gang by its record and its pods. No I/O."""
+"""Derives the state of a gang from its record and its pods. No I/O."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,10 @@ from cavvy.providers.kubernetes.pods import CONTAINER, RANK, pod_name
 
 Object = Mapping[str, Any]
 
-_LAUNCH = timedelta(seconds=60)  # pods that are missing for longer were deleted
-_PULLS = timedelta(minutes=2)  # a registry or a container runtime may fail for a moment
-_UNPLACED = timedelta(seconds=30)  # another pod may have taken the room since the node was checked
+_LAUNCH = timedelta(seconds=60)  # pods that are missing for longer than this were deleted
+_PULLS = timedelta(minutes=2)  # a registry or a container runtime may fail briefly
+# another pod may have taken the room since Cavvy checked the node
+_UNPLACED = timedelta(seconds=30)
 _UNLIKELY = frozenset(
     {"ImagePullBackOff", "ErrImagePull", "CreateContainerError", "RunContainerError"}
 )
@@ -26,7 +27,7 @@ _TAKEN = frozenset({"Evicted", "Preempting", "Preempted", "Shutdown", "NodeShutd
 _TAKERS = {
     "DisruptionTarget": "Kubernetes",
     "TerminationTarget": "Kueue",
-}  # conditions of pods that are preempted, and who sets them
+}  # pod conditions that announce a preemption, and the component that sets them
 _WORDS = {
     "PreemptionByScheduler": "preempted by a pod of higher priority",
     "PreemptionByKubeScheduler": "preempted by a pod of higher priority",
@@ -39,7 +40,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRank:
-    """The state of one pod; kept in the gang's record once the pod has started."""
+    """The state of one pod. The gang's record stores it once the pod has started."""
 
     rank: int
     uid: str
@@ -48,13 +49,13 @@ class PodRank:
     started_at: datetime | None = None
     ended_at: datetime | None = None
     preempted: bool = False
-    reason: str = ""  # why it waits or ended
+    reason: str = ""  # why the pod waits or has ended
     exit: AgentExit | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGangEnd:
-    """How a gang ended; final."""
+    """The final report of an ended gang."""
 
     reason: str
     preempted: bool
@@ -65,7 +66,7 @@ class PodGangEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGangRecord:
-    """A gang as its config map records it."""
+    """A gang, as stored in its config map."""
 
     name: str
     uid: str
@@ -73,28 +74,31 @@ class PodGangRecord:
     asked_at: datetime
     seen: tuple[PodRank, ...] = ()
     removing_at: datetime | None = None
-    refusal: str = ""  # why it was withdrawn before it started
-    version: str = ""  # the version of the config map
+    refusal: str = ""  # why Cavvy withdrew the gang before it started
+    version: str = ""  # the resource version of the config map
     ended: PodGangEnd | None = None
 
     @property
     def pods(self) -> list[str]:
-        """The names of its pods, by rank."""
+        """The names of the gang's pods, by rank."""
         return [pod_name(self.name, rank) for rank in range(self.nodes)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGangStatus:
-    """The result of a look at a gang, and what to record or do because of it."""
+    """The judged state of a gang, and the actions that follow from it."""
 
     seen: GangSeen
-    note: tuple[PodRank, ...] | None = None  # ranks to record because one of them started or ended
-    end: PodGangEnd | None = None  # the gang ended; its pods may be deleted
+    # ranks to store in the record since one of them started or ended
+    note: tuple[PodRank, ...] | None = None
+    end: PodGangEnd | None = None  # set if the gang has ended; its pods may then be deleted
     stuck: tuple[str, ...] = ()  # pods on nodes that no longer answer
 
 
 def read_record(raw: Object) -> PodGangRecord | None:
-    """A record from its config map; None if it is not a gang's record."""
+    """Read a record from its config map, or return None if the config map is not a gang's
+    record.
+    """
     data = raw.get("data") or {}
     with suppress(KeyError, ValueError, msgspec.MsgspecError):
         return PodGangRecord(
@@ -112,12 +116,12 @@ def read_record(raw: Object) -> PodGangRecord | None:
 
 
 def write(part: Sequence[PodRank] | PodGangEnd) -> str:
-    """A part of a record as its config map holds it."""
+    """Encode a part of a record for its config map."""
     return msgspec.json.encode(part).decode()
 
 
 def read_time(text: object) -> datetime | None:
-    """A time in Kubernetes' notation."""
+    """Parse a time in Kubernetes' notation; None if there is none."""
     if not isinstance(text, str) or not text:
         return None
     found = datetime.fromisoformat(text.replace("Z", "+00:00"))
@@ -125,7 +129,7 @@ def read_time(text: object) -> datetime | None:
 
 
 def read_pod(pod: Object, lost: Mapping[str, str], now: datetime) -> PodRank:
-    """The state of one pod. `lost` are nodes that do not answer, with the reason."""
+    """Derive the state of one pod. `lost` maps the nodes that do not answer to the reason."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     state = _state(status)
     terminated, running = state.get("terminated") or {}, state.get("running") or {}
@@ -143,7 +147,7 @@ def read_pod(pod: Object, lost: Mapping[str, str], now: datetime) -> PodRank:
         end = read_time(terminated.get("finishedAt")) or deleting or now
         return _read_end(replace(rank, ended_at=end), status, terminated, taken)
     if deleting is not None and not node:
-        # Kueue keeps such a pod for a while; it will never get a node.
+        # Kueue keeps such a pod for a while, although the pod will never get a node.
         return replace(rank, ended_at=deleting, preempted=True, reason=taken)
     if node in lost:
         return replace(rank, ended_at=now, reason=f"its node {node} is lost: {lost[node]}")
@@ -151,7 +155,7 @@ def read_pod(pod: Object, lost: Mapping[str, str], now: datetime) -> PodRank:
 
 
 def _state(status: Object) -> Object:
-    """The state of the agent's container."""
+    """The state of the container that runs the agent."""
     containers = status.get("containerStatuses") or ()
     return next((each.get("state") or {} for each in containers if each["name"] == CONTAINER), {})
 
@@ -174,8 +178,8 @@ def look(
     lost: Mapping[str, str],
     now: datetime,
 ) -> PodGangStatus:
-    """Judge a gang that has not ended, by its pods and by the last known state of those that are
-    gone.
+    """Judge a gang that is not recorded as ended. `pods` are its existing pods; `gone` is the last
+    known state of deleted ones.
     """
     names = record.pods
     ranks = _read_ranks(record, pods, gone, lost, now)
@@ -198,7 +202,7 @@ def _read_ranks(
     lost: Mapping[str, str],
     now: datetime,
 ) -> list[PodRank]:
-    """The gang's ranks, except those whose pods may still be on their way."""
+    """The gang's ranks, except those whose pods may not have been created yet."""
     known = {rank.rank: rank for rank in record.seen}
     young = not record.seen and record.removing_at is None and now - record.asked_at < _LAUNCH
     ranks = []
@@ -221,7 +225,7 @@ def _ends(ranks: Sequence[PodRank]) -> set[tuple[int, datetime | None]]:
 
 
 def list_suspects(pods: Sequence[Object]) -> frozenset[str]:
-    """The nodes of pods that run and are not ready, or that are being deleted."""
+    """The nodes whose pods are being deleted, or are running but not ready."""
     found = set()
     for pod in pods:
         status = pod.get("status") or {}
@@ -232,13 +236,13 @@ def list_suspects(pods: Sequence[Object]) -> frozenset[str]:
 
 
 def _ready(status: Object) -> Object:
-    """The condition Ready of a pod or node."""
+    """The Ready condition of a pod or node."""
     conditions = status.get("conditions") or ()
     return next((each for each in conditions if each.get("type") == "Ready"), {})
 
 
 def why_lost(node: Object | None, after: timedelta, now: datetime) -> str:
-    """Why a node counts as lost; "" if it does not."""
+    """Why a node counts as lost, or "" if the node is not lost."""
     if node is None:
         return "it is no longer in the cluster"
     ready = _ready(node.get("status") or {})
@@ -249,7 +253,7 @@ def why_lost(node: Object | None, after: timedelta, now: datetime) -> str:
 
 
 def as_seen(record: PodGangRecord, ended: PodGangEnd) -> GangSeen:
-    """An ended gang as the control plane sees it."""
+    """The observation of an ended gang for the control plane."""
     return GangSeen(
         name=record.name,
         state=GangState.ENDED,
@@ -262,19 +266,19 @@ def as_seen(record: PodGangRecord, ended: PodGangEnd) -> GangSeen:
 
 
 def why_hopeless(pods: Sequence[Object], now: datetime, *, waits: bool) -> str:
-    """Why a gang will never start; "" if it still may. With `waits`, pods may stay without
-    a node.
+    """Why a gang will never start, or "" if the gang may still start. If `waits` is True, pods may
+    stay unscheduled.
     """
     for pod in pods:
         if read_pod(pod, {}, now).started_at:
-            continue  # a sidecar that restarts is no reason to give up a pod that runs
+            continue  # the pod runs; a sidecar that restarts does not make it hopeless
         status = pod.get("status") or {}
         for condition in () if waits else status.get("conditions") or ():
             since = read_time(condition.get("lastTransitionTime")) or now
             if condition.get("reason") == "Unschedulable" and now - since >= _UNPLACED:
                 return f"Kubernetes could not place the whole gang: {condition.get('message')}"
         long = now - (read_time(status.get("startTime")) or now) >= _PULLS
-        # A cluster's own rules add sidecars as init containers.
+        # Admission rules of a cluster may add sidecars as init containers.
         for kind in ("initContainerStatuses", "containerStatuses"):
             for container in status.get(kind) or ():
                 waiting = (container.get("state") or {}).get("waiting") or {}
@@ -338,7 +342,7 @@ def _nodes(ranks: Sequence[PodRank]) -> Sequence[NodeSeen]:
 
 
 def _vanished(rank: PodRank, record: PodGangRecord, now: datetime) -> PodRank:
-    """A pod that no longer exists, from its last known state."""
+    """The state of a pod that no longer exists, derived from its last known state."""
     if rank.ended_at is not None:
         return rank
     if record.removing_at is not None:
@@ -352,7 +356,7 @@ def _vanished(rank: PodRank, record: PodGangRecord, now: datetime) -> PodRank:
 
 
 def _why_taken(status: Object, deleting: bool) -> str:
-    """Why the cluster reclaims a pod; "" if it does not."""
+    """Why the cluster is reclaiming a pod, or "" if it is not."""
     for condition in status.get("conditions") or ():
         who = _TAKERS.get(condition.get("type", ""))
         if who is not None and condition.get("status") == "True":
@@ -364,7 +368,7 @@ def _why_taken(status: Object, deleting: bool) -> str:
 
 
 def _join(*found: str | Object) -> str:
-    """Texts, and the reasons and messages of objects, as one sentence."""
+    """Join texts, and the reasons and messages of objects, into one sentence."""
     parts: list[str | None] = []
     for each in found:
         parts += [each] if isinstance(each, str) else [each.get("reason"), each.get("message")]
@@ -398,7 +402,7 @@ def _why_waiting(status: Object, state: Object, node: str) -> str:
 
 
 def _read_exit(message: object) -> AgentExit | None:
-    """The agent's note about the end of its work, from the pod's termination message."""
+    """The agent's exit record, from the pod's termination message; None if there is none."""
     if not isinstance(message, str):
         return None
     with suppress(ValueError, msgspec.MsgspecError):

@@ -1,5 +1,5 @@
-"""Watches the pods of one context: reports gangs that changed, and keeps a tunnel to each pod that
-runs.
+"""Watches the pods of one context: reports changed gangs, and keeps a tunnel to each running
+pod.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _OVER = ("Succeeded", "Failed")
 
 
 class PodWatch:
-    """A task that watches until it is closed; a watch that ends is started again."""
+    """A task that watches until it is closed. If a watch ends, another is started."""
 
     def __init__(self, cluster: ClusterContext, mark: str, changed: Callable[[str], None]) -> None:
         self._cluster = cluster
@@ -30,7 +30,7 @@ class PodWatch:
         self._task = asyncio.create_task(self._run())
 
     def relay(self) -> None:
-        """Keep tunnels from now on."""
+        """Keep tunnels from now on, starting with the pods that are already known."""
         self._carrying = True
         for pod in self._known.values():
             self._follow(pod)
@@ -52,13 +52,14 @@ class PodWatch:
                 async for _ in self._watch():
                     pause = _FIRST_PAUSE_S
             except (ProviderError, ApiServerRefused, OSError):
-                pause = min(_LAST_PAUSE_S, pause * 2)  # regular polls find what the watch misses
+                # regular polls find the changes that the watch misses
+                pause = min(_LAST_PAUSE_S, pause * 2)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await asyncio.Event().wait()
 
     async def _watch(self) -> "Any":
-        """List all pods, then yield for every change."""
+        """List all pods, then watch them. Yields after the list and after every change."""
         path = f"/api/v1/namespaces/{self._cluster.api.context.namespace}/pods"
         query = {"labelSelector": f"{pods.INSTALLATION}={self._mark}"}
         listed = await self._cluster.api.get(path, query)
@@ -73,7 +74,7 @@ class PodWatch:
             path, {**query, "resourceVersion": version, "timeoutSeconds": "600"}
         ):
             if event["type"] == "ERROR":
-                return  # its version is too old: list again
+                return  # the version is too old for a watch; list again
             if event["type"] in ("ADDED", "MODIFIED", "DELETED"):
                 self._take(event["object"], gone=event["type"] == "DELETED")
             yield 1
@@ -101,7 +102,7 @@ class PodWatch:
 
 
 def _mark_of(pod: Object) -> object:
-    """The parts of a pod whose changes matter."""
+    """The parts of a pod whose changes are reported."""
     status = pod.get("status") or {}
     states = [
         sorted((each.get("state") or {}).keys()) for each in status.get("containerStatuses") or ()

@@ -1,5 +1,4 @@
-"""The description of a context for `cavvy check`: the user, the nodes, the limits, and missing
-rights."""
+"""Describes a context for `cavvy check`: its user, nodes and limits, and missing rights."""
 
 import asyncio
 import re
@@ -24,7 +23,7 @@ from cavvy.providers.kubernetes.pods import (
 from cavvy.providers.kubernetes.policy import CLUSTER, Right, list_rights
 from cavvy.providers.kubernetes.quota import list_quotas
 
-# The rights without which no gang can run or be removed; the others are optional.
+# The rights that are required to run and remove any gang. All other rights are optional.
 _NEEDED = {
     "list nodes of all namespaces",
     "create pods",
@@ -37,10 +36,10 @@ _NEEDED |= {f"{verb} configmaps" for verb in ("create", "delete", "get", "list",
 _EXEC = {
     "create pods/exec",
     "get pods/exec",
-}  # a cluster needs one of them, by its version
+}  # a cluster needs one of these, depending on its version
 _TRIAL = "cavvy-check"
-# Refusals that every pod gets with these settings in this namespace; others may depend on a task's
-# image and size.
+# Refusals that every pod with these settings gets in this namespace. Other refusals may depend on a
+# task's image and size.
 _FOR_ALL = re.compile(
     r"no PriorityClass with name|RuntimeClass \S+ not found|error looking up service "
     r"account|violates PodSecurity|"
@@ -52,7 +51,7 @@ _FOR_ALL = re.compile(
 async def whoami(
     cluster: ClusterContext, options: PodOptions, mark: str
 ) -> Sequence[tuple[str, str]]:
-    """Raises TryAgain, Refused."""
+    """Return (label, value) facts about the context. Raises TryAgain, Refused."""
     context = cluster.api.context
     try:
         version = (await cluster.api.get("/version")).get("gitVersion", "")
@@ -108,7 +107,7 @@ def _say_nodes(nodes: Sequence[KubernetesNode]) -> list[tuple[str, str]]:
 
 
 async def _list_missing(cluster: ClusterContext, namespaced: Sequence[Right]) -> list[str]:
-    """The required rights that the user does not have; () if the cluster does not tell."""
+    """Return those of the wanted rights that the user does not have."""
     wanted = [(cluster.api.context.namespace, *right) for right in namespaced] + [
         ("", *right) for right in CLUSTER
     ]
@@ -149,10 +148,10 @@ async def _may(
 
 
 async def _try_pod(cluster: ClusterContext, options: PodOptions, mark: str) -> str:
-    """Why a plain pod would be refused; "" if it would not. A dry run: no pod is created. Raises
-    Refused if every pod would be refused.
+    """Submit a plain pod as a dry run, which creates nothing. Return why it would be refused, or ""
+    if it would be accepted. Raises Refused if every pod would be refused.
     """
-    # The policies of a cluster may require the labels of all of Cavvy's pods.
+    # A cluster's policies may require the labels that all of Cavvy's pods have.
     labels = {**labels_of(mark, _TRIAL), RANK: "0"}
     metadata: dict[str, Any] = {"generateName": f"{_TRIAL}-", "labels": labels}
     join_queue(metadata, options.queue, _TRIAL, 1)
@@ -172,7 +171,7 @@ async def _try_pod(cluster: ClusterContext, options: PodOptions, mark: str) -> s
             f"/api/v1/namespaces/{cluster.api.context.namespace}/pods", pod, dry_run=True
         )
     except ApiServerRefused as error:
-        # An exhausted quota is shown elsewhere, and some webhooks do not support a dry run.
+        # An exhausted quota is reported separately, and some webhooks do not support dry runs.
         if not isinstance(error.provider_error, Refused) or "dry run" in str(error):
             return ""
         if error.status == 404 or _FOR_ALL.search(str(error)):
@@ -182,7 +181,7 @@ async def _try_pod(cluster: ClusterContext, options: PodOptions, mark: str) -> s
 
 
 async def _say_queue(cluster: ClusterContext, queue: str) -> str:
-    """Raises Refused if no job could start through the queue."""
+    """Describe the queue. Raises Refused if no job could start through the queue."""
     try:
         await probe_queue(cluster.api, queue)
     except NoCapacity as error:

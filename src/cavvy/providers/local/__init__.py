@@ -1,5 +1,6 @@
-"""This machine as a provider: jobs use its CPUs, memory and accelerators, with agents as
-processes."""
+"""The provider for this machine: jobs use its CPUs, memory and accelerators; agents are
+processes.
+"""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.local.manifest import MANIFEST
@@ -10,6 +11,6 @@ __all__ = ["MANIFEST", "make"]
 def make(context: ProviderContext) -> Provider:
     from cavvy.providers.local.provider import (
         LocalProvider,
-    )  # a list of all providers needs no import of this
+    )  # imported here because listing the providers does not need it
 
     return LocalProvider(MANIFEST, context)

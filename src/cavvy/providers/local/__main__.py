@@ -1,5 +1,6 @@
-"""Print the resources that Cavvy finds on this machine, as JSON: `python -m
-cavvy.providers.local`."""
+"""Prints the resources that Cavvy finds on this machine, as JSON: `python -m
+cavvy.providers.local`.
+"""
 
 import sys
 from pathlib import Path

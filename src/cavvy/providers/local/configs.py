@@ -1,5 +1,5 @@
-"""The configuration of each rank's agent on this machine, and the environment variables that agents
-keep.
+"""Makes the configuration of each rank's agent on this machine, and lists the environment variables
+that agents inherit.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from cavvy.providers.hosts.models import instance_type
 from cavvy.providers.hosts.supervisor import service
 from cavvy.providers.local.offers import PROVIDER, make_host
 
-# Variables of the server's environment that agents get; the others may hold secrets.
+# The variables of the server's environment that agents inherit. Others may hold secrets.
 KEPT = service.KEPT | {"CONTAINER_HOST"}
 
 

@@ -1,10 +1,10 @@
-"""Starts the agents of this machine's gangs, watches them and cleans up after them, with all state
+"""Starts and watches the agents of this machine's gangs, and cleans up after them, with all state
 in files.
 
-Methods block briefly and run in threads, one at a time. Only the disk counts, so a server that was
-killed at any point continues from there: the intent is written before the first agent starts, an
-agent's process is recorded afterwards, and an agent that was started in between is found by its
-command line.
+Methods block briefly and run in threads, one at a time. Only the files count, so a restarted server
+continues after a kill at any point: the intent is written before the first agent starts, and an
+agent's process is recorded after its start. An agent that was started but not recorded is found by
+its command line.
 """
 
 import os
@@ -37,23 +37,23 @@ from cavvy.providers.local.records import (
 
 REMEMBERED = timedelta(
     hours=2
-)  # how long ended gangs are kept; the provider interface requires one hour
+)  # how long records of ended gangs are kept; the provider interface requires one hour
 PATIENCE = timedelta(
     seconds=5
-)  # time after the gang's own grace period, for its agents' last reports
-REAPER = timedelta(seconds=3)  # time for the reaper of a killed agent to end the work
+)  # time for the agents' last reports, after the gang's own grace period
+REAPER = timedelta(seconds=3)  # time for a killed agent's reaper to end the work
 FIRST_LOOK_S, LAST_LOOK_S = (
     0.05,
     5.0,
-)  # pause between looks at processes that do not exit; grows
+)  # increasing interval between polls of processes that do not exit
 CONTAINER_ENTRY = "entry.sh"  # exists in an agent's folder if the work runs in a container
-DELIVERIES = 3  # tries to deliver a killed agent's last reports
+DELIVERIES = 3  # maximum attempts to deliver the last reports of a killed agent
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRank:
-    """One rank and its agent, as found by a look."""
+    """One rank and its agent, as found by a poll."""
 
     number: int
     process: LocalProcess | None = None
@@ -61,13 +61,16 @@ class LocalRank:
     exit: AgentExit | None = None
     in_order: bool = False
     courier: LocalProcess | None = (
-        None  # delivers or cleans up for a killed agent; its exit needs a look
+        None  # the process that delivers the reports of a killed agent, or cleans up after it
     )
-    waits_for: str = ""  # why the rank of a dead agent is not over yet
-    again_s: float = 0  # when to look again if there is no process to watch
+    waits_for: str = ""  # why the rank of a dead agent has not ended yet
+    # seconds until the next poll, if there is no process to watch; 0: none is planned
+    again_s: float = 0
 
     def see(self, intent: LocalIntent) -> NodeSeen:
-        """The node for the control plane; it is lost only when nothing of it can be saved."""
+        """The observation of this node. It reports no end while processes or reports of a dead
+        agent are still being handled.
+        """
         return NodeSeen(
             rank=self.number,
             engine_id=str(self.process.pid) if self.process else "",
@@ -79,7 +82,7 @@ class LocalRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivingGang:
-    """A gang that is not over."""
+    """A gang that has not ended."""
 
     intent: LocalIntent
     ranks: Sequence[LocalRank]
@@ -88,27 +91,27 @@ class LivingGang:
 
 @dataclass(slots=True)
 class LocalGangStore:
-    """One installation's gangs under `home`. `command` starts an agent; append its configuration's
-    path.
+    """One installation's gangs below the folder `home`. `command` starts an agent; the path of its
+    configuration is appended.
     """
 
     home: Path
     installation: str
     command: Sequence[str]
     environ: Mapping[str, str]
-    engine: Callable[[], str | None]  # podman or docker, if one works now
+    engine: Callable[[], str | None]  # returns podman or docker, whichever works now, or None
     now: Callable[[], datetime]
     _lock: Lock = field(default_factory=Lock)
     _seen_alive: set[LocalProcess] = field(default_factory=set)
     _orphaned: dict[tuple[str, int], datetime] = field(
         default_factory=dict
-    )  # ranks with a dead agent and living processes, and since when
+    )  # by (gang, rank): since when an agent has been dead while its processes run
     _ended: dict[str, LocalGangEnd] | None = None
     has_trash: bool = True  # an earlier server may have left some
 
     def launch(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> LivingGang | None:
-        """Start the agents that are not started; None if the gang is over already. Raises
-        NoCapacity, Refused, TryAgain.
+        """Start those agents that are not started yet. Returns None if the gang has already ended.
+        Raises NoCapacity, Refused, TryAgain.
         """
         with self._lock, _as_try_again():
             if _NAME.fullmatch(spec.name) is None or spec.installation != self.installation:
@@ -130,8 +133,8 @@ class LocalGangStore:
             return self._living(intent)
 
     def look(self, name: str | None = None) -> Sequence[LivingGang | LocalGangEnd]:
-        """All gangs of this installation, or the named one; kills the processes that dead agents
-        left. Raises TryAgain.
+        """Return all gangs of this installation, or the named one, and kill the processes that dead
+        agents left behind. Raises TryAgain.
         """
         with self._lock, _as_try_again():
             if name is None:
@@ -150,8 +153,8 @@ class LocalGangStore:
             ]
 
     def remove(self, name: str) -> timedelta | None:
-        """Start the removal. Returns the time until the remaining processes are killed. Raises
-        TryAgain.
+        """Start the removal. Returns the time until remaining processes are killed, or None if
+        there is nothing to remove. Raises TryAgain.
         """
         with self._lock, _as_try_again():
             folder = self._folder(name)
@@ -170,13 +173,13 @@ class LocalGangStore:
             )
 
     def close(self) -> None:
-        """Write the records that a full disk delayed."""
+        """Write the records that were delayed by a full disk."""
         with self._lock, suppress(OSError):
             self._forget()
 
     def empty_trash(self) -> None:
-        """Delete discarded folders; may take long and needs no lock. A failed deletion is tried
-        again later.
+        """Delete discarded folders. This may take long, and needs no lock. Failed deletions are
+        repeated later.
         """
         self.has_trash = False
         for path in self._scan("trash"):
@@ -185,8 +188,8 @@ class LocalGangStore:
     # Launching
 
     def _check_free(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> None:
-        """Catch devices that are in use although the control plane, after a loss or an old backup,
-        believes them free.
+        """Raise NoCapacity if one of the devices is in use. After a loss of data or with an old
+        backup, the control plane may consider such devices free.
         """
         wanted = {device for config in configs for device in config.devices}
         if not wanted:
@@ -202,7 +205,7 @@ class LocalGangStore:
                 )
 
     def _prepare(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> LocalIntent:
-        """Write the intent and all configurations; one rename makes them visible together."""
+        """Write the intent and all configurations. A rename makes them all visible at once."""
         intent = LocalIntent(
             name=spec.name,
             installation=spec.installation,
@@ -251,13 +254,13 @@ class LocalGangStore:
         return processes.start(command, environ, folder / "agent.log")
 
     def _undo(self, intent: LocalIntent) -> None:
-        """Kill the agents that were started: a gang starts whole or not at all."""
+        """Kill the agents that were started, since a gang starts as a whole or not at all."""
         for number in range(intent.nodes):
             for process in processes.list_marked(intent.name, number):
                 processes.send(process, signal.SIGKILL)
         self._discard(self._folder(intent.name))
 
-    # Looking
+    # Polling
 
     def _look(self, name: str) -> LivingGang | LocalGangEnd | None:
         folder = self._folder(name)
@@ -267,7 +270,7 @@ class LocalGangStore:
         gang = self._living(intent)
         if any(
             rank.process is None and rank.dead_at is None for rank in gang.ranks
-        ):  # an earlier server was killed in a launch
+        ):  # an earlier server was killed during a launch
             self._start_missing(intent, resumed=True)
             gang = self._living(intent)
         if any(rank.dead_at is None or rank.waits_for for rank in gang.ranks):
@@ -304,7 +307,9 @@ class LocalGangStore:
     def _clear_rank(
         self, intent: LocalIntent, rank: LocalRank, removal: LocalRemoval | None
     ) -> LocalRank | RankDeath:
-        """The end of a rank, once nothing of it is left; until then its current state."""
+        """Return the end of a rank. While a process or the container of the rank remains, return
+        the rank's current state instead.
+        """
         number, process = rank.number, rank.process
         folder = self._folder(intent.name) / str(number)
         overdue = removal is not None and self.now() >= removal.kill_at
@@ -326,9 +331,11 @@ class LocalGangStore:
         return RankDeath(at=self._died_at(intent, folder, process), in_order=in_order)
 
     def _rest_lives(self, gang: str, number: int, at_once: bool) -> timedelta | None:
-        """How long the rank of a dead agent has had living processes; None if it has none.
+        """How long processes of a dead agent's rank have outlived the agent, or None if there are
+        none.
 
-        The agent's reaper ends them first; this kills those left when its time is over.
+        The agent's reaper should end these processes; those that remain after the reaper's time are
+        killed here.
         """
         left = processes.list_marked(gang, number)
         if not left:
@@ -341,8 +348,8 @@ class LocalGangStore:
         return waited
 
     def _remove_container(self, gang: str, number: int) -> LocalProcess | None:
-        """Remove the container of a killed agent whose reaper was killed too. Returns the engine's
-        process while it runs.
+        """Remove the container of an agent that was killed together with its reaper. Returns the
+        engine's process while the removal runs, else None.
         """
         folder = self._folder(gang) / str(number)
         engine = self.engine() if (folder / CONTAINER_ENTRY).exists() else None
@@ -367,8 +374,8 @@ class LocalGangStore:
     def _deliver(
         self, gang: str, number: int, overdue: bool, removal: LocalRemoval | None
     ) -> LocalProcess | None:
-        """Deliver the log and the exit that a killed agent left on disk. Returns the delivering
-        process while it runs.
+        """Deliver the log and the exit record that a killed agent left on disk. Returns the
+        delivering process while it runs, else None.
         """
         folder = self._folder(gang) / str(number)
         last = read(folder / "deliver.json", LastDelivery)
@@ -391,8 +398,8 @@ class LocalGangStore:
         return courier
 
     def _process(self, folder: Path) -> LocalProcess | None:
-        """The agent's process as recorded. A process that was started just before the server was
-        killed is found and recorded.
+        """The recorded process of the agent. If the server was killed before it recorded a process,
+        find the process and record it.
         """
         process = read(folder / "started.json", LocalProcess)
         if (
@@ -403,8 +410,8 @@ class LocalGangStore:
         return process
 
     def _died_at(self, intent: LocalIntent, folder: Path, process: LocalProcess | None) -> datetime:
-        """When the agent exited by its own record; else now if this server saw it alive, else its
-        last sign of life.
+        """When the agent exited, from its own record. Without a record: now, if this server saw it
+        running; otherwise the time of its last sign of life.
         """
         now = self.now()
         alive_at = now.timestamp() if process in self._seen_alive else None
@@ -440,16 +447,16 @@ class LocalGangStore:
         recorded = note(self.home / "ended" / f"{ended.name}.json", ended)
         self._remembered()[ended.name] = ended
         self._seen_alive -= {rank.process for rank in gang.ranks if rank.process is not None}
-        if recorded:  # else a later server knows the gang only by its folder
+        if recorded:  # otherwise a later server can find the gang only by its folder
             self._discard(self._folder(ended.name))
         return ended
 
     def _complaint(self, gang: str, number: int) -> str:
-        """The last line of the agent's log, if any."""
+        """The last line of the agent's log, with a leading colon; "" if the log is empty."""
         lines = read_text(self._folder(gang) / str(number) / "agent.log").splitlines()
         return f": {lines[-1][:500]}" if lines else ""
 
-    # Giving back
+    # Removing
 
     def _ask_to_leave(self, intent: LocalIntent) -> None:
         now = self.now()
@@ -468,10 +475,11 @@ class LocalGangStore:
                     processes.send(process, signal.SIGTERM)
 
     def _forget(self) -> None:
-        """Delete the records of gangs that ended long ago."""
+        """Write delayed records, and delete the records of gangs that ended long ago."""
         if settle():
             for path in self._scan("gangs"):
-                if self._over(path.name) is not None:  # its end was noted while the disk was full
+                # its end was recorded while the disk was full
+                if self._over(path.name) is not None:
                     self._discard(path)
         oldest = self.now() - REMEMBERED
         for name, ended in list(self._remembered().items()):
@@ -480,7 +488,7 @@ class LocalGangStore:
                 del self._remembered()[name]
 
     def _discard(self, folder: Path) -> None:
-        """Move a folder to the trash, which `empty_trash` deletes."""
+        """Move a folder to the trash; `empty_trash` deletes it later."""
         trash = self.home / "trash"
         trash.mkdir(mode=0o700, exist_ok=True)
         self.has_trash = True
@@ -488,8 +496,8 @@ class LocalGangStore:
             os.rename(folder, Path(mkdtemp(dir=trash)) / folder.name)
 
     def _over(self, name: str) -> LocalGangEnd | None:
-        """The record of a gang that is over. It is read from disk too, since another server may
-        have written it.
+        """The record of an ended gang, or None if it has not ended. Also reads the disk, since
+        another server may have written the record.
         """
         ended = self._remembered().get(name) or read(
             self.home / "ended" / f"{name}.json", LocalGangEnd
@@ -519,13 +527,13 @@ class LocalGangStore:
 
 
 def _was_started(folder: Path) -> bool:
-    """Whether an agent ran in this folder, even without a record of its process."""
+    """True if an agent ran in this folder, even if its process was not recorded."""
     return any((folder / name).exists() for name in ("lock", "exit.json"))
 
 
 @contextmanager
 def _as_try_again() -> Iterator[None]:
-    """Turn disk errors into TryAgain."""
+    """Convert disk errors to TryAgain."""
     try:
         yield
     except OSError as error:

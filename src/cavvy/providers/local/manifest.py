@@ -1,4 +1,4 @@
-"""The manifest of this provider; imports nothing that reads the machine."""
+"""The manifest of the provider for this machine. Imports no module that reads the hardware."""
 
 from collections.abc import Mapping
 from datetime import timedelta

@@ -1,4 +1,6 @@
-"""This machine's offers: one for each number of accelerators of a model, and one without."""
+"""Makes this machine's offers: one for each model and number of accelerators, and one without
+accelerators.
+"""
 
 from collections.abc import Sequence
 
@@ -12,7 +14,9 @@ PROVIDER = "local"
 
 
 def list_offers(machine: ThisMachine, price: HourlyRate) -> Sequence[Offer]:
-    """Offers by model and count; `price` is for one accelerator, or for a node without any."""
+    """One offer for each model and count. `price` is for one accelerator, or for a node without
+    accelerators.
+    """
     return [
         machines.make_offer(
             [machine],
@@ -27,5 +31,5 @@ def list_offers(machine: ThisMachine, price: HourlyRate) -> Sequence[Offer]:
 
 
 def make_host(machine: ThisMachine) -> Host:
-    """The host of all these offers."""
+    """The host behind all of these offers."""
     return machines.make_host(f"{PROVIDER}/{machine.hostname}", machine)

@@ -1,8 +1,8 @@
-"""Processes of this machine: start one that outlives the server, recognise and signal it, find
-processes by their marks.
+"""Processes on this machine: starts processes that outlive the server, identifies and signals them,
+and finds processes by their marks.
 
-A process is identified by its PID and its start, since PIDs are reused. Linux is read through
-/proc; other systems through `ps`, which is slower.
+A process is identified by its PID and its start time, since PIDs are reused. Information comes from
+/proc on Linux, and from `ps`, which is slower, on other systems.
 """
 
 import os
@@ -23,8 +23,8 @@ _DEFAULTED = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, sign
 
 @dataclass(frozen=True, slots=True)
 class LocalProcess:
-    """One process. `start` is the boot and the clock tick of its start, so that a reused PID
-    differs.
+    """One process. `start` is the boot id and the clock tick of its start, so that a process with a
+    reused PID differs.
     """
 
     pid: int
@@ -32,9 +32,10 @@ class LocalProcess:
 
 
 def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> LocalProcess:
-    """Start a program in a new session, with empty input and output to a file. Raises OSError.
+    """Start a program in a new session, with empty input and with its output appended to a file.
+    Raises OSError.
 
-    posix_spawn does not copy the server's memory map, so this takes well under a millisecond.
+    posix_spawn does not copy the server's memory map, so the start takes well under a millisecond.
     """
     log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -54,26 +55,26 @@ def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> L
         )
     finally:
         os.close(log)
-    found, _ = _identify(pid)  # a zombie at worst, until it is reaped
+    found, _ = _identify(pid)  # at worst a zombie, until it is reaped
     if found is None:
         raise ProcessLookupError(f"the process {pid} cannot be looked up")
     return found
 
 
 def find(pid: int) -> LocalProcess | None:
-    """The living process with this PID, or None. A zombie does not count."""
+    """The running process with this PID, or None. A zombie counts as None."""
     found, zombie = _identify(pid)
     return None if zombie else found
 
 
 def lives(process: LocalProcess) -> bool:
-    """Whether this process still runs."""
+    """True if this process is still running."""
     return find(process.pid) == process
 
 
 def reap(process: LocalProcess) -> int | None:
     """Reap a child of this process. Returns its exit code, 128 + N if signal N killed it, or None
-    if it lives or is not a child.
+    if it is still running or not a child.
     """
     if _identify(process.pid) != (process, True):
         return None
@@ -86,8 +87,9 @@ def reap(process: LocalProcess) -> int | None:
 
 
 def send(process: LocalProcess, number: signal.Signals) -> None:
-    """Signal this process, if it lives. On Linux, a process with a reused PID is never
-    signalled."""
+    """Send a signal to this process if it is running. On Linux, another process with the same PID
+    never gets the signal.
+    """
     with suppress(ProcessLookupError):
         if not hasattr(os, "pidfd_open"):
             if lives(process):
@@ -95,18 +97,19 @@ def send(process: LocalProcess, number: signal.Signals) -> None:
             return
         descriptor = os.pidfd_open(process.pid)
         try:
-            if find(process.pid) == process:  # checked while the descriptor holds the process
+            # checked while the descriptor keeps the PID from being reused
+            if find(process.pid) == process:
                 signal.pidfd_send_signal(descriptor, number)
         finally:
             os.close(descriptor)
 
 
 def list_marked(gang: str, rank: int) -> Sequence[LocalProcess]:
-    """Every living process of this user that carries a rank's marks, with its descendants and the
-    processes of its session.
+    """The running processes of this user that have the marks of a rank, with their descendants and
+    the processes of their sessions.
 
-    A process shows the environment of its start. A child that cleared it is found through its
-    parent or session.
+    The marks are in the environment that a process was started with. A child without them is found
+    through its parent or session.
     """
     if _HAS_PROC:
         return _find_all(supervised.list_marked(gang, str(rank)))
@@ -115,8 +118,8 @@ def list_marked(gang: str, rank: int) -> Sequence[LocalProcess]:
 
 
 def find_command(argument: str) -> LocalProcess | None:
-    """The living process of this user that was started with this argument, such as the path of its
-    configuration.
+    """The running process of this user that was started with this argument, such as the path of its
+    configuration; None if there is none.
     """
     if _HAS_PROC:
         found = _find_all(each["pid"] for each in supervised.find_command(argument))
@@ -130,14 +133,14 @@ def _find_all(pids: Iterable[int]) -> Sequence[LocalProcess]:
 
 
 def _list_by_ps(matches: Callable[[str], bool], *options: str) -> Sequence[LocalProcess]:
-    """The processes with a matching command on a system without /proc."""
+    """The processes with a matching command, on a system without /proc."""
     rows = _ps("-axww", *options, "-o", "pid=,command=").splitlines()
     pairs = (row.split(maxsplit=1) for row in rows)
     return _find_all(int(pair[0]) for pair in pairs if len(pair) == 2 and matches(pair[1]))
 
 
 def _identify(pid: int) -> tuple[LocalProcess | None, bool]:
-    """The process with this PID, and whether it is a zombie."""
+    """The process with this PID (None if there is none), and True if it is a zombie."""
     if _HAS_PROC:
         stat = supervised.read_stat(pid)
         if stat is None:

@@ -1,4 +1,4 @@
-"""This machine as a provider: agents are processes; the control plane allocates the devices."""
+"""The provider for this machine: agents are processes; the control plane allocates the devices."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ _DRIVER_TIMEOUT_S = 30
 
 
 class LocalProvider:
-    """Implements Provider; the manifest lists its abilities."""
+    """Implements `Provider`, and the abilities listed in the manifest."""
 
     def __init__(
         self,
@@ -124,8 +124,8 @@ class LocalProvider:
                 await asyncio.wait([task])
 
     async def _discovered(self) -> ThisMachine:
-        """The machine's hardware. Only the first call waits for drivers; a later call refreshes it
-        for the calls after it.
+        """Return the machine's hardware. Only the first call waits for drivers. Later calls start a
+        refresh in the background, which the calls after them use.
         """
         if self._refresh is not None and self._refresh.done():
             self._refresh.result()
@@ -149,7 +149,9 @@ class LocalProvider:
         self._machine, self._looked_at = limited(machine, self._settings), now
 
     def _sweep(self) -> None:
-        """Delete the folders of ended gangs in the background; a working folder may be large."""
+        """Delete the folders of ended gangs in the background, since a working folder may be
+        large.
+        """
         if self._gang_store.has_trash and (self._sweeping is None or self._sweeping.done()):
             self._sweeping = asyncio.create_task(asyncio.to_thread(self._gang_store.empty_trash))
 
@@ -157,7 +159,7 @@ class LocalProvider:
         return parse_rate(str(self._settings.get("price_usd_hr", 0)))
 
     def _attend(self, gang: LivingGang) -> None:
-        """Watch the agents; look again soon at a rank whose processes were killed."""
+        """Watch a gang's agents, and schedule a poll for ranks whose processes are being killed."""
         for rank in gang.ranks:
             if rank.courier is not None:
                 self._watch.add(gang.intent.name, rank.courier)
@@ -168,7 +170,7 @@ class LocalProvider:
 
 
 def limited(machine: ThisMachine, settings: Mapping[str, str | int | float | bool]) -> ThisMachine:
-    """The part of the machine that the settings allow for jobs."""
+    """The part of the machine that jobs may use according to the settings."""
     cpus, memory_gib = settings.get("cpus"), settings.get("memory_gib")
     return machine.limit(
         cpus=None if cpus is None else float(cpus),

@@ -1,12 +1,12 @@
-"""The files that record gangs: small JSON files that appear whole or not at all.
+"""The files that record gangs: small JSON files, each written whole or not at all.
 
-gangs/NAME/gang.json          the intent: written before anything is started
-gangs/NAME/removing.json      the gang is being removed; when it is killed
+gangs/NAME/gang.json          the intent, written before anything is started
+gangs/NAME/removing.json      exists during removal; contains the time of the kill
 gangs/NAME/RANK/config.json   the agent's configuration (docs/concepts/agent-protocol.md)
 gangs/NAME/RANK/started.json  the agent's process
-gangs/NAME/RANK/dead.json     when the agent was first seen dead; never changes
+gangs/NAME/RANK/dead.json     when the agent was first found dead; never changes
 gangs/NAME/RANK/...           the agent's files: lock, exit.json, agent.log, work, outbox
-ended/NAME.json               the record of a gang that is over
+ended/NAME.json               the record of an ended gang
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ class LocalIntent:
     nodes: int
     launched_at: datetime
     grace_s: float
-    devices: Sequence[str] = ()  # held by all ranks together
+    devices: Sequence[str] = ()  # the devices of all ranks together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRemoval:
-    """The removal of a gang; processes that live at `kill_at` are killed."""
+    """The removal of a gang. Processes that still run at `kill_at` are killed."""
 
     asked_at: datetime
     kill_at: datetime
@@ -47,7 +47,9 @@ class RankDeath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastDelivery:
-    """An agent that only delivers; `done` if nothing is left, or no more tries are made."""
+    """A process that delivers the reports of a killed agent. `done`: nothing is left to deliver, or
+    no more attempts are made.
+    """
 
     process: LocalProcess
     tries: int
@@ -56,7 +58,9 @@ class LastDelivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalGangEnd:
-    """An ended gang. `seen_at` is when this was found; the record is kept from then on."""
+    """The record of an ended gang. `seen_at` is the time when the end was found, from which the
+    record's retention counts.
+    """
 
     name: str
     installation: str

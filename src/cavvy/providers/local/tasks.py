@@ -1,4 +1,4 @@
-"""Checks whether this machine supports a task."""
+"""Checks if this machine can run a task."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ _DOCKER_SOCKET = "/var/run/docker.sock"
 
 def find_engine() -> str | None:
     """The container engine for agents on this machine: podman, or docker if its daemon can be
-    reached.
+    reached; None if there is neither.
     """
     if shutil.which("podman"):
         return "podman"
@@ -24,7 +24,9 @@ def find_engine() -> str | None:
 
 
 def _daemon_answers(address: str | None) -> bool:
-    """Whether a daemon listens where docker's client would connect; True for a remote one."""
+    """True if a daemon listens where docker's client would connect. A remote daemon is not
+    checked.
+    """
     if address is not None and not address.startswith("unix://"):
         return True
     try:
@@ -37,7 +39,7 @@ def _daemon_answers(address: str | None) -> bool:
 
 
 def check_task(task: Task, engine: str | None) -> Sequence[Objection]:
-    """Objections beyond those of the manifest."""
+    """Objections beyond those from the manifest."""
     if (task.image is None and task.image_build is None) or engine is not None:
         return []
     reason = (

@@ -1,5 +1,5 @@
-"""Reports the exit of processes at once, by pidfd; on a system without pidfd, callers see it at
-their next look.
+"""Reports the exit of processes at once, through pidfds. On a system without pidfds, exits are
+found by the next poll.
 """
 
 import asyncio
@@ -12,26 +12,28 @@ _RETRY_S = 2.0
 
 
 class ProcessWatch:
-    """A queue of the names under which exited processes were watched."""
+    """A queue of names. Each process is watched under a name, which is queued when the process
+    exits.
+    """
 
     def __init__(self) -> None:
         self._changes = ChangedGangs()
         self._descriptors: dict[LocalProcess, int] = {}
 
     async def changed(self) -> str:
-        """The next name of an ended process, or an announced one."""
+        """Wait for the next name in the queue and return it."""
         return await self._changes.get()
 
     def announce(self, name: str, after_s: float = 0) -> None:
-        """Put a name on the queue, now or later."""
+        """Put a name into the queue, at once or after a delay."""
         if after_s:
             asyncio.get_running_loop().call_later(after_s, self.announce, name)
         else:
             self._changes.put(name)
 
     def add(self, name: str, process: LocalProcess) -> None:
-        """Watch a process, unless it is watched already. A process that has exited is announced at
-        once.
+        """Watch a process, unless it is already watched. If the process has exited, its name is
+        announced at once.
         """
         if process in self._descriptors or not hasattr(os, "pidfd_open"):
             return
@@ -40,7 +42,7 @@ class ProcessWatch:
         except ProcessLookupError:
             self.announce(name)
             return
-        except OSError:  # no descriptor is left; the next look tries again
+        except OSError:  # out of descriptors; the next poll tries again
             self.announce(name, _RETRY_S)
             return
         if not lives(process):
@@ -51,7 +53,7 @@ class ProcessWatch:
         asyncio.get_running_loop().add_reader(descriptor, self._ended, name, process)
 
     def close(self) -> None:
-        """Stop watching; must run in the watching event loop."""
+        """Stop watching. Must be called in the event loop that watches."""
         for descriptor in self._descriptors.values():
             asyncio.get_running_loop().remove_reader(descriptor)
             os.close(descriptor)

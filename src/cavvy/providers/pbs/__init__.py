@@ -1,4 +1,4 @@
-"""PBS clusters as a provider: each gang is one batch job with an agent on each of its nodes."""
+"""The provider for PBS clusters: each gang is one batch job, with an agent on each of its nodes."""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.pbs.manifest import MANIFEST
@@ -7,7 +7,9 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    """The provider; a list of all providers imports nothing of this."""
+    """Make the provider. Its modules are imported here, since listing providers does not need
+    them.
+    """
     from cavvy.providers.batch.provider import BatchProvider
     from cavvy.providers.pbs.system import PbsSystem
 

@@ -1,4 +1,4 @@
-"""A task as a script for qsub that needs no Cavvy: `cavvy export pbs TASK.YAML`."""
+"""Exports a task as a script for qsub that does not need Cavvy: `cavvy export pbs TASK.YAML`."""
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
@@ -10,10 +10,11 @@ from cavvy.providers.pbs.script import format_length, make_chunk
 def make_export(
     task: Task, offer: Offer | None, nodes: int, job_options: JobOptions, gpu_resource: str
 ) -> str:
-    """The script; `offer` None: with the accelerators, CPUs and memory from the task itself.
+    """The script. If `offer` is None, it requests the accelerators, CPUs and memory named in the
+    task.
 
-    `pbsdsh` starts the other nodes without passing variables, so they read a file in the folder
-    from which the job was submitted.
+    `pbsdsh` starts the work on the nodes without passing variables, so the nodes read a file in the
+    folder from which the job was submitted.
     """
     options = [
         f"-N {task.name[:15]}",

@@ -1,4 +1,4 @@
-"""The batch job of one gang: the options of qsub, and the script that it reads from its input."""
+"""Makes the batch job of one gang: the options of qsub, and the script for its standard input."""
 
 import shlex
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from cavvy.providers.batch.cluster import ClusterQueue, time_limit
 from cavvy.providers.batch.shapes import gpu_of
 from cavvy.providers.batch.system import JobFiles, JobOptions
 
-MARK = "CAVVY_MARK"  # the variable that marks an installation's jobs
-# As in Slurm's script: one job only can make `started`; `begun` and `end` serve for jobs that the
-# server has forgotten. PBS sends no signal before the walltime is over, so the script watches the
-# time itself.
+MARK = "CAVVY_MARK"  # the environment variable that marks an installation's jobs
+# As in Slurm's script, only one job can create `started`, and `begun` and `end` describe jobs that
+# the server no longer lists. PBS sends no signal before the walltime ends, so the script itself
+# watches the time.
 _SCRIPT = """#!/bin/sh
 # Cavvy: one agent on each node of {name}; see docs/guides/pbs.md.
 umask 077
@@ -52,9 +52,10 @@ _EACH = (
 def make_options(
     gang: GangSpec, queue: ClusterQueue, mark: str, job_options: JobOptions, gpu_resource: str
 ) -> Sequence[str]:
-    """The options of qsub. Cavvy's own come last, so that the settings cannot undo them.
+    """The options of qsub. Cavvy's own options come last, so that the settings cannot override
+    them.
 
-    `gpu_resource` "": any model of GPU.
+    If `gpu_resource` is "", any model of GPU is accepted.
     """
     length = time_limit(gang, queue)
     return [
@@ -74,7 +75,7 @@ def make_options(
 
 
 def make_chunk(offer: Offer, gpu_resource: str) -> str:
-    """The resources of one node, for `select`."""
+    """The resources of one node, for the option `select`."""
     memory = f":mem={offer.memory_mib}mb" if offer.memory_mib else ""
     chunk = f"ncpus={max(1, int(offer.vcpus))}{memory}"
     if not offer.accelerator_count:
@@ -86,8 +87,9 @@ def make_chunk(offer: Offer, gpu_resource: str) -> str:
 def make_script(
     gang: GangSpec, queue: ClusterQueue, files: JobFiles, job_options: JobOptions
 ) -> str:
-    """The script of the job. PBS sends no signal before the walltime, so a job with one watches
-    it."""
+    """The job's script. PBS sends no signal before the walltime ends, so the script of a job with a
+    walltime watches the time.
+    """
     words = {
         name: shlex.quote(text)
         for name, text in (

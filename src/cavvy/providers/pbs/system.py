@@ -1,4 +1,4 @@
-"""PBS: its commands, queues and nodes, and the states of jobs."""
+"""PBS's commands, and the meaning of their output: queues, nodes, and states of jobs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -33,9 +33,9 @@ DIALECT = BatchDialect(
     elsewhere="unknown queue|queue is not enabled|exceeds.*(limit|maximum)|max_run|insufficient|"
     "unknown resource|illegal value",
     gone="unknown job id|has finished|request invalid for state",
-    environ={"TZ": "UTC"},  # qstat shows times in the client's zone
+    environ={"TZ": "UTC"},  # so that qstat prints times in UTC
 )
-_WALLTIME = -29  # JOB_EXEC_KILL_WALLTIME of PBS's job.h
+_WALLTIME = -29  # JOB_EXEC_KILL_WALLTIME in PBS's job.h
 _ENDS: dict[object, str] = {
     0: "its agents left",
     _WALLTIME: "the job reached its walltime",
@@ -43,14 +43,14 @@ _ENDS: dict[object, str] = {
         (-26, -27), "the job used more memory than requested"
     ),
 }
-_SIGNALLED = 256  # plus the signal's number: a signal killed the job's script
+_SIGNALLED = 256  # plus the signal's number, if a signal killed the job's script
 _SIZES_KIB = {"b": 1 / 1024, "kb": 1, "mb": 1024, "gb": 1024**2, "tb": 1024**3}
 _USABLE = {"free", "job-busy", "job-exclusive", "busy", "resv-exclusive"}
 Facts = Mapping[str, Any]
 
 
 class PbsSystem:
-    """Implements BatchSystem."""
+    """Implements `BatchSystem` for PBS."""
 
     title, queues = "PBS", "queues"
 
@@ -91,7 +91,7 @@ class PbsSystem:
         ]
 
     async def accounted(self, job: str) -> BatchJobRow | None:
-        return None  # PBS's accounting is a file on its server
+        return None  # PBS's accounting is a file on its server, which the login node cannot read
 
     async def explain_accounts(self, user: str, hello: HelperHello) -> Sequence[tuple[str, str]]:
         return ()
@@ -106,13 +106,13 @@ class PbsSystem:
         return make_export(task, offer, nodes, self.job_options, self._asked_resource)
 
     async def _read(self, kind: str, *argv: str) -> Mapping[str, Facts]:
-        """All objects of one kind by name, with their attributes."""
+        """All objects of one kind, by name, with their attributes."""
         out = await self.commands.ask([*argv, "-F", "json"])
         found: Mapping[str, Facts] = _decode(out).get(kind, {})
         return found
 
     async def _ask_with_history(self, command: str, *arguments: str, gone: bool = False) -> str:
-        """Run a command on jobs, with ended ones if the server keeps a history."""
+        """Run a command on jobs, including ended ones if the server keeps a history."""
         done = await self.commands.run([command, "-x", *arguments])
         if done.code != 0 and "history" in done.said.lower():
             done = await self.commands.run([command, *arguments])
@@ -135,10 +135,10 @@ def read_cluster(
     spot: Sequence[str] = (),
     reclaim_s: float = 0,
 ) -> BatchCluster:
-    """The cluster as PBS shows it, with the queues that accept and start jobs. `gpu` "":
-    `gpu_resource` names the nodes' GPUs.
+    """The cluster from PBS's output, with the queues that accept and start jobs. If `gpu` is "",
+    the resource `gpu_resource` names the nodes' GPUs.
 
-    A queue has its own nodes, or all nodes without a queue.
+    A queue uses the nodes assigned to it, or else all nodes that are assigned to no queue.
     """
     name, facts = server
     read = {node: _read_node(node, row, gpu, gpu_resource) for node, row in nodes.items()}
@@ -165,13 +165,15 @@ def read_cluster(
 
 
 def _is_usable(queue: Facts) -> bool:
-    """Whether a queue runs jobs itself, accepts them and starts them."""
+    """True if the queue accepts jobs, starts them, and is an execution queue (not a routing
+    queue).
+    """
     runs = str(queue.get("queue_type", "")).lower().startswith("e")
     return runs and str(queue.get("enabled")) == str(queue.get("started")) == "True"
 
 
 def read_row(job: str, facts: Facts) -> BatchJobRow:
-    """One job of `qstat -f -F json`."""
+    """Parse one job from `qstat -f -F json`."""
     code = facts.get("Exit_status")
     row = BatchJobRow(
         id=job,
@@ -198,7 +200,7 @@ def read_row(job: str, facts: Facts) -> BatchJobRow:
 
 
 def _list_hosts(facts: Facts) -> tuple[str, ...]:
-    """The hosts of `n1/0*8+n2/1*8`."""
+    """The hosts in a list such as `n1/0*8+n2/1*8`."""
     parts = str(facts.get("exec_host", "")).split("+")
     return tuple(part.partition("/")[0] for part in parts if part)
 
@@ -209,7 +211,7 @@ def _find_end(facts: Facts) -> datetime | None:
 
 
 def read_size(text: object) -> int:
-    """`528000000kb` in whole MiB; 0 without a size."""
+    """Parse a size such as `528000000kb` to whole MiB; 0 if there is none."""
     found = re.fullmatch(r"(\d+)\s*([kmgt]?b)?", str(text or "").lower())
     return int(int(found[1]) * _SIZES_KIB[found[2] or "b"] / 1024) if found else 0
 
@@ -233,7 +235,7 @@ def _read_node(name: str, row: Facts, gpu: str, gpu_resource: str) -> ClusterNod
 
 
 def _length(text: object) -> timedelta | None:
-    """`48:00:00`, or seconds, as a duration, or None."""
+    """Parse `48:00:00`, or a number of seconds; None if there is none."""
     parts = [int(part) for part in str(text or "").split(":") if part.isdigit()]
     if not parts:
         return None
@@ -257,7 +259,9 @@ def _decode(text: str) -> dict[str, Any]:
 
 
 def _time(text: object) -> datetime | None:
-    """`Fri Nov 20 07:13:11 2026`, in UTC as requested, or seconds since the epoch."""
+    """Parse a time such as `Fri Nov 20 07:13:11 2026` (UTC, as requested) or seconds since the
+    epoch; None if there is none.
+    """
     if str(text).isdigit():
         return datetime.fromtimestamp(int(str(text)), UTC) if int(str(text)) else None
     try:

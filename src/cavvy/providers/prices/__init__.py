@@ -1,10 +1,12 @@
-"""Price lists that `cavvy catalog refresh` reads, either public or with the user's credentials.
+"""Price lists that `cavvy catalog refresh` reads. Some are public; others need the user's
+credentials.
 
-A source is a module that defines `SOURCE: PriceSource`: a provider names its own in
+A source is a module that defines `SOURCE: PriceSource`. A provider names its source in
 `Manifest.prices`; the modules of this package are sources for clouds that are not providers yet.
 
 * PriceError       the prices cannot be read now; the message gives the reason and the remedy
-  + NeedsLogin     the available credentials do not suffice; a refresh of all providers skips it
+  + NeedsLogin     the available credentials are insufficient; a refresh of all providers skips this
+  source
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,51 +20,51 @@ from cavvy.domain.offers import Offer
 
 
 class PriceError(Exception):
-    """The prices cannot be read now; the message gives the reason and the remedy."""
+    """The prices cannot be read now. The message gives the reason and the remedy."""
 
 
 class NeedsLogin(PriceError):
-    """The available credentials are insufficient; a refresh of all providers skips this one."""
+    """The available credentials are insufficient. A refresh of all providers skips this source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceQuery:
-    """The inputs of a source. Price lists name instance types; `machines` describes these."""
+    """The inputs of a source. Price lists name instance types, which `machines` describes."""
 
     machines: Mapping[str, Offer]  # by instance type: vCPUs, memory, accelerators
     today: date
-    progress: Callable[[str], None]  # reports the source's progress
-    pause: Callable[[float], None]  # waits this many seconds between tries
+    progress: Callable[[str], None]  # called to report the source's progress
+    pause: Callable[[float], None]  # waits this many seconds between attempts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderPrices:
-    """Every price of one provider."""
+    """All prices of one provider."""
 
     offers: Sequence[Offer]
     terms: Mapping[str, int] = field(
         default_factory=dict
-    )  # months of commitment of reserved offers, by offer key
-    unknown_types: int = 0  # instance types with a price that `machines` does not describe
+    )  # by offer key: months of commitment of reserved offers
+    unknown_types: int = 0  # instance types that have a price but are not in `machines`
 
 
 class PriceSource(Protocol):
-    """One provider's public price list."""
+    """A provider's price list."""
 
     @property
     def provider(self) -> str: ...
     @property
     def title(self) -> str:
-        """For people: the owner of the list, and how it is read."""
+        """The owner of the list, and how the list is read; shown to users."""
 
     def fetch(self, query: PriceQuery) -> ProviderPrices:
-        """Read the whole list. Raises PriceError; an incomplete list is an error, never a short
-        result.
+        """Read the whole list. Raises PriceError, also if the list is incomplete: the result is
+        never partial.
         """
 
 
 def list_sources() -> Mapping[str, PriceSource]:
-    """Every source, by provider. Imports every provider's manifest."""
+    """All sources, by provider. Imports all providers' manifests."""
     from cavvy.providers.registry import manifests
 
     modules = [f"{__name__}.{path.stem}" for path in sorted(Path(__file__).parent.glob("[!_]*.py"))]
@@ -73,7 +75,7 @@ def list_sources() -> Mapping[str, PriceSource]:
 
 
 def list_unavailable() -> Mapping[str, str]:
-    """Providers whose prices `refresh` cannot read, with the reasons."""
+    """The providers whose prices `refresh` cannot read, with the reasons."""
     from cavvy.providers.prices.unavailable import REASONS
 
     return REASONS

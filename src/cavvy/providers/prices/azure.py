@@ -1,4 +1,4 @@
-"""Azure's Retail Prices API: public JSON, in pages, without credentials.
+"""Reads Azure's Retail Prices API: public JSON, in pages, without credentials.
 
 https://learn.microsoft.com/rest/api/cost-management/retail-prices/azure-retail-prices
 """
@@ -19,9 +19,9 @@ from cavvy.providers.prices import PriceError, PriceQuery, PriceSource, Provider
 
 _FILTER = "serviceName eq 'Virtual Machines'"
 _TERM_MONTHS = {"1 Year": 12, "3 Years": 36, "5 Years": 60}
-_HOURS_PER_MONTH = 730  # Azure's own: a year is 8,760 hours
+_HOURS_PER_MONTH = 730  # Azure's own number: a year has 8,760 hours
 _MOST_PAGES = (
-    5000  # pages; the list has some hundreds, and an endless list must not block the refresh
+    5000  # pages; the list has some hundred, and an endless list must not block the refresh
 )
 _MOST_BYTES = 32 << 20  # maximum bytes of one page
 _PASSING = (408, 429, 500, 502, 503, 504)
@@ -31,7 +31,7 @@ Item = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AzurePrices:
-    """Reads the list page by page. A page with a temporary error is requested a few times."""
+    """Reads the list page by page. A page with a temporary error is requested several times."""
 
     provider: str = "azure"
     title: str = "Azure Retail Prices API"
@@ -49,8 +49,8 @@ class AzurePrices:
                 if _is_sold_by_the_hour(item) and item.get("armSkuName") not in query.machines:
                     unknown.add(str(item.get("armSkuName")))
                 continue
-            # The list contains a few prices twice, as meters replace each other; the lower one is
-            # in force.
+            # When one meter replaces another, the list contains a price twice; the lower one is in
+            # force.
             known = offers.get(offer.key)
             if known is None or offer.rate < known.rate:
                 offers[offer.key] = offer
@@ -132,8 +132,8 @@ SOURCE: PriceSource = AzurePrices()
 
 
 def _is_sold_by_the_hour(item: Item) -> bool:
-    """A Linux machine at a price per hour, as opposed to Windows licences, old services and
-    development offers.
+    """True for a Linux machine with an hourly price, as opposed to Windows licences, old services
+    and development offers.
     """
     product, sku = str(item.get("productName")), str(item.get("skuName"))
     return (
@@ -150,7 +150,9 @@ def _is_sold_by_the_hour(item: Item) -> bool:
 
 
 def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> tuple[Offer | None, int]:
-    """The offer priced by an item, and its months of commitment; None for items of other kinds."""
+    """Return the offer for an item of the list, and its months of commitment. The offer is None for
+    items of other kinds.
+    """
     region = item.get("armRegionName")
     machine = machines.get(str(item.get("armSkuName")))
     price = item.get("retailPrice")
@@ -188,8 +190,8 @@ def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> tuple[
 
 
 def _without_placeholders(offers: Mapping[str, Offer]) -> tuple[Offer, ...]:
-    """Leave out spot prices that are no lower than on-demand: in this list they mean that there is
-    no spot.
+    """Leave out spot prices that are not lower than the on-demand price: in this list, they mean
+    that there is no spot capacity.
     """
     usual = {
         (offer.region, offer.instance_type): offer.rate

@@ -1,4 +1,6 @@
-"""Why other providers' price lists are not read yet; for `cavvy catalog refresh` and `info`."""
+"""The reasons why the price lists of other providers are not read yet, for `cavvy catalog refresh`
+and `info`.
+"""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,6 @@
-"""Ray clusters: each gang is a Ray job that reserves its nodes and supervises an agent on each."""
+"""Ray clusters: each gang is a Ray job that reserves its nodes and supervises an agent on each
+node.
+"""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.ray.manifest import MANIFEST
@@ -7,6 +9,7 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    from cavvy.providers.ray.provider import RayProvider  # not needed to list providers
+    # imported here because listing the providers does not need it
+    from cavvy.providers.ray.provider import RayProvider
 
     return RayProvider(MANIFEST, context)

@@ -1,5 +1,5 @@
-"""The dashboard of one Ray cluster: submits, lists, stops and deletes jobs; lists nodes and
-placement groups.
+"""A client of the dashboard of one Ray cluster: submits, lists, stops and deletes jobs; lists nodes
+and placement groups.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ Object = dict[str, Any]
 
 _CALL_S = 30.0
 _AT_ONCE = 8
-_MANY = 10000  # the maximum number of entries that the state API lists
+_MANY = 10000  # maximum number of entries that the state API lists
 _DENIED = frozenset({401, 403, 407})
 
 
@@ -33,7 +33,7 @@ class DashboardRefused(Exception):
         self.status = status
 
     def sorted(self, where: str) -> ProviderError:
-        """The error for the caller of a provider."""
+        """The corresponding error of the provider interface."""
         text = str(self).strip()
         last = text.splitlines()[-1][:300] if text else ""
         if self.status in _DENIED:
@@ -50,7 +50,7 @@ class DashboardRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DashboardAddress:
-    """The address of a dashboard, and how to authenticate."""
+    """The address of a dashboard, and the credentials for it."""
 
     name: str
     url: str
@@ -67,8 +67,8 @@ class RayDashboard:
         self.address = address
         self._threads = ThreadPoolExecutor(
             _AT_ONCE, f"ray-{address.name}"
-        )  # time limit, so that a hanging dashboard delays no other
-        self._shown: Mapping[str, str] | None = None  # the last headers read
+        )  # own threads, so that a hanging dashboard does not delay other clusters
+        self._shown: Mapping[str, str] | None = None  # the headers of the last request
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
         if address.url.startswith("https:"):
             handlers.append(
@@ -91,7 +91,7 @@ class RayDashboard:
         return await self._state("placement_groups", detail="1")
 
     async def usage(self) -> Mapping[str, Object]:
-        """By node: the used and total amounts of each resource, some seconds old."""
+        """The used and total amounts of each resource by node. They may be some seconds old."""
         told = _object(await self._ask("GET", "/api/cluster_status"))
         status = ((told.get("data") or {}).get("clusterStatus") or {}).get(
             "loadMetricsReport"
@@ -111,7 +111,7 @@ class RayDashboard:
             raise
 
     async def log(self, name: str) -> str | None:
-        """What a job's driver printed; None if it is not available (any more)."""
+        """The output of a job's driver, or None if it is not available."""
         try:
             return str(
                 _object(await self._ask("GET", f"/api/jobs/{quote(name)}/logs")).get("logs") or ""
@@ -120,7 +120,7 @@ class RayDashboard:
             return None
 
     async def submit(self, job: Object) -> bool:
-        """False if a job with that name already exists."""
+        """Submit a job. Returns False if a job with this name already exists."""
         try:
             await self._ask("POST", "/api/jobs/", job)
         except DashboardRefused as error:
@@ -130,7 +130,7 @@ class RayDashboard:
         return True
 
     async def stop(self, name: str) -> None:
-        """Ask a job to stop; a job that no longer exists is no error."""
+        """Request that a job stop. It is no error if the job no longer exists."""
         try:
             await self._ask("POST", f"/api/jobs/{quote(name)}/stop")
         except DashboardRefused as error:
@@ -138,7 +138,7 @@ class RayDashboard:
                 raise
 
     async def forget(self, name: str) -> None:
-        """Delete a job that has ended."""
+        """Delete a job that has ended. It is no error if the job no longer exists."""
         try:
             await self._ask("DELETE", f"/api/jobs/{quote(name)}")
         except DashboardRefused as error:
@@ -146,8 +146,8 @@ class RayDashboard:
                 raise
 
     async def _state(self, what: str, **query: str) -> Sequence[Object]:
-        """A list of the state API,
-        https://docs.ray.io/en/latest/ray-observability/reference/api.html.
+        """Return a list from the state API:
+        https://docs.ray.io/en/latest/ray-observability/reference/api.html
         """
         text = "&".join(f"{name}={value}" for name, value in {**query, "limit": str(_MANY)}.items())
         told = _object(await self._ask("GET", f"/api/v0/{what}?{text}"))
@@ -161,7 +161,9 @@ class RayDashboard:
         return await loop.run_in_executor(self._threads, self._call_as_known, method, path, body)
 
     def _call_as_known(self, method: str, path: str, body: Object | None) -> object:
-        """After a denial, read the files again, and try once more if they have changed."""
+        """Make a call. If it is denied, read the credential files again, and retry once if they
+        have changed.
+        """
         shown = self._shown
         if shown is None:
             shown = self._shown = self.address.read_headers()
@@ -186,7 +188,7 @@ class RayDashboard:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise DashboardRefused(error.code, _read(error)) from error
-        except (OSError, ValueError, http.client.HTTPException) as error:  # TLS errors too
+        except (OSError, ValueError, http.client.HTTPException) as error:  # includes TLS errors
             reason = getattr(error, "reason", error)
             raise TryAgain(
                 f"{self.address.name}: {self.address.url} cannot be reached: {reason}"
@@ -194,14 +196,16 @@ class RayDashboard:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Rejects redirects: they lead to a proxy's login page, which must not get the headers."""
+    """Rejects redirects, since these may lead to a proxy's login page, which must not receive the
+    headers.
+    """
 
     def redirect_request(self, *_: object) -> None:
         return None
 
 
 def _read(error: urllib.error.HTTPError) -> str:
-    """The reason for the refusal; "" if the connection breaks before it arrives."""
+    """Read the reason for a refusal; "" if the connection breaks before the reason arrives."""
     with error, suppress(OSError, http.client.HTTPException):
         return error.read(65536).decode(errors="replace")
     return ""

@@ -1,5 +1,5 @@
-"""Offers of a Ray cluster from its nodes and their free resources, and the resources that a gang
-requests. No I/O.
+"""Makes the offers of a Ray cluster from its nodes and their free resources, and the resource
+requests of gangs. No I/O.
 """
 
 import re
@@ -23,34 +23,34 @@ from cavvy.providers.batch.shapes import (
 Object = Mapping[str, Any]
 
 MARKET = "ray.io/market-type"
-_KIND = "accelerator_type:"  # a resource that names a node's accelerators
-_SLIVER = 0.001  # the amount of such a resource by which Ray selects a kind
-# The resources by which Ray schedules accelerators.
+_KIND = "accelerator_type:"  # prefix of a resource that names a node's accelerators
+_SLIVER = 0.001  # the amount of such a resource that a gang requests to select the kind
+# The resource names by which Ray schedules accelerators.
 _ACCELERATORS = ("GPU", "TPU", "neuron_cores", "HPU", "NPU")
 _MAKERS = re.compile(r"^(AMD-Instinct|AMD-Radeon|Intel|NVIDIA|aws)-|-(OAM|HF)$", re.IGNORECASE)
 _MIB = 1024 * 1024
-_STEP_MIB = 256  # nodes of one kind differ slightly
-# Resources of a whole placement group, as `cluster_status` spells them. Those of a bundle have more
-# digits.
+_STEP_MIB = 256  # memory is rounded down to this step, since equal nodes differ slightly
+# A resource of a whole placement group, as spelled in `cluster_status`. Resources of a single
+# bundle have more digits.
 _RESERVED = re.compile(r"(.+)Group([0-9A-Fa-f]{36})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
-    """A node: what a job may use of it, and what is free now."""
+    """A node, with its resources for jobs and the free part of them."""
 
     id: str
     address: str
     shape: NodeShape
-    resource: str = ""  # the resource that schedules its accelerators; "" without any
-    kind: str = ""  # the resource that names them; "" if there is none
+    resource: str = ""  # the resource that schedules the accelerators; "" if there are none
+    kind: str = ""  # the resource that names the accelerators; "" if there is none
     spot: bool = False
     cpus: float = 0
     memory_mib: int = 0
     gpus: float = 0
 
     def fits(self, offer: Offer) -> int:
-        """How many of the offer's nodes fit on it now."""
+        """The number of the offer's nodes that fit on this node now."""
         if not is_of(self.shape, offer, spot=self.spot):
             return 0
         rooms = [self.cpus / offer.vcpus, self.memory_mib / offer.memory_mib]
@@ -58,7 +58,7 @@ class RayNode:
         return max(0, int(min(rooms) + 1e-6))
 
     def less(self, offer: Offer, count: int) -> "RayNode":
-        """The rest of a node with this many of the offer's nodes on it."""
+        """Return this node with the resources of `count` of the offer's nodes deducted."""
         return replace(
             self,
             cpus=self.cpus - count * offer.vcpus,
@@ -70,11 +70,11 @@ class RayNode:
 def read_nodes(
     nodes: Sequence[Object], usage: Mapping[str, Object], groups: Sequence[Object]
 ) -> Sequence[RayNode]:
-    """The living nodes, from /api/v0/nodes, `usageByNode` of /api/cluster_status, and
+    """The nodes that are alive, from /api/v0/nodes, `usageByNode` of /api/cluster_status, and
     /api/v0/placement_groups.
 
-    Usage is some seconds old. The reservations of placement groups are current, so usage only
-    counts for the rest.
+    Usage is some seconds old, while the reservations of placement groups are current. So usage is
+    counted only outside of placement groups.
     """
     reserved: dict[str, dict[str, float]] = {}
     for group in groups:
@@ -128,7 +128,7 @@ def _find_kind(total: Mapping[str, float]) -> str:
 
 
 def _used(usage: Object, name: str) -> float:
-    """The used amount of a resource outside of placement groups."""
+    """The amount of a resource that is used outside of placement groups."""
     seen = usage.get(_camel(name))
     of_groups = sum(
         float(pair[1])
@@ -139,8 +139,8 @@ def _used(usage: Object, name: str) -> float:
 
 
 def _find_resource(total: Mapping[str, float]) -> str:
-    """The resource that schedules accelerators: one of Ray's own, or one that is named after a
-    known product.
+    """The name of the resource that schedules accelerators: one of Ray's own, or one named after a
+    known product; "" if there is none.
     """
     for name in _ACCELERATORS:
         if total.get(name, 0) >= 1:
@@ -149,8 +149,8 @@ def _find_resource(total: Mapping[str, float]) -> str:
 
 
 def name_accelerator(word: str) -> str:
-    """A product by its canonical name, if the catalog has it, without a maker's name that Ray
-    adds.
+    """The product's canonical name from the catalog, found with or without the maker's name that
+    Ray adds; `word` if the catalog lacks the product.
     """
     plain = _MAKERS.sub("", _MAKERS.sub("", word))
     known = find_accelerator(word) or find_accelerator(plain)
@@ -158,15 +158,16 @@ def name_accelerator(word: str) -> str:
 
 
 def _camel(name: str) -> str:
-    """A resource as the dashboard spells it: "accelerator_type:A100" becomes
-    "acceleratorType:A100"."""
+    """A resource name as spelled by the dashboard: "accelerator_type:A100" becomes
+    "acceleratorType:A100".
+    """
     first, *rest = name.split("_")
     return first + "".join(part[:1].upper() + part[1:] for part in rest)
 
 
 def promise(nodes: Sequence[RayNode], offer: Offer, count: int) -> Sequence[RayNode]:
-    """The nodes after this many of the offer's nodes, which are requested but not placed, are on
-    them.
+    """Deduct the resources of `count` of the offer's nodes, which are requested but not placed yet,
+    from the nodes where they fit.
     """
     left = []
     for node in nodes:
@@ -184,8 +185,8 @@ def list_offers(
     node_rate: HourlyRate,
     waits: bool,
 ) -> Sequence[Offer]:
-    """One offer for each size: a kind of node with its accelerators, or a share of any node
-    without.
+    """One offer for each size: a kind of node with its accelerators, or a share of any node without
+    accelerators.
     """
     widest = max((node.shape.cpus for node in nodes), default=1)
     kinds: dict[tuple[NodeShape, str, bool], list[RayNode]] = {}
@@ -216,7 +217,9 @@ def _merge_all(
 def _merge(
     kinds_of: Sequence[tuple[Offer, Sequence[RayNode]]], groups: Sequence[set[str]], waits: bool
 ) -> Offer:
-    """An offer of one size over all kinds of nodes that have it, at the highest price."""
+    """Merge the offers of one size into a single offer over all kinds of nodes that have the size,
+    at the highest price.
+    """
     nodes = [node for _, alike in kinds_of for node in alike]
     smallest = min((offer for offer, _ in kinds_of), key=lambda offer: offer.memory_mib)
     room = [node.fits(smallest) for node in nodes]
@@ -230,7 +233,9 @@ def _merge(
 
 
 def make_bundle(offer: Offer, node: RayNode) -> Mapping[str, float]:
-    """The reservations of each node of a gang. `node` is one of the offer's."""
+    """The resources that Ray reserves for each node of a gang. `node` is one of the offer's
+    nodes.
+    """
     bundle: dict[str, float] = {"CPU": offer.vcpus, "memory": offer.memory_mib * _MIB}
     if offer.accelerator_count:
         bundle[node.resource] = offer.accelerator_count

@@ -1,4 +1,4 @@
-"""One Ray cluster: launches gangs on it, looks at them and removes them."""
+"""One Ray cluster: launches gangs on it, reads their state, and removes them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,10 +20,10 @@ from cavvy.providers.ray.launch_ledger import KEPT, RayGangRecord
 
 _MISSED = timedelta(
     seconds=60
-)  # a job is gone if the same head has not listed it for this long and nothing is reserved for it
+)  # a job counts as gone if it was unlisted for this long and nothing is reserved for it
 _LONELY = timedelta(
     minutes=10
-)  # a launch that Ray has not listed after this time was never granted
+)  # a launch that Ray has not listed for this long has never been granted
 _NO_WAY = (
     "nodes of Ray clusters call the server, but `server.tls_listen` is not set; see "
     "docs/guides/ray.md"
@@ -32,32 +32,32 @@ _NO_WAY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayTerms:
-    """The values shared by all clusters."""
+    """Values shared by all clusters."""
 
-    mark: str  # mark of the installation
+    mark: str  # the installation's mark
     options: RayOptions
     node_endpoint: NodeEndpoint | None
     now: Callable[[], datetime]
 
 
 class RayCluster:
-    """Methods raise the same errors as Provider's."""
+    """One cluster. Methods raise the same errors as those of `Provider`."""
 
     def __init__(
         self, api: RayDashboard, ledger: LaunchLedger[RayGangRecord], terms: RayTerms
     ) -> None:
         self.api, self._ledger, self._terms = api, ledger, terms
         self.name = api.address.name
-        self._missed: dict[str, datetime] = {}  # gang -> since when Ray has not listed its job
+        self._missed: dict[str, datetime] = {}  # by gang: since when Ray has not listed its job
         self._mute: dict[
             str, datetime
-        ] = {}  # gang -> since when its job has ended without a readable log
+        ] = {}  # by gang: since when its job has ended without a readable log
 
     def _records(self) -> list[RayGangRecord]:
         return [each for each in self._ledger.records.values() if each.cluster == self.name]
 
     async def nodes(self) -> Sequence[RayNode]:
-        """The nodes without resources promised to gangs that are not placed yet."""
+        """The nodes, without the resources promised to gangs that are not placed yet."""
         async with self._sorted():
             nodes, usage, groups = await asyncio.gather(
                 self.api.nodes(), self.api.usage(), self.api.groups()
@@ -86,7 +86,7 @@ class RayCluster:
     # Launching
 
     async def launch(self, gang: GangSpec) -> None:
-        """The caller holds the gang's lock."""
+        """See `Provider.launch`; the caller holds the gang's lock."""
         node_endpoint = self._terms.node_endpoint
         if node_endpoint is None:
             raise Refused(_NO_WAY)
@@ -138,7 +138,9 @@ class RayCluster:
             raise
 
     def _choose(self, gang: GangSpec, nodes: Sequence[RayNode]) -> RayNode:
-        """One of the offer's nodes, if they have room for the gang. Raises NoCapacity."""
+        """Return one of the offer's nodes. Raises NoCapacity if these do not have room for the gang
+        now.
+        """
         alike = [node for node in nodes if is_of(node.shape, gang.offer, spot=node.spot)]
         if not alike:
             raise NoCapacity(f"{gang.offer.key}: the cluster {self.name} no longer has such nodes")
@@ -151,7 +153,7 @@ class RayCluster:
                 )
         return alike[0]
 
-    # Looking
+    # Polling
 
     async def gangs(self, name: str | None) -> Sequence[GangSeen]:
         async with self._sorted():
@@ -192,9 +194,10 @@ class RayCluster:
             )  # the job was submitted after the removal
         told = await self._read_output(name, job)
         if told is None:
-            return status.as_seen(record)  # only the log says how it ended and what is billed
-        latest = self._ledger.get(name)  # another call may have changed it meanwhile
-        if latest is not None and latest.ended_at is not None:  # the data of this call is older
+            # only the log shows how the gang ended and which times are billed
+            return status.as_seen(record)
+        latest = self._ledger.get(name)  # another call may have changed the record
+        if latest is not None and latest.ended_at is not None:  # this call's data is older
             return status.as_seen(latest)
         record = replace(record, removed=record.removed or bool(latest and latest.removed))
         record = status.judge(record, job, told, self._terms.now())
@@ -202,7 +205,9 @@ class RayCluster:
         return status.as_seen(record, told.waits)
 
     async def _read_output(self, name: str, job: Object) -> status.DriverOutput | None:
-        """What the driver printed; None for a while if the log of an ended job cannot be read."""
+        """Read the driver's messages. Returns None while the log of an ended job cannot be read;
+        after a minute, continues without the log.
+        """
         begun = job.get("status") not in ("PENDING", None)
         log = await self.api.log(str(job["submission_id"])) if begun else ""
         if (
@@ -218,8 +223,8 @@ class RayCluster:
         return self._mute.setdefault(name, self._terms.now())
 
     async def _see_missing(self, record: RayGangRecord) -> GangSeen | None:
-        """The state of a gang whose job is not listed: it has ended once a second fact confirms
-        it.
+        """Judge a gang whose job is not listed. The gang has ended only if a second fact confirms
+        it: a new session of the head, or no reservation.
         """
         now = self._terms.now()
         if not record.launched:
@@ -235,7 +240,7 @@ class RayCluster:
         else:
             return status.as_seen(record)
         self._missed.pop(record.name, None)
-        latest = self._ledger.get(record.name)  # like in `_see`
+        latest = self._ledger.get(record.name)  # as in `_see`
         if latest is None or latest.ended_at is not None:
             return status.as_seen(latest) if latest is not None else None
         record = status.end(latest, since, "removed" if latest.removed else why, True)
@@ -258,7 +263,9 @@ class RayCluster:
     # Removing
 
     async def remove(self, name: str) -> bool:
-        """Whether the gang is, or was, in this cluster. The caller holds the gang's lock."""
+        """Remove the gang; returns True if the gang is, or was, in this cluster. The caller holds
+        the gang's lock.
+        """
         async with self._sorted():
             record = self._ledger.get(name)
             if record is not None and (record.ended_at is not None or record.cluster != self.name):
@@ -268,8 +275,7 @@ class RayCluster:
                 return False
             record = record or status.recall(job or {}, self.name, self._terms.now())
             await self._ledger.put(replace(record, removed=True))
-            # Without a job it was never granted, or the request whose reply was lost is still on
-            # its way.
+            # If there is no job, the launch was never granted, or its request is still in transit.
             if job is not None and not status.is_over(job):
                 await self.api.stop(str(job["submission_id"]))
             return True
@@ -304,7 +310,7 @@ class RayCluster:
 
     @asynccontextmanager
     async def _sorted(self) -> AsyncIterator[None]:
-        """Turns the dashboard's errors into those that callers of a provider expect."""
+        """Convert the dashboard's errors to provider errors."""
         try:
             yield
         except DashboardRefused as error:
@@ -312,5 +318,5 @@ class RayCluster:
 
 
 def why_not(node_endpoint: NodeEndpoint | None) -> Sequence[Objection]:
-    """Why no task can run, even if the clusters have free nodes."""
+    """Objections to every task if nodes cannot call the server, else []."""
     return [] if node_endpoint is not None else [Objection("providers", _NO_WAY)]

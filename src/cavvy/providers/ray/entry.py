@@ -1,4 +1,6 @@
-"""The Ray job of a gang. Its entrypoint holds no secret: it fetches the driver and its plan."""
+"""Makes the Ray job of a gang. Its entrypoint contains no secret: it fetches the driver and its
+plan from the server.
+"""
 
 import json
 import shlex
@@ -14,10 +16,11 @@ from cavvy.providers.hosts.bootstrap import make_config
 from cavvy.providers.ray.cluster import MARKET, RayNode, make_bundle
 
 _REMOTE = Path(__file__).with_name("remote")
-_TAKES = timedelta(seconds=30)  # time limit of the reservation if gangs may not wait
+_TAKES = timedelta(seconds=30)  # time limit for the reservation if gangs may not wait
 RESERVE = timedelta(seconds=15)  # time after the work's grace period, for the agent's last messages
 INSTALLATION, GANG, NODES = "cavvy_installation", "cavvy_gang", "cavvy_nodes"
-# Fetches a plan by its hash, so that the source need not be trusted, and runs its driver.
+# The entrypoint: fetches the plan and checks its hash, so that the source need not be trusted, then
+# runs the plan's driver.
 _LINE = """
 import hashlib, http.client, json, ssl, sys, time, urllib.request as web
 context = ssl.create_default_context()
@@ -39,7 +42,7 @@ exec(compile(PLAN["driver"], "driver.py", "exec"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayOptions:
-    """The settings for jobs."""
+    """The settings that affect jobs."""
 
     namespace: str
     python: str
@@ -49,7 +52,9 @@ class RayOptions:
 
 
 def job_name(mark: str, gang: str) -> str:
-    """Ray's submission id, which makes Ray grant a gang of an installation once."""
+    """The submission id of a gang's job. Ray accepts each id once, so a gang is never launched
+    twice.
+    """
     return f"cavvy-{mark}-{gang}"
 
 
@@ -62,10 +67,10 @@ def make_job(
     *,
     mixed: bool,
 ) -> Mapping[str, Any]:
-    """The request that submits the job. The first call packs the agent, which blocks.
+    """The request that submits the gang's job. The first call packs the agent, which blocks.
 
-    `node` is one of the offer's; `mixed`: the cluster has both nodes that may be preempted and
-    others.
+    `node` is one of the offer's nodes. `mixed` is True if some of the cluster's nodes may be
+    preempted and others may not.
     """
     plan = json.dumps(
         make_plan(gang, mark, node, node_endpoint, options, mixed=mixed), sort_keys=True
@@ -99,7 +104,7 @@ def make_plan(
     *,
     mixed: bool,
 ) -> Mapping[str, Any]:
-    """The driver's plan, and the two programs."""
+    """The driver's plan, including the source of both programs."""
     offer = gang.offer
     known = find_accelerator(offer.accelerator) if offer.accelerator else None
     spread = "STRICT_SPREAD" if options.spread else "SPREAD"
@@ -123,7 +128,7 @@ def make_plan(
 
 
 def _make_boot(gang: GangSpec, node_endpoint: NodeEndpoint, folder: str) -> Mapping[str, Any]:
-    """The command that starts an agent on each node."""
+    """The data that the actor supervisor needs to start an agent on a node."""
     return {
         "agent": node_endpoint.agent(),
         "folder": folder,

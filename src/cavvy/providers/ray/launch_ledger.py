@@ -1,4 +1,4 @@
-"""The launch ledger's record of a gang on a Ray cluster."""
+"""The launch ledger's records of gangs on Ray clusters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer
 
-KEPT = timedelta(days=2)  # after the gang's end
+KEPT = timedelta(days=2)  # how long a record is kept after the gang's end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayRank:
-    """One node, as the gang's driver reported it."""
+    """One node, as reported by the gang's driver."""
 
     rank: int
     node: str
@@ -25,17 +25,17 @@ class RayRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayGangRecord:
-    """One gang, as requested and last seen."""
+    """One gang, as requested and last observed."""
 
     name: str
     cluster: str
     nodes: int
     intended_at: datetime
-    offer: Offer | None = None  # None: found on the cluster, and missing in the ledger
-    session: str = ""  # id of the cluster's head at the launch
+    offer: Offer | None = None  # None: the gang was found on the cluster, but not in the ledger
+    session: str = ""  # session name of the cluster's head at the launch
     launched: bool = False  # Ray confirmed the launch
-    removed: bool = False  # the gang is being removed: a job that appears later is stopped
-    placed: bool = False  # its placement group exists, or existed
+    removed: bool = False  # the gang is being removed; a job that appears later is stopped
+    placed: bool = False  # the gang's placement group exists, or has existed
     ranks: Sequence[RayRank] = ()
     ended_at: datetime | None = None
     reason: str = ""

@@ -1,4 +1,4 @@
-"""The manifest of this provider."""
+"""The manifest of the Ray provider."""
 
 from collections.abc import Mapping
 from datetime import timedelta

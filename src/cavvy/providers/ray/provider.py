@@ -1,4 +1,4 @@
-"""Ray as a provider: each cluster is a region; gangs are jobs of its job API, identified by their
+"""The Ray provider: each cluster is a region; gangs are jobs of its job API, identified by their
 submission ids.
 """
 
@@ -23,7 +23,7 @@ _DEFAULT = "http://127.0.0.1:8265"
 
 
 class RayProvider:
-    """Implements Provider; the manifest lists its abilities."""
+    """Implements `Provider`, and the abilities listed in the manifest."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest
@@ -77,7 +77,7 @@ class RayProvider:
             site.api.close()
 
     def sites(self) -> Mapping[str, RayCluster]:
-        """The clusters in use. Raises Refused."""
+        """The clusters in use, by name. Raises Refused."""
         if not self._sites:
             options = RayOptions(
                 namespace=self._text("namespace") or "cavvy",
@@ -130,7 +130,9 @@ class RayProvider:
 def read_addresses(
     text: str, read_headers: Callable[[], Mapping[str, str]], ca_file: str
 ) -> Sequence[DashboardAddress]:
-    """Parses `NAME=URL` or URL, separated by spaces or commas. Raises Refused."""
+    """Parse addresses of the form `NAME=URL` or `URL`, separated by spaces or commas. Raises
+    Refused.
+    """
     found = []
     for word in text.replace(",", " ").split():
         name, equals, url = word.partition("=")

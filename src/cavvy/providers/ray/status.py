@@ -1,4 +1,4 @@
-"""Reads a gang's state from its job and its driver's log. No I/O."""
+"""Reads a gang's state from its Ray job and its driver's log. No I/O."""
 
 import json
 from collections.abc import Mapping
@@ -24,18 +24,18 @@ class DriverOutput:
     placed: bool = False
     waits: str = ""
     refused: str = ""
-    left: str = ""  # why the driver ended its agents without a request
+    left: str = ""  # why the driver ended its agents without being asked
 
 
 def gang_of(job: Object, mark: str) -> str:
-    """The name of a job's gang; "" if it belongs to no gang of this installation."""
+    """The name of the job's gang, or "" if the job belongs to no gang of this installation."""
     metadata = job.get("metadata") or {}
     return str(metadata.get(GANG, "")) if metadata.get(INSTALLATION) == mark else ""
 
 
 def recall(job: Object, cluster: str, now: datetime) -> RayGangRecord:
-    """A record for a gang that Ray lists and the ledger lacks, because the ledger or a reply was
-    lost.
+    """Make a record for a gang that Ray lists but the ledger lacks, because the ledger or a reply
+    was lost.
     """
     metadata = job.get("metadata") or {}
     return RayGangRecord(
@@ -58,7 +58,7 @@ def is_over(job: Object) -> bool:
 
 
 def read_log(text: str) -> DriverOutput:
-    """The driver's events; other lines are skipped."""
+    """Parse the driver's events from its log; other lines are skipped."""
     ranks: dict[int, RayRank] = {}
     told = DriverOutput(ranks=ranks)
     for line in text.splitlines():
@@ -113,7 +113,7 @@ def _read_rank(ranks: dict[int, RayRank], event: Object) -> None:
 
 
 def judge(record: RayGangRecord, job: Object, told: DriverOutput, now: datetime) -> RayGangRecord:
-    """The record with what the job and its driver's log add. A recorded end never changes."""
+    """Return the record updated with the job and the driver's log. A recorded end never changes."""
     if record.ended_at is not None:
         return record
     known = {rank.rank: rank for rank in record.ranks}
@@ -136,7 +136,9 @@ def judge(record: RayGangRecord, job: Object, told: DriverOutput, now: datetime)
 
 
 def end(record: RayGangRecord, at: datetime, reason: str, preempted: bool) -> RayGangRecord:
-    """The record of a gang that has ended. Nodes without their own report end with it."""
+    """The record of a gang that has ended. Nodes that did not report their own end get the same end
+    time.
+    """
     ranks = tuple(
         rank if rank.ended_at else replace(rank, ended_at=max(at, rank.started_at))
         for rank in record.ranks
@@ -152,7 +154,7 @@ def end(record: RayGangRecord, at: datetime, reason: str, preempted: bool) -> Ra
 
 
 def _why(record: RayGangRecord, job: Object, told: DriverOutput) -> tuple[str, bool]:
-    """Why it ended, and whether it was preempted."""
+    """Why the gang ended, and whether it was preempted."""
     worst = next((rank for rank in record.ranks if rank.preempted), None)
     worst = worst or next((rank for rank in record.ranks if rank.reason), None)
     if told.refused:
@@ -178,7 +180,7 @@ def _has_ended(rank: RayRank | None) -> bool:
 
 
 def as_seen(record: RayGangRecord, waits: str = "") -> GangSeen:
-    """A record as the control plane sees it."""
+    """The observation of a gang for the control plane, from its record."""
     codes = [rank.exit_code for rank in record.ranks if rank.exit_code is not None]
     if record.ended_at is not None:
         state, reason = GangState.ENDED, record.reason

@@ -1,4 +1,6 @@
-"""Slurm clusters as a provider: each gang is one batch job with an agent on each of its nodes."""
+"""The provider for Slurm clusters: each gang is one batch job, with an agent on each of its
+nodes.
+"""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.slurm.manifest import MANIFEST, with_containers
@@ -7,7 +9,9 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    """The provider; a list of all providers imports nothing of this."""
+    """Make the provider. Its modules are imported here, since listing providers does not need
+    them.
+    """
     from cavvy.providers.batch.provider import BatchProvider
     from cavvy.providers.slurm.system import SlurmSystem
 

@@ -1,4 +1,4 @@
-"""The cluster's accounting data about the user and the charged account. No I/O."""
+"""Checks a user's and an account's data in the cluster's accounting. No I/O."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,14 +12,14 @@ _ENFORCING = {
     "safe",
     "wckeys",
     "all",
-}  # each of these enforces associations too
+}  # each of these values also enforces associations
 
 
 def explain_accounts(
     account: str, user: str, config: Mapping[str, str], tools: Sequence[str], limits: Facts
 ) -> Facts:
-    """The facts for `cavvy check`. `limits` are those of the user's associations; `account` "" is
-    the default.
+    """The facts for `cavvy check`. `limits` are the limits of the user's associations. If `account`
+    is "", the user's default account is used.
 
     Raises Refused if Slurm would refuse every job because of its account.
     """
@@ -43,7 +43,7 @@ def explain_accounts(
 
 
 def _refuse(account: str, user: str, config: Mapping[str, str], names: Sequence[str]) -> None:
-    """Without enforced associations, Slurm accepts any account."""
+    """Raise Refused if Slurm enforces associations and the user has none with this account."""
     enforced = {
         word.strip().lower() for word in config.get("AccountingStorageEnforce", "").split(",")
     }

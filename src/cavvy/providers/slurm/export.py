@@ -1,4 +1,6 @@
-"""A task as a script for sbatch that needs no Cavvy: `cavvy export slurm TASK.YAML`."""
+"""Exports a task as a script for sbatch that does not need Cavvy: `cavvy export slurm
+TASK.YAML`.
+"""
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
@@ -10,7 +12,9 @@ from cavvy.providers.slurm.script import format_length, gres_of
 def make_export(
     task: Task, offer: Offer | None, nodes: int, job_options: JobOptions, qos: str
 ) -> str:
-    """The script; `offer` None: with the accelerators, CPUs and memory from the task itself."""
+    """The script. If `offer` is None, it requests the accelerators, CPUs and memory named in the
+    task.
+    """
     options = [
         f"--job-name={task.name}",
         f"--nodes={nodes}",

@@ -7,7 +7,7 @@ from cavvy.providers.base import Feature, Manifest, Refused
 from cavvy.providers.batch.manifest import make_manifest
 from cavvy.providers.settings import text
 
-# The limits of each way to run images.
+# The features that each container program adds.
 CONTAINERS: Mapping[str, frozenset[Feature]] = {
     "apptainer": frozenset({Feature.IMAGE, Feature.LOGIN}),
     "podman": frozenset({Feature.IMAGE, Feature.LOGIN, Feature.BUILD}),
@@ -17,7 +17,9 @@ CONTAINERS: Mapping[str, frozenset[Feature]] = {
 
 
 def with_containers(manifest: Manifest, container: str) -> Manifest:
-    """The manifest of a cluster whose nodes run images with `container`. Raises Refused."""
+    """The manifest of a cluster whose nodes run images with the program `container` ("": with
+    none). Raises Refused.
+    """
     if not container:
         return manifest
     if container not in CONTAINERS:

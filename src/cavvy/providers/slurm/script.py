@@ -1,4 +1,4 @@
-"""The batch job of one gang: the options of sbatch, and the script that it reads from its input."""
+"""Makes the batch job of one gang: the options of sbatch, and the script for its standard input."""
 
 import shlex
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from cavvy.providers.batch.cluster import ClusterQueue, time_limit
 from cavvy.providers.batch.shapes import gpu_of
 from cavvy.providers.batch.system import JobFiles, JobOptions
 
-# Only the script is signalled before the time limit (B:), since a step's signal would hit the work
-# itself. Only one job can create the folder `started`: a second job of this gang, after a lost
-# reply or a requeue by Slurm, exits at once. `begun` and `end` record jobs that slurmctld has
-# forgotten.
+# Before the time limit, only the script gets a signal (B:), since a signal to the step would reach
+# the work itself. Only one job can create the folder `started`, so a second job of this gang, after
+# a lost reply or a requeue by Slurm, exits at once. `begun` and `end` describe jobs that slurmctld
+# no longer lists.
 _SCRIPT = """#!/bin/sh
 # Cavvy: one agent on each node of {name}; see docs/guides/slurm.md.
 umask 077
@@ -45,7 +45,9 @@ exit $code
 def make_options(
     gang: GangSpec, queue: ClusterQueue, files: JobFiles, job_options: JobOptions, qos: str
 ) -> Sequence[str]:
-    """The options of sbatch. Cavvy's own come last, so that the settings cannot undo them."""
+    """The options of sbatch. Cavvy's own options come last, so that the settings cannot override
+    them.
+    """
     offer = gang.offer
     options = [
         f"--partition={queue.name}",
@@ -71,8 +73,8 @@ def make_options(
 
 
 def make_script(gang: GangSpec, files: JobFiles, python: str, *, pyxis: bool = False) -> str:
-    """The job's script. With `pyxis`, the job step runs in the gang's image, with the image's own
-    Python.
+    """The job's script. With `pyxis`, the job step runs in the gang's image and uses the image's
+    own Python.
     """
     folders = (files.agent, files.folder)
     container = list_container_options(gang, folders) if pyxis and gang.image else []
@@ -108,7 +110,7 @@ def list_container_options(gang: GangSpec, folders: Sequence[str]) -> Sequence[s
 
 
 def name_for_enroot(image: str) -> str:
-    """Enroot expects a # between the registry and the rest."""
+    """The image's name for Enroot, which expects a # between the registry and the rest."""
     first, slash, rest = image.partition("/")
     return (
         f"{first}#{rest}"
@@ -118,7 +120,7 @@ def name_for_enroot(image: str) -> str:
 
 
 def format_length(length: timedelta | None) -> str:
-    """A time limit for sbatch, in whole minutes."""
+    """A time limit for sbatch, rounded down to whole minutes."""
     if length is None:
         return "UNLIMITED"
     minutes = max(1, length // timedelta(minutes=1))
@@ -126,7 +128,7 @@ def format_length(length: timedelta | None) -> str:
 
 
 def gres_of(offer: Offer) -> str:
-    """The --gres value for the offer's accelerators, or ""."""
+    """The --gres value for the offer's accelerators, or "" if it has none."""
     if not offer.accelerator_count:
         return ""
     return ":".join(filter(None, ("gpu", gpu_of(offer), str(offer.accelerator_count))))

@@ -1,4 +1,4 @@
-"""Slurm: its commands, partitions and nodes, and the states of jobs."""
+"""Slurm's commands, and the meaning of their output: partitions, nodes, and states of jobs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -47,8 +47,8 @@ _PHASES = {
         BatchPhase.WORKS,
     ),
 }
-# The final states of jobs. CANCELLED means by a person: a job that Cavvy cancels is marked as
-# removed.
+# The final states of jobs. CANCELLED means cancelled by a person: if Cavvy cancels a job, its gang
+# is marked as removed.
 _ENDS = {
     "COMPLETED": "its agents left",
     "FAILED": "its agents broke",
@@ -71,7 +71,7 @@ Row = Mapping[str, str]
 
 
 class SlurmSystem:
-    """Implements BatchSystem."""
+    """Implements `BatchSystem` for Slurm."""
 
     title, queues = "Slurm", "partitions"
 
@@ -117,18 +117,18 @@ class SlurmSystem:
         return make_export(task, offer, nodes, self.job_options, self._qos)
 
     async def _show(self, *what: str) -> Sequence[Row]:
-        """`scontrol show ... --oneliner`, one table a line."""
+        """The output of `scontrol show ... --oneliner`, with each line as a table."""
         out = await self.commands.ask(["scontrol", "--oneliner", *what])
         return [parse_pairs(line) for line in out.splitlines()]
 
     async def _config(self) -> Row:
-        """slurmctld's configuration."""
+        """The configuration of slurmctld."""
         out = await self.commands.ask(["scontrol", "show", "config"])
         pairs = (line.partition("=") for line in out.splitlines())
         return {name.strip(): value.strip() for name, equals, value in pairs if equals}
 
     async def _limits(self, user: str) -> Sequence[tuple[str, str]]:
-        """The limits of the user's associations and of the qualities of service."""
+        """The limits of the user's associations and of all qualities of service."""
         found = []
         for account, qualities, *limits in await self._account_rows(
             "assoc", f"user={user}", "format=Account,QOS,GrpTRES,MaxTRES,MaxJobs"
@@ -149,7 +149,7 @@ class SlurmSystem:
 
 
 def read_cluster(config: Row, partitions: Sequence[Row], nodes: Sequence[Row]) -> BatchCluster:
-    """The cluster as scontrol shows it, with the partitions that are up."""
+    """The cluster from scontrol's output, with the partitions that are up."""
     rows = [row for row in partitions if row.get("PartitionName") and row.get("State") == "UP"]
     there = [row for row in nodes if "NodeName" in row]
     members = {row["NodeName"]: row.get("Partitions", "").split(",") for row in there}
@@ -176,15 +176,15 @@ def read_cluster(config: Row, partitions: Sequence[Row], nodes: Sequence[Row]) -
 
 
 def _list_above(row: Row, rows: Sequence[Row]) -> set[str]:
-    """The partitions whose jobs may preempt those of this one."""
+    """The partitions whose jobs may preempt the jobs of this one."""
     tier = _number(row, "PriorityTier")
     return {other["PartitionName"] for other in rows if _number(other, "PriorityTier") > tier}
 
 
 def read_row(parts: Sequence[str]) -> BatchJobRow:
-    """A line of squeue or sacct: id, name, state, reason, nodes, start, end, comment."""
+    """Parse a line from squeue or sacct: id, name, state, reason, nodes, start, end, comment."""
     job, name, state, reason, nodes, start, end, _ = (part.strip() for part in parts)
-    state = state.split()[0] if state else ""  # "CANCELLED by 1000"
+    state = state.split()[0] if state else ""  # such as "CANCELLED by 1000"
     phase = _PHASES.get(state, BatchPhase.OVER)
     match phase:
         case BatchPhase.WAITS:
@@ -208,13 +208,13 @@ def read_row(parts: Sequence[str]) -> BatchJobRow:
 
 
 def parse_pairs(line: str) -> dict[str, str]:
-    """Parses `A=1 B=two words C=3`: a name is a word followed by `=`."""
+    """Parse `A=1 B=two words C=3`: each name is a word followed by `=`."""
     parts = re.split(r"(?:^|\s)([A-Za-z_/:]+)=", line)
     return {name: value.strip() for name, value in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def parse_length(text: str) -> timedelta | None:
-    """Slurm's `[days-]hours:minutes:seconds`; None for UNLIMITED and similar values."""
+    """Parse Slurm's `[days-]hours:minutes:seconds`; None for UNLIMITED and similar values."""
     found = _DAYS.fullmatch(text)
     if found is None:
         return None
@@ -247,7 +247,9 @@ def _read_node(row: Row) -> ClusterNode:
 
 
 def _gpus(text: str) -> tuple[str, int]:
-    """The type and number of GPUs in "gpu:h100:8(S:0-1),lustre:1"; the first of several types."""
+    """The type and number of GPUs in "gpu:h100:8(S:0-1),lustre:1". If there are several types, only
+    the first is counted.
+    """
     found = _GRES.findall(text)
     kind = found[0][0] if found else ""
     return kind, sum(int(count) for other, count in found if other == kind)

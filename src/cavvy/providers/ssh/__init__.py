@@ -1,4 +1,4 @@
-"""Hosts reached by SSH: jobs get their CPUs, memory and accelerators, and agents are processes."""
+"""Hosts reached by SSH: jobs use their CPUs, memory and accelerators; agents are processes."""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.ssh.manifest import MANIFEST
@@ -7,7 +7,9 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    """The provider; a list of all providers imports nothing of this."""
+    """Make the provider. Its modules are imported here, since listing providers does not need
+    them.
+    """
     from cavvy.providers.ssh.provider import SshProvider
 
     return SshProvider(MANIFEST, context)

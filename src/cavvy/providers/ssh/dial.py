@@ -1,8 +1,9 @@
-"""Connects as the user's own `ssh` does: with their configuration, keys, agents, jump hosts and
-known hosts.
+"""Connects as the user's own `ssh` does, with the user's configuration, keys, agents, jump hosts
+and known hosts.
 
 Each connection has its own OpenSSH configuration, which sets Cavvy's requirements and includes the
-user's. ProxyJump passes it on, so jump hosts follow the same rules.
+user's configuration. ProxyJump passes the whole configuration on to jump hosts, so the same rules
+apply to them.
 """
 
 import os
@@ -45,13 +46,13 @@ class SshOptions:
 
     ssh_config: Path
     accept_new: bool
-    known_hosts: Path  # file of the accepted keys of new hosts
-    sockets: Path  # folder of master sockets, with a short path
+    known_hosts: Path  # the file with the accepted keys of new hosts
+    sockets: Path  # the folder of master sockets; its path is short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshRoute:
-    """How `ssh` resolves a name: the address, the port and the jump hosts."""
+    """How `ssh` resolves a name: to an address, a port and jump hosts."""
 
     address: str
     port: int
@@ -61,7 +62,7 @@ class SshRoute:
 
 
 async def dial(entry: InventoryHost, ways: SshOptions) -> tuple[HostConnection, SshRoute]:
-    """Connect. Raises CannotConnect, LoginRefused, Refused."""
+    """Connect to a host. Raises CannotConnect, LoginRefused, Refused."""
     target, overrides = entry.address or entry.name, _overrides(entry)
     user_config = ways.sockets / f"{entry.name}.user"
     user_config.write_text(_includes(ways.ssh_config))
@@ -84,7 +85,7 @@ async def dial(entry: InventoryHost, ways: SshOptions) -> tuple[HostConnection, 
 
 
 def _overrides(entry: InventoryHost) -> Sequence[str]:
-    """Options of `ssh` for the inventory's settings of a host."""
+    """The options of `ssh` that express the inventory's settings of a host."""
     given = (("-l", entry.user), ("-p", entry.port), ("-J", entry.jump))
     words = [word for option, value in given if value for word in (option, str(value))]
     if entry.identity_file is not None:
@@ -93,7 +94,9 @@ def _overrides(entry: InventoryHost) -> Sequence[str]:
 
 
 def _write_config(ways: SshOptions, known: Sequence[str], *, checked: bool) -> str:
-    """Cavvy's requirements, then the user's configuration; the first value of an option counts."""
+    """Cavvy's requirements, then the user's configuration. For each option, `ssh` uses the first
+    value.
+    """
     os.close(os.open(ways.known_hosts, os.O_WRONLY | os.O_CREAT, 0o600))
     checking = "accept-new" if ways.accept_new else "yes"
     files = dict.fromkeys([str(ways.known_hosts), *known])
@@ -106,7 +109,7 @@ def _write_config(ways: SshOptions, known: Sequence[str], *, checked: bool) -> s
 
 
 def _includes(config: Path) -> str:
-    """The configuration that `ssh` would read, with known hosts below $HOME. The system's
+    """The configuration that `ssh` would read, with the known-hosts file below $HOME. The system's
     configuration is included only if `config` is the user's own `~/.ssh/config`.
     """
     home = Path("~/.ssh").expanduser()
@@ -116,7 +119,7 @@ def _includes(config: Path) -> str:
 
 
 async def _find_route(name: str, words: Sequence[str]) -> SshRoute:
-    """Ask `ssh -G`. Raises LoginRefused for an invalid configuration."""
+    """Resolve a name by `ssh -G`. Raises LoginRefused if the configuration is invalid."""
     process = await spawn(["ssh", "-G", *words])
     out, err = await process.communicate()
     if process.returncode != 0:

@@ -1,4 +1,4 @@
-"""The hosts, from the settings, an inventory file and the names in the SSH configuration."""
+"""Reads the hosts from the settings, an inventory file, and the names in the SSH configuration."""
 
 import re
 import tomllib
@@ -14,7 +14,7 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.base import Refused
 
-GROUP = "hosts"  # group of hosts without their own
+GROUP = "hosts"  # the group of hosts for which none is set
 HOST_KEYS = ("strict", "accept-new")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOME = Path("~/.config/cavvy")
@@ -26,18 +26,21 @@ _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InventoryHost:
-    """One host of the inventory. The SSH configuration decides fields that are None."""
+    """One host of the inventory. For connection fields that are None, the SSH configuration
+    applies.
+    """
 
     name: str
     group: str
     rate: HourlyRate  # price of one accelerator, or of a node without accelerators
-    in_group: bool = True  # False: it has its own price, so it takes no part in its group's gangs
+    # False: the host has its own price, so it takes no part in its group's gangs
+    in_group: bool = True
     address: str | None = None
     user: str | None = None
     port: int | None = None
     identity_file: str | None = None
     jump: str | None = None
-    node_address: str | None = None  # its address for the gang's other ranks
+    node_address: str | None = None  # the host's address for the other ranks of a gang
     folder: str
     cpus: float | None = None
     memory_gib: float | None = None
@@ -46,16 +49,16 @@ class InventoryHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostInventory:
-    """All hosts by name, with their connection settings."""
+    """All hosts by name, with the settings for connecting to them."""
 
     entries: Mapping[str, InventoryHost]
     ssh_config: Path
     accept_new: bool
-    idle: Sequence[str] = ()  # patterns of `hosts` that match no Host of the SSH configuration
+    idle: Sequence[str] = ()  # patterns in `hosts` that match no Host in the SSH configuration
 
 
 class _Host(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A table [hosts.NAME] of the inventory."""
+    """A table [hosts.NAME] in the inventory file."""
 
     group: str | None = None
     price_usd_hr: _Price | None = None
@@ -72,7 +75,7 @@ class _Host(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
 
 
 class _Group(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A table [groups.NAME] of the inventory."""
+    """A table [groups.NAME] in the inventory file."""
 
     hosts: list[str] = []
     price_usd_hr: _Price | None = None
@@ -93,7 +96,8 @@ def read_inventory(settings: Mapping[str, Scalar]) -> HostInventory:
         raise Refused(f"[providers.ssh] host_keys is {keys!r}: write one of {', '.join(HOST_KEYS)}")
     named = str(settings.get("ssh_config", _SSH_CONFIG))
     config = Path(named).expanduser()
-    if named not in ("", _SSH_CONFIG) and not config.exists():  # "" and /dev/null: no configuration
+    # "" and /dev/null mean no configuration
+    if named not in ("", _SSH_CONFIG) and not config.exists():
         raise Refused(f"[providers.ssh] ssh_config: the file {config} does not exist")
     where, file = _read_file(settings.get("inventory"))
     hosts = dict(file.hosts)
@@ -120,7 +124,7 @@ def read_inventory(settings: Mapping[str, Scalar]) -> HostInventory:
 
 
 def _list_groups(where: str, file: _File) -> dict[str, str]:
-    """The group of each host that a group lists. Raises Refused."""
+    """The group of each host that is listed in a group. Raises Refused."""
     found: dict[str, str] = {}
     for group, listed in file.groups.items():
         for name in listed.hosts:
@@ -183,7 +187,7 @@ def _read_file(given: Scalar | None) -> tuple[str, _File]:
 
 
 def _convert(path: Path, raw: Mapping[str, object], table: str, kind: type[_T]) -> dict[str, _T]:
-    """The tables of one kind by name. Raises Refused, naming the table."""
+    """The tables of one kind, by name. Raises Refused with the name of an invalid table."""
     tables = raw.get(table, {})
     found = {}
     for name, content in tables.items() if isinstance(tables, dict) else [("NAME", tables)]:
@@ -196,9 +200,10 @@ def _convert(path: Path, raw: Mapping[str, object], table: str, kind: type[_T]) 
 
 
 def _named(text: str, config: Path, idle: list[str]) -> Iterator[str]:
-    """The hosts of the setting; patterns match the `Host` lines of the SSH configuration.
+    """The hosts in the setting `hosts`. Patterns are matched with the `Host` lines of the SSH
+    configuration.
 
-    `idle` gets the patterns that match none.
+    Patterns that match nothing are added to `idle`.
     """
     known: Sequence[str] | None = None
     for word in text.replace(",", " ").split():
@@ -214,7 +219,7 @@ def _named(text: str, config: Path, idle: list[str]) -> Iterator[str]:
 
 
 def _split(word: str) -> tuple[str, _Host]:
-    """The name and properties of a host given as `user@name:port`."""
+    """Split `user@name:port` into the name and the properties of a host."""
     user, _, where = word.rpartition("@")
     name, colon, port = where.partition(":")
     if not user and not colon:
@@ -225,7 +230,9 @@ def _split(word: str) -> tuple[str, _Host]:
 
 
 def _aliases(config: Path) -> Iterator[str]:
-    """Plain names on the `Host` lines of an SSH configuration and of the files that it includes."""
+    """The names without wildcards on the `Host` lines of an SSH configuration and of the files that
+    it includes.
+    """
     try:
         lines = config.read_text(errors="replace").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""One SSH host: a connection that is kept open, the host's supervisor, and the forwarded socket for
-agents.
+"""The link to one SSH host: a connection that is kept open, the host's supervisor, and the
+forwarded socket for agents.
 
-Raises the errors of `fleet/host_link.py`.
+Raises the errors listed in `fleet/host_link.py`.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from cavvy.providers.ssh.dial import SshOptions, SshRoute, dial
 from cavvy.providers.ssh.inventory import InventoryHost
 
 _T = TypeVar("_T")
-SETUP_TIMEOUT_S = 90  # time for sending a Python over a slow connection
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # time between tries to connect
-# the maximum silence counted between two failed tries, since the server may have slept
+SETUP_TIMEOUT_S = 90  # time limit, enough to send a Python over a slow connection
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # bounds of the pause between attempts to connect
+# The maximum silence counted between two failed attempts, since the server itself may have slept.
 _COUNTED_S = 60.0
 _LONGEST_SOCKET = 100  # maximum bytes of a Unix socket's path; the kernel's limit is 108
 
@@ -38,15 +38,18 @@ class LinkDependencies:
 
     ways: SshOptions
     mark: str  # the installation's name in folders
-    agent: Callable[[], Bundle | None]  # None: no agents are started
-    server_address: str  # the target of agents' requests; "": no relay
+    agent: Callable[[], Bundle | None]  # returns None if no agents can be started
+    server_address: str  # the target of agents' requests; "": requests are not relayed
     cache: Path
     now: Callable[[], datetime]
-    changed: Callable[[str, str | None], None]  # called with a host, and a gang or None for all
+    # called with a host, and a gang or None for all its gangs
+    changed: Callable[[str, str | None], None]
 
 
 class SshLink:
-    """Implements HostLink. A host that did not answer is asked again only after a pause."""
+    """Implements `HostLink`. After a failed attempt to connect, the next attempt is made only after
+    a pause.
+    """
 
     leaving = False
 
@@ -54,21 +57,21 @@ class SshLink:
         self.entry = entry
         self.setup: HostSetup | None = None
         self.host: HostConnection | None = None  # set while the host is connected
-        self.route: SshRoute | None = None  # facts of the last connection
+        self.route: SshRoute | None = None  # the route of the last connection
         self.problem = ""  # why the host is not connected
-        self.let_in = True  # False: the host answers and refuses the login
+        self.let_in = True  # False: the host answers but refuses the login
         self.heard_at: datetime | None = None
         self.silent_since: datetime | None = None
-        self.silent_s = 0.0  # how long all tries to reach the host have failed
+        self.silent_s = 0.0  # for how long all attempts to reach the host have failed
         self._base = base
-        self._serving = False  # the running supervisor
+        self._serving = False  # True while a supervisor is running for this link
         self._dropped: list[
             HostConnection
-        ] = []  # closed links whose processes may not have ended yet
+        ] = []  # closed connections whose processes may still be running
         self._reading: asyncio.Task[None] | None = None
         self._calls = RemoteCalls(entry.name)
         self._opening = asyncio.Lock()
-        self._failed_at = 0.0  # times on the loop's clock, as below
+        self._failed_at = 0.0  # on the event loop's clock
         self._pause_s = 0.0
 
     @property
@@ -81,19 +84,19 @@ class SshLink:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to try to connect."""
+        """True if it is time for an attempt to connect."""
         return not self.up and asyncio.get_running_loop().time() >= self._failed_at + self._pause_s
 
     @property
     def target(self) -> tuple[str, int]:
-        """Address and port of its SSH server, as far as known."""
+        """The address and port of the host's SSH server, as far as known."""
         if self.route is not None:
             return self.route.address, self.route.port
         return self.entry.address or self.entry.name, self.entry.port or 22
 
     async def connect(self) -> HostSetup:
-        """Connect if necessary. Raises CannotConnect, at once within the pause after a failure, and
-        LoginRefused.
+        """Connect if necessary. Raises LoginRefused, and CannotConnect, which is raised at once
+        during the pause after a failed attempt.
         """
         async with self._opening:
             if self.up and self.setup is not None:
@@ -115,8 +118,8 @@ class SshLink:
                 raise
 
     async def ask(self, do: str, kind: type[_T], **fields: object) -> _T:
-        """Send the supervisor a request. Raises the errors of HostLink, and NoCapacity for devices
-        in use.
+        """Send a request to the supervisor. Raises the errors of `HostLink`, and NoCapacity if
+        devices are in use.
         """
         await self.connect()
         if self.host is None:
@@ -126,18 +129,23 @@ class SshLink:
         return answer
 
     async def read_facts(self) -> SupervisorFacts:
-        """Read the host's facts; its drivers may take seconds. Raises the same as `ask`."""
+        """Read the host's facts, which takes seconds if its drivers are slow. Raises the same
+        errors as `ask`.
+        """
         setup = await self.connect()
         out = await self._run([*setup.supervisor, "facts", setup.root])
         return msgspec.json.decode(out.strip().rpartition(b"\n")[2], type=SupervisorFacts)
 
     async def reaches(self, address: str, port: int) -> bool:
-        """Whether the SSH port of another host answers, as seen from this host: a second
-        observation."""
+        """Check from this host if the SSH port of another host answers. This is a second
+        observation of that host.
+        """
         return self.host is not None and await self.host.reaches(address, port)
 
     async def can_relay(self) -> str:
-        """Why agents there cannot reach the server; "" if they can, or if that is unknown."""
+        """Why agents on the host cannot reach the server, or "" if they can or if this is
+        unknown.
+        """
         if self.setup is None or self.host is None:
             return ""
         path = f"{self.setup.root}/s-{os.urandom(8).hex()}"
@@ -150,11 +158,11 @@ class SshLink:
         return ""
 
     def hang_up(self) -> None:
-        """Close the connection; agents keep running."""
+        """Close the connection. Agents keep running."""
         self._drop()
 
     async def close(self) -> None:
-        """Hang up and wait until the connection is closed."""
+        """Close the connection and wait until its processes have ended."""
         self._drop()
         for host in self._dropped:
             await host.closed()
@@ -181,7 +189,7 @@ class SshLink:
         return setup
 
     async def _prepare(self) -> HostSetup:
-        """Make Cavvy's folder on the host and send the missing files."""
+        """Create Cavvy's folder on the host and send the files that are missing there."""
         supervisor, agent = bundles.pack_supervisor(), self._base.agent()
         wanted = [supervisor, *([agent] if agent is not None else [])]
         script = Path(__file__).with_name("bootstrap.sh").read_bytes()
@@ -216,7 +224,7 @@ class SshLink:
         )
 
     def _read_host(self, out: bytes) -> tuple[Mapping[str, str], set[str]]:
-        """The output of `bootstrap.sh`: facts by name, and the existing files."""
+        """Parse the output of `bootstrap.sh`: facts by name, and the names of existing files."""
         lines = out.decode(errors="replace").splitlines()
         words = [line.split("=", 1) for line in lines if "=" in line]
         said = {name: value for name, value in words if name != "has"}
@@ -242,11 +250,12 @@ class SshLink:
                 'mv "$1.d$$" "$1"'
             )
             await self._bring(bundle, folder, unpack)
-        (self._base.cache / bundle.name).touch()  # the next setup uses this name
+        # the next setup asks the host if it has a file of this name
+        (self._base.cache / bundle.name).touch()
         return bundles.python_command(f"{folder}/{bundle.name}")
 
     async def _bring(self, bundle: Bundle, folder: str, finish: str) -> None:
-        """Write a file on the host, named by its content; it appears whole or not at all."""
+        """Write a file on the host, named by its content. The file appears whole or not at all."""
         script = (
             f'umask 077; cat > "$1.$$" && [ "$(wc -c < "$1.$$")" -eq "$2" ] && {{ {finish}; '
             f'}} || [ -e "$1" ]'
@@ -261,10 +270,10 @@ class SshLink:
         return await self.host.run(command, given, timeout_s=SETUP_TIMEOUT_S)
 
     async def _relay(self, setup: HostSetup) -> None:
-        """Let agents there reach the control plane by a socket that this connection forwards.
+        """Forward a socket on the host to the control plane, for the host's agents.
 
-        Each connection has a new socket, since a dead connection's may still exist; a link with a
-        constant name leads to it.
+        Each connection uses a new socket, since the socket of a dead connection may still exist. A
+        symbolic link with a constant name points to the current socket.
         """
         assert self.host is not None
         name = f"s-{os.urandom(8).hex()}"

@@ -1,5 +1,5 @@
-"""Hosts reached by SSH as a provider: agents are processes there; the control plane allocates the
-devices.
+"""The provider for hosts reached by SSH: agents are processes on them; the control plane allocates
+the devices.
 """
 
 import asyncio
@@ -40,15 +40,16 @@ from cavvy.providers.ssh.inventory import read_inventory
 from cavvy.providers.ssh.link import LinkDependencies, SshLink
 
 _LEARN_AGAIN = timedelta(minutes=10)  # devices change rarely, and drivers answer slowly
-_FIRST_WAIT_S, _HOSTS_WAIT_S = 12.0, 2.0  # time limit for hosts that are not known yet
+# time limits for waiting for hosts whose facts are unknown
+_FIRST_WAIT_S, _HOSTS_WAIT_S = 12.0, 2.0
 _TICK_S, _CALM_S = (
     0.5,
     5.0,
-)  # pause between looks while a link is down, and while all are up
+)  # interval between checks while a link is down, and while all are up
 
 
 class SshProvider:
-    """Implements Provider; the manifest lists its abilities."""
+    """Implements `Provider`, and the abilities listed in the manifest."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest
@@ -58,7 +59,7 @@ class SshProvider:
         self._home = context.home.absolute()
         for folder in ("facts", "bundles"):
             (self._home / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Short paths, since those of sockets have at most 104 bytes.
+        # A short path, since the path of a socket has at most 104 bytes.
         self._sockets = TemporaryDirectory(prefix="cavvy-", dir="/tmp")
         self._links: dict[str, SshLink] = {}
         self._idle: Sequence[str] = ()  # patterns in the settings that match no host
@@ -100,7 +101,7 @@ class SshProvider:
         return await self._fleet.changes.get()
 
     async def relay(self) -> None:
-        """Keep every host connected: agents' requests use the connection."""
+        """Keep every host connected, since agents' requests use the connections."""
         self._fleet.patient = False
         try:
             while True:
@@ -181,7 +182,7 @@ class SshProvider:
     # Hosts and their facts
 
     def _follow(self) -> None:
-        """Like `_update`; while the inventory cannot be read, the last one stays in use."""
+        """Like `_update`, but while the inventory cannot be read, keep using the last one."""
         try:
             self._update()
         except Refused:
@@ -218,8 +219,8 @@ class SshProvider:
                 self._links[name] = SshLink(entry, base)
 
     async def _learn(self, patience_s: float, *, of_all: bool = False) -> None:
-        """Learn the hosts' facts: wait for hosts that are unknown, refresh the others in the
-        background.
+        """Read the hosts' facts: wait for hosts whose facts are unknown, and refresh the others in
+        the background.
         """
         self._update()
         self._collect()
@@ -237,7 +238,7 @@ class SshProvider:
         self._collect()
 
     def _is_new(self, name: str) -> bool:
-        """Whether a host has not answered yet."""
+        """True if a host has not answered yet."""
         link = self._links[name]
         return not link.problem and not (link.up and name in self._known)
 
@@ -261,7 +262,7 @@ class SshProvider:
                 self._learnt_at.pop(name, None)
 
     async def _recall(self, name: str) -> None:
-        """Use the facts of a host's last answer until it answers again."""
+        """Use the facts that the host last reported until it answers again."""
         facts = read(self._home / "facts" / f"{name}.json", SupervisorFacts)
         if facts is not None:
             await self._fleet.keep(self._links[name].entry, facts)

@@ -1,3 +1,3 @@
-"""Policies alone over recorded availability and prices: readers, drivers, offline optima,
-figures.
+"""Simulate policies, without a control plane, on recorded availability and prices: readers,
+drivers, offline optima and plots.
 """

@@ -1,4 +1,4 @@
-"""Runs one job under a policy on recorded markets, from change to change."""
+"""Run one job under a policy on recorded markets, from one change of the markets to the next."""
 
 from dataclasses import dataclass
 from math import inf
@@ -10,12 +10,14 @@ from cavvy.sim.traces.world import TraceWorld
 
 
 class PolicyFault(Exception):
-    """The policy made an impossible decision; the message says what and when."""
+    """The policy made an impossible decision; the message states the decision and its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSegment:
-    """A period of the gang in one market, or a wait; times are seconds since the job's start."""
+    """A period in which the gang runs in one market or the job waits. Times are seconds since the
+    job's start.
+    """
 
     mode: RunMode
     market: int
@@ -28,7 +30,7 @@ class RunSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRun:
-    """The result of one job. `usd` includes the moves of its checkpoint."""
+    """The result of one job. `usd` includes the price of copying its checkpoint."""
 
     usd: float
     end_s: float
@@ -51,13 +53,14 @@ def run_job(
     budget_usd: float = inf,
     keep_segments: bool = False,
 ) -> TraceRun:
-    """Run one job that starts at `start_s` of the record. Spot preemptions lose no work.
+    """Run one job that starts at `start_s` of the record. Preemptions lose no work.
 
-    The policy sees the markets as `knows` says, and the terms with `margins`; the job has the plain
-    terms. A job that still waits when the record ends is given up, and has missed its deadline.
+    `knows` selects what the policy knows of the markets. The policy gets the terms with `margins`;
+    the job runs by the terms without them. A job that still waits when the record ends counts as
+    having missed its deadline.
 
-    Raises PolicyFault if the policy takes spot that its view shows as unavailable, or asks for a
-    decision at the present time.
+    Raises PolicyFault if the policy takes spot that its view shows as unavailable, or asks to
+    decide again at a time that is not in the future.
     """
     policy = make(margins.keep(terms))
     watcher = make_watcher(knows, policy, world.quotes[world.at(start_s)])
@@ -117,20 +120,21 @@ class _Job:
         self.now_s, self.left_s, self.loading_s, self.usd = 0.0, terms.work_s, 0.0, 0.0
         self.mode, self.market, self.launches, self.given_up = RunMode.IDLE, NOWHERE, 0, False
         self.segments: list[RunSegment] = []
+        # The time, the dollars and the remaining work at the start of the open segment
         self._opened = (
             0.0,
             0.0,
             terms.work_s,
-        )  # start time, dollars and remaining work of the open segment
+        )
         self._reason = ""
 
     @property
     def _own(self) -> int:
-        """The market whose spot the job has."""
+        """The market in which the job has spot; NOWHERE if it has none."""
         return self.market if self.mode is RunMode.SPOT else NOWHERE
 
     def view(self) -> PolicyView:
-        """The present state as the job knows it."""
+        """The current state as the job knows it."""
         return PolicyView(
             self.now_s,
             self.left_s,
@@ -143,7 +147,7 @@ class _Job:
         )
 
     def step(self, decision: tuple[RunMode, int, float, str]) -> None:
-        """Carry out the decision, and advance to the time of the next one."""
+        """Carry out the decision and advance to the time of the next decision."""
         mode, market, again_s, reason = decision
         if again_s <= self.now_s:
             raise PolicyFault(
@@ -159,7 +163,9 @@ class _Job:
             pass
 
     def _go_on(self, again_s: float) -> bool:
-        """Advance to the next market change, or to `again_s`; whether the policy decides again."""
+        """Advance to the next change of the markets or to `again_s`, whichever is earlier. Returns
+        whether the policy has to decide again.
+        """
         now, after = self.now_s, self._index + 1
         change = self._times[after] - self._start if after < len(self._times) else inf
         until = change if change < again_s else again_s
@@ -174,7 +180,9 @@ class _Job:
         return noticed or until >= again_s or self.left_s <= 0 or self.given_up
 
     def _work(self, until: float) -> float:
-        """Load and work until that time or the end of the work; returns when that is."""
+        """Load and work until the time `until` or the end of the work, whichever is earlier.
+        Returns the time reached.
+        """
         now = self.now_s
         end = now + self.loading_s + self.left_s
         spot = self.mode is RunMode.SPOT
@@ -197,7 +205,7 @@ class _Job:
         return until
 
     def _change(self, index: int) -> bool:
-        """Apply the change of the markets; whether the job notices it."""
+        """Apply a change of the markets. Returns whether the job notices it."""
         self._index = index
         self.quotes = self._world.quotes[index]
         noticed = self._watcher.change(self.now_s, self.quotes, self._own)
@@ -230,7 +238,7 @@ class _Job:
             self.launches += 1
 
     def close(self) -> None:
-        """End the open segment, if it has any length."""
+        """End the open segment, and store it if segments are kept and it has any length."""
         since, usd, left = self._opened
         if self._keep and self.now_s > since:
             self.segments.append(

@@ -1,5 +1,5 @@
-"""Runs a recorded queue of jobs through the production queue policy (`scheduler.queue`), from event
-to event.
+"""Run a recorded queue of jobs through the production queue policy (`scheduler.queue`). Time
+advances from one event to the next.
 """
 
 import csv
@@ -21,10 +21,9 @@ from cavvy.scheduler.pools import pool_of
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, QueueCapacity, WaitingJob
 from cavvy.sim.traces.readers import TraceError
 
-_EPOCH = datetime(
-    2017, 8, 1, tzinfo=UTC
-)  # an arbitrary start date: traces count from their own start
-_LONGEST_S = 1e10  # three hundred years, the latest representable time
+# An arbitrary start date: times in a trace count from the start of the trace.
+_EPOCH = datetime(2017, 8, 1, tzinfo=UTC)
+_LONGEST_S = 1e10  # about three hundred years; longer times are rejected
 _COLUMNS = ("arrival_s", "duration_s", "gpus", "vc")
 _POOL_COLUMNS = ("vc", "node num")
 
@@ -41,7 +40,7 @@ class TraceArrival:
 
 @dataclass(frozen=True, slots=True)
 class QueueStay:
-    """One job's times in the queue."""
+    """The times at which one job arrived, started and ended."""
 
     pool: str
     gpus: int
@@ -52,8 +51,8 @@ class QueueStay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueResult:
-    """The result of a queue. `gpu_use` is used GPU time divided by available GPU time until the
-    last end.
+    """The result of a queue. `gpu_use` is the used GPU time divided by the available GPU time until
+    the last job ends. `left_out` are jobs without a cluster that is large enough.
     """
 
     jobs: int
@@ -67,7 +66,7 @@ class QueueResult:
 
 
 def read_jobs(path: Path) -> list[TraceArrival]:
-    """Jobs from CSV or Parquet with the columns arrival_s, duration_s, gpus and vc."""
+    """Read jobs from a CSV or Parquet file with the columns arrival_s, duration_s, gpus and vc."""
     try:
         rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
         jobs = [
@@ -83,7 +82,9 @@ def read_jobs(path: Path) -> list[TraceArrival]:
 
 
 def read_pools(path: Path, gpus_per_node: int) -> dict[str, int]:
-    """GPUs of each virtual cluster from a CSV with the columns vc and node num."""
+    """Read the number of GPUs of each virtual cluster from a CSV file with the columns vc and node
+    num.
+    """
     with path.open(newline="") as file:
         try:
             return {
@@ -99,10 +100,10 @@ def run_fleet(
     pools: Mapping[str, int],
     keep: Callable[[QueueStay], None] | None = None,
 ) -> QueueResult:
-    """Run every job in its own virtual cluster, in the queue's order; each event asks the queue
-    policy again.
+    """Run every job in its virtual cluster. At each arrival and end of a job, the queue policy
+    decides which jobs start.
 
-    `keep` is called with every job as it starts.
+    `keep` is called with each job when it starts.
     """
     run = _FleetRun(pools, keep)
     for number, arrival in enumerate(jobs):
@@ -113,7 +114,7 @@ def run_fleet(
 
 
 class _FleetRun:
-    """The queues of all virtual clusters, and the jobs that run, at one time."""
+    """The state of a simulation: the queues of all virtual clusters, and the running jobs."""
 
     def __init__(self, pools: Mapping[str, int], keep: Callable[[QueueStay], None] | None) -> None:
         self.queues = {name: _Pool(name, gpus) for name, gpus in pools.items()}
@@ -132,7 +133,7 @@ class _FleetRun:
         self._start(pool, arrival.arrival_s)
 
     def end_until(self, time: float) -> None:
-        """End the jobs that end by then; others start on their GPUs."""
+        """End the jobs that end by this time, and start waiting jobs on their GPUs."""
         while self._ends and self._ends[0][0] <= time:
             now, _, name, gpus = heappop(self._ends)
             self.queues[name].end(gpus)
@@ -170,7 +171,9 @@ def _sum_up(
 
 
 class _Pool:
-    """One virtual cluster: an offer of single GPUs, its used part, and the jobs that wait."""
+    """One virtual cluster: an offer of single GPUs, the number of used GPUs, and the waiting
+    jobs.
+    """
 
     def __init__(self, name: str, gpus: int) -> None:
         self.name, self.gpus, self.decisions = name, gpus, 0
@@ -184,7 +187,8 @@ class _Pool:
         )
         self._used = 0
         self._queue: deque[tuple[int, TraceArrival, WaitingJob]] = deque()
-        self._full = False  # the first in the queue did not fit, and nothing has ended since
+        # Whether the first waiting job did not fit and no job has ended since
+        self._full = False
 
     def add(self, number: int, arrival: TraceArrival) -> None:
         at = _EPOCH + timedelta(seconds=arrival.arrival_s)
@@ -204,8 +208,8 @@ class _Pool:
         self._full = False
 
     def start(self) -> Iterator[tuple[int, TraceArrival]]:
-        """The jobs that may start now. The policy is strict: after the first job that waits, all
-        others wait.
+        """Yield the jobs that start now. If the first job in the queue does not fit, all others
+        wait behind it.
         """
         if self._full or not self._queue:
             return

@@ -1,14 +1,15 @@
-"""The least possible cost of a job, knowing the future: an exact dynamic programme, for one market
-or several.
+"""Compute the least possible cost of a job if the future is known. The method is an exact dynamic
+programme for one or several markets.
 
-Time is cut wherever a quote changes. A stay (on spot or on demand, in one market) may then be taken
-to begin at a cut and to end anywhere: between two cuts prices are constant, so moving a beginning
-to a cut, and the work with it, costs nothing more. The state at a cut is what runs and the work
-done. A launch subtracts the overhead from the work done, and the stay's first hours regain it;
-ending earlier only costs money, so no state is too cheap.
+A cut is a time at which a quote changes. A stay is a period on spot or on demand in one market.
+Prices are constant between two cuts, so a stay can start at a cut instead of later, with the same
+work and at the same cost. It therefore suffices to consider stays that start at a cut; they may end
+at any time. The state at a cut is what runs and how much work is done. A launch subtracts the
+overhead from the work done, and the stay makes up for this while it loads. A stay that ends earlier
+has only cost money, so no state becomes too cheap.
 
-Lengths are whole numbers of one unit, their greatest common divisor: the answer is exact wherever
-they are whole seconds.
+All lengths are multiples of one unit, their greatest common divisor. The result is exact if all
+lengths are whole seconds.
 """
 
 from collections.abc import Iterator
@@ -25,8 +26,8 @@ _Span = tuple[float, tuple[SpotQuote, ...]]
 
 
 def find_optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
-    """Dollars of the cheapest schedule that meets the deadline. Raises ValueError if there
-    is none.
+    """The dollars of the cheapest schedule that meets the deadline. Raises ValueError if no
+    schedule meets it.
     """
     spans = list(_spans(world, start_s, terms.deadline_s))
     lengths = [round(length) for length, _ in spans]
@@ -42,8 +43,8 @@ def find_optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
 
 
 def _spans(world: TraceWorld, start_s: float, length_s: float) -> Iterator[_Span]:
-    """The lengths between changes, with their quotes; the price of unavailable spot is no
-    change.
+    """Yield the length of each period between two changes, with its quotes. A new price of spot
+    that is unavailable does not count as a change.
     """
     end_s = start_s + length_s
     since, holding = start_s, world.quotes[world.at(start_s)]
@@ -64,9 +65,9 @@ def _spans(world: TraceWorld, start_s: float, length_s: float) -> Iterator[_Span
 
 
 class _Search:
-    """Lowest costs by work done, in units: `idle[m][p]` with the checkpoint in market m, `runs[m,
-    spot][p]` with a gang there. Index p means p - overhead units done: a gang that still loads has
-    done less than nothing.
+    """The lowest cost of each state: `idle[m][p]` with the checkpoint in market m, and `runs[m,
+    spot][p]` with a gang in market m. Index p means that p - overhead units of work are done; the
+    number is negative while the first gang still loads.
     """
 
     def __init__(self, terms: JobTerms, unit: int) -> None:
@@ -80,7 +81,9 @@ class _Search:
         self._runs: dict[tuple[int, bool], _Costs] = {}
 
     def launch(self, quotes: tuple[SpotQuote, ...]) -> None:
-        """At a change: a gang may start in any market, on demand or on available spot."""
+        """Update the costs at a change: a gang may start in any market, on demand or on available
+        spot.
+        """
         for market, quote in enumerate(quotes):
             best = self._nothing()
             for source, idle in self._idle.items():
@@ -92,7 +95,9 @@ class _Search:
                 self._runs[market, spot] = start.copy() if run is None else np.minimum(run, start)
 
     def run(self, length: int, quotes: tuple[SpotQuote, ...]) -> None:
-        """Between two changes: every gang works on, or ends at any time."""
+        """Update the costs for the period between two changes: every gang continues to work, or
+        ends at any time in the period.
+        """
         for (market, spot), run in list(self._runs.items()):
             if spot and not quotes[market].up:
                 del self._runs[market, spot]
@@ -108,7 +113,7 @@ class _Search:
             self._runs[market, spot] = on
 
     def best(self) -> float:
-        """The lowest cost of all the work."""
+        """The lowest cost with all work done."""
         return min(float(idle[self._top]) for idle in self._idle.values())
 
     def _nothing(self) -> _Costs:
@@ -116,7 +121,9 @@ class _Search:
 
 
 def _end_anywhere(level: _Costs, length: int) -> _Costs:
-    """The minimum over this and the last `length` indexes, by doubling."""
+    """For each index, the minimum over this index and the `length` indexes before it. The width of
+    the minimum doubles in each step.
+    """
     width = 1
     while width < length + 1:
         step = min(width, length + 1 - width)

@@ -1,5 +1,5 @@
-"""Plots of simulated runs: cost against slack, and one window's runs with the availability of spot.
-Needs matplotlib.
+"""Plot simulated runs: cost against slack, the runs of one window, and the load of a fleet. Needs
+matplotlib.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from cavvy.sim.traces.trials import ResultTally, TrialResult
 
 _HOUR_S = 3600.0
 _COLOURS = {RunMode.SPOT: "tab:green", RunMode.ON_DEMAND: "tab:red", RunMode.IDLE: "lightgrey"}
-matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # makes equal plots identical files
+matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # equal plots become identical files
 
 
 def plot_cost(results: Sequence[TrialResult], path: Path) -> None:
-    """Total cost over total optimum against the slack, as a share of the work; a panel for each
-    overhead.
+    """Plot total cost divided by total optimum against the slack as a share of the work, with one
+    panel for each overhead. Without optima, plot the mean cost in dollars.
     """
     points = _score_points(results)
     overheads = sorted({key[0] for key in points})
@@ -47,7 +47,7 @@ def plot_cost(results: Sequence[TrialResult], path: Path) -> None:
 
 
 def _score_points(results: Sequence[TrialResult]) -> dict[tuple[float, str, float], float]:
-    """The score by overhead, policy and slack."""
+    """The mean score, or else the mean cost in dollars, by overhead, policy and slack."""
     tally = ResultTally()
     for result in results:
         setting = result.setting
@@ -58,8 +58,8 @@ def _score_points(results: Sequence[TrialResult]) -> dict[tuple[float, str, floa
 
 
 def plot_gantt(results: Sequence[TrialResult], path: Path) -> None:
-    """The runs of the first window and setting, a bar per policy. The results need their
-    segments.
+    """Plot the runs of the first window and setting with one bar per policy. The results must have
+    their segments.
     """
     first = results[0]
     shown = [
@@ -92,7 +92,7 @@ def plot_gantt(results: Sequence[TrialResult], path: Path) -> None:
 
 
 def plot_fleet(stays: Sequence[QueueStay], gpus: int, path: Path) -> None:
-    """GPUs in use, as a share of all, and waiting jobs, over time."""
+    """Plot over time the share of GPUs in use and the number of waiting jobs."""
     changes = sorted(
         [(stay.arrival_s, 0, 1) for stay in stays]
         + [(stay.start_s, stay.gpus, -1) for stay in stays]

@@ -1,4 +1,4 @@
-"""Reads the public trace formats: availability counts with `gap_seconds`, price series, egress
+"""Read the public trace formats: availability counts with `gap_seconds`, price series and egress
 tables.
 """
 
@@ -14,11 +14,13 @@ from cavvy.sim.traces.world import MarketSeries
 
 
 class TraceError(ValueError):
-    """An unreadable trace; the message says which, where, and what was expected."""
+    """A trace cannot be read. The message names the file, the position and the expected content."""
 
 
 def list_traces(paths: Iterable[Path]) -> list[Path]:
-    """The named trace files, and those in and below the named folders, in order of name."""
+    """The given trace files, and all trace files in and below the given folders. The files of each
+    folder are sorted by name.
+    """
     found: list[Path] = []
     for path in paths:
         if not path.exists():
@@ -42,8 +44,8 @@ def read_series(
     on_demand_usd_hr: float = 1.0,
     prices: Sequence[float] | None = None,
 ) -> MarketSeries:
-    """One market's availability. Its price is from the trace or `prices`, else `spot_ratio` of
-    on-demand.
+    """Read the availability of one market. Its spot prices are `prices`, or else those of the
+    trace, or else `spot_ratio` times the on-demand price.
     """
     document = _read_object(path)
     metadata, data = document.get("metadata"), document.get("data")
@@ -73,7 +75,9 @@ def read_series(
 
 
 def read_prices(path: Path) -> dict[str, list[float]]:
-    """Spot price per tick by market: {"us-east-1a_v100_1": [1.67, …], …}, US dollars per hour."""
+    """Read the spot price of each market in each tick, in US dollars per hour:
+    {"us-east-1a_v100_1": [1.67, …], …}.
+    """
     document = _read_object(path)
     for name, values in document.items():
         if not _are_prices(values):
@@ -82,7 +86,7 @@ def read_prices(path: Path) -> dict[str, list[float]]:
 
 
 def read_egress(path: Path) -> dict[tuple[str, str], float]:
-    """US dollars per GB by (from region, to region)."""
+    """Read the egress prices in US dollars per GB, by (from region, to region)."""
     with path.open(newline="") as file:
         rows = csv.DictReader(file)
         try:
@@ -99,8 +103,8 @@ def read_egress(path: Path) -> dict[tuple[str, str], float]:
 def move_prices(
     markets: Sequence[PolicyMarket], egress: dict[tuple[str, str], float], size_gb: float
 ) -> tuple[tuple[float, ...], ...]:
-    """The price of moving a checkpoint between markets; free within a region and between unknown
-    regions.
+    """The price of copying a checkpoint between each pair of markets. A copy is free within a
+    region and between regions that `egress` lacks.
     """
     return tuple(
         tuple(
@@ -114,7 +118,9 @@ def move_prices(
 
 
 def region_of(name: str) -> str:
-    """ "us-east-1a_v100_1" -> "us-east-1"; "us-central1-b_a100" -> "us-central1"."""
+    """The region in the name of a trace: "us-east-1a_v100_1" -> "us-east-1"; "us-central1-b_a100"
+    -> "us-central1".
+    """
     zone = name.partition("_")[0]
     if zone[-1:].isalpha() and zone[-2:-1].isdigit():
         return zone[:-1]

@@ -1,4 +1,6 @@
-"""A scenario file: markets, jobs and a fleet in one YAML file, simulated like recorded ones."""
+"""Read and run a scenario file: markets, jobs and a fleet in one YAML file, simulated in the same
+way as recorded traces.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +19,7 @@ from cavvy.sim.traces.trials import TrialResult, TrialSetting
 from cavvy.sim.traces.world import MarketSeries, make_world
 
 T = TypeVar("T")
-_GAP_S = 60.0  # tick length of markets in the file
+_GAP_S = 60.0  # tick length of the markets that the file defines without a trace
 _MOST_JOBS = 1_000_000
 
 
@@ -34,7 +36,7 @@ class SpotJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFleet:
-    """A queue over virtual clusters: the GPUs of each, and the arrivals."""
+    """Jobs that queue for virtual clusters: the GPUs of each cluster, and the arrivals of jobs."""
 
     pools: Mapping[str, int]
     arrivals: Sequence[TraceArrival]
@@ -53,7 +55,7 @@ class TraceScenario:
 
 
 def read_scenario(path: Path) -> TraceScenario:
-    """Raises TraceError, which names the mistake in the file."""
+    """Read a scenario file. Raises TraceError, whose message names the mistake in the file."""
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -83,7 +85,7 @@ def read_scenario(path: Path) -> TraceScenario:
 
 
 def _policies(top: "_Table") -> list[str]:
-    """The policies of a scenario; by default Cavvy's own and the two that it is compared with."""
+    """The policies of a scenario; by default Cavvy's own policy and two to compare it with."""
     policies = [str(name) for name in top.items("policies")]
     for name in policies:
         if name not in POLICIES and name not in ALIASES:
@@ -96,7 +98,7 @@ def _policies(top: "_Table") -> list[str]:
 def run_scenario(
     scenario: TraceScenario, *, keep_segments: bool, with_optimum: bool
 ) -> Iterator[TrialResult]:
-    """Run every job under every policy, with the optimum of each."""
+    """Run every job under every policy, and compute the optimum of each job if requested."""
     egress = _egress(scenario)
     for job in scenario.jobs:
         moves = move_prices([one.market for one in scenario.series], egress, job.checkpoint_gb)
@@ -130,7 +132,7 @@ def run_scenario(
 
 
 def _for_nodes(run: TraceRun, nodes: int) -> TraceRun:
-    """Prices are per node; a gang pays for each of its nodes."""
+    """Multiply the costs of a run by the number of nodes: prices are for one node."""
     segments = tuple(replace(segment, usd=segment.usd * nodes) for segment in run.segments)
     return replace(run, usd=run.usd * nodes, segments=segments)
 
@@ -195,7 +197,7 @@ def _market(table: "_Table", folder: Path, length_s: float) -> MarketSeries:
 
 
 def _prices(table: "_Table", ticks: int, gap_s: float) -> list[float]:
-    """One price, or a list of [since, price]."""
+    """The spot price of each tick. The file states one price, or a list of [since, price]."""
     if not isinstance(table.get("spot"), list):
         return [table.number("spot")] * ticks
     steps = sorted(
@@ -244,7 +246,7 @@ def _fleet(table: "_Table") -> TraceFleet:
 
 
 class _Table:
-    """A mapping of the file; every error message names its position."""
+    """A mapping in the file. Error messages name its position in the file."""
 
     def __init__(self, value: object, where: str) -> None:
         if not isinstance(value, dict):

@@ -1,9 +1,9 @@
-"""Runs a service's placement policy over recorded spot capacity, tick by tick, like SpotHedge's own
-evaluation.
+"""Run the placement policy of a service on recorded spot capacity, tick by tick, as in the
+evaluation of SpotHedge.
 
-A replica is billed from its launch and ready after the cold start. Capacity losses end the youngest
-replicas. The cost is relative to all replicas on demand, the availability is the share of ticks
-with enough replicas ready; both count from the first cold start on.
+A replica is billed from its launch and is ready after the cold start. If a zone loses capacity, its
+youngest replicas end. The cost is divided by the cost of running all replicas on demand. The
+availability is the share of ticks with enough ready replicas. Both exclude the first cold start.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from pathlib import Path
 from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, ServiceView
 from cavvy.sim.traces.readers import list_traces, read_series
 
-_UNLIMITED = 1_000_000  # assumed capacity if a trace only says that there is some
+_UNLIMITED = 1_000_000  # the capacity that is assumed if a trace records only that there is some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingResult:
-    """The result of one window. `floor` is a cost that no schedule can beat: launches are free, and
-    each tick stands alone.
+    """The result of one window. `floor` is a lower bound of the cost: it assumes free and instant
+    launches, so that each tick can be paid at its lowest price.
     """
 
     cost: float
@@ -29,8 +29,8 @@ class ServingResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotCapacity:
-    """Available spot replicas: `counts[zone][tick]`, the zones' regions, and the number of ticks of
-    all zones.
+    """The number of available spot replicas, as `counts[zone][tick]`; the regions of the zones; and
+    the number of ticks that all zones have.
     """
 
     counts: tuple[tuple[int, ...], ...]
@@ -39,8 +39,8 @@ class SpotCapacity:
 
 
 def read_capacity(folder: Path, *, tick_s: float, unlimited: bool = False) -> SpotCapacity:
-    """All traces of a folder with one tick length; `unlimited`: a trace with some capacity has any
-    number.
+    """Read all traces of a folder and convert them to ticks of the same length. With `unlimited`, a
+    zone that has any capacity can take any number of replicas.
     """
     zones = [read_series(path) for path in list_traces([folder])]
     counts = []
@@ -57,7 +57,9 @@ def read_capacity(folder: Path, *, tick_s: float, unlimited: bool = False) -> Sp
 
 
 def window(capacity: SpotCapacity, start: int, ticks: int) -> list[tuple[int, ...]]:
-    """This many ticks of every zone. Raises ValueError if there are fewer."""
+    """The capacity of every zone in `ticks` ticks from `start` on. Raises ValueError if the traces
+    are too short.
+    """
     if start + ticks > capacity.ticks:
         raise ValueError(f"{ticks} ticks from {start} on: the traces have {capacity.ticks} ticks")
     return [zone[start : start + ticks] for zone in capacity.counts]
@@ -70,8 +72,8 @@ def serve(
     *,
     on_demand_ratio: float = 3.0,
 ) -> ServingResult:
-    """`capacity[zone][tick]`: available spot replicas. `on_demand_ratio`: on-demand price divided
-    by spot price.
+    """Run one service over one window. `capacity[zone][tick]` is the number of available spot
+    replicas; `on_demand_ratio` is the on-demand price divided by the spot price.
     """
     state = _Window(service, on_demand_ratio)
     for tick in range(len(capacity[0])):
@@ -80,7 +82,7 @@ def serve(
 
 
 class _Window:
-    """The replicas of one window, by the tick of their launch, oldest first."""
+    """The state of one window. A replica is stored as the tick of its launch, oldest first."""
 
     def __init__(self, service: ServiceTerms, ratio: float) -> None:
         self._service, self._ratio = service, ratio

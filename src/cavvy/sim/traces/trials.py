@@ -1,4 +1,6 @@
-"""Many jobs under many policies on recorded markets, on several cores, each with its optimum."""
+"""Run many jobs under several policies on recorded markets, each with its optimum, on several
+cores.
+"""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,8 +25,8 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceMarkets:
-    """The records of one simulated world and its prices; also the key under which a process caches
-    it.
+    """The trace files of one simulated world, and its prices. Processes cache the world with this
+    object as the key.
     """
 
     paths: tuple[str, ...]
@@ -42,7 +44,7 @@ class TraceMarkets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSetting:
-    """One job: its work and its deadline."""
+    """The work, deadline and launch overhead of one job."""
 
     work_s: float
     deadline_s: float
@@ -51,8 +53,8 @@ class TrialSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTrial:
-    """One window of one world, with every setting to run in it. `start_s` counts from the record's
-    start.
+    """One window of one world, with all settings and policies to run in it. `start_s` counts from
+    the start of the record.
     """
 
     markets: TraceMarkets
@@ -67,7 +69,9 @@ class PolicyTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """One run of one policy, with the optimum of the same window and setting on request."""
+    """One run of one policy. `optimum_usd` is the optimum of the same window and setting; None if
+    it was not requested.
+    """
 
     policy: str
     world: str
@@ -76,15 +80,16 @@ class TrialResult:
     setting: TrialSetting
     run: TraceRun
     optimum_usd: float | None
-    files: tuple[str, ...] = ()  # keyed by the records, because two folders may have equal names
+    # The trace files: they identify the world, because files in two folders may have equal names.
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyScore:
-    """The result of one policy over many runs: `mean` is total cost divided by total optimum,
-    `worst` the highest ratio of a run.
+    """The result of one policy over many runs. `mean` is the total cost divided by the total
+    optimum; `worst` is the highest ratio of cost to optimum of a run.
 
-    Values that need the optimum are None without it.
+    Values that need the optimum are None if it was not computed.
     """
 
     mean: float | None
@@ -107,8 +112,8 @@ def plan_trials(
     knows: Knows = Knows.EVERYTHING,
     margins: PolicyMargins = NO_MARGINS,
 ) -> list[PolicyTrial]:
-    """Random windows: `windows` starts per world, whole ticks, the same for every setting, policy,
-    order and machine.
+    """Choose `windows` random start times in each world. They are multiples of a tick and depend
+    only on the world's name and the seed, so all settings and policies run in the same windows.
 
     Raises TraceError for a record shorter than the longest deadline.
     """
@@ -140,20 +145,19 @@ def plan_trials(
 
 
 def run_trials(trials: Sequence[PolicyTrial], processes: int = 1) -> Iterator[list[TrialResult]]:
-    """Each trial's results, in the order of the trials."""
+    """Yield the results of each trial, in the order of the trials."""
     if processes <= 1:
         yield from map(run_trial, trials)
         return
-    with ProcessPoolExecutor(
-        processes, mp_context=get_context("spawn")
-    ) as pool:  # fork is unsafe with threads
+    # The start method "fork" is unsafe with threads.
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         yield from pool.map(
             run_trial, trials, chunksize=max(1, min(8, len(trials) // (4 * processes)))
         )
 
 
 def run_trial(trial: PolicyTrial) -> list[TrialResult]:
-    """All settings and policies in one window."""
+    """Run all settings and policies of one window."""
     world = _world(trial.markets)
     results = []
     for setting in trial.settings:
@@ -192,7 +196,9 @@ def run_trial(trial: PolicyTrial) -> list[TrialResult]:
 def list_settings(
     works_s: Sequence[float], deadlines_s: Sequence[float], overheads_s: Sequence[float]
 ) -> list[TrialSetting]:
-    """Every combination. Raises TraceError for one that cannot meet its deadline even on demand."""
+    """Every combination of work, deadline and overhead. Raises TraceError if a combination cannot
+    meet its deadline even on demand.
+    """
     settings = []
     for work, deadline, overhead in product(works_s, deadlines_s, overheads_s):
         if work + overhead > deadline:
@@ -205,7 +211,7 @@ def list_settings(
 
 
 class ResultTally:
-    """Adds up results by any key."""
+    """Collects results by a key of any kind and computes the score of each key."""
 
     def __init__(self) -> None:
         self._results: dict[object, list[TrialResult]] = {}
@@ -234,9 +240,8 @@ def _score(results: Sequence[TrialResult]) -> PolicyScore:
 
 
 def _optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
-    from cavvy.sim.traces.optimum import (
-        find_optimum,
-    )  # numpy is an extra that only the optimum needs
+    # Imported only here: numpy is an optional dependency that only the optimum needs.
+    from cavvy.sim.traces.optimum import find_optimum
 
     return find_optimum(world, start_s, terms)
 
@@ -266,6 +271,6 @@ def _read(markets: TraceMarkets) -> list[MarketSeries]:
 
 
 def _extent(markets: TraceMarkets) -> tuple[float, float]:
-    """The longest tick and the shortest record."""
+    """Return the length of the longest tick and the length of the shortest record, in seconds."""
     series = _read(markets)
     return max(one.gap_s for one in series), min(one.length_s for one in series)

@@ -1,5 +1,4 @@
-"""The part of the markets that a simulated job sees: everything, or only what a production job
-sees."""
+"""What a simulated job knows of the markets: everything, or only what a production job knows."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -13,15 +12,15 @@ _Quotes = tuple[SpotQuote, ...]
 
 
 class Knows(StrEnum):
-    """A job's knowledge of the markets."""
+    """What a job knows of the markets."""
 
-    EVERYTHING = "everything"  # the policy sees whether each market has spot, at every moment
-    LAUNCHES = "launches"  # the policy sees only what production sees
+    EVERYTHING = "everything"  # at every moment, whether each market has spot
+    LAUNCHES = "launches"  # prices, and what the job's own launches show, as in production
 
 
 class Watcher:
-    """Passes new observations to the policy, and shows it the markets. This class shows every
-    market at every moment.
+    """Passes new observations to the policy and shows it the markets. This base class shows the
+    true state of every market at every moment.
     """
 
     def __init__(self, policy: MarketPolicy, quotes: _Quotes) -> None:
@@ -29,31 +28,31 @@ class Watcher:
         policy.learn(0.0, quotes)
 
     def change(self, now_s: float, quotes: _Quotes, own: int) -> bool:
-        """The markets have these quotes now; `own` is where the job has spot. Whether the job
-        notices.
+        """Record that the markets have these quotes now. `own` is the market where the job has
+        spot. Returns whether the job notices the change.
         """
         self._quotes = quotes
         self._policy.learn(now_s, quotes)
         return True
 
     def launch(self, now_s: float, market: int, granted: bool) -> None:
-        """The job requested spot there."""
+        """Record that the job requested spot in a market, and whether it was granted."""
 
     def leave(self, now_s: float, market: int) -> None:
-        """The job released its spot."""
+        """Record that the job released its spot in a market."""
 
     def show(self, now_s: float, own: int) -> _Quotes:
-        """The markets as the job believes them to be."""
+        """The quotes of the markets as the job knows or assumes them."""
         return self._quotes
 
     def wakes_at(self, now_s: float) -> float:
-        """When these beliefs change next if nothing happens before."""
+        """The time at which the quotes of `show` change next if nothing happens before."""
         return inf
 
 
 class LaunchWatcher(Watcher):
-    """As in production: only a launch shows whether a market has spot. Prices are always
-    visible.
+    """Shows what a production job knows: all prices, but whether a market has spot only from the
+    job's own launches.
     """
 
     def __init__(self, policy: MarketPolicy, quotes: _Quotes) -> None:
@@ -96,6 +95,6 @@ class LaunchWatcher(Watcher):
 
 
 def make_watcher(knows: Knows, policy: MarketPolicy, quotes: _Quotes) -> Watcher:
-    """The watcher of one job, from its start."""
+    """Create the watcher of one job at its start."""
     made = Watcher if knows is Knows.EVERYTHING else LaunchWatcher
     return made(policy, quotes)

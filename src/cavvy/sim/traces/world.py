@@ -1,5 +1,5 @@
-"""Recorded markets as a list of changes: the readers make it, the driver goes from one change to
-the next.
+"""Recorded markets as a list of changes. The readers produce the list; the driver advances from one
+change to the next.
 """
 
 from bisect import bisect_right
@@ -11,8 +11,8 @@ from cavvy.planner.spot.view import PolicyMarket, SpotQuote
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketSeries:
-    """One market's record: `counts[i]` spot nodes are available from i x `gap_s` on, at `usd_hr[i]`
-    each.
+    """The record of one market: from the time i x `gap_s` on, `counts[i]` spot nodes are available
+    for `usd_hr[i]` dollars per hour each.
     """
 
     market: PolicyMarket
@@ -27,7 +27,7 @@ class MarketSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceWorld:
-    """The quotes of all markets between changes: `quotes[i]` is valid from `times_s[i]` to
+    """The quotes of all markets over time: `quotes[i]` is valid from `times_s[i]` to
     `times_s[i + 1]`.
     """
 
@@ -38,15 +38,15 @@ class TraceWorld:
     move_usd: tuple[tuple[float, ...], ...] = ()
 
     def at(self, time_s: float) -> int:
-        """The index of the quotes at a time."""
+        """The index of the quotes that are valid at this time."""
         return max(bisect_right(self.times_s, time_s) - 1, 0)
 
 
 def make_world(
     series: Sequence[MarketSeries], nodes: int = 1, move_usd: tuple[tuple[float, ...], ...] = ()
 ) -> TraceWorld:
-    """Merge records into changes. A market is up while it has at least `nodes`; a price counts
-    while it is up.
+    """Merge the records of several markets into one list of changes. A market's spot is up while at
+    least `nodes` nodes are available.
     """
     end_s = min(one.length_s for one in series)
     moments: dict[float, None] = {0.0: None}

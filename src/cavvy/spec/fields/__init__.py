@@ -1,1 +1,1 @@
-"""The table of all keys of a task file: the kinds of values, and the fields by section."""
+"""All keys of a task file: the kinds of values, and the fields of each section."""

@@ -1,4 +1,4 @@
-"""The accelerators of each node: `resources.gpu`, in one line or as a table."""
+"""The field `resources.gpu`: the accelerators of each node, in one line or as a table."""
 
 import re
 
@@ -37,7 +37,7 @@ def _no_colon(text: str) -> str:
 def _build(table: SectionReader) -> tuple[AcceleratorNeed, ...]:
     names, count, memory = table.get("name"), table.get("count"), table.get("memory")
     if memory and re.fullmatch(r"[\d.]+", memory) and ".." not in memory:
-        # a bare number is GiB, as in other keys; in the one-line form it would be a count
+        # A number without a unit is GiB, as in other keys; in the one-line form it is a count.
         memory += "GB"
     if table.has("name") and not names:
         return ()

@@ -1,4 +1,4 @@
-"""Parses amounts and names of resources: CPUs, memory, disk sizes, network speeds."""
+"""Parse amounts of resources: CPUs, memory, disk sizes and network speeds."""
 
 import re
 from collections.abc import Callable
@@ -15,8 +15,8 @@ _MOST_MIB = 1 << 40  # an exbibyte
 
 
 def split_range(text: str, unit: Callable[[str], N]) -> tuple[N | None, N | None]:
-    """Read `8`, `8+`, `8..32`, `8..` or `..32` into bounds; a number alone is the minimum. Raises
-    WrongValue, UnitError.
+    """Parse `8`, `8+`, `8..32`, `8..` or `..32` into the minimum and the maximum. A number alone is
+    the minimum. Raises WrongValue, or UnitError from `unit`.
     """
     stripped = text.strip()
     if ".." in stripped:
@@ -51,7 +51,7 @@ def _memory(text: str) -> int:
 
 
 def _read_memory(node: ScalarNode) -> tuple[int | None, int | None, int | None]:
-    """The minimum, the maximum, and the minimum per CPU, in MiB."""
+    """Return the minimum, the maximum and the minimum per CPU, in MiB."""
     text = read_text(node)
     if (times := re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)x", text.strip())) is not None:
         return None, None, _memory(times[1])
@@ -63,12 +63,12 @@ def _read_memory(node: ScalarNode) -> tuple[int | None, int | None, int | None]:
 
 
 def _read_size(node: ScalarNode) -> int:
-    """Disk in whole GiB, rounded up."""
+    """The disk size in GiB, rounded up."""
     return -(-_memory(read_text(node).strip().removesuffix("+")) // 1024)
 
 
 def _read_speed(node: ScalarNode) -> int:
-    """Megabits per second."""
+    """The network speed in megabits per second."""
     match = re.fullmatch(
         r"(\d{1,9}(?:\.\d{1,6})?)\s*(g|m)(?:bps|bit/s|b/s)\+?",
         read_text(node).strip(),

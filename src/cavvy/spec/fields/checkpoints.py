@@ -1,4 +1,4 @@
-"""The `checkpoint` of a task file: a folder that outlives an attempt."""
+"""The section `checkpoint`: a folder whose files are kept when an attempt ends."""
 
 from datetime import timedelta
 
@@ -25,7 +25,7 @@ _LENGTH = length_kind(timedelta(seconds=1))
 
 
 def _read_every(node: ScalarNode) -> tuple[timedelta | None, bool]:
-    """The interval, and whether Cavvy chooses it."""
+    """Return the interval, or None if Cavvy chooses it, and whether Cavvy chooses it."""
     return (None, True) if node.text.strip() == "auto" else (_LENGTH.parse(node), False)
 
 

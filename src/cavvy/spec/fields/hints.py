@@ -1,4 +1,4 @@
-"""Hints about misplaced keys: other sections of the file, or another tool's file."""
+"""Suggest fixes for misplaced keys, which belong to another section or come from another tool."""
 
 from cavvy.spec.fields.kinds import (
     EitherKind,
@@ -10,11 +10,13 @@ from cavvy.spec.fields.kinds import (
 
 
 def elsewhere(key: str, path: str) -> str:
-    """The correct section of `key`, as advice; "" if there is none."""
+    """A suggestion that names the section to which `key` belongs; "" if no section has such a
+    key.
+    """
     from cavvy.spec.fields.task import TASK
 
     if path == "resources.gpu":
-        return f"write `gpu: {key}:COUNT`"  # such as {H100: 8} of another tool
+        return f"write `gpu: {key}:COUNT`"  # for the form of another tool, such as {H100: 8}
     for section in sections(TASK):
         if (
             section.path != path
@@ -29,11 +31,11 @@ def elsewhere(key: str, path: str) -> str:
 
 
 def sections(kind: ValueKind) -> list[SectionSpec]:
-    """Every section contained in `kind`, itself first, in the order of the fields."""
+    """Every section in `kind`, in the order of the fields. If `kind` is a section, it is first."""
     match kind:
         case SectionSpec():
             inner = [each for field in kind.fields for each in sections(field.kind)]
-            # Alternatives have the same tables.
+            # Several fields can share a table, which must occur only once in the result.
             return list({id(each): each for each in (kind, *inner)}.values())
         case ListKind():
             return sections(kind.item)

@@ -1,4 +1,6 @@
-"""The container image that a task runs in: `image`, a name or the user's own Dockerfile."""
+"""The field `image`: the container image in which a task runs, given by its name or by the user's
+Dockerfile.
+"""
 
 import re
 
@@ -16,11 +18,12 @@ from cavvy.spec.fields.paths import inner_path
 from cavvy.spec.problems import shown
 
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
-TaskImage = tuple[str | None, ImageBuild | None, str | None]  # a name, or a build; and a login
+# (name or None, build or None, name of the login's secret or None)
+TaskImage = tuple[str | None, ImageBuild | None, str | None]
 
 
 def _check_name(text: str) -> str:
-    """An image's name in the engines' syntax."""
+    """Check that a text is an image name in the syntax of container engines. Raises WrongValue."""
     name = text.strip().removeprefix("docker:").removeprefix("docker://")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,400}", name):
         raise WrongValue(f"{shown(text)} is not an image name")

@@ -1,8 +1,8 @@
-"""The kinds of values that a task file is made of. Each kind reads one node, explains what is wrong
-with it, and gives its JSON Schema.
+"""The kinds of values in a task file. A kind reads a node of the file, reports what is wrong with
+the node, and provides the JSON Schema of its values.
 
-A `SectionSpec` is a table of `FieldSpec` rows. The parser, the schema for editors and the reference
-page all use that table. `fields.yaml` documents the rows.
+A `SectionSpec` is a table with one `FieldSpec` for each key. The parser, the schema for editors and
+the reference page all use this table. `fields.yaml` contains the documentation of the keys.
 """
 
 import re
@@ -20,25 +20,25 @@ from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 T = TypeVar("T")
 Schema = Mapping[str, object]
 
-# A parameter can replace any value of the file.
+# The schema of an expression: an expression can be written instead of any value of the file.
 EXPRESSION: Schema = {"$ref": "#/$defs/expression"}
 STRING: Schema = {"type": "string"}
 TEXT_OR_NUMBER: Schema = {"type": ["string", "number"]}
 
 
 class WrongValue(ValueError):
-    """A value that cannot be used. The function that reads the value raises it; the kind adds where
-    the value stands.
+    """A value cannot be used. The function that reads the value raises this error; the kind adds
+    the position of the value.
     """
 
     def __init__(self, message: str, *, suggestion: str = "", expected: str | None = None) -> None:
         super().__init__(message)
         self.suggestion = suggestion
-        self.expected = expected  # None: the kind says what is expected
+        self.expected = expected  # if None, the message shows the `words` of the kind
 
 
 class ValueKind(Protocol):
-    """Parses one sort of value."""
+    """A kind of value, which reads nodes of the file."""
 
     @property
     def words(self) -> str:
@@ -49,15 +49,15 @@ class ValueKind(Protocol):
         """The JSON Schema of accepted values."""
 
     def takes(self, node: Node) -> bool:
-        """Whether a node has the form (one value, list, table) that this kind reads."""
+        """Whether the node has a form (one value, list or table) that this kind can read."""
 
     def read(self, node: Node, notes: ProblemNotes) -> Any:
-        """The value, or None after noting a problem."""
+        """Return the value. If the value is wrong, add a problem to `notes` and return None."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarKind:
-    """One scalar. `parse` raises WrongValue or UnitError."""
+    """A single value. `parse` converts it, and raises WrongValue or UnitError if it is wrong."""
 
     words: str
     parse: Callable[[ScalarNode], Any]
@@ -78,7 +78,7 @@ class ScalarKind:
             expected = self.words if error.expected is None else error.expected
             notes.add(node.mark, str(error), expected=expected, suggestion=error.suggestion)
         except UnitError as error:
-            # `words` describes the expected value.
+            # For most unit errors, `words` explains better than the error what is expected.
             known = isinstance(error, TooMuch)
             message = str(error) if known else f"cannot use {describe(node)}"
             notes.add(node.mark, message, expected=self.words)
@@ -87,8 +87,8 @@ class ScalarKind:
 
 @dataclass(frozen=True, slots=True)
 class ListKind:
-    """A list of one kind. With `single`, one item may be written without a list. With `flat`, each
-    item gives a tuple, and the value concatenates them.
+    """A list of items of one kind. With `single`, one item may be written without a list. With
+    `flat`, each item is read as a tuple, and the value is the concatenation of these tuples.
     """
 
     item: ValueKind
@@ -142,7 +142,7 @@ class ListKind:
 
 @dataclass(frozen=True, slots=True)
 class MapKind:
-    """A table with keys chosen by the author. `check_key` raises WrongValue."""
+    """A table whose keys the author chooses. `check_key` raises WrongValue for a wrong key."""
 
     words: str
     check_key: Callable[[str], object]
@@ -182,7 +182,7 @@ class MapKind:
 
 @dataclass(frozen=True, slots=True)
 class EitherKind:
-    """The first kind that matches the node's form."""
+    """A value of one of several kinds: the first kind that takes the form of the node."""
 
     kinds: tuple[ValueKind, ...]
 
@@ -210,21 +210,22 @@ class FieldDocs(TypedDict, total=False):
 
     help: str
     example: str
-    default: str  # in words
+    default: str  # a description of the default
 
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """One key of a section: a row of its table. `section` adds the key and its documentation."""
+    """One key of a section. The function `section` sets `name` and `path`."""
 
     kind: ValueKind
     required: bool = False
-    refused: str = ""  # why it is not supported yet
-    # The attributes that the value sets; several take one entry of a tuple each. None: one with the
-    # same name. (): another function reads the value.
+    refused: str = ""  # the reason why the key is not supported yet; "" if it is supported
+    # The attributes that the value sets. If there are several, the value is a tuple with an entry
+    # for each. None means the attribute with the key's name. () means that the value sets none:
+    # another function reads it.
     to: tuple[str, ...] | None = None
     name: str = ""
-    path: str = ""  # of its section
+    path: str = ""  # the path of the section
 
     @property
     def docs(self) -> FieldDocs:
@@ -245,15 +246,16 @@ class FieldSpec:
         return f"{self.name}: {example}" if example else ""
 
     def spread(self, value: Any) -> dict[str, Any]:
-        """The value by the attributes that it sets."""
+        """The attributes that the value sets, by name."""
         names = (self.name,) if self.to is None else self.to
         return dict(zip(names, (value,) if len(names) == 1 else value, strict=True))
 
 
 @cache
 def section_docs(path: str) -> Mapping[str, Any]:
-    """The documentation of a section and its keys in `fields.yaml`; read when an error or a page
-    needs it."""
+    """The documentation of a section and its keys in `fields.yaml`. The file is read only when an
+    error or a page needs it.
+    """
     docs = _read_docs()[path or "task"]
     base = section_docs(docs["$as"]) if "$as" in docs else {}
     return {**base, **docs, "$hints": {**base.get("$hints", {}), **docs.get("$hints", {})}}
@@ -272,9 +274,11 @@ def _read_docs() -> Mapping[str, Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class SectionSpec:
-    """A table with known keys. `build` converts it to a domain value and may note more problems."""
+    """A table with known keys. `build` converts the table to a domain value and may add more
+    problems.
+    """
 
-    path: str  # dotted, "" is the whole file
+    path: str  # in dotted form; "" for the top level of the file
     build: Callable[["SectionReader"], Any]
     fields: tuple[FieldSpec, ...]
 
@@ -284,7 +288,7 @@ class SectionSpec:
 
     @property
     def hints(self) -> Mapping[str, str]:
-        """Keys of other tools, each with the replacement."""
+        """The replacement for each key of another tool."""
         advice: Mapping[str, str] = section_docs(self.path)["$hints"]
         return {key: text for keys, text in advice.items() for key in keys.split()}
 
@@ -317,7 +321,7 @@ class SectionSpec:
 
 
 class SectionReader:
-    """One section of one file during parsing. Fields are identified by their keys."""
+    """Reads one section of one file. Fields are identified by their keys."""
 
     def __init__(self, section: SectionSpec, node: MapNode, notes: ProblemNotes) -> None:
         self.section = section
@@ -334,7 +338,7 @@ class SectionReader:
         return default if value is None else value
 
     def values(self) -> dict[str, Any]:
-        """The values of the fields, by attribute; absent or wrong ones are left out."""
+        """The values of the fields by attribute, without absent and wrong values."""
         found: dict[str, Any] = {}
         for each in self.section.fields:
             if each.to != () and (value := self.get(each.name)) is not None:
@@ -342,8 +346,8 @@ class SectionReader:
         return found
 
     def make(self, kind: Callable[..., T], /, **others: object) -> T | None:
-        """A `kind` from all fields; None if a required one is absent or wrong. `others` are
-        attributes that the fields do not set, or not always.
+        """Create a `kind` from the values of all fields; None if a required field is absent or
+        wrong. `others` are defaults for attributes that the fields do not set.
         """
         values = self.values()
         required = [
@@ -359,13 +363,14 @@ class SectionReader:
         return all(map(self.has, names))
 
     def wrong(self, name: str, message: str, *, expected: str = "", suggestion: str = "") -> None:
-        """Note a problem at a field's key, or at the section if it is absent."""
+        """Add a problem at the key of a field, or at the section if the key is absent."""
         mark = next((key.mark for key, _ in self.node.entries if key.text == name), self.node.mark)
         self.notes.add(mark, message, expected=expected, suggestion=suggestion)
 
     def find_one(self, wanted: tuple[str, ...], what: str) -> str:
-        """The only one of these fields that is present; notes a problem and returns "" if none or
-        several are."""
+        """Return the only one of these fields that is present. If none or several are present, add
+        a problem and return "".
+        """
         given = [each for each in wanted if self.has(each)]
         if len(given) == 1:
             return given[0]
@@ -379,13 +384,16 @@ class SectionReader:
         return ""
 
     def reject_beside(self, owner: str, others: Iterable[str]) -> None:
-        """Note each of these fields that is present although `owner` makes it meaningless."""
+        """Add a problem for each of these fields that is present: the field has no meaning together
+        with the field `owner`.
+        """
         for each in others:
             if self.has(each):
                 self.wrong(each, f"`{each}` has no meaning with `{owner}`", suggestion="delete it")
 
     def check_keys(self) -> None:
-        meant = ""  # suggested keys for unknown ones: those are not reported as missing too
+        # The suggestions for unknown keys: a suggested key is not also reported as missing.
+        meant = ""
         for key, _ in self.node.entries:
             match self._fields.get(key.text):
                 case None:
@@ -434,7 +442,7 @@ def _describe_field(each: FieldSpec) -> Schema:
     if each.refused:
         text = f"Not supported yet: {each.refused}. {text}"
     schema = each.kind.schema
-    # `deprecated` is the closest that a schema has to "not yet".
+    # JSON Schema has no mark for "not supported yet"; `deprecated` is the closest.
     struck: Schema = {"deprecated": True} if each.refused else {}
     return {
         "description": text,
@@ -443,11 +451,13 @@ def _describe_field(each: FieldSpec) -> Schema:
     }
 
 
-# The plain kinds.
+# Kinds of simple values
 
 
 def read_text(node: ScalarNode) -> str:
-    """A scalar's text as written, so that `3.10` stays 3.10."""
+    """The text of a scalar as written, so that `3.10` does not become 3.1. Raises WrongValue if
+    there is no value.
+    """
     if node.plain and node.value is None:
         raise WrongValue("a value is missing", suggestion="write '' for an empty text")
     if "\0" in node.text:
@@ -462,7 +472,9 @@ def filled(text: str) -> str:
 
 
 def matching(pattern: str, wrong: str, *, expected: str | None = None) -> Callable[[str], str]:
-    """A check that a text matches a pattern; `wrong` describes other texts."""
+    """Return a function that checks whether a text matches a pattern. `wrong` is the message for a
+    text that does not.
+    """
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -475,9 +487,9 @@ def matching(pattern: str, wrong: str, *, expected: str | None = None) -> Callab
 def text_kind(
     words: str, check: Callable[[str], Any] = filled, *, numbers: bool = False
 ) -> ScalarKind:
-    """A text that `check` accepts, changes or rejects with WrongValue.
+    """A text. `check` returns the text, possibly changed, or raises WrongValue.
 
-    `numbers`: also accepts texts that YAML reads as numbers.
+    With `numbers`, the schema also accepts numbers, which are read as texts.
     """
     return ScalarKind(
         words, lambda node: check(read_text(node)), TEXT_OR_NUMBER if numbers else STRING
@@ -485,7 +497,7 @@ def text_kind(
 
 
 def whole(low: int, high: int, words: str = "") -> ScalarKind:
-    """A whole number within bounds, inclusive."""
+    """A whole number from `low` to `high`, both included."""
 
     def parse(node: ScalarNode) -> int:
         if not re.fullmatch(r"[-+]?[0-9]{1,18}", node.text.strip()):
@@ -501,7 +513,7 @@ def whole(low: int, high: int, words: str = "") -> ScalarKind:
 
 
 def number(words: str, low: float, high: float, *, above: bool = False) -> ScalarKind:
-    """A number within bounds; `above`: strictly more than `low`."""
+    """A number from `low` to `high`. With `above`, it must be greater than `low`."""
 
     def parse(node: ScalarNode) -> float:
         try:
@@ -521,7 +533,7 @@ def number(words: str, low: float, high: float, *, above: bool = False) -> Scala
 
 
 def choice(enum: type[StrEnum], slips: Mapping[str, StrEnum] = {}) -> ScalarKind:
-    """One of an enum's values; `slips` are other tools' names for them."""
+    """One of the values of an enum. `slips` are the names that other tools use for these values."""
     names = [member.value for member in enum]
 
     def parse(node: ScalarNode) -> StrEnum:
@@ -553,7 +565,7 @@ def named_texts(
     missing: str,
     hint: str = "write '' for an empty one",
 ) -> MapKind:
-    """A table of texts; `missing` is the message for one without a value."""
+    """A table of texts. `missing` is the message for a key without a value."""
 
     def parse(node: ScalarNode) -> str:
         if node.value is None and node.plain:
@@ -565,7 +577,9 @@ def named_texts(
 
 
 def either(alone: ScalarKind, make: Callable[[Any], Any], table: SectionSpec) -> EitherKind:
-    """A section's table, or a single value that `make` converts to the section's value."""
+    """A section, written as a table or as a single value, which `make` converts to the value of the
+    section.
+    """
     return EitherKind(
         (ScalarKind(alone.words, lambda node: make(alone.parse(node)), alone.schema), table)
     )
@@ -574,7 +588,7 @@ def either(alone: ScalarKind, make: Callable[[Any], Any], table: SectionSpec) ->
 def section(
     path: str, build: Callable[[SectionReader], Any], /, **fields: ValueKind | FieldSpec
 ) -> SectionSpec:
-    """A section of these keys, in this order."""
+    """Create a section with these keys, in this order."""
     rows = (
         replace(each if isinstance(each, FieldSpec) else FieldSpec(each), name=name, path=path)
         for name, each in fields.items()

@@ -1,4 +1,4 @@
-"""A task's limits, and the handling of its failures: `limits` and `retry`."""
+"""The sections `limits` and `retry`: the limits of a task, and what happens after failures."""
 
 import re
 from datetime import datetime, timedelta
@@ -23,7 +23,7 @@ from cavvy.spec.tree import ScalarNode
 
 
 def _read_deadline(node: ScalarNode) -> tuple[datetime | None, timedelta | None]:
-    """A time, or a duration since the submission."""
+    """Return a time, or else a duration since the submission; the other is None."""
     text = read_text(node).strip()
     try:
         length = read_length(node)

@@ -1,5 +1,5 @@
-"""Parameters: declared and typed in the file, overridden with `--param`, written as `${{
-params.NAME }}`.
+"""The parameters of a task. The file declares them with a type under `params`, `--param` overrides
+them, and `${{ params.NAME }}` inserts them.
 """
 
 import math
@@ -38,7 +38,7 @@ _EXPRESSION = re.compile(r"\$\$\{\{|\$\{\{(.*?)\}\}", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenValue:
-    """A value with its original spelling: 1e-3 is inserted into texts as 1e-3."""
+    """A value with its original spelling, so that 1e-3 is inserted into texts as 1e-3."""
 
     value: Scalar
     text: str
@@ -56,13 +56,13 @@ class ParamSpec:
     choices: tuple[WrittenValue, ...] = ()
 
     def check(self, given: WrittenValue) -> WrittenValue:
-        """`given`, converted to the parameter's type. Raises WrongValue."""
+        """Convert a value to the type of the parameter. Raises WrongValue if it is invalid."""
         value = given.value
         if self.type == "str":
             value = given.text
         elif self.type == "float" and isinstance(value, int) and not isinstance(value, bool):
             value = _to_float(value)
-        # In Python bool is an int, but users do not expect a number.
+        # The types are compared exactly: in Python a bool is also an int, but for users it is not.
         if type(value) is not TYPES[self.type] or (
             isinstance(value, float) and not math.isfinite(value)
         ):
@@ -98,7 +98,9 @@ _TYPE_WORDS = {
 def read_params(
     root: Node, overrides: Mapping[str, Scalar], notes: ProblemNotes
 ) -> dict[str, WrittenValue | None]:
-    """The value of every declared parameter; None for invalid ones, after noting their problems."""
+    """The value of every declared parameter. Problems of invalid parameters are added to `notes`,
+    and their values are None.
+    """
     section = root.get("params") if isinstance(root, MapNode) else None
     declared: dict[str, ParamSpec] = {}
     if section is not None and not (isinstance(section, ScalarNode) and section.value is None):
@@ -137,8 +139,8 @@ def _note_unknown(
 
 
 def substitute(node: Node, values: Mapping[str, WrittenValue | None], notes: ProblemNotes) -> Node:
-    """`node` with every `${{ params.NAME }}` replaced; a value that is only an expression keeps the
-    parameter's type.
+    """Replace every `${{ params.NAME }}` in a node. If a value consists only of an expression, the
+    result has the type of the parameter.
     """
     match node:
         case ScalarNode():
@@ -153,7 +155,7 @@ def substitute(node: Node, values: Mapping[str, WrittenValue | None], notes: Pro
 
 
 def escape(text: str) -> str:
-    """`text` escaped so that substitution returns it unchanged."""
+    """Escape a text so that `substitute` returns the original text."""
     return text.replace("${{", "$${{")
 
 
@@ -170,7 +172,9 @@ def _override(param: ParamSpec, text: str, place: str, notes: ProblemNotes) -> W
 
 
 def _check_names(section: Node, notes: ProblemNotes) -> None:
-    """Names that differ only in case would be the same environment variable."""
+    """Add a problem for names that differ only in case: they would set the same environment
+    variable.
+    """
     seen: dict[str, str] = {}
     for key, _ in section.entries if isinstance(section, MapNode) else ():
         other = seen.setdefault(key.text.upper(), key.text)
@@ -276,7 +280,9 @@ def _look_up(
 
 
 def _note(node: ScalarNode, match: "re.Match[str]", wrong: WrongValue, notes: ProblemNotes) -> None:
-    """Point at the expression itself if the source shows it, as in the middle of a long `run`."""
+    """Add a problem at the expression itself, for example in the middle of a long `run`. If the
+    expression is not found in the source, the problem is added at the value.
+    """
     mark = node.mark
     number = node.text.count("${{", 0, match.start())
     at = mark.index - 1
@@ -293,7 +299,7 @@ def _note(node: ScalarNode, match: "re.Match[str]", wrong: WrongValue, notes: Pr
     notes.add(mark, str(wrong), expected=wrong.expected or "", suggestion=wrong.suggestion)
 
 
-# The allowed content of `params`.
+# The kinds of values in `params`
 
 
 def _check_name(name: str) -> None:

@@ -1,4 +1,6 @@
-"""Paths of a task file: relative to the working folder, or absolute on the node."""
+"""Check the paths in a task file, which are relative to the working folder or absolute on the
+node.
+"""
 
 import re
 
@@ -25,7 +27,7 @@ _SYSTEM = frozenset(
 
 
 def inner_path(text: str) -> str:
-    """A path within the working folder. Raises WrongValue."""
+    """Check and normalize a path within the working folder. Raises WrongValue."""
     path = filled(text).strip().rstrip("/") or "/"
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if path.startswith(("/", "~")):
@@ -42,8 +44,8 @@ def inner_path(text: str) -> str:
 
 
 def check_path(text: str) -> str:
-    """The target path for the files: an absolute path, or one within the working folder. Raises
-    WrongValue.
+    """Check and normalize the path of files on the node: an absolute path, or a path within the
+    working folder. Raises WrongValue.
     """
     path = text.strip()
     if not path.startswith("/"):
@@ -58,7 +60,7 @@ def check_path(text: str) -> str:
 
 
 def check_folder(text: str) -> str:
-    """A folder of the node. Raises WrongValue."""
+    """Check and normalize the absolute path of a folder on the node. Raises WrongValue."""
     path = text.strip()
     if path.startswith("~"):
         raise WrongValue(

@@ -1,4 +1,4 @@
-"""The `resources` section: what each node must have."""
+"""The section `resources`: the requirements for each node."""
 
 import json
 import re
@@ -103,7 +103,7 @@ _GPU = FieldSpec(ACCELERATORS, to=("accelerators",))
 
 @dataclass(frozen=True, slots=True)
 class _OptionsKind:
-    """A table for each provider, of which only the provider knows the keys."""
+    """A table of options for each provider. Only the provider can check the keys."""
 
     words: str = "providers' names, each with a table of its options"
     schema: Schema = field(
@@ -124,7 +124,7 @@ class _OptionsKind:
         )
 
 
-# The keys of the whole section and of each alternative.
+# The keys that are allowed in the section and in each of its alternatives.
 _ONE: dict[str, ValueKind | FieldSpec] = {
     "instance": text_kind("an instance type's name such as p5.48xlarge", _read_instance),
     "gpu": _GPU,
@@ -151,7 +151,7 @@ _ONE: dict[str, ValueKind | FieldSpec] = {
     "check": either(FLAG, lambda wanted: NodeCheck() if wanted else None, _CHECK),
     "options": _OptionsKind(),
 }
-Alternative = tuple[dict[str, Any], frozenset[str]]  # what it says, and which keys it has
+Alternative = tuple[dict[str, Any], frozenset[str]]  # (values by attribute, keys that are present)
 
 
 def _read_one(table: SectionReader) -> Alternative:

@@ -1,5 +1,6 @@
-"""Commands that run before the task on each node, and the files that they may depend on:
-`setup`."""
+"""The field `setup`: commands that run on each node before the task, and the files that they
+use.
+"""
 
 from cavvy.spec.fields.kinds import FieldSpec, ListKind, either, section, text_kind
 from cavvy.spec.fields.paths import inner_path
@@ -12,6 +13,5 @@ _TABLE = section(
     run=FieldSpec(_COMMANDS, required=True),
     uses=ListKind(_FILE),
 )
-SETUP = either(
-    _COMMANDS, lambda run: (run, None), _TABLE
-)  # the commands, and the files that they use
+# The value is (commands, files that they use).
+SETUP = either(_COMMANDS, lambda run: (run, None), _TABLE)

@@ -1,4 +1,4 @@
-"""The task file: its top-level keys, and its translation into the domain's Task."""
+"""The top-level keys of a task file, and the conversion of the file to a `Task`."""
 
 import re
 from datetime import datetime, timedelta
@@ -36,7 +36,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def check_slug(text: str) -> str:
-    """`text`, if it is a valid name. Raises WrongValue."""
+    """Check that a text is a valid name, and return it. Raises WrongValue."""
     if _SLUG.fullmatch(text):
         return text
     close = slug(text)
@@ -45,7 +45,9 @@ def check_slug(text: str) -> str:
 
 
 def check_variable(name: str) -> str:
-    """`name`, if a shell can have this variable and Cavvy does not set it. Raises WrongValue."""
+    """Check that a text is a valid name of an environment variable that is not reserved for Cavvy,
+    and return it. Raises WrongValue.
+    """
     if not _VARIABLE.fullmatch(name):
         close = re.sub(r"[^A-Za-z0-9_]", "_", name)
         close = f"_{close}" if close[:1].isdigit() else close
@@ -102,7 +104,7 @@ def _check_keep(table: SectionReader, limits: Limits) -> None:
 
 
 def _check_uses(table: SectionReader) -> None:
-    """Note `uses` where it has no effect."""
+    """Add a problem if `setup.uses` has no effect."""
     _, uses = table.get("setup", (None, None))
     if uses and not table.has("workdir"):
         hint = "add `workdir: .`, or delete `uses`"

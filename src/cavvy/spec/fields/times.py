@@ -1,4 +1,4 @@
-"""Times, lengths of time and the `schedule` of a task file."""
+"""Parse times and lengths of time, and the section `schedule`."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -41,7 +41,7 @@ def read_length(node: ScalarNode) -> timedelta:
 def length_kind(
     low: timedelta = timedelta(milliseconds=1), high: timedelta = _LONGEST
 ) -> ScalarKind:
-    """A length of time within bounds."""
+    """A length of time from `low` to `high`."""
 
     def parse(node: ScalarNode) -> timedelta:
         length = read_length(node)
@@ -58,7 +58,9 @@ def length_kind(
 
 
 def _exact(length: timedelta) -> str:
-    """A limit in task-file syntax; `format_duration` would round a millisecond to nothing."""
+    """Format a limit in the syntax of task files. `format_duration` would round a millisecond to
+    0.
+    """
     return (
         "1ms, or leave it out"
         if timedelta(0) < length < timedelta(milliseconds=100)
@@ -67,7 +69,7 @@ def _exact(length: timedelta) -> str:
 
 
 def read_time(text: str) -> datetime:
-    """A time with its zone, in UTC. Raises WrongValue."""
+    """Parse a time with its zone and convert it to UTC. Raises WrongValue."""
     stripped = text.strip()
     time, _, zone = stripped.rpartition(" ")
     named = re.fullmatch(r"[A-Za-z][A-Za-z0-9_+/-]*", zone) is not None and zone.upper() != "Z"
@@ -93,7 +95,7 @@ def read_time(text: str) -> datetime:
 
 
 def find_zone(name: str) -> "ZoneInfo":
-    """A time zone by its IANA name. Raises WrongValue."""
+    """The time zone with this IANA name. Raises WrongValue if there is none."""
     from zoneinfo import ZoneInfo, available_timezones
 
     try:
@@ -110,7 +112,7 @@ def _time_hint(text: str) -> str:
     return ""
 
 
-# schedule
+# The section `schedule`
 
 _CRON_RANGES = (
     ("minute", 0, 59),
@@ -123,7 +125,9 @@ _CRON_PART = re.compile(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,2}))?")
 
 
 def check_cron(text: str) -> str:
-    """`text`, if it is a cron line with five fields of numbers. Raises WrongValue."""
+    """Check that a text is a cron line with five numeric fields, and return it with single spaces.
+    Raises WrongValue.
+    """
     parts = text.split()
     if len(parts) != 5:
         raise WrongValue(

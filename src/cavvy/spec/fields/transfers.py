@@ -1,4 +1,6 @@
-"""The `inputs` and `outputs` of a task file: files copied to each node, and back."""
+"""The `inputs` and `outputs` of a task file: files that are copied to each node, and files that are
+copied from it.
+"""
 
 from datetime import timedelta
 from enum import StrEnum
@@ -18,7 +20,7 @@ from cavvy.spec.fields.urls import read_source, read_target
 
 
 class InputMode(StrEnum):
-    """The mode of an input."""
+    """How an input reaches the node: it is copied before the work, or streamed."""
 
     COPY = "copy"
     STREAM = "stream"

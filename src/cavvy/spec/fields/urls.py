@@ -1,5 +1,6 @@
-"""The sources and targets of `inputs` and `outputs`: absolute paths on the node, and URLs of
-storages."""
+"""Check the sources and targets of `inputs` and `outputs`, which are absolute paths on the node or
+URLs of storage.
+"""
 
 import re
 from urllib.parse import urlsplit
@@ -19,12 +20,12 @@ _READ_ONLY = ("http", "https")
 
 
 def read_source(text: str) -> str:
-    """The source of an input. Raises WrongValue."""
+    """Check the source of an input. Raises WrongValue."""
     return _read(text, URL_SCHEMES)
 
 
 def read_target(text: str) -> str:
-    """The target of an output. Raises WrongValue."""
+    """Check the target of an output. Raises WrongValue."""
     return _read(text, tuple(each for each in URL_SCHEMES if each not in _READ_ONLY))
 
 

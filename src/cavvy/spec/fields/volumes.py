@@ -1,4 +1,4 @@
-"""What each node has at hand beside its own disk: `volumes`."""
+"""The field `volumes`: the volumes that each node mounts."""
 
 import re
 
@@ -114,7 +114,7 @@ VOLUMES = ListKind(
 
 
 def check_volumes(table: SectionReader) -> None:
-    """Note two volumes of the file with the same path."""
+    """Add a problem if two volumes have the same path."""
     paths = [each.path for each in table.get("volumes", ())]
     for path in dict.fromkeys(path for path in paths if paths.count(path) > 1):
         table.wrong(

@@ -1,4 +1,6 @@
-"""Information for plans and other programs: the `work` to do, and the `webhooks` to call."""
+"""The sections `work` and `webhooks`: the amount of work, which plans need, and web addresses to
+call.
+"""
 
 import re
 from dataclasses import replace
@@ -22,7 +24,7 @@ from cavvy.spec.problems import shown
 
 
 class WorkPrecision(StrEnum):
-    """Number formats for which accelerators have peak rates."""
+    """The number formats for which the catalog has peak rates of accelerators."""
 
     FP64 = "fp64"
     FP32 = "fp32"
@@ -47,8 +49,8 @@ _PRECISION_SLIPS = {
 
 
 def _check_rate_name(name: str) -> None:
-    """An accelerator's name or family, or cpu, alone or as NAME:COUNT; rates with other names would
-    have no effect.
+    """Check a key of `rates`: the name or family of an accelerator, or cpu, alone or as NAME:COUNT.
+    Rates with other names would have no effect. Raises WrongValue.
     """
     from cavvy.catalog.accelerators import find_accelerator, names_matching, suggest
 
@@ -98,7 +100,7 @@ WORK = section(
     profile=text_kind("the path of a work profile, such as work.json", lambda path: path),
 )
 
-# webhooks
+# The section `webhooks`
 
 _URL = text_kind(
     "a web address such as https://example.org/hook",

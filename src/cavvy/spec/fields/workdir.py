@@ -1,4 +1,4 @@
-"""The `workdir` of a task file: a folder, or a git repository at a commit."""
+"""The field `workdir`: a folder, or a git repository at a commit."""
 
 import re
 
@@ -54,8 +54,8 @@ def _read_workdir(text: str) -> Workdir:
             )
         return Workdir(path=text)
     url, at, point = text.rpartition("@")
-    # git@host:path contains an @; the part after a URL's last @ is the commit only if it has no
-    # slash or colon.
+    # A URL such as git@host:path also contains an @. The part after the last @ is the commit only
+    # if it has no slash and no colon.
     if not at or "/" in point or ":" in point or not _GIT_URL.fullmatch(url):
         url, point = text, ""
     url = _check_git(url)

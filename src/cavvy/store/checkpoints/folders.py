@@ -1,8 +1,8 @@
-"""The jobs' folders that outlive attempts: a writable folder for work on this machine, blobs for
-work elsewhere.
+"""The jobs' folders that outlive attempts: a writable folder for work on this machine, and blobs
+for work on other machines.
 
 `ROOT/PROJECT/JOB/` holds `checkpoint`, the folder; `attempt`, the number of the attempt that used
-it last; and `blobs`, the files of uploaded checkpoints. Methods block on disk I/O.
+the folder last; and `blobs`, the files of uploaded checkpoints. Methods block on disk I/O.
 """
 
 import errno
@@ -23,17 +23,18 @@ from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 from cavvy.store.blobs import BlobStore
 
 _CHUNK = 1 << 20
-_LONGEST_PATH, _LONGEST_PART = 2048, 255  # bytes, within Linux's limit below the state folder
+# bytes; within the limits of Linux, including the state folder
+_LONGEST_PATH, _LONGEST_PART = 2048, 255
 _LARGEST = 1 << 50  # maximum bytes of one file
-NEWEST_NS = 1 << 62  # file times after 2116 come from wrong clocks
-_TRIES = 3  # tries to read a changing file
+NEWEST_NS = 1 << 62  # ns; file times after 2116 come from wrong clocks
+_TRIES = 3  # number of tries to read a file that changes
 _decode = msgspec.json.Decoder(dict[str, list[CheckpointFile]]).decode
-NO_ATTEMPT = -1  # the attempt of a folder that was never used
+NO_ATTEMPT = -1  # stands for the attempt of a folder that was never used
 
 
 class CheckpointFolders:
-    """All jobs' folders below `root`. Jobs share no files, so each job's folder is cleaned
-    separately.
+    """The folders of all jobs below `root`. Jobs share no files, so the folder of each job is
+    cleaned separately.
     """
 
     def __init__(self, root: Path) -> None:
@@ -44,7 +45,9 @@ class CheckpointFolders:
         return BlobStore(self._job(project, job_id) / "blobs")
 
     def last_user(self, project: str, job_id: str) -> int:
-        """Number of the attempt that last had the folder to write into, NO_ATTEMPT if none had."""
+        """The number of the attempt that last had write access to the folder, or NO_ATTEMPT if none
+        had.
+        """
         try:
             return int((self._job(project, job_id) / "attempt").read_text())
         except FileNotFoundError:
@@ -52,7 +55,7 @@ class CheckpointFolders:
             return 0 if folder.is_dir() and any(folder.iterdir()) else NO_ATTEMPT
 
     def lend(self, project: str, job_id: str, attempt: int) -> None:
-        """Assign the folder to this attempt."""
+        """Record that this attempt now uses the folder."""
         job = self._job(project, job_id)
         try:
             job.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -83,16 +86,16 @@ class CheckpointFolders:
                 ) from error
 
     def take_in(self, project: str, job_id: str) -> list[CheckpointFile]:
-        """Copy the folder's files into blobs; [] if it is empty. Raises HashMismatch,
-        StoreFull, OSError.
+        """Copy the files of the checkpoint folder into blobs and return their list, which may be
+        empty. Raises HashMismatch, StoreFull, OSError.
         """
         folder = self._job(project, job_id) / "checkpoint"
         blobs = self.blobs(project, job_id)
         return [_take(blobs, folder, path) for path in sorted(_walk(folder))]
 
     def lay_out(self, project: str, job_id: str, files: Iterable[CheckpointFile]) -> None:
-        """Make the folder contain exactly these files. A copy that was killed half-way is started
-        again. Raises StoreFull.
+        """Make the checkpoint folder contain exactly these files. What an interrupted call left
+        behind is deleted first. Raises StoreFull.
         """
         job, blobs = self._job(project, job_id), self.blobs(project, job_id)
         fresh, old, folder = job / "checkpoint.new", job / "checkpoint.old", job / "checkpoint"
@@ -114,12 +117,13 @@ class CheckpointFolders:
         return self._root / project / job_id
 
 
-FOREVER = timedelta(days=36500)  # the age does not matter if every wanted name is known
+# blobs of any age may be removed, because all wanted names are known
+FOREVER = timedelta(days=36500)
 
 
 def find_fault(files: Sequence[CheckpointFile]) -> str:
-    """Why these files cannot be stored within a folder, "" if they can: the sending node is not
-    trusted.
+    """Why these files cannot be stored within a folder, or "" if they can. The files are checked
+    because the sending node is not trusted.
     """
     for each in files:
         if fault := _fault_of(each):

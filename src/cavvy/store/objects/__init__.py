@@ -1,3 +1,3 @@
-"""Objects in S3, Google Cloud Storage and Azure Blob, files on SFTP servers, and web pages, all by
-URL.
+"""Access by URL to objects in S3, Google Cloud Storage and Azure Blob, to files on SFTP servers,
+and to web pages.
 """

@@ -1,4 +1,4 @@
-"""Containers of Azure Blob, accessed with shared access signatures of one blob or, for listing, of
+"""Containers of Azure Blob. Access uses shared access signatures for one blob or, for listing, for
 the container.
 
 Source: learn.microsoft.com/rest/api/storageservices/create-service-sas (version 2020-12-06 and
@@ -24,12 +24,12 @@ _PERMISSIONS = {
     "GET": "r",
     "PUT": "cw",
     "DELETE": "d",
-}  # permissions for one blob, by request
+}  # permissions for one blob, by HTTP method
 _SKEW = timedelta(minutes=5)
 
 
 class AzureContainer(SignedStorage):
-    """One container of one account. `endpoint` is its root, as in
+    """One container of one account. `endpoint` is the root of the account's URLs, such as
     https://ACCOUNT.blob.core.windows.net.
     """
 
@@ -71,7 +71,7 @@ class AzureContainer(SignedStorage):
         return [_read_entry(each) for each in root.iter("Blob")], root.findtext("NextMarker") or ""
 
     def begin(self, key: str) -> str:
-        return "blocks"  # blocks need no start request; uncommitted ones are dropped after a week
+        return "blocks"  # no start request is needed; Azure drops uncommitted blocks after a week
 
     def complete(self, key: str, upload: str, tags: Sequence[str]) -> None:
         blocks = "".join(f"<Latest>{_block(number)}</Latest>" for number in range(1, len(tags) + 1))
@@ -114,7 +114,7 @@ class AzureContainer(SignedStorage):
 
 
 def _block(number: int) -> str:
-    """Block ids are Base64, all of one length."""
+    """The id of a block in Base64. All block ids of a blob must have one length."""
     return base64.b64encode(f"{number:06d}".encode()).decode()
 
 
@@ -131,7 +131,7 @@ def _read_entry(blob: Xml.Element) -> ObjectInfo:
     return ObjectInfo(
         key=blob.findtext("Name") or "",
         size=int(size) if size else None,
-        tag=f'"{tag}"' if tag else "",  # a listing omits the quotes that a request needs
+        tag=f'"{tag}"' if tag else "",  # the quotes, which requests need, are missing in listings
         md5=_hex(blob.findtext("Properties/Content-MD5") or ""),
         changed_at=parsedate_to_datetime(changed) if changed else None,
     )

@@ -36,12 +36,12 @@ class ObjectTryAgain(ObjectError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """One object. `md5` (hex) is its content's, if the store knows it; `tag` changes with the
-    content.
+    """One object. `md5` (hexadecimal) is the MD5 of its content, if the store knows it; `tag`
+    changes with the content.
     """
 
     key: str
-    size: int | None  # None: a web server that does not report it
+    size: int | None  # None if a web server does not report it
     tag: str = ""
     md5: str = ""
     changed_at: datetime | None = None
@@ -49,8 +49,8 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedRequest:
-    """A request that needs no credentials until it expires: send `headers` with it, and no other
-    signed ones.
+    """A request that needs no credentials until it expires. Send exactly its `headers`; other
+    signed headers make it invalid.
     """
 
     method: str
@@ -62,60 +62,69 @@ class ObjectReader(Protocol):
     """A source of objects."""
 
     def head(self, key: str) -> ObjectInfo | None:
-        """None if the object does not exist. Raises ObjectDenied, ObjectTryAgain."""
+        """The object's properties, or None if it does not exist. Raises ObjectDenied,
+        ObjectTryAgain.
+        """
 
     def list(
         self, prefix: str, after: str = "", limit: int = 1000
     ) -> tuple[Sequence[ObjectInfo], str]:
-        """A page of the objects whose keys begin with `prefix`, and the next page's `after` ("" on
-        the last page).
+        """A page of the objects whose keys begin with `prefix`, and the value of `after` for the
+        next page ("" on the last page).
         """
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        """The bytes. Raises ObjectMissing."""
+        """`length` bytes from `offset` on; None means all. Raises ObjectMissing."""
 
 
 @runtime_checkable
 class ObjectSigner(Protocol):
-    """A source that signs requests, with which others may read its objects."""
+    """A source that signs requests, with which others can read its objects."""
 
     def sign_get(self, key: str, expires_s: int) -> SignedRequest: ...
 
 
 @runtime_checkable
 class ObjectBucket(ObjectReader, ObjectSigner, Protocol):
-    """A store that is accessed directly, or by others with requests that it signs.
+    """A store that the server accesses directly, and that others access with requests that the
+    server signs.
 
-    An upload in parts counts only when it is completed; parts are numbered from 1 and have at least
-    PART_BYTES, except the last.
+    An upload in parts has no effect until it is completed. Parts are numbered from 1 and have at
+    least PART_BYTES, except the last part.
     """
 
     def put(self, key: str, data: bytes) -> None: ...
     def delete(self, key: str) -> None:
-        """Succeeds if the object does not exist."""
+        """Delete an object. Succeeds if the object does not exist."""
 
     def begin(self, key: str) -> str:
         """Start an upload in parts; returns its id."""
 
     def sign_put(self, key: str, expires_s: int, upload: str = "", part: int = 0) -> SignedRequest:
-        """A request to send a part of an upload, or the whole object."""
+        """A signed request to send one part of an upload, or the whole object if `upload` is ""."""
 
     def complete(self, key: str, upload: str, tags: Sequence[str]) -> None:
-        """Complete an upload whose parts have these ETags in order; repeating it succeeds."""
+        """Complete an upload whose parts have these ETags, in order. Repeating the call
+        succeeds.
+        """
 
     def abort(self, key: str, upload: str) -> None: ...
 
 
 @runtime_checkable
 class RelayedObjects(ObjectReader, Protocol):
-    """A store that only the server can reach; it relays others' reads and writes."""
+    """A store that only the server can reach; the server relays the reads and writes of others."""
 
     def write(self, key: str, offset: int, data: bytes, size: int) -> None:
-        """Write a part of a file of `size` bytes; the last one completes the file."""
+        """Write a part of a file of `size` bytes; the file is complete when its last part is
+        written.
+        """
 
 
 def part_bytes(size: int) -> int:
-    """The part size for an upload of `size` bytes: whole MiB, at most MOST_PARTS parts."""
+    """The size of each part for an upload of `size` bytes: whole MiB, so that at most MOST_PARTS
+    parts are needed.
+    """
     mib = 1024 * 1024
     needed = -(-size // (MOST_PARTS - 1))
     return max(PART_BYTES, -(-needed // mib) * mib)

@@ -1,4 +1,4 @@
-"""Requests to web servers, with a time limit, and a web server as a source of objects."""
+"""Requests to web servers, with a time limit, and web servers as sources of objects."""
 
 import email.utils
 import http.client
@@ -24,15 +24,16 @@ from cavvy.store.objects.base import (
 )
 
 TIMEOUT_S = 30.0
-_OWN_S = 300  # validity of the server's own signed requests
-# metadata services that are not link-local: EC2 over IPv6, Azure, Alibaba Cloud, Oracle Cloud
+_OWN_S = 300  # seconds for which the server's own signed requests are valid
+# Metadata services whose addresses are not link-local: EC2 over IPv6, Azure, Alibaba Cloud, Oracle
+# Cloud
 _METADATA = {"fd00:ec2::254", "168.63.129.16", "100.100.100.200", "192.0.0.192"}
-_MOST = 1 << 26  # bytes of an answer kept in memory
+_MOST = 1 << 26  # maximum bytes of an answer, which is kept in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebAnswer:
-    """A web server's answer, of any status."""
+    """A web server's answer; `status` may be an error."""
 
     status: int
     body: bytes
@@ -42,7 +43,7 @@ class WebAnswer:
 def ask(
     method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
 ) -> WebAnswer:
-    """Raises ObjectTryAgain if no answer came."""
+    """Send a request. Raises ObjectTryAgain if there is no answer."""
     check_host(url)
     request = urllib.request.Request(url, data=body, method=method, headers=dict(headers or {}))
     if body is not None:
@@ -61,16 +62,16 @@ def ask(
 
 
 def check_host(url: str) -> None:
-    """Raises ObjectDenied for hosts that only this machine may call, such as a cloud's metadata
-    service, which gives credentials.
+    """Raise ObjectDenied for hosts that only this machine may call, such as a cloud's metadata
+    service, which hands out credentials.
 
-    Users choose URLs and endpoints, and nodes receive the content.
+    The check is needed because users choose URLs and endpoints, and nodes receive the content.
     """
     parts = urlsplit(url)
     try:
         found = socket.getaddrinfo(parts.hostname or "", parts.port or 443, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
-        return  # the later request reports it
+        return  # the request itself will report the error
     for *_, address in found:
         number = ipaddress.ip_address(str(address[0]).partition("%")[0])
         number = getattr(number, "ipv4_mapped", None) or number
@@ -82,7 +83,9 @@ def check_host(url: str) -> None:
 
 
 def check(answer: WebAnswer, what: str) -> WebAnswer:
-    """The answer if its status is below 300. Raises ObjectMissing, ObjectDenied, ObjectTryAgain."""
+    """Return the answer if its status is below 300. Otherwise raise ObjectMissing, ObjectDenied or
+    ObjectTryAgain.
+    """
     if answer.status < 300:
         return answer
     reason = f"{what}: {reason_of(answer)}"
@@ -94,7 +97,9 @@ def check(answer: WebAnswer, what: str) -> WebAnswer:
 
 
 def reason_of(answer: WebAnswer) -> str:
-    """The status and, for an XML answer, its code: the message may contain what was signed."""
+    """The status and, if the answer has one, the error code. The text of the answer is left out,
+    because it may contain signed data.
+    """
     text = answer.body[:4096].decode("utf-8", "replace")
     _, begin, rest = text.partition("<Code>")
     code = rest.partition("</Code>")[0] if begin else answer.headers.get("x-ms-error-code", "")
@@ -115,9 +120,11 @@ def found_of(key: str, answer: WebAnswer) -> ObjectInfo:
 
 
 class SignedStorage(ABC):
-    """Objects by signed requests: the shared code of S3 buckets and Azure containers.
+    """Objects that are accessed by signed requests: the shared code of S3 buckets and Azure
+    containers.
 
-    Subclasses sign; `headers` go with every request, and `put_headers` with a whole object.
+    Subclasses sign. `headers` are sent with every request, `put_headers` only when a whole object
+    is sent.
     """
 
     headers: ClassVar[Mapping[str, str]] = {}
@@ -167,7 +174,7 @@ class SignedStorage(ABC):
 
     @abstractmethod
     def _sign(self, method: str, key: str, query: Mapping[str, str], expires_s: int) -> str:
-        """A URL that allows this request for a limited time."""
+        """A signed URL that allows this request for a limited time."""
 
     def _say(self, key: str) -> str:
         return f"{self.name}/{key}"
@@ -175,7 +182,7 @@ class SignedStorage(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebPages:
-    """One web server, whose files are read by path."""
+    """One web server; a key is the path of a file."""
 
     root: str  # https://host
 

@@ -1,7 +1,8 @@
 """Opens the object store that a URL names.
 
-`keys` are a project's secrets, then the server's environment, under the names that each cloud's own
-tools use. They only sign requests on the server; a node gets one signed request at a time.
+`keys` are a project's secrets and, after them, the server's environment, under the names that each
+cloud's own tools use. Keys are only used on the server, to sign requests; a node gets signed
+requests, one at a time.
 """
 
 import configparser
@@ -19,7 +20,7 @@ from cavvy.store.objects.http import WebPages
 from cavvy.store.objects.s3 import XmlBucket
 from cavvy.store.objects.signing import AmazonKey, GoogleKey, NoSigner, RequestSigner
 
-# Keys that may be project secrets; the server's environment serves every project.
+# Names of keys that may be project secrets. The server's environment serves every project.
 KEYS = (
     *(
         "AWS_ACCESS_KEY_ID",
@@ -38,7 +39,7 @@ KEYS = (
     ),
     *("SFTP_USER", "SFTP_PASSWORD", "SFTP_PRIVATE_KEY", "SFTP_KNOWN_HOSTS"),
 )
-# These name files on the server: a project must not choose them.
+# Their values are paths of files on the server, so a project must not set them.
 _FILES = ("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CREDENTIALS")
 SCHEMES = ("s3", "gs", "az", "sftp", "http", "https")
 
@@ -52,8 +53,8 @@ class ObjectLocation:
 
 
 def merge_keys(environment: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """The keys for one project. If its secrets have one key of a family, such as AWS, the server's
-    keys of that family are not used.
+    """The keys for one project. If its secrets contain a key of a family, such as AWS, no key of
+    that family is taken from the server's environment.
     """
     own = {name: value for name, value in secrets.items() if name in KEYS and name not in _FILES}
     families = {name.partition("_")[0] for name in own}
@@ -64,7 +65,7 @@ def merge_keys(environment: Mapping[str, str], secrets: Mapping[str, str]) -> di
 
 
 def open_place(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> ObjectLocation:
-    """Raises ObjectDenied if a key is missing or the scheme is unknown."""
+    """Open the store of a URL. Raises ObjectDenied if a key is missing or the scheme is unknown."""
     parts = urlsplit(url)
     key = unquote(parts.path.lstrip("/"))
     match parts.scheme.lower():

@@ -1,5 +1,5 @@
-"""Buckets of S3 and Google Cloud Storage, whose XML interface is the same; only with signed
-requests.
+"""Buckets of S3 and Google Cloud Storage, which have the same XML interface. Requests are signed in
+the query of the URL.
 """
 
 import xml.etree.ElementTree as Xml
@@ -14,7 +14,9 @@ from cavvy.store.objects.signing import AmazonKey, RequestSigner, quote_key
 
 
 class XmlBucket(SignedStorage):
-    """One bucket. `endpoint` is the service's root, as in https://s3.eu-west-1.amazonaws.com."""
+    """One bucket. `endpoint` is the root of the service's URLs, such as
+    https://s3.eu-west-1.amazonaws.com.
+    """
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class XmlBucket(SignedStorage):
             "POST", key, {"uploadId": upload}, body, {"Content-Type": "application/xml"}
         )
         if answer.status == 404 and self.head(key) is not None:
-            return  # a repeated request: the first answer was lost
+            return  # the request is a repetition: the first answer was lost
         check(answer, self._say(key))
         if b"<Error>" in answer.body:  # S3 may report an error after status 200
             raise ObjectTryAgain(f"{self._say(key)}: the parts could not be combined")
@@ -83,7 +85,7 @@ class XmlBucket(SignedStorage):
         return SignedRequest(method="PUT", url=self._sign("PUT", key, query, expires_s))
 
     def find_region(self) -> None:
-        """Find the bucket's region on Amazon S3: signatures for another region are refused."""
+        """Find the bucket's region on Amazon S3, which refuses signatures for another region."""
         if self._fixed or not isinstance(self._signer, AmazonKey):
             return
         answer = ask("HEAD", self._roots[0] + "/")
@@ -116,7 +118,9 @@ def _read_entry(entry: Xml.Element) -> ObjectInfo:
 
 
 def _md5(tag: str, headers: Mapping[str, str]) -> str:
-    """The ETag of an object uploaded in one piece, without its own encryption key, is its MD5."""
+    """The MD5 of an object: its ETag, if the object was uploaded in one piece and without an
+    encryption key of its own.
+    """
     plain = tag.strip('"')
     encrypted = headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
     is_md5 = len(plain) == 32 and all(each in "0123456789abcdef" for each in plain)

@@ -1,6 +1,6 @@
-"""Folders of an SFTP server, which only the control plane can reach: nodes never receive a login.
+"""Folders of an SFTP server, which only the control plane reaches: nodes never receive a login.
 
-asyncssh runs in its own loop here, in a thread, because everything in this module blocks.
+asyncssh runs in a thread with its own event loop, because all functions of this module block.
 """
 
 import asyncio
@@ -21,7 +21,9 @@ _PATIENCE_S = 60.0
 
 
 class SftpServer:
-    """One server as `[user@]host[:port]`. Keys are full paths; each call makes a connection."""
+    """One server, given as `[user@]host[:port]`. Keys are absolute paths; each call opens a
+    connection.
+    """
 
     def __init__(self, where: str, keys: Mapping[str, str]) -> None:
         user, at, host = where.rpartition("@")
@@ -103,7 +105,9 @@ class SftpServer:
         self._do(send)
 
     def _do(self, work: "Callable[[asyncssh.SFTPClient], Awaitable[T]]") -> T:
-        """Run `work` on a connection, in its own thread and loop."""
+        """Run `work` on a connection, in a thread with its own event loop, and return the
+        result.
+        """
         result: list[T] = []
         errors: list[BaseException] = []
 

@@ -1,5 +1,5 @@
-"""Signs requests for S3 (Signature Version 4) and Google Cloud Storage (V4) in the query, without
-any SDK.
+"""Signs requests for S3 (Signature Version 4) and Google Cloud Storage (V4), without any SDK. The
+signature is part of the URL's query.
 
 Sources: docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html and
 cloud.google.com/storage/docs/access-control/signing-urls-manually.
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class RequestSigner(Protocol):
-    """Adds the sender's proof of identity to a request's query."""
+    """Adds a signature, which proves the sender's identity, to the query of a request."""
 
     def sign(
         self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int
     ) -> str:
-        """The whole URL; `url` has no query and its path is already quoted."""
+        """The signed URL. `url` must have no query, and its path must be quoted already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmazonKey:
-    """An access key for S3 and compatible services; with a session token if it is temporary."""
+    """An access key for S3 and compatible services; a temporary key has a session token."""
 
     key_id: str
     secret: str
@@ -105,7 +105,7 @@ def _load(private_key: str) -> "RSAPrivateKey":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoSigner:
-    """Signs nothing: for emulators, and publicly readable buckets."""
+    """Signs nothing; used for emulators and for buckets that anyone may read."""
 
     def sign(
         self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int
@@ -114,7 +114,7 @@ class NoSigner:
 
 
 def quote_key(key: str) -> str:
-    """An object's key as quoted in a URL's path."""
+    """An object's key, quoted for the path of a URL."""
     return quote(key, safe="/-_.~")
 
 
@@ -126,7 +126,7 @@ def _query(query: Mapping[str, str]) -> str:
 def _to_sign(
     algorithm: str, method: str, url: str, query: Mapping[str, str], scope: str
 ) -> tuple[str, str]:
-    """The text to sign, and the query in its canonical form."""
+    """The text that must be signed, and the query in canonical form."""
     parts = urlsplit(url)
     signed = _query(query)
     request = (

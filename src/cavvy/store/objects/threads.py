@@ -1,8 +1,8 @@
-"""Runs calls to storages in their own threads with a time limit.
+"""Runs calls to storages in separate threads, with a time limit.
 
-A storage that accepts a request and never answers blocks no other part of the server; requests to
-other storages wait only if all of these threads wait for silent storages, and then fail with that
-reason.
+So a storage that accepts a request and never answers does not block the server. Requests to other
+storages wait only while storages that do not answer occupy all of these threads; after LIMIT_S they
+fail with that reason.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return the call's result. Raises the call's errors, and ObjectTryAgain after LIMIT_S; a
-    started call continues.
+    """Return the call's result. Raises the call's errors, and ObjectTryAgain after LIMIT_S,
+    although a call that has started then continues.
     """
     begun = False
 
@@ -46,8 +46,8 @@ async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 async def in_thread_to_its_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `in_thread`, for calls that must end before the next step: each of their requests has
-    its own time limit.
+    """Like `in_thread`, but without a time limit for the whole call, because the next step needs
+    its end. Each of its requests has its own limit.
     """
     return await asyncio.get_running_loop().run_in_executor(
         _THREADS, partial(call, *args, **kwargs)

@@ -1,8 +1,8 @@
 """Selects the snapshot in use, and replaces it.
 
-The shipped one is used unless the state folder has a valid one that is at least as new. A new one
-is checked completely and moved into place in one step, so that a crash at any moment leaves the old
-one.
+The snapshot in the state folder is used if it is valid and at least as new as the shipped one;
+otherwise the shipped one. A new snapshot is checked completely and then moved into its place in one
+step, so that a crash at any moment leaves the old one.
 """
 
 import os
@@ -13,11 +13,13 @@ from cavvy.store.snapshot.layout import SCHEMA_VERSION, SnapshotError
 
 SHIPPED = Path(__file__).parents[2] / "catalog" / "snapshot.db"
 _REMEDY = "; delete it or run `cavvy catalog refresh`"
-_COLLAPSED = 0.5  # a refresh that loses more than this share of the rows is treated as an error
+_COLLAPSED = 0.5  # a new snapshot with less than this share of the current rows is rejected
 
 
 def refreshed_path() -> Path:
-    """The path of `cavvy catalog refresh`'s snapshot: `catalog.db` in the state folder."""
+    """The path of the snapshot that `cavvy catalog refresh` writes: `catalog.db` in the state
+    folder.
+    """
     from cavvy.settings import home
 
     return home() / "catalog.db"
@@ -33,12 +35,14 @@ def path_in_use() -> Path:
     try:
         newer = _as_of(refreshed) >= _as_of(SHIPPED)
     except SnapshotError:
-        return SHIPPED  # `cavvy catalog info` reports it; an offer list must not fail because of it
+        return SHIPPED  # `cavvy catalog info` reports the problem; it must not break offer lists
     return refreshed if newer else SHIPPED
 
 
 def problem_of_refreshed() -> str | None:
-    """Why the snapshot in the state folder is not in use; None if it is, or if there is none."""
+    """Why the snapshot in the state folder is not in use, or None if it is in use or does not
+    exist.
+    """
     refreshed = refreshed_path()
     if not refreshed.exists():
         return None
@@ -53,7 +57,9 @@ def problem_of_refreshed() -> str | None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open read-only, without locks: a snapshot never changes in place. Raises SnapshotError."""
+    """Open a snapshot read-only and without locks, because it never changes in place. Raises
+    SnapshotError.
+    """
     if not path.is_file():
         raise SnapshotError(f"no catalog exists at {path}; create one with `cavvy catalog refresh`")
     connection = sqlite3.connect(
@@ -79,8 +85,8 @@ def unusable(path: Path, error: sqlite3.DatabaseError) -> SnapshotError:
 
 
 def check(path: Path, against: Path) -> None:
-    """Raise SnapshotError unless `path` is a complete, valid snapshot with about as many rows as
-    `against`, or more.
+    """Raise SnapshotError unless `path` is a complete, valid snapshot that does not have far fewer
+    rows than `against`.
     """
     connection = connect(path)
     try:
@@ -113,10 +119,10 @@ def check(path: Path, against: Path) -> None:
 
 
 def put_in_place(new: Path, target: Path, *, source: str) -> None:
-    """Check a snapshot written beside `target` and move it over it. Raises SnapshotError; then the
-    old one stays.
+    """Check a snapshot that was written beside `target`, and replace `target` with it. If the check
+    fails, raises SnapshotError and keeps the old snapshot.
 
-    `source` is its name for people: the original file or URL.
+    `source` is the name that messages show: the original file or URL.
     """
     try:
         check(new, path_in_use())
@@ -169,5 +175,5 @@ def _as_of(path: Path) -> str:
 
 
 def _quote(path: Path) -> str:
-    """A path in an SQLite URI."""
+    """Quote a path for an SQLite URI."""
     return str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")

@@ -8,7 +8,9 @@ from cavvy.store.snapshot.reader import CatalogSnapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferChange:
-    """One offer that is new, removed, dearer or cheaper. Rates are in micro-US-dollars per hour."""
+    """One offer that is new, was removed or has another price. Rates are in micro-US-dollars per
+    hour.
+    """
 
     kind: str
     key: str
@@ -23,7 +25,9 @@ class OfferChange:
 def compare(
     old: CatalogSnapshot, new: CatalogSnapshot, provider: str | None = None
 ) -> list[OfferChange]:
-    """Changed prices, the largest changes first; then new and removed offers, by name."""
+    """The changes from `old` to `new`: changed prices, the largest changes first, then new and
+    removed offers, by name.
+    """
     before, after = dict(old.rates(provider)), dict(new.rates(provider))
     moved = [
         OfferChange(

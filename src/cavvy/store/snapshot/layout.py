@@ -1,19 +1,20 @@
-"""The tables of a snapshot and its errors. Offers are instance types (`shape`) x locations
-(`place`), so that the file stays small.
+"""The tables of a snapshot and its errors. An offer is a pair of an instance type (`shape`) and a
+location (`place`), so that the file stays small.
 
-* SnapshotError     the file is not a catalog that this program can use; the message says what to do
+* SnapshotError     the file is not a catalog that this program can use; the message states what
+                    to do
 
-Rows are numbered in the order of their names, so that of two equal prices the same one is always
-first. `shape` stores counts and its cheapest offer per purchase option, so that most queries never
-read `offer`. There, the columns of the primary key come first and in its order: otherwise, the
-integrity check of SQLite 3.40 reports existing values as missing.
+Rows are numbered in the order of their names, so that of two offers with equal prices the same one
+is always first. `shape` stores counts and its cheapest offer per purchase option, so that most
+queries never read `offer`. In `offer`, the columns of the primary key come first and in its order:
+otherwise the integrity check of SQLite 3.40 reports existing values as missing.
 """
 
 from cavvy.domain.offers import Purchase
 
 SCHEMA_VERSION = 1
 
-# The numbers in `offer.purchase`, in the order of the options' names.
+# The numbers in `offer.purchase`, assigned in the order of the names.
 PURCHASE_NUMBERS: dict[Purchase, int] = {
     Purchase.ON_DEMAND: 0,
     Purchase.RESERVED: 1,
@@ -25,7 +26,8 @@ PURCHASE_COLUMNS: dict[Purchase, str] = {
     Purchase.SPOT: "spot",
 }
 
-# One integer that sorts offers of one shape by price, then location, then purchase option.
+# One integer per offer; it sorts the offers of one shape by price, then location, then purchase
+# option.
 PACKED = "(rate << 18) | (place << 2) | purchase"
 
 TABLES = """
@@ -57,8 +59,8 @@ CREATE INDEX offer_by_rate ON offer (rate, place, shape, purchase);
 
 
 class SnapshotError(Exception):
-    """The file is not a catalog that this program can use; the message says what to do, as a
-    separate part if that depends on the file's owner.
+    """The file is not a catalog that this program can use. The message states what to do; that is a
+    separate part if it depends on the owner of the file.
     """
 
     def __str__(self) -> str:

@@ -1,4 +1,6 @@
-"""The nearest misses of a match: for each constraint, rows that fail only it, the nearest first."""
+"""Finds near misses: for each constraint, the rows that fail only this constraint, the nearest
+first.
+"""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -18,13 +20,16 @@ from cavvy.store.snapshot.query import (
     walk,
 )
 
-_Group = tuple[float, Constraint, RowSelection]  # rows at the same distance
+# (distance, failed constraint, rows at this distance)
+_Group = tuple[float, Constraint, RowSelection]
 
 
 def nearest(
     connection: sqlite3.Connection, need: Resources, filters: NeedFilters, wanted: int
 ) -> Iterator[tuple[Constraint, OfferRow]]:
-    """The nearest misses of all, one per instance type and constraint, then the cheaper."""
+    """The `wanted` nearest misses, at most one per instance type and constraint. Of equally near
+    ones, the cheaper comes first.
+    """
     found: list[tuple[float, OfferRow, Constraint]] = []
     for distance, constraint, selection in sorted(
         _groups(connection, need, filters), key=lambda group: group[0]
@@ -63,8 +68,8 @@ def _take(
 def _groups(
     connection: sqlite3.Connection, need: Resources, filters: NeedFilters
 ) -> Iterator[_Group]:
-    """All rows that fail only one constraint, in groups of equal distance (PRICE: of at least
-    that).
+    """All rows that fail only one constraint, in groups of equal distance; for PRICE, the distance
+    is a lower bound.
     """
     fitting = filters.fitting()
     if filters.max_rate is not None:
@@ -80,7 +85,7 @@ def _groups(
             yield distance, constraint, replace(fitting, packs=packs)
     for condition in filters.conditions:
         if condition.constraint is Constraint.INSTANCE:
-            continue  # another type is not a near miss if a type was requested by name
+            continue  # if the user names an instance type, no other type is a near miss
         yield from _condition_groups(connection, need, filters, condition)
 
 
@@ -110,7 +115,7 @@ def _condition_groups(
 
 
 def _gap(need: Resources, constraint: Constraint, fact: float, cpus: float = 0) -> float:
-    """The distance of this value from the constraint, as in `catalog/fit`."""
+    """The distance of this value from the constraint, calculated as in `catalog/fit`."""
     match constraint:
         case Constraint.CPUS:
             return relative_gap(fact, need.cpus_min, need.cpus_max)
@@ -123,7 +128,7 @@ def _gap(need: Resources, constraint: Constraint, fact: float, cpus: float = 0) 
 
 
 def _order(row: OfferRow) -> Sequence[int | str]:
-    """As `catalog/fit.order`."""
+    """The sort key of a row, equal to that of `catalog/fit.order`."""
     return (
         row.rate,
         row.provider,

@@ -1,4 +1,4 @@
-"""The SQL of a match: the filters of a requirement, the counts of failing rows, and rows ordered by
+"""The SQL of a match: filters for a requirement, counts of the rows that fail, and rows ordered by
 price.
 """
 
@@ -14,10 +14,10 @@ from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Resources
 from cavvy.store.snapshot.layout import PURCHASE_COLUMNS, PURCHASE_NUMBERS
 
-# Microseconds, measured: to skip a row by shape, to skip a row by price, and to build a requested
-# one.
+# Measured in microseconds: the time to skip a row by shape, to skip a row by price, and to build a
+# requested row.
 _BY_SHAPE_US, _BY_RATE_US, _BUILD_US = 0.1, 0.25, 2.5
-_ASKED = 60  # rows that a reader without a limit may read before it stops
+_ASKED = 60  # number of rows that a reader without a limit is assumed to read before it stops
 
 
 class OfferRow(NamedTuple):
@@ -53,35 +53,36 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeCondition:
-    """A condition on shapes: an SQL expression and its values."""
+    """A condition on shapes: an SQL expression and the values for its parameters."""
 
     constraint: Constraint
     sql: str
     values: tuple[object, ...] = ()
-    columns: tuple[str, ...] = ()  # the facts that determine the distance
+    columns: tuple[str, ...] = ()  # the columns that determine the distance of a failing row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorPacks:
-    """Accelerator packs (name, count, memory) grouped by how they meet a requirement."""
+    """Accelerator packs (name, count, memory), grouped by how they meet a requirement."""
 
     fitting: tuple[int, ...]
     near: Mapping[
         tuple[Constraint, float], tuple[int, ...]
-    ]  # rows that fail one constraint, by distance
-    rejected: Mapping[Constraint, Mapping[Purchase, int]]  # other rows
+    ]  # packs that fail one constraint, by constraint and distance
+    # number of rows by the constraint that they fail
+    rejected: Mapping[Constraint, Mapping[Purchase, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSelection:
-    """Conditions on shapes and on rows, which select the rows to read. None means no condition."""
+    """Conditions on shapes and rows, which select the rows to read; None means no condition."""
 
     conditions: tuple[ShapeCondition, ...] = ()
     packs: tuple[int, ...] | None = None
     purchases: tuple[int, ...] = tuple(PURCHASE_NUMBERS.values())
     places: tuple[int, ...] | None = None
-    share: float = 1.0  # share of all rows in those locations
-    outside: bool = False  # every location except `places`
+    share: float = 1.0  # share of all rows that are in `places`
+    outside: bool = False  # select every location except `places`
     max_rate: int | None = None
     above_rate: int | None = None
 
@@ -94,9 +95,9 @@ class RowSelection:
         )
 
     def rows_sql(self) -> str:
-        # The + keeps the purchase options out of the index look-up: SQLite 3.40 (the "seek-scan" of
-        # an IN followed by a range, on the columns of one index) otherwise returns rows outside the
-        # range of prices.
+        # The + keeps SQLite from using the index for the purchase options. With the index, SQLite
+        # 3.40 returns rows outside the range of prices (the "seek-scan" of an IN followed by a
+        # range, on the columns of one index).
         tests = (
             [f"+offer.purchase IN {_list(self.purchases)}"]
             if len(self.purchases) < len(PURCHASE_NUMBERS)
@@ -119,7 +120,7 @@ class NeedFilters:
     packs: AcceleratorPacks | None
     conditions: tuple[ShapeCondition, ...]
     places: tuple[int, ...] | None
-    share: float  # share of all rows in those locations
+    share: float  # share of all rows that are in `places`
     max_rate: int | None
 
     def fitting(self) -> RowSelection:
@@ -153,7 +154,7 @@ def with_a_term() -> RowSelection:
 def make_filters(
     connection: sqlite3.Connection, need: Resources, allowed: tuple[Purchase, ...]
 ) -> NeedFilters:
-    """Translate a requirement; reads only the small tables of packs and locations."""
+    """Translate a requirement into filters; reads only the small tables of packs and locations."""
     places, share = _places(connection, need.regions) if need.regions else (None, 1.0)
     return NeedFilters(
         allowed=allowed,
@@ -195,8 +196,8 @@ def count(connection: sqlite3.Connection, filters: NeedFilters) -> MatchCounts:
 def walk(
     connection: sqlite3.Connection, selection: RowSelection, *, limit: int | None = None
 ) -> Iterator[OfferRow]:
-    """Rows by price, then location, shape and purchase option. Lazy: reads only as many rows as the
-    caller takes.
+    """The selected rows by price, then location, shape and purchase option. Reads only as many rows
+    as the caller takes.
     """
     shapes, values = selection.shapes_sql()
     if _is_sorting_quicker(connection, selection, limit or _ASKED):
@@ -215,7 +216,7 @@ def walk(
 def replace_condition(
     filters: NeedFilters, old: ShapeCondition, sql: str, values: tuple[object, ...]
 ) -> tuple[ShapeCondition, ...]:
-    """The conditions with one of them replaced."""
+    """The conditions of `filters`, with `old` replaced by a new one."""
     return tuple(
         replace(condition, sql=sql, values=values) if condition is old else condition
         for condition in filters.conditions
@@ -225,8 +226,8 @@ def replace_condition(
 def _is_sorting_quicker(
     connection: sqlite3.Connection, selection: RowSelection, asked: int
 ) -> bool:
-    """Whether to read and sort the rows of the shapes, or to read all rows by price until enough
-    match.
+    """Whether it is quicker to read and sort all rows of the selected shapes than to read rows by
+    price until enough of them match.
     """
     shapes, values = selection.shapes_sql()
     columns = " + ".join(
@@ -286,7 +287,7 @@ def _sort_packs(connection: sqlite3.Connection, need: Resources) -> AcceleratorP
 
 
 def _conditions(need: Resources) -> Iterator[ShapeCondition]:
-    """The constraints on shapes, in the order of their checks."""
+    """The conditions on shapes that a requirement makes, in the order of their checks."""
     if need.instance is not None:
         yield ShapeCondition(
             constraint=Constraint.INSTANCE, sql="shape.instance_type = ?", values=(need.instance,)
@@ -320,7 +321,7 @@ def _conditions(need: Resources) -> Iterator[ShapeCondition]:
 
 
 def _memory_by_cpus(need: Resources, each_mib: int) -> ShapeCondition:
-    """The memory required per CPU, in addition to other bounds."""
+    """The condition on the memory per CPU, which applies in addition to other bounds."""
     tests = ["shape.memory_mib > 0", "shape.vcpus > 0", "shape.memory_mib >= shape.vcpus * ?"]
     tests += ["shape.memory_mib >= ?"] if need.memory_min_mib is not None else []
     tests += ["shape.memory_mib <= ?"] if need.memory_max_mib is not None else []
@@ -364,8 +365,8 @@ def _places(connection: sqlite3.Connection, wanted: Sequence[str]) -> tuple[tupl
 def _tally(
     connection: sqlite3.Connection, filters: NeedFilters
 ) -> Iterator[tuple[Constraint | None, int]]:
-    """Rows of shapes with matching packs, by the first condition on the shape that fails; None for
-    those that meet all.
+    """The number of rows whose shape has a matching pack, by the first condition on the shape that
+    fails; None stands for rows that meet all conditions.
     """
     allowed = " + ".join(PURCHASE_COLUMNS[purchase] for purchase in filters.allowed)
     where = f"shape.pack IN {_list(filters.packs.fitting)}" if filters.packs else "1"
@@ -381,8 +382,8 @@ def _tally(
 
 
 def _tally_rows(connection: sqlite3.Connection, filters: NeedFilters) -> tuple[int, int]:
-    """The counts of rows that meet everything else but are in other locations, and of those in a
-    requested location that are too expensive.
+    """The number of rows that fail only the location, and of rows in a requested location that fail
+    only the price.
     """
     selection = replace(filters.fitting(), places=None, max_rate=None)
     shapes, values = selection.shapes_sql()

@@ -1,7 +1,7 @@
-"""`Catalog.match` over a snapshot file, without loading it: SQL filters, counts and orders; Python
-builds the result.
+"""`Catalog.match` over a snapshot file, without loading the file: SQL filters, counts and sorts the
+rows, and Python builds the result.
 
-Equivalent to `catalog/fit.py`; a property test verifies that.
+The result equals that of `catalog/fit.py`; a property test checks this.
 """
 
 import sqlite3
@@ -25,7 +25,7 @@ _PURCHASE_OF = {number: purchase for purchase, number in PURCHASE_NUMBERS.items(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceInfo:
-    """The source of some rows."""
+    """A source of rows."""
 
     name: str
     as_of: date
@@ -35,7 +35,7 @@ class SourceInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderInfo:
-    """The content of the snapshot for one provider."""
+    """What the snapshot contains for one provider."""
 
     name: str
     regions: int
@@ -44,12 +44,12 @@ class ProviderInfo:
     spot: int
     reserved: int
     with_accelerator: int
-    as_of: date  # newest row
+    as_of: date  # date of the newest row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotInfo:
-    """The content of a snapshot."""
+    """What a snapshot contains."""
 
     path: Path
     schema_version: int
@@ -60,7 +60,7 @@ class SnapshotInfo:
 
 
 class CatalogSnapshot:
-    """A snapshot file, open for reading. Use it in a `with`, or call `close`."""
+    """A snapshot file that is open for reading. Use it in a `with` statement, or call `close`."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -69,8 +69,8 @@ class CatalogSnapshot:
 
     @classmethod
     def open(cls, path: Path | None = None) -> "CatalogSnapshot":
-        """Open a snapshot: the one given, else the one in use (see `choose.path_in_use`). Raises
-        SnapshotError.
+        """Open the snapshot at `path`, or the one in use if `path` is None (see
+        `choose.path_in_use`). Raises SnapshotError.
         """
         if path is None:
             path = choose.path_in_use()
@@ -130,7 +130,7 @@ class CatalogSnapshot:
         )
 
     def all_offers(self) -> Iterator[Offer]:
-        """All rows, by price; for comparing and copying."""
+        """All offers, by price; for comparing and copying snapshots."""
         return self._offers(query.walk(self._connection, query.everything()))
 
     def egress(self) -> Mapping[str, Money]:
@@ -153,7 +153,7 @@ class CatalogSnapshot:
             yield provider, region, target, Money(micros), *sources[source]
 
     def terms(self) -> Mapping[str, int]:
-        """Months of commitment of the reserved offers, by offer key."""
+        """The months of commitment of each reserved offer, by offer key."""
         rows = query.walk(self._connection, query.with_a_term())
         return {offer.key: row.term_months for row in rows for offer in self._offers(iter((row,)))}
 
@@ -210,7 +210,7 @@ class CatalogSnapshot:
         )
 
     def machines(self, provider: str) -> Mapping[str, Offer]:
-        """One offer of each instance type of a provider, for the machine's properties."""
+        """One offer of each instance type of a provider; it has the properties of the machine."""
         rows = (
             row
             for row in query.walk(self._connection, query.everything())
@@ -219,7 +219,9 @@ class CatalogSnapshot:
         return {offer.instance_type: offer for offer in self._offers(rows)}
 
     def rates(self, provider: str | None = None) -> Iterator[tuple[str, int]]:
-        """The key and the rate in micro-US-dollars of every offer, of one provider or all."""
+        """The key and the rate (micro-US-dollars per hour) of every offer, of one provider or of
+        all.
+        """
         for row in query.walk(self._connection, query.everything()):
             if provider in (None, row.provider):
                 term = f"/{row.term_months}m" if row.term_months else ""
@@ -277,6 +279,7 @@ class CatalogSnapshot:
 
 
 if TYPE_CHECKING:
-    _: type[Catalog] = CatalogSnapshot  # required by `catalog/query.py`
+    # checks that the class satisfies `Catalog` in `catalog/query.py`
+    _: type[Catalog] = CatalogSnapshot
 
 __all__ = ["CatalogSnapshot", "ProviderInfo", "SnapshotError", "SnapshotInfo", "SourceInfo"]

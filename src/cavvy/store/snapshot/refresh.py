@@ -26,9 +26,9 @@ _PIECE = 1 << 20
 
 
 def refresh_from(place: str, *, sha256: str | None = None) -> Path:
-    """Copy a snapshot from a file, a folder or a URL, check it and put it in use.
+    """Copy a snapshot from a file, a folder or a URL, check it and put it in use. Returns its path.
 
-    Returns its path. Raises SnapshotError; then the catalog in use stays.
+    Raises SnapshotError, and then keeps the catalog in use.
     """
     with _new_file() as new:
         if "://" in place:
@@ -43,7 +43,9 @@ def refresh_from(place: str, *, sha256: str | None = None) -> Path:
 def refresh_offers(
     fetched: Mapping[str, Sequence[Offer]], terms: Mapping[str, int], *, today: date
 ) -> Path:
-    """Put a snapshot in use in which the fetched offers replace all old ones of their providers."""
+    """Put a new snapshot in use, in which the fetched offers replace all old offers of their
+    providers.
+    """
     with _new_file() as new:
         with CatalogSnapshot.open() as old:
             write_snapshot(
@@ -79,7 +81,9 @@ def _egress(old: CatalogSnapshot) -> Iterator[EgressPrice]:
 
 @contextmanager
 def _new_file() -> Iterator[Path]:
-    """A path beside the catalog for a new one; leftovers of killed refreshes are removed."""
+    """A path for a new file beside the catalog. Deletes files that interrupted refreshes left
+    behind.
+    """
     folder = choose.refreshed_path().parent
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Writes a snapshot from plain offers; used by the build script and `cavvy catalog refresh`.
+"""Writes a snapshot from a list of offers; used by the build script and `cavvy catalog refresh`.
 
-Equal offers give an identical file, with the same SQLite version.
+With the same SQLite version, equal offers give an identical file.
 """
 
 import sqlite3
@@ -27,7 +27,9 @@ from cavvy.store.snapshot.layout import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressPrice:
-    """The price of data sent from a region ("" is every region of the provider) to `target`."""
+    """The price of data that is sent from a region to `target`; the region "" stands for every
+    region of the provider.
+    """
 
     provider: str
     region: str = ""
@@ -202,7 +204,7 @@ def _shape_row(shape: _Shape, packs: Mapping[tuple[str, int, int], int]) -> tupl
 
 
 def _count(connection: sqlite3.Connection) -> None:
-    """Fill the counts and the cheapest offers, which answer most queries."""
+    """Fill in the counts and the cheapest offers of each shape, which answer most queries."""
     for purchase, column in PURCHASE_COLUMNS.items():
         number = PURCHASE_NUMBERS[purchase]
         found = connection.execute(

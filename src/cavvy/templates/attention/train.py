@@ -1,5 +1,5 @@
-"""Self-attention, written out: a small transformer reads a digit as 16 patches, and shows its
-attention.
+"""Self-attention step by step: a small transformer classifies an image of a digit from 16 patches,
+and the script prints where it attends.
 
 python train.py --epochs 30
 """
@@ -19,8 +19,8 @@ PATCHES = 16  # patches of 2x2 pixels
 class Attention(nn.Module):
     """Each patch gets a mean of the values of all patches, weighted by the match of query and key.
 
-    `softmax(q k' / sqrt(d)) v`, per head. F.scaled_dot_product_attention does the same without
-    keeping the weights, and much faster for long sequences.
+    Each head computes `softmax(q k' / sqrt(d)) v`. F.scaled_dot_product_attention computes the
+    same, but does not keep the weights and is much faster for long sequences.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -28,7 +28,7 @@ class Attention(nn.Module):
         self.heads = heads
         self.ask = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        self.weights = torch.empty(0)  # weights of the last call: batch, head, patch, patch
+        self.weights = torch.empty(0)  # attention of the last call: (batch, head, patch, patch)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, places, width = x.shape
@@ -59,7 +59,9 @@ class AttentionBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Patches with their positions, blocks, and the mean of all patches."""
+    """Embeds patches and their positions, applies blocks, and classifies the mean of all
+    patches.
+    """
 
     def __init__(self, width: int, blocks: int = 2) -> None:
         super().__init__()
@@ -74,7 +76,7 @@ class Transformer(nn.Module):
 
 
 def show(weights: torch.Tensor) -> str:
-    """The attention to each patch of one image, drawn with letters."""
+    """Draw the attention to each patch of one image with letters."""
     looked = weights.mean((0, 1)).view(4, 4)
     return "\n".join(
         "".join(2 * " .:-=+*#%@"[int(9 * v)] for v in row)

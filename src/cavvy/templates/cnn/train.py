@@ -2,7 +2,7 @@
 
     python train.py --epochs 20
 
-After a kill and a restart it continues with the next samples. `torchrun --nproc-per-node 4
+If it is killed and started again, it continues with the next samples. `torchrun --nproc-per-node 4
 train.py` trains the same model on four devices.
 """
 
@@ -17,7 +17,7 @@ from cavvy import train
 
 
 class SmallCnn(nn.Module):
-    """Two convolutions with normalization, and a linear layer, for 8x8 images."""
+    """Two convolutions with normalization and a linear layer, for 8x8 images."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""Pretrain a small GPT on Python's own manual, which every Python contains, letter by letter.
+"""Pretrain a small GPT, letter by letter, on Python's manual, which every Python installation has.
 
     python train.py --letters 200000
 
-The blocks are those of GPT-2, and `--width 768 --layers 12` gives its size. On several GPUs,
-`Plan(shards=0)` splits the model across all of them, and `Plan(recompute=True, compile=True,
-precision="bf16")` reduces memory and time.
+The blocks are those of GPT-2; `--width 768 --layers 12` makes the model as large as GPT-2. On
+several GPUs, `Plan(shards=0)` splits the model across all of them. `Plan(recompute=True,
+compile=True, precision="bf16")` reduces memory and time.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from cavvy import train
 
 LETTERS = 128  # ASCII; other characters are left out
-LENGTH = 96  # letters of a sample
+LENGTH = 96  # letters per sample
 
 
 class GptBlock(nn.Module):
@@ -79,7 +79,7 @@ def main() -> None:
     manual = "\n".join(topics.values()).encode("ascii", "ignore")[: options.letters]
     text = torch.tensor(list(manual))
     samples = text[: len(text) // (LENGTH + 1) * (LENGTH + 1)].view(-1, LENGTH + 1)
-    held = max(len(samples) // 20, 1)  # the model never trains on the end of the text
+    held = max(len(samples) // 20, 1)  # samples at the end of the text are only for evaluation
 
     run = train.Run()
     model = run.model(lambda: GPT(options.width, options.layers))
@@ -94,7 +94,7 @@ def main() -> None:
         value = run.accumulate(lambda part: surprise(part[0]), batch)
         for group in (
             optimizer.param_groups
-        ):  # a short warm-up, then half a cosine; it depends on the step alone
+        ):  # a short warm-up, then half a cosine; the rate depends on the step alone
             warm = min(1, (run.steps + 1) / 20)
             group["lr"] = options.lr * warm * (0.55 + 0.45 * math.cos(math.pi * run.steps / steps))
         run.step(optimizer, clip=1.0)
@@ -105,7 +105,7 @@ def main() -> None:
         value = surprise(samples[-held:].to(device)).item()
     story = write(
         model, "The ", 120, device
-    )  # on all ranks, because the ranks of a sharded model work together
+    )  # all ranks must call this, because each has only a part of a sharded model
     if run.world.is_first:
         print(
             f"loss {value:.4f} on text that it never saw, after {run.steps} steps (guessing: "

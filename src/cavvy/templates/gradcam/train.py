@@ -1,4 +1,4 @@
-"""Where does a network look? Heat maps by Grad-CAM and its family.
+"""Heat maps of the parts of an image that a network uses, by Grad-CAM and related methods.
 
     python train.py --method grad-cam    # writes heatmaps/grad-cam.png
 
@@ -7,9 +7,8 @@
                         a channel), Eigen-CAM
 
 Each image is a digit of scikit-learn at a random position on a patch of a photograph. The network
-learns to classify the digit and does not know its position, so the quality of a map can be measured
-as the share of its heat within the digit's box. `heat_map` works for any network and any
-convolution in it.
+learns to classify the digit without being given its position, so the quality of a map is the share
+of its heat within the digit's box. `heat_map` works for any network and any of its convolutions.
 """
 
 import argparse
@@ -33,7 +32,7 @@ METHODS = (
 
 
 def make_images() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Pictures (N, 3, 32, 32) of 0..1, their digits, and the corner where each digit lies."""
+    """Make images (N, 3, 32, 32) of 0..1. Returns them, their digits, and each digit's corner."""
     digits, photos = load_digits(), load_sample_images().images
     random = np.random.default_rng(0)
     order = random.permutation(len(digits.images))
@@ -74,11 +73,11 @@ class GradCamNet(nn.Module):
 def heat_map(
     model: nn.Module, layer: nn.Module, image: torch.Tensor, method: str, label: int | None = None
 ):
-    """The parts of `image` (3, H, W) that speak for `label` (default: the network's answer), as (H,
-    W) of 0..1.
+    """Map (H, W) of 0..1 that shows which parts of `image` (3, H, W) support `label`, by default
+    the label that the network predicts.
 
-    All methods weigh the channels of the output of `layer`; they differ in the weight of each
-    channel (or pixel).
+    Most maps are a weighted sum of the channels of the output of `layer`. The methods differ in
+    the weights of the channels or pixels.
     """
     model.eval()
     kept: list[torch.Tensor] = []
@@ -90,18 +89,18 @@ def heat_map(
     label = int(scores.argmax()) if label is None else label
     (slope,) = torch.autograd.grad(scores[label], kept[0])
     seen, slope, score = kept[0].detach()[0], slope[0], scores[label].detach()  # channels, h, w
-    if method == "grad-cam":  # mean gradient of each channel
+    if method == "grad-cam":  # weight of a channel: its mean gradient
         heat = (slope.mean((1, 2), keepdim=True) * seen).sum(0)
-    elif method == "grad-cam++":  # gradients weighted so that each of several spots counts fully
+    elif method == "grad-cam++":  # gradients weighted so that several objects all count fully
         squares = slope**2
         share = squares / (2 * squares + (seen * slope**3).sum((1, 2), keepdim=True) + 1e-7)
         heat = ((share * slope.relu()).sum((1, 2), keepdim=True) * seen).sum(0)
-    elif method == "xgrad-cam":  # the mean gradient where the channel is bright
+    elif method == "xgrad-cam":  # mean gradient, weighted by the channel's brightness
         total = seen.sum((1, 2), keepdim=True)
         heat = ((slope * seen).sum((1, 2), keepdim=True) / (total + 1e-7) * seen).sum(0)
-    elif method == "hires-cam":  # each pixel by its own gradient
+    elif method == "hires-cam":  # weight of a pixel: its own gradient
         heat = (slope * seen).sum(0)
-    elif method == "layer-cam":  # each pixel by the gradients that support it
+    elif method == "layer-cam":  # weight of a pixel: its own gradient if positive
         heat = (slope.relu() * seen).sum(0)
     elif method == "eigen-cam":  # the pattern that most channels share, without any label
         heat = _agreed(seen)
@@ -128,18 +127,18 @@ def heat_map(
 
 
 def _agreed(seen: torch.Tensor) -> torch.Tensor:
-    """The first principal component of channels (C, h, w), as (h, w)."""
+    """The first principal component (h, w) of channels (C, h, w)."""
     flat = seen.flatten(1).T
     flat = flat - flat.mean(0)
     heat = (flat @ torch.linalg.svd(flat, full_matrices=False)[2][0]).view(seen.shape[1:])
-    return heat if (heat * seen.sum(0)).sum() > 0 else -heat  # its sign is arbitrary
+    return heat if (heat * seen.sum(0)).sum() > 0 else -heat  # a component's sign is arbitrary
 
 
 @torch.no_grad()
 def _without_each(
     model: nn.Module, layer: nn.Module, image: torch.Tensor, channels: int
 ) -> torch.Tensor:
-    """The scores (channels, classes) with one channel of the output of `layer` set to zero."""
+    """Scores (channels, classes): row c is without channel c of the output of `layer`."""
     keep = 1 - torch.eye(channels, device=image.device)[:, :, None, None]
     handle = layer.register_forward_hook(lambda _module, _inputs, output: output * keep)
     try:
@@ -149,7 +148,7 @@ def _without_each(
 
 
 def paint(image: torch.Tensor, heat: torch.Tensor) -> torch.Tensor:
-    """The picture, and next to it the picture with its heat in red."""
+    """Draw the image, and next to it the image with its heat in red."""
     colours = torch.stack([(1.5 - (4 * heat - peak).abs()).clamp(0, 1) for peak in (3, 2, 1)])
     return torch.cat([image, 0.5 * image + 0.5 * colours], 2)
 

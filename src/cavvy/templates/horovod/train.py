@@ -1,9 +1,9 @@
-"""Data parallel over MPI, as Horovod does it: broadcast the weights, average the gradients.
+"""Data parallel over MPI in the style of Horovod: broadcast the weights, average the gradients.
 
     mpirun -np 4 python train.py
 
-Horovod's last release (0.28.1) does not build against current PyTorch. This program therefore
-contains the functions of Horovod that it needs, in thirty lines over MPI and with the same names.
+Horovod's last release (0.28.1) does not build against current PyTorch. Therefore this program
+implements the functions of Horovod that it needs, under the same names, in thirty lines over MPI.
 If Horovod is installed, it is used instead (untested). For new programs, DDP with torchrun
 (template mnist-ddp) is faster and better maintained.
 """
@@ -61,7 +61,7 @@ def main() -> None:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     test, known = order[:360], order[360:]
 
-    torch.manual_seed(hvd.rank())  # different on purpose: the broadcast makes them equal
+    torch.manual_seed(hvd.rank())  # weights differ until the broadcast makes them equal
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     kept, first = FOLDER / "model.pt", 0
     if hvd.rank() == 0 and kept.exists():

@@ -1,10 +1,10 @@
-"""Starts many trials, stops those that are behind, and names the best.
+"""Starts many trials, stops those that fall behind, and reports the best one.
 
     python sweep.py --trials 8
 
-Each trial is a job of its own (`cavvy run task.yaml --param ...`), so they run as soon as capacity
-is free. After 2, 4, 8, ... passes, a trial that is worse than the median of all trials at that pass
-is stopped. Start it again with the same --name to continue with the existing trials.
+Each trial is a separate job (`cavvy run task.yaml --param ...`), which runs as soon as capacity is
+free. After 2, 4, 8, ... passes, a trial is stopped if it is worse than the median of all trials at
+the same pass. Start the sweep again with the same --name to continue with the existing trials.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 TASK = str(Path(__file__).with_name("task.yaml"))
-FEW = 3  # trials that must reach the same pass before one is judged
+FEW = 3  # number of trials that must reach a pass before any is stopped there
 
 
 def cavvy(*arguments: str) -> str:
@@ -32,13 +32,13 @@ def phases() -> dict[str, str]:
 
 
 def passes(name: str) -> dict[int, float]:
-    """Accuracy after each pass of a trial so far, from its log."""
+    """The accuracy of a trial after each of its passes so far, read from its log."""
     found = re.findall(r"^pass (\d+): accuracy (\S+)", cavvy("logs", name), re.MULTILINE)
     return {int(number): float(value) for number, value in found}
 
 
 def is_behind(mine: dict[int, float], others: list[dict[int, float]], rung: int) -> bool:
-    """Whether a trial was below the median of all others after `rung` passes."""
+    """Whether a trial's accuracy after `rung` passes is below the median of the others."""
     known = [other[rung] for other in others if rung in other]
     return rung in mine and len(known) >= FEW and mine[rung] < statistics.median(known)
 

@@ -1,4 +1,4 @@
-"""One trial of the sweep: a small network on digits, which prints its accuracy after each pass.
+"""One trial of the sweep: trains a small network on digits and prints its accuracy after each pass.
 
 python train.py --epochs 20 --lr 0.003 --width 16
 """
@@ -14,7 +14,7 @@ from cavvy import train
 
 
 class SweepNet(nn.Module):
-    """Two convolutions with normalization, and a linear layer, for 8x8 images."""
+    """Two convolutions with normalization and a linear layer, for 8x8 images."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def main() -> None:
     def loss(part):
         return F.cross_entropy(model(part[0]), part[1])
 
-    passes = len(known) // 64  # steps of one pass
+    passes = len(known) // 64  # number of steps in one pass
     for batch in run.batches(data, epochs=options.epochs):
         value = run.accumulate(loss, batch)
         run.step(optimizer, clip=1.0)

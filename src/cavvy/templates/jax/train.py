@@ -1,10 +1,10 @@
-"""A small network in JAX on scikit-learn's digits; each batch is split over all devices that JAX
-finds.
+"""Trains a small network in JAX on scikit-learn's digits. Each batch is split over all devices that
+JAX finds.
 
     python train.py --steps 400
     XLA_FLAGS=--xla_force_host_platform_device_count=4 python train.py    # four devices on one CPU
 
-Each batch depends only on the step number, so a killed run continues exactly.
+Each batch depends only on the step number, so a resumed run gives the same result.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def loss(layers, images, labels):
 
 @jax.jit
 def step(layers, speeds, images, labels, lr):
-    """Gradient descent with momentum; XLA adds up the gradients of all devices by itself."""
+    """One step of gradient descent with momentum. XLA sums the gradients of all devices."""
     value, slopes = jax.value_and_grad(loss)(layers, images, labels)
     speeds = jax.tree.map(lambda speed, slope: 0.9 * speed + slope, speeds, slopes)
     return jax.tree.map(lambda w, speed: w - lr * speed, layers, speeds), speeds, value
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.05)
     options = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    if int(os.environ.get("NNODES", "1")) > 1:  # for several nodes of a Cavvy job
+    if int(os.environ.get("NNODES", "1")) > 1:  # a Cavvy job with several nodes
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         jax.distributed.initialize(where, int(os.environ["NNODES"]), int(os.environ["NODE_RANK"]))
 

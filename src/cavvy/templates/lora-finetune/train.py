@@ -1,12 +1,12 @@
-"""Fine-tune a language model by LoRA: train a product of two thin matrices next to each frozen
-matrix.
+"""Fine-tunes a language model by LoRA: each frozen matrix gets an added product of two thin
+matrices, which is trained.
 
     python train.py base && python train.py tune
 
-`base` trains a small model on Python's own manual, letter by letter, because no wheel contains a
-language model. `tune` then teaches it another language (the source code of Python's library) by
-training a few per cent of the weights, and merges them into the matrices, so that the result is as
-fast as the base model.
+`base` trains a small model, letter by letter, on Python's manual, because no wheel contains a
+language model. `tune` then teaches this model another language (the source code of Python's
+library). It trains only a few per cent of the weights, and finally merges them into the frozen
+matrices, so that the result is as fast as the base model.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from cavvy import train
 
 LETTERS, LENGTH, WIDTH = 128, 64, 96
 FOLDER = Path(os.environ.get("CAVVY_CHECKPOINT_DIR", "checkpoints"))
-PLAIN = train.Plan(shards=1)  # each device holds the whole model, and can write or read it
+PLAIN = train.Plan(shards=1)  # each device has the whole model, so it can save and load it
 
 
 class LoraBlock(nn.Module):
@@ -59,7 +59,7 @@ class Model(nn.Module):
 
 
 class Lora(nn.Module):
-    """y = W x + s B A x with a frozen W; B starts at zero, so the output is unchanged at first."""
+    """y = W x + s B A x. W is frozen. B starts at zero, so the output is unchanged at first."""
 
     def __init__(self, linear: nn.Linear, rank: int, scale: float = 2.0) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Lora(nn.Module):
 
 
 def add_lora(model: nn.Module, rank: int) -> nn.Module:
-    """Freeze everything, and put a Lora around each matrix of the blocks."""
+    """Freeze the model, and wrap each matrix of its blocks in a Lora."""
     model.requires_grad_(False)
     for block in model.get_submodule("blocks").children():
         for name in ("ask", "out", "up", "down"):

@@ -1,5 +1,5 @@
-"""An LSTM that learns to write like Python's own manual, which every Python contains, letter by
-letter.
+"""An LSTM that learns to write, letter by letter, like Python's manual, which every Python
+installation has.
 
 python train.py --letters 200000
 """
@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from cavvy import train
 
 LETTERS = 128  # ASCII; other characters are left out
-LENGTH = 64  # letters of a sample
+LENGTH = 64  # letters per sample
 
 
 class Writer(nn.Module):
-    """For each letter, the probabilities of the next letter."""
+    """Predicts, for each letter, the scores of all possible next letters."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def main() -> None:
     manual = "\n".join(topics.values()).encode("ascii", "ignore")[: options.letters]
     text = torch.tensor(list(manual))
     samples = text[: len(text) // LENGTH * LENGTH].view(-1, LENGTH)
-    held = len(samples) // 20  # the model never trains on the end of the text
+    held = len(samples) // 20  # samples at the end of the text are only for evaluation
 
     run = train.Run()
     model = run.model(lambda: Writer(options.width))

@@ -1,10 +1,10 @@
-"""The classic distributed example, on digits: each process has the whole model and reads its share
-of each batch.
+"""The classic example of distributed training, on digits: each process has the whole model and
+reads its share of each batch.
 
     torchrun --nproc-per-node 2 train.py
 
-The global batch is 64 for any number of processes, so the result does not depend on that number,
-and a run that lost a node continues with fewer.
+The global batch is 64 for any number of processes, so the result does not depend on their number. A
+run that lost a node continues with fewer processes.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def main() -> None:
         run.step(optimizer)
         run.log(loss=value)
 
-    # Each process tests its share; the sums are added up.
+    # Each process tests its share of the images, and the counts are summed over all processes.
     model.eval()
     device = next(model.parameters()).device
     mine = test[run.world.rank :: run.world.size]

@@ -1,4 +1,4 @@
-"""A plain recurrent network reads handwritten digits row by row: eight steps of eight pixels each.
+"""A simple recurrent network that reads handwritten digits row by row, in eight steps of 8 pixels.
 
 python train.py --epochs 60
 """
@@ -14,7 +14,7 @@ from cavvy import train
 
 
 class Reader(nn.Module):
-    """h(t) = tanh(W x(t) + U h(t-1)); the last state gives the digit."""
+    """h(t) = tanh(W x(t) + U h(t-1)). The digit is predicted from the last state."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Reader(nn.Module):
         self.out = nn.Linear(width, 10)
         nn.init.orthogonal_(
             self.again.weight
-        )  # initialized so that early rows count as much as late ones
+        )  # an orthogonal matrix lets early rows count as much as late ones
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         state = rows.new_zeros(len(rows), self.again.in_features)

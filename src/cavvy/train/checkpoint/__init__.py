@@ -1,1 +1,1 @@
-"""Checkpoints, written atomically in the background, at an interval derived from their cost."""
+"""Writes checkpoints atomically in the background, at an interval derived from their cost."""

@@ -1,5 +1,5 @@
-"""Reports a run's checkpoint cost to Cavvy's agent, if there is one, over the notification
-socket.
+"""Reports the cost of a checkpoint to Cavvy's agent over the notification socket, if an agent
+runs.
 """
 
 import json
@@ -8,8 +8,8 @@ import socket
 
 
 def tell_cost(seconds: float) -> None:
-    """Report how long a save paused the computation; the control plane derives the interval from
-    it.
+    """Report how long a save paused the computation. The control plane derives the checkpoint
+    interval from this time.
     """
     path = os.environ.get("CAVVY_NOTICE")
     if not path:
@@ -21,4 +21,4 @@ def tell_cost(seconds: float) -> None:
             line_out.connect(path)
             line_out.sendall(line)
     except OSError:
-        return  # the agent is too old, or has exited: the run uses its own measurement
+        return  # the agent is too old or has exited; the run still uses its own measurement

@@ -1,4 +1,4 @@
-"""Decides when a run saves, what, and when it exits: at the same step on all ranks."""
+"""Decides when a run saves, what it saves, and when it exits, at the same step on all ranks."""
 
 import logging
 from collections.abc import Callable
@@ -27,14 +27,14 @@ from cavvy.train.world import RankWorld
 log = logging.getLogger("cavvy.train")
 FLAT = StateDictOptions(
     flatten_optimizer_state_dict=True
-)  # by parameter name, so that pipeline stages do not collide
-Facts = Callable[[], dict[str, Any]]  # collecting them is part of the cost of a save
-LEAVE, SAVE = 2, 1  # requests of a rank; the highest one wins
-LOOK_S = 1.0  # seconds between two checks of Cavvy's interval
+)  # flat keys with parameter names do not collide between pipeline stages
+Facts = Callable[[], dict[str, Any]]  # the call is part of the measured cost of a save
+LEAVE, SAVE = 2, 1  # requests of a rank; the highest of all ranks wins
+LOOK_S = 1.0  # seconds between two reads of the interval that Cavvy sets
 
 
 class AsyncSaver:
-    """Saves a model and its optimizers, with plain-data facts, to a location."""
+    """Saves a model, its optimizers, and plain data ("facts") to a location."""
 
     def __init__(self, where: "str | Path", world: RankWorld, every: "float | str") -> None:
         self.interval = told(every)
@@ -44,11 +44,11 @@ class AsyncSaver:
         self.store = CheckpointStore(self._place.local, world, self._place.send)
         self._began = monotonic()
         self._looked = 0.0
-        self._stall: float | None = None  # duration of the save in flight, so far
-        self.fits: dict[str, int] = {}  # micro-batches by key, after a larger one ran out of memory
+        self._stall: float | None = None  # seconds that the save in flight has paused computation
+        self.fits: dict[str, int] = {}  # sizes by key that fit, after a rank ran out of memory
 
     def wish(self) -> int:
-        """This rank's request after the current step."""
+        """This rank's request after the current step: LEAVE, SAVE, or 0 for none."""
         if self.notices.pending():
             return LEAVE
         if self.notices.is_news():
@@ -56,8 +56,8 @@ class AsyncSaver:
         return SAVE if self._world.is_first and self._is_due() else 0
 
     def resume(self, model: Any, optimizers: list[Any], plan: str) -> dict[str, Any] | None:
-        """Load the newest complete checkpoint, or a later emergency save; returns its facts, None
-        without one.
+        """Load the newest complete checkpoint, or an emergency save if that is newer. Returns its
+        facts, or None if there is neither.
         """
         self._place.fetch()
         found = self.store.latest() if self._world.is_first else None
@@ -70,7 +70,7 @@ class AsyncSaver:
             if self._world.is_first
             else None
         )
-        rescued, self.fits = self._world.tell(asked)  # no rank writes before the folder is clean
+        rescued, self.fits = self._world.tell(asked)  # ranks wait here until the folder is clean
         if rescued is None and step is None:
             return None
         state = gather(model, optimizers)
@@ -90,8 +90,8 @@ class AsyncSaver:
     def save(
         self, step: int, model: Any, optimizers: list[Any], facts: Facts, *, wait: bool
     ) -> bool:
-        """Start a save, or with `wait` complete one; returns whether the awaited save is durable.
-        Call it on all ranks.
+        """Start a save. With `wait`, complete it and return whether it is durable; otherwise return
+        True. All ranks must call this.
         """
         begun = perf_counter()
         self._measured()
@@ -101,13 +101,13 @@ class AsyncSaver:
         self._began = monotonic()
         safe = self.store.wait() if wait else True
         if wait:
-            self._stall = None  # this save did not run beside the computation
+            self._stall = None  # not measured: this save did not run in the background
             safe = not self._world.agree([not safe])[0]
         return safe
 
     def warn(self, step: int) -> None:
-        """Warn if the notice is shorter than a save. The save starts anyway: it may be faster, and
-        an incomplete one does not count.
+        """Warn if less time is left than a save takes. The save is started anyway: it may be faster
+        this time, and an incomplete save does no harm.
         """
         left, needed = self.notices.left_s(), self.store.seconds * (2 if self.store.is_busy else 1)
         if left is not None and left < needed:
@@ -123,20 +123,20 @@ class AsyncSaver:
         self, error: Exception, step: int, made: StepGradients, optimizers: list[Any], facts: Facts
     ) -> None:
         """If a rank of a split model has run out of memory, save this rank's part of the step, and
-        exit.
+        exit. Returns if the error has another cause.
 
-        Raises: SystemExit: to be run again. Returns if the cause was something else.
+        Raises: SystemExit: with the exit code for "run me again".
         """
         fits = error.fits if isinstance(error, OutOfMemory) else {}
         begun = (
             not emergency_save.note(self.store.folder, step).items() <= self.fits.items()
-        )  # the note is from this attempt
+        )  # the note is new: this attempt did not read it on startup
         if self._world.size == 1 or not (fits or begun):
             return
         made.undo()
         state = (
             gather(made.placed.model, optimizers) if step else None
-        )  # torch makes a step if there are no moments yet
+        )  # before the first step, torch would create the moments by stepping the optimizer
         emergency_save.write(
             self.store.folder, step, self._world, state, facts(), fits and self.fits | fits
         )
@@ -148,7 +148,7 @@ class AsyncSaver:
         raise SystemExit(AGAIN) from error
 
     def join(self) -> None:
-        """After this, parameters may change."""
+        """Wait until the state is copied. After that, parameters may change."""
         if self._stall is None:
             return
         begun = perf_counter()
@@ -161,7 +161,7 @@ class AsyncSaver:
         self.store.close()
 
     def _measured(self) -> None:
-        """Update the interval with a durable save."""
+        """Update the interval with the cost of the last save, once the save is durable."""
         if self._stall is not None and not self.store.is_busy and self.store.seconds:
             self.interval.measured(self._stall, self.store.seconds)
             if self._world.is_first:
@@ -177,13 +177,15 @@ class AsyncSaver:
 
 
 def gather(model: Any, optimizers: list[Any]) -> dict[str, Any]:
-    """The live tensors, but copies of buffers: a forward pass may change buffers during staging."""
+    """Collect the state: live tensors, but copies of buffers, because a forward pass may change
+    buffers while the state is copied in the background.
+    """
     weights: dict[str, Any] = get_model_state_dict(model)
     buffers = {name for name, _ in model.named_buffers()}
     weights |= {name: value.clone() for name, value in weights.items() if name in buffers}
     for optimizer in [
         o for o in optimizers if not o.state
-    ]:  # torch creates missing moments by a step, which counts
+    ]:  # torch creates missing moments by a step, which is set back to 0 here
         get_optimizer_state_dict(model, optimizer)
         for kept in [kept for kept in optimizer.state.values() if "step" in kept]:
             kept["step"] = kept["step"] * 0

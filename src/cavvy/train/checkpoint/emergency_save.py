@@ -1,9 +1,9 @@
-"""Saves each rank's part of a split model when one rank ran out of memory and the others would wait
-forever.
+"""Saves a split model after one rank ran out of memory, when the other ranks would wait forever.
 
-The ranks cannot communicate in that state, so each writes its own part of the common step. The save
-counts only if all parts exist, and only for the same number of ranks with the same plan. The rank
-that ran out of memory also writes a note with a micro-batch that fits, which counts in any case.
+The ranks cannot communicate in this situation, so each rank writes its own part of the last step.
+The save is used only if the parts of all ranks exist, and only for the same number of ranks and the
+same plan. The rank that ran out of memory also writes a note with a micro-batch that fits; the note
+is used in any case.
 """
 
 import json
@@ -22,8 +22,8 @@ _NOTE = "micro.json"
 
 
 def note(folder: Path, step: int) -> dict[str, int]:
-    """The micro-batches that fit, from the note of a rank that ran out of memory at this step; {}
-    without a note.
+    """The micro-batches that fit, from the note of a rank that ran out of memory at this step, or
+    {} if there is no note.
     """
     try:
         return dict(json.loads((_path(folder, step) / _NOTE).read_text()))
@@ -39,8 +39,8 @@ def write(
     facts: dict[str, Any],
     micro: dict[str, int],
 ) -> None:
-    """Write this rank's part, if there is a `state` to keep, and `micro` for a rank that ran out of
-    memory ({} for the others).
+    """Write this rank's part, unless `state` is None. A rank that ran out of memory also writes a
+    note with `micro`, which is {} for the others.
     """
     part = _path(folder, step) / f"{world.rank}-of-{world.size}.pt"
     half = part.with_suffix(".half")
@@ -62,8 +62,8 @@ def write(
 def find(
     folder: Path, world: RankWorld, plan: str, newest: int
 ) -> tuple[int | None, dict[str, int]]:
-    """The newest complete step later than the checkpoint `newest`, and micro-batches that fit;
-    removes all others.
+    """Find the newest complete emergency save after the checkpoint `newest`. Returns its step, or
+    None, and the micro-batches that fit. Other emergency saves are removed.
     """
     step: int | None = None
     micro: dict[str, int] = {}
@@ -78,12 +78,12 @@ def find(
             step = number
         else:
             for part in parts:
-                part.unlink(missing_ok=True)  # otherwise, the next attempt could use it as its own
+                part.unlink(missing_ok=True)  # else it could complete a later emergency save
     return step, micro
 
 
 def load(folder: Path, step: int, world: RankWorld, state: Any) -> dict[str, Any]:
-    """Fill the tensors of `state` in place with this rank's part; returns its facts."""
+    """Load this rank's part into the tensors of `state`, and return its facts."""
     found = _read(_path(folder, step) / f"{world.rank}-of-{world.size}.pt")
     _fill(state, found["state"])
     return dict(json.loads(found["facts"]))

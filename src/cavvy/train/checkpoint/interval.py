@@ -1,8 +1,8 @@
-"""How often to save: from the cost of a checkpoint and the rate of losses.
+"""The checkpoint interval, derived from the cost of a checkpoint and the rate of losses.
 
 J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974:
-sqrt(2 x cost x mean time between losses), where cost is the time that a save keeps the computation
-waiting.
+sqrt(2 x cost x mean time between losses), where cost is the time for which a save pauses the
+computation.
 """
 
 import os
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 
-FIRST_S = 30.0  # the first save comes early, to measure its cost
+FIRST_S = 30.0  # seconds until the first save, which is early to measure its cost
 QUIET_H = 24.0  # assumed mean hours between losses of one node
-LEAST_LOSSES = 1 / 24 / 365  # per hour: once a year, however quiet a market was
-STALL = 0.01  # maximum share of all time spent waiting for saves
-WRITING = 0.5  # maximum share of all time with a save in flight: it uses disk and processor
+LEAST_LOSSES = 1 / 24 / 365  # per hour: at least one loss a year, even in a market without losses
+STALL = 0.01  # maximum share of time for which saves pause the computation
+WRITING = 0.5  # maximum share of time with a save in flight, since it uses disk and CPU
 
 
 @dataclass(slots=True)
 class SaveInterval:
-    """Seconds from one save to the next, on the clock of rank 0."""
+    """The time from one save to the next, on the clock of rank 0."""
 
     fixed_s: float | None = None
     losses_per_hour: float = 1 / QUIET_H
-    stall_s: float | None = None  # measured: the longest wait of the last saves
-    write_s: float = 0.0  # measured: until the save was durable
+    stall_s: float | None = None  # measured: seconds that recent saves paused the computation
+    write_s: float = 0.0  # measured: seconds until a recent save was durable
 
     def measured(self, stall_s: float, write_s: float) -> None:
         self.stall_s = (
@@ -44,7 +44,7 @@ class SaveInterval:
 
 
 def told(every: "float | str") -> SaveInterval:
-    """The interval set by the user or by Cavvy, or the measured one."""
+    """The interval set by the user or by Cavvy, or else one derived from measured costs."""
     if every != "auto":
         return SaveInterval(fixed_s=float(every))
     interval = SaveInterval()
@@ -55,7 +55,7 @@ def told(every: "float | str") -> SaveInterval:
 
 
 def follow(interval: SaveInterval) -> None:
-    """Use Cavvy's interval: Cavvy knows the market, and may change it while the job runs."""
+    """Adopt the interval that Cavvy derives from the market and may change while the job runs."""
     said = os.environ.get("CAVVY_CHECKPOINT_EVERY_S")
     path = os.environ.get("CAVVY_CHECKPOINT_EVERY_FILE")
     if path:

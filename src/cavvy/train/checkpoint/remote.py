@@ -1,5 +1,5 @@
-"""Checkpoints that also go to object storage: local first, then remote, complete or not at all
-there as well.
+"""Copies checkpoints to object storage: a checkpoint is written locally first and then uploaded.
+The remote copy, too, counts only when it is complete.
 """
 
 import hashlib
@@ -16,9 +16,10 @@ from cavvy.train.world import RankWorld
 
 
 class CheckpointLocation:
-    """A path, or an fsspec URL with a local folder in front of it.
+    """A path, or an fsspec URL with a local cache folder.
 
-    Each rank sends its own files; the first rank sends the rest and, last, the completion mark.
+    Each rank uploads its own files. The first rank also uploads the metadata and, last, the
+    completion mark.
     """
 
     def __init__(self, where: str, world: RankWorld) -> None:
@@ -39,7 +40,7 @@ class CheckpointLocation:
         self.local = cache / "cavvy" / "train" / hashlib.sha256(where.encode()).hexdigest()[:16]
 
     def fetch(self) -> None:
-        """Fetch the newest complete remote checkpoint, if it is newer than the local one."""
+        """Download the newest complete remote checkpoint if it is newer than the local one."""
         if self._remote is None:
             return
         steps = self._world.tell(self._complete())
@@ -55,8 +56,8 @@ class CheckpointLocation:
         self._world.agree([0])
 
     def send(self, done: StoredCheckpoint) -> None:
-        """Called when the checkpoint is durable locally, in the saving thread with its process
-        group.
+        """Upload a checkpoint that is durable locally. Runs in the thread that saves, with that
+        thread's process group.
         """
         if self._remote is None:
             return

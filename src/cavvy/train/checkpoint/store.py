@@ -1,10 +1,11 @@
-"""A folder of checkpoints whose newest complete one is always readable, on any number of ranks.
+"""A folder of checkpoints. The newest complete checkpoint is always readable, on any number of
+ranks.
 
-Each is a folder `step-N` with the files of torch's distributed checkpoint, and is complete when
-`complete.json` is in it: that file is written last, by a rename, after all ranks' files are on
-disk. One save is in flight at a time. Its copy of the state is made by one kept stager while the
-next step computes; code that changes parameters calls `join` first, or the copy would mix two
-states without an error.
+A checkpoint is a folder `step-N` with the files of torch's distributed checkpoint. It is complete
+when it contains `complete.json`, which is written last, by a rename, after the files of all ranks
+are on disk. One save is in flight at a time. A stager copies the state while the next step
+computes. Code that changes parameters must call `join` first, or the copy would silently mix two
+states.
 """
 
 import json
@@ -30,12 +31,12 @@ from cavvy.train.world import RankWorld
 log = logging.getLogger("cavvy.train")
 MARK = "complete.json"
 NAME = re.compile(r"step-(\d{12})")
-KEPT = 2  # complete checkpoints to keep; the newest may turn out to be on a broken disk
+KEPT = 2  # complete checkpoints to keep; more than one, because the newest may be unreadable
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A complete checkpoint; `facts` holds everything except tensors."""
+    """A complete checkpoint. `facts` is all of its state except tensors."""
 
     path: Path
     step: int
@@ -43,8 +44,8 @@ class StoredCheckpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of a run in `folder`, which all ranks share, or of which each node has its
-    own copy.
+    """The checkpoints of a run in `folder`. Either all ranks share the folder, or each node has its
+    own.
     """
 
     def __init__(
@@ -60,9 +61,9 @@ class CheckpointStore:
         self._staging: Future[Any] | None = None
         self._thread: Thread | None = None
         self._fault: BaseException | None = None
-        self.seconds = 0.0  # time until the last save was durable
+        self.seconds = 0.0  # seconds from the start of the last save until it was durable
         self.safe_step: int | None = (
-            None  # step of the newest save of this process; known to the first rank
+            None  # step of this process's newest complete save; set on the first rank only
         )
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -71,32 +72,32 @@ class CheckpointStore:
         return self._thread is not None and self._thread.is_alive()
 
     def latest(self) -> StoredCheckpoint | None:
-        """The newest complete checkpoint."""
+        """The newest complete checkpoint, or None."""
         return find_latest(self.folder)
 
     def clean(self) -> None:
-        """Remove incomplete saves of an earlier process. Call it on one rank, before any rank
+        """Remove incomplete saves of an earlier process. One rank must call this before any rank
         writes."""
         for path in self.folder.iterdir():
             if NAME.fullmatch(path.name) and _read_mark(path) is None:
                 shutil.rmtree(path, ignore_errors=True)
 
     def load(self, found: StoredCheckpoint, state: dict[str, Any]) -> None:
-        """Fill the tensors of `state` in place, regardless of the ranks that saved them."""
+        """Load a checkpoint into the tensors of `state`. Other ranks may have saved it."""
         group = self._world.file_group
         _expect_to_be_alone()
         load(state, checkpoint_id=found.path, process_group=group, no_dist=group is None)
 
     def save(self, step: int, state: dict[str, Any], facts: dict[str, Any]) -> None:
-        """Start a save; waits for the previous one, if it still runs. Call it on all ranks at the
-        same step.
+        """Start a save, after waiting for the previous one. All ranks must call this at the same
+        step.
         """
         self.wait()
         begun = perf_counter()
         path = self.folder / f"step-{step:012d}"
         if _read_mark(path) is not None:
             return
-        self._world.device.synchronize()  # the stager copies on its own stream
+        self._world.device.synchronize()  # the stager copies on another stream
         _expect_to_be_alone()
         answer = async_save(
             state,
@@ -105,7 +106,7 @@ class CheckpointStore:
             async_stager=self._kept_stager(),
             no_dist=self._world.file_group is None,
         )
-        assert isinstance(answer, AsyncSaveResponse)  # a stager of threads is always ready
+        assert isinstance(answer, AsyncSaveResponse)  # torch returns this for an async stager
         self._staging = answer.staging_completion
         done = StoredCheckpoint(path, step, facts)
         self._thread = Thread(
@@ -114,18 +115,19 @@ class CheckpointStore:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until the copy of the state has been made or has failed; after that the state may
+        """Wait until the state is copied or the copy has failed. After that, the state may
         change."""
         staging, self._staging = self._staging, None
         if staging is not None:
-            staging.exception()  # the thread of the save gets the same error and reports it
+            staging.exception()  # not raised here: the saving thread reports the same error
             if (
                 self._world.size > 1
-            ):  # other ranks wait in that save and would match it with this rank's next one: raise
-                self._stager.synchronize_staging()  # `staging` itself may not report an early error
+            ):  # after a failure here, other ranks would pair this save with the next one: raise
+                self._stager.synchronize_staging()  # raises errors that `staging` may not report
 
     def wait(self) -> bool:
-        """Wait until the save in flight is durable; False if it failed (which was reported)."""
+        """Wait until the save in flight is durable. Returns False and logs a warning if it
+        failed."""
         if self._thread is not None:
             self.join()
             self._thread.join()
@@ -166,7 +168,7 @@ class CheckpointStore:
             (step, path) for step, path in _list(self.folder) if step <= newest and _read_mark(path)
         ]
         for _, path in complete[:-KEPT]:
-            (path / MARK).unlink()  # first, so that a partly removed checkpoint does not count
+            (path / MARK).unlink()  # first, so that a partly removed folder is not complete
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -179,13 +181,13 @@ def find_latest(folder: Path) -> StoredCheckpoint | None:
 
 
 def commit(done: StoredCheckpoint) -> None:
-    """Write the mark of a complete checkpoint, last and atomically."""
+    """Write the completion mark of a checkpoint atomically, after all of its other files."""
     half = done.path / (MARK + ".half")
     with half.open("w") as file:
         json.dump(done.facts, file)
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(done.path)  # the names of the files, before the mark that lists them
+    _sync_folder(done.path)  # the files must be durable before the mark
     half.rename(done.path / MARK)
     _sync_folder(done.path)
     _sync_folder(done.path.parent)
@@ -213,7 +215,7 @@ def _read_mark(path: Path) -> dict[str, Any] | None:
 
 
 def _expect_to_be_alone() -> None:
-    """One process without a group is valid here, but torch warns about it."""
+    """Silence torch's warning that there is no process group: here, a single process has none."""
     warnings.filterwarnings(
         "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
     )

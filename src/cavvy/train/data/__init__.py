@@ -1,4 +1,4 @@
-"""The data of a run: a source of samples, in an order that any number of ranks can share and
+"""The data of a run: a source of samples, and their order, which any number of ranks can share and
 resume.
 """
 

@@ -1,4 +1,4 @@
-"""Grain, imported without its warning that JAX is missing."""
+"""Imports Grain without its warning that JAX is missing."""
 
 from absl import logging as absl
 

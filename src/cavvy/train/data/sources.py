@@ -1,9 +1,9 @@
-"""The interface to data formats: any object with a length that returns a sample for an index can be
-trained on.
+"""The interface to data formats: a source is any object with a length that returns the sample at an
+index.
 
-A reader of a format is a function from a path or URL to a `Source`, registered under the name
-before the colon ("mds:/data/shards") or the extension of the file. The order, the split over ranks
-and the resume are the same for all of them.
+A reader opens a path or URL and returns a `Source`. It is registered under the name before the
+colon, such as "mds" in "mds:/data/shards". Shuffling, splitting over ranks and resuming work the
+same for all sources.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,10 +14,10 @@ import torch
 
 @runtime_checkable
 class Source(Protocol):
-    """Samples by index: a plain torch `Dataset`, a list, a file with random access.
+    """Samples by index: for example a torch `Dataset`, a list, or a file with random access.
 
-    A source may have `__getitems__(indices) -> list of samples` if it can read many at once for
-    less.
+    A source may have `__getitems__(indices) -> list of samples` if reading many samples at once is
+    faster.
     """
 
     def __len__(self) -> int: ...
@@ -26,9 +26,9 @@ class Source(Protocol):
 
 
 class Tensors:
-    """Tensors in memory, whose first dimension counts samples: a whole batch is one look-up.
+    """Tensors in memory whose first dimension counts samples. One look-up reads a whole batch.
 
-    With `names`, each sample is a dict, otherwise a tuple.
+    A sample is a dict if the tensors are given by name, otherwise a tuple.
     """
 
     def __init__(self, *tensors: Any, **names: Any) -> None:
@@ -59,14 +59,15 @@ _READERS: dict[str, Reader] = {}
 
 
 def register_reader(name: str, reader: Reader) -> None:
-    """`reader(path, **options)` opens "NAME:path"."""
+    """Register `reader(path, **options)`, which opens "NAME:path"."""
     _READERS[name] = reader
 
 
 def open_source(where: Any, **options: Any) -> Source:
-    """A source unchanged, or one that a registered reader opens.
+    """Return a source unchanged, or open "NAME:path" with the registered reader.
 
-    Raises: ValueError: no reader for it. TypeError: it has no length or no samples by index.
+    Raises: ValueError: no reader has this name. TypeError: the object has no length or no samples
+    by index.
     """
     if isinstance(where, torch.utils.data.TensorDataset):
         return Tensors(*where.tensors)
@@ -85,4 +86,4 @@ def open_source(where: Any, **options: Any) -> Source:
             "resumed on another "
             "number of ranks; write it as indexed shards first"
         )
-    return where  # type: ignore[no-any-return]  # what it has was looked at
+    return where  # type: ignore[no-any-return]  # both methods were checked above

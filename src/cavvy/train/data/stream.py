@@ -1,11 +1,11 @@
 """Global batches of a fixed size, in one order for all ranks: the state of the data is one number.
 
 Positions count samples over all epochs: position p is sample `shuffled(p mod N)` of epoch `p div
-N`. A global batch is `global_batch` consecutive positions, of which each rank takes its share. So
-any number of ranks can continue from any position, with the same samples and random augmentations
-as any other number (the idea of Grain's ElasticIterator; unlike there, the batch need not be
-divisible by the ranks, and a sample's position seeds its augmentations). Grain
-shuffles, prefetches, and runs the worker processes.
+N`. A global batch is `global_batch` consecutive positions, of which each rank takes its share.
+Therefore any number of ranks can continue from any position, and gets the same samples and the same
+random augmentations. The idea is that of Grain's ElasticIterator, but here the batch need not be
+divisible by the number of ranks, and a sample's position seeds its augmentations. Grain shuffles,
+prefetches, and runs the worker processes.
 """
 
 import inspect
@@ -23,7 +23,7 @@ from cavvy.train.data.quiet import grain, index_shuffle
 from cavvy.train.data.sources import Source
 
 ROUNDS = 4  # rounds of the shuffle's cipher, as in Grain's own shuffle
-LISTED = 2**22  # up to this many samples an epoch's order is a list; beyond, each index is computed
+LISTED = 2**22  # samples; up to this number an epoch's order is a list, else each index is computed
 
 
 @dataclass(slots=True)
@@ -36,8 +36,8 @@ class Batch:
     largest: int  # samples on the rank with the most
 
     def pieces(self, count: int) -> list[tuple[Any, int]]:
-        """The batch in `count` parts, each with its number of samples; an empty part has one sample
-        to compute with.
+        """Split the batch into `count` parts, each with its number of samples. A part with 0
+        samples still contains one, so that the rank can run a pass.
         """
         if count == 1:
             return [(self.values, self.size)]
@@ -49,7 +49,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class BatchShare:
-    """The part of each global batch that one rank reads."""
+    """Describes which part of each global batch one rank reads."""
 
     rank: int
     ranks: int
@@ -67,7 +67,7 @@ class BatchShare:
 
 
 class Data:
-    """A source in its order; `position` is where the next global batch begins."""
+    """A source and the order of its samples. `position` is the start of the next global batch."""
 
     def __init__(
         self,
@@ -97,11 +97,11 @@ class Data:
 
     @property
     def epoch(self) -> float:
-        """Epochs read so far, as 2.5."""
+        """The number of epochs read so far, for example 2.5."""
         return self.position / len(self.source)
 
     def indices(self, positions: range) -> Any:
-        """The samples at these positions, an array of their numbers."""
+        """The indices of the samples at these positions, as an array."""
         length = len(self.source)
         first, last = positions[0] // length, positions[-1] // length
         if first != last:  # an epoch ends here
@@ -125,7 +125,7 @@ class Data:
         """The samples at these positions, transformed, as one batch."""
         chosen = self.indices(positions)
         if self.is_in_memory:
-            return self.source.fetch_batch(chosen)  # type: ignore[attr-defined]  # that is what being in memory means
+            return self.source.fetch_batch(chosen)  # type: ignore[attr-defined]  # is_in_memory checks it
         indices = chosen.tolist()
         many = getattr(self.source, "__getitems__", None)
         samples = many(indices) if many is not None else [self.source[i] for i in indices]
@@ -145,8 +145,8 @@ class Data:
         threads: int = 2,
         prefetch: int = 2,
     ) -> Generator[Any]:
-        """One rank's batches from `position` to the last whole global batch before position
-        `until`.
+        """Yield one rank's batches from `position` up to the last whole global batch that ends by
+        position `until`.
         """
         if share.global_batch < share.ranks:
             raise ValueError(
@@ -162,7 +162,7 @@ class Data:
 
         if (
             self.is_in_memory
-        ):  # a thread would only compete with the training loop for the interpreter
+        ):  # reading threads would only compete with the training loop for the interpreter
             yield from map(fetch, range(count))
             return
         steps = grain.MapDataset.range(count).map(
@@ -183,7 +183,7 @@ class Data:
             batches.close()
 
     def _order(self, epoch: int) -> Any:
-        listed, order = self._listed  # read once, because another thread may be in another epoch
+        listed, order = self._listed  # read once, because another thread may change it
         if listed != epoch:
             order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(
                 len(self.source)
@@ -201,7 +201,7 @@ class Data:
 
 
 def move(values: Any, device: Any, *, pin: bool, channels_last: bool) -> Any:
-    """A batch on the device; from page-locked memory the copy runs during the computation."""
+    """Move a batch to the device. With `pin`, the copy runs in the background."""
 
     if device.type == "cpu" and not channels_last:
         return values
@@ -221,7 +221,7 @@ def move(values: Any, device: Any, *, pin: bool, channels_last: bool) -> Any:
 
 
 def _pack(values: Any) -> Any:
-    """A batch as a worker sends it, in arrays: a tensor would need its worker until it is read."""
+    """Convert a worker's batch to arrays: a tensor could be read only while its worker runs."""
 
     def one(value: Any) -> Any:
         return (
@@ -245,7 +245,7 @@ def cut(values: Any, low: int, high: int) -> Any:
 
 
 def _takes_random(transform: Callable[..., Any]) -> bool:
-    """Whether it has a second argument without a default: the sample's random generator."""
+    """Whether the transform has a second argument without a default (the random generator)."""
     try:
         parameters = inspect.signature(transform).parameters.values()
     except (TypeError, ValueError):

@@ -1,3 +1,3 @@
-"""Models over ranks: replicas, shards, tensor parallel, pipeline parallel, and their
-combinations.
+"""Distributes a model over ranks: replicas, shards, tensor parallel, pipeline parallel, and
+combinations of them.
 """

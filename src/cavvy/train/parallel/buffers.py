@@ -1,8 +1,7 @@
-"""State that forward passes change besides parameters, such as running means: restored for a
-repeated step, and kept equal.
+"""Buffers that forward passes change, such as running means. They are restored before a step is
+repeated, and kept equal on all ranks.
 
-All ranks copy the first one's, as DistributedDataParallel does, so that all ranks have the same
-model.
+As in DistributedDataParallel, all ranks copy the buffers of the first rank.
 """
 
 from typing import Any
@@ -11,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-LARGEST = 2**16  # elements; larger ones are constant tables
+LARGEST = 2**16  # elements; larger buffers are taken to be constant tables
 
 
 class ModelBuffers:
-    """The small buffers of a model that its checkpoints contain."""
+    """The small buffers of a model that are saved in checkpoints."""
 
     def __init__(self, model: nn.Module, mesh: Any) -> None:
         saved = model.state_dict(keep_vars=True)

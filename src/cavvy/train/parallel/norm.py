@@ -1,5 +1,5 @@
-"""The gradient's norm over all ranks, and clipping by it, for plain and sharded parameters
-together.
+"""Computes the norm of the gradient over all ranks and clips the gradient, for plain and sharded
+parameters together.
 """
 
 from collections.abc import Iterable
@@ -13,9 +13,9 @@ from cavvy.train.parallel.reduce import local
 
 
 def clip(parameters: Iterable[Any], limit: float, pipeline: Any = None) -> Any:
-    """Scale gradients so that their norm is at most `limit`; return the norm before.
+    """Scale gradients so that their norm is at most `limit`. Returns the norm before.
 
-    `pipeline` is the group over which the layers are split.
+    `pipeline` is the process group over which the layers are split, or None.
     """
     plain, split = sort(p for p in parameters if p.grad is not None)
     squares = [
@@ -27,15 +27,15 @@ def clip(parameters: Iterable[Any], limit: float, pipeline: Any = None) -> Any:
     total = square.sqrt()
     factor = torch.clamp(
         limit / (total + 1e-6), max=1.0
-    )  # like torch's own, without waiting for the device
+    )  # as torch's clipping does, without waiting for the device
     grads = [local(p.grad) for some in (plain, *split) for p in some]
     torch._foreach_mul_(grads, factor)
     return total
 
 
 def sort(parameters: Iterable[Any]) -> tuple[list[Any], list[list[Any]]]:
-    """Plain parameters, and sharded ones by mesh: an optimizer cannot update different kinds at
-    once.
+    """Separate plain parameters from sharded ones, and sharded ones by mesh, because an optimizer
+    cannot update different kinds at once.
     """
     plain: list[Any] = []
     split: dict[Any, list[Any]] = {}

@@ -1,4 +1,4 @@
-"""Pipeline parallel: the layers are split over ranks, micro-batches flow through them (1F1B)."""
+"""Pipeline parallel: layers are split over ranks, through which micro-batches flow (1F1B)."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -16,15 +16,15 @@ Build = Callable[[], nn.Module]
 def build_stages(
     builders: Sequence[Build], stage: int, stages: int, seed: Callable[[int], None]
 ) -> nn.Sequential:
-    """The blocks of one stage, named by their position in the whole, so that checkpoints fit any
-    number of stages.
+    """Build the blocks of one stage. They are named by their position in the whole model, so that a
+    checkpoint can be loaded with any number of stages.
     """
     if len(builders) < stages:
         raise ValueError(f"{len(builders)} stages cannot be spread over {stages} pipeline ranks")
     low, high = stage * len(builders) // stages, (stage + 1) * len(builders) // stages
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     for number in range(low, high):
-        seed(number)  # every rank builds a block with the same values
+        seed(number)  # the same block has the same initial values on every rank
         parts[str(number)] = builders[number]()
     return nn.Sequential(parts)
 
@@ -45,11 +45,11 @@ class Pipeline:
     def step(
         self, loss: Callable[[Any, Any], Any], batch: Batch, micro: int, averaged_over: int
     ) -> Any:
-        """Forward and backward over one rank's batch (input, target); returns the mean loss, on
-        every stage.
+        """Run the forward and backward passes over one rank's batch (input, target). Returns the
+        mean loss, on every stage.
 
-        Gradients are those of the mean over the global batch, once averaged over that many ranks or
-        else added.
+        Gradients are scaled such that averaging them over `averaged_over` ranks (or summing them
+        over all ranks, if it is 1) gives the gradient of the mean loss over the global batch.
         """
         inputs, target = batch.values
         count = batch.size // micro

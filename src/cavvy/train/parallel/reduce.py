@@ -1,9 +1,8 @@
-"""Data parallel: gradients are summed over replicas, in buckets, while the backward pass still
-runs.
+"""Data parallel: sums gradients over replicas, in buckets, while the backward pass still runs.
 
-It works like DistributedDataParallel, with two differences that a run needs. The model stays the
-user's own module, and a rank whose backward pass ran out of memory can complete it with the buckets
-as they are, so that the others do not wait; all ranks then discard the gradients of the step.
+It works like DistributedDataParallel, with two differences. The model stays the user's own module.
+And a rank whose backward pass ran out of memory can still send its buckets as they are, so that the
+other ranks do not wait for it; all ranks then discard the gradients of the step.
 """
 
 from typing import Any
@@ -32,8 +31,8 @@ class GradientBucket:
 
 
 class GradientReducer:
-    """Sums gradients over one process group. Weights of losses make the sum a mean; see
-    `accumulate`.
+    """Sums gradients over one process group. The sum is the gradient of the mean loss because
+    `StepGradients` weights each loss.
     """
 
     def __init__(self, parameters: list[Any], group: Any) -> None:
@@ -46,13 +45,15 @@ class GradientReducer:
             parameter.register_post_accumulate_grad_hook(self._ready)
 
     def arm(self) -> None:
-        """Announce the step's last backward pass: send each bucket as soon as it is full."""
+        """Call before the last backward pass of a step: from now on, full buckets are sent."""
         self._armed, self._next = True, 0
         for bucket in self._buckets:
             bucket.waiting = len(bucket.parameters)
 
     def finish(self) -> None:
-        """Send the rest, wait for all of it, and store the sums. Allocates nothing large."""
+        """Send the remaining buckets, wait for all of them, and store the sums in the gradients.
+        Allocates no large memory.
+        """
         if not self._armed:
             self.arm()
         self._armed = False
@@ -72,7 +73,7 @@ class GradientReducer:
         while self._next < len(self._buckets) and self._buckets[self._next].waiting <= 0:
             self._send(
                 self._buckets[self._next]
-            )  # in one order on all ranks, regardless of the order in which they fill
+            )  # in the same order on all ranks, whichever bucket is full first
 
     def _send(self, bucket: GradientBucket) -> None:
         self._next += 1
@@ -90,7 +91,9 @@ def local(tensor: Any) -> Any:
 
 
 def _fill(parameters: list[Any]) -> list[list[Any]]:
-    """Buckets in the order of gradients, the last layer's first; one number type in each."""
+    """Group parameters into buckets in the order in which gradients become ready: last layer first.
+    A bucket has parameters of one number type.
+    """
     buckets: list[list[Any]] = []
     room: dict[Any, int] = {}
     newest: dict[Any, list[Any]] = {}

@@ -1,7 +1,7 @@
-"""Put a model onto the ranks as the plan says.
+"""Places a model on the ranks according to the plan.
 
-The order matters: tensor parallel, recomputation, compile, FSDP2 or replicas; the optimizer comes
-last.
+The steps must be in this order: tensor parallel, recomputation, compile, FSDP2 or replicas. The
+optimizer is made afterwards.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,16 +25,16 @@ AXES = ("pipeline", "replicas", "shards", "tensor")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """The user's knowledge about a model."""
+    """What the user specifies about splitting a model. See `Run.model`."""
 
-    blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None  # finds its repeated parts
+    blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None  # returns the repeated parts
     tensor_plan: dict[str, Any] | None = None  # a plan for torch's parallelize_module
-    meta: bool = False  # builds without memory, then fills in place with reset_parameters()
+    meta: bool = False  # build without memory, then initialize with reset_parameters()
 
 
 @dataclass(slots=True)
 class PlacedModel:
-    """A model on its ranks."""
+    """This rank's part of a model, and its connections to other ranks."""
 
     model: Any
     mesh: Any
@@ -46,7 +46,7 @@ class PlacedModel:
 
 
 def make_mesh(plan: Plan, world: RankWorld) -> Any:
-    """The ranks as a grid of AXES; None for one rank."""
+    """Make the device mesh with the dimensions AXES, or return None for one rank."""
     if world.size == 1:
         return None
     sizes = tuple(getattr(plan, axis) for axis in AXES)
@@ -84,7 +84,7 @@ def place(
 
 
 def _connect(model: nn.Module, plan: Plan, mesh: Any, device: torch.device) -> PlacedModel:
-    """The model with its links to other ranks: reducer, share of the data, pipeline stage."""
+    """Connect the model to other ranks: reducer, share of the data, pipeline stage."""
     reducer = None
     if plan.replicas > 1 and plan.shards == 1:
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -126,7 +126,7 @@ def _split_layers(model: nn.Module, mesh: Any, options: ShardOptions) -> None:
         )
     known = {
         name for name, _ in model.named_modules()
-    }  # a pipeline stage has only some of these parts
+    }  # a pipeline stage has only some of the named layers
     parallelize_module(
         model, mesh, {name: how for name, how in layers.items() if name in known or "*" in name}
     )
@@ -142,9 +142,9 @@ def _shard(
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=full)
     whole = MixedPrecisionPolicy(
         param_dtype=low, reduce_dtype=full, output_dtype=full
-    )  # losses are not rounded
+    )  # the output stays in fp32, so losses are not rounded
     grid = mesh["replicas", "shards"] if plan.replicas > 1 else mesh["shards"]
-    free = plan.pipeline == 1  # a stage runs its layers for many micro-batches: gather them once
+    free = plan.pipeline == 1  # a stage runs many micro-batches: keep its gathered parameters
     for part in parts:
         fully_shard(
             part, mesh=grid, mp_policy=policy, reshard_after_forward=free and part is not parts[-1]

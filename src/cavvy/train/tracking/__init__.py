@@ -1,1 +1,1 @@
-"""A run's current rates and dollars, and the trackers that receive them."""
+"""A run's current rates and costs, and the experiment trackers that receive them."""

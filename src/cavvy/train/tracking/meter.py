@@ -1,6 +1,4 @@
-"""Rates of the last seconds: samples, dollars, FLOPs, memory, and the share of each part of the
-step.
-"""
+"""Measures recent rates: samples, dollars, FLOPs, memory, and the share of each part of a step."""
 
 import os
 from collections.abc import Mapping
@@ -11,17 +9,18 @@ import torch
 from cavvy.train.clock import StepRecord
 from cavvy.train.device import TrainDevice
 
-PRICE = "CAVVY_PRICE_USD_HR"  # dollars per hour of all of the run's machines; Cavvy sets it
+PRICE = "CAVVY_PRICE_USD_HR"  # set by Cavvy: dollars per hour for all machines of the run
 
 
 class Meter:
-    """Adds steps up until they are read.
+    """Sums up steps until `read` is called.
 
     Args:
-        samples: of one epoch, 0 where the number is unknown.
-        price: dollars an hour of all devices; from PRICE where left out.
-        flops: of one sample, forward and backward, for the share of the peak that is used (MFU).
-        peaks: FLOP/s of one device by a part of its name, such as {"H200": 989e12}.
+        samples: samples of one epoch, or 0 if unknown.
+        price: dollars per hour for all devices; by default from the variable PRICE.
+        flops: FLOPs of the forward and backward pass for one sample. They give the used share of
+            the peak (MFU).
+        peaks: peak FLOP/s of one device, by a part of the device's name, such as {"H200": 989e12}.
     """
 
     def __init__(
@@ -50,10 +49,10 @@ class Meter:
             self._parts[name] = self._parts.get(name, 0.0) + seconds
 
     def read(self) -> dict[str, float]:
-        """Means since the last reading, {} before the first step; unknown values are left out.
+        """Mean values since the last call, without unknown values; {} if there was no step.
 
-        Shares are of the host's time: if a device works in the background, its time shows up where
-        the host waits for it.
+        Shares are shares of the host's time: the time of a device that works in the background is
+        counted in the part of the step in which the host waits for the device.
         """
         if not self._steps or self._seconds <= 0:
             return {}
@@ -77,10 +76,10 @@ class Meter:
             found["memory_gib"] = self._device.peak_bytes() / 2**30
             with suppress(
                 Exception
-            ):  # no library, no driver, no permission, or a lost GPU: nothing to show
+            ):  # no library, driver or permission, or a lost GPU: leave the value out
                 found["gpu_busy_percent"] = float(
                     torch.cuda.utilization(self._device.torch)
-                )  # share of time in any kernel, from NVML
+                )  # from NVML: share of time in which any kernel ran
         self._clear()
         return found
 

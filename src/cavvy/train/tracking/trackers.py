@@ -1,5 +1,5 @@
-"""One interface to TensorBoard, W&B, MLflow, Aim and trackio: `log(values, step)` and `close()`.
-Each is a separate package.
+"""One interface, `log(values, step)` and `close()`, to TensorBoard, W&B, MLflow, Aim and trackio.
+Each of them needs its own package.
 """
 
 import atexit
@@ -19,7 +19,7 @@ from cavvy.train.clock import StepRecord
 from cavvy.train.progress import plain
 from cavvy.train.tracking.meter import Meter
 
-EVERY_S = 1.0  # seconds between two rows: reading a loss waits for the device
+EVERY_S = 1.0  # seconds between two rows; each row waits for the device to read the loss
 
 
 class Tracker(Protocol):
@@ -67,13 +67,13 @@ def _aim(name: str, folder: str) -> Any:
     repo = import_module("aim.sdk.repo_utils").get_repo(folder or None)
     rows = (
         repo.structured_db.search_runs(name) if repo.structured_db is not None else ()
-    )  # not for a server
+    )  # a remote server has none
     before = next(
         (row.hash for row in rows if row.name == name and row.experiment == project), None
     )
     run = aim.Run(
         before, repo=repo, experiment=project, force_resume=before is not None
-    )  # the run may have died on another machine
+    )  # the run may still be locked by a machine that was lost
     run.name = name
 
     def log(values: dict[str, float], step: int) -> None:
@@ -100,11 +100,11 @@ MAKERS: dict[str, Callable[[str, str], Tracker]] = {
 
 
 def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
-    """A tracker by name; a run with the same `name` continues (not on an Aim server). Without a
-    name it is this job's run, or a new one outside a job.
+    """Open a tracker of this kind. An existing run called `name` continues, except on an Aim
+    server. Without a name, it is the run of this job, or a new run outside a job.
 
     Raises:
-        ValueError: the name is unknown, or its package is not installed.
+        ValueError: the kind is unknown, or its package is not installed.
     """
     if kind not in MAKERS:
         raise ValueError(f"tracker {kind!r} is none of {', '.join(MAKERS)}")
@@ -115,10 +115,10 @@ def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
 
 
 def name_run(before: str | None = None) -> str:
-    """The job's name, or that of a continued run, or a new one: the script's name, the time, and
-    four random digits.
+    """The name of the job, or of the continued run (`before`), or a new name: the script's name,
+    the time, and four random digits.
 
-    Only letters, digits, - and _, which all trackers accept.
+    It has only letters, digits, - and _, which all trackers accept.
     """
     script = Path(sys.argv[0])
     words = script.parent.name if script.stem == "__main__" else script.stem
@@ -128,11 +128,11 @@ def name_run(before: str | None = None) -> str:
 
 
 def track(run: Any, *trackers: "Tracker | str", meter: Meter | None = None) -> None:
-    """Send the values of `run.log`, and rates with dollars, about once a second; from rank 0 only.
+    """Send the values of `run.log`, rates and costs to trackers, about once a second, from rank 0.
 
     train.track(run, "tensorboard", "trackio")
 
-    A tracker that fails is reported once and dropped; the training goes on.
+    A tracker that fails is reported once and removed; the training continues.
     """
     if not run.world.is_first:
         return
@@ -169,7 +169,7 @@ class _Sender:
         for tracker in list(self._trackers):
             try:
                 call(tracker)
-            except Exception:  # a failing tracker must not stop a training run
+            except Exception:  # a failing tracker must not stop the training
                 logging.getLogger("cavvy.train").exception("a tracker failed and is dropped")
                 self._trackers.remove(tracker)
 

@@ -1,3 +1,3 @@
-"""Runs a user's script under external commands: windows of steps, unchanged or with one thing
-changed.
+"""Runs in the process of the user's script. On command, it measures windows of steps, unchanged or
+with one thing changed.
 """

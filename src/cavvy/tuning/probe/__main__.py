@@ -1,5 +1,5 @@
-"""`python -m cavvy.tuning.probe SOCKET SCRIPT [ARGUMENTS]`: runs the script, and gets its commands
-at SOCKET.
+"""`python -m cavvy.tuning.probe SOCKET SCRIPT [ARGUMENTS]` runs the script and receives commands
+through SOCKET.
 """
 
 import sys

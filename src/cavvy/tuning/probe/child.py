@@ -1,4 +1,4 @@
-"""Measures windows of steps in a rank of the user's script, one per command."""
+"""Measures windows of steps in one rank of the user's script, one window per command."""
 
 import json
 import os
@@ -26,14 +26,14 @@ from cavvy.tuning.probe.modes import WindowModes
 
 
 class ProbeDone(BaseException):
-    """Ends the script; no `except Exception` in it stops that."""
+    """Ends the script. The script's own `except Exception` does not catch it."""
 
 
 class ProbeChannel:
-    """Lines of JSON to the session."""
+    """The connection to the session, with one JSON object per line."""
 
     def __init__(self, path: str) -> None:
-        self.folder = os.path.dirname(path)  # the session has ended
+        self.folder = os.path.dirname(path)  # the session's temporary folder
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._file = self._socket.makefile("rw")
@@ -51,16 +51,18 @@ class ProbeChannel:
 
 
 class ScriptProbe:
-    """One rank. At the end of each window it reports its measurements and waits for the next
-    command.
+    """Measures one rank. At the end of each window it reports the measurements and waits for the
+    next command.
 
-    A command: `mode` (see `WindowModes`), `skip` and `steps` to make, `trace` (a file for it, or
-    "-" for none to be kept), `watch` (which lines are running, identified by earlier traces),
-    `look` (how many samples to read and time separately), `epoch` (go to the next pass of the
-    script's own loop over epochs, see `_came_back`), or `end`. A report contains: `rank`, `seconds`
-    of a step, and of each one (`steps`, `parts`); for all steps since the previous window, the
-    seconds of saves, of transfers and between the parts (`every`); with `trace`, how long no
-    operation ran in a step, and with it or `watch`, the result of `StackSampler.read`.
+    A command has the keys `mode` (see `WindowModes`), `skip` (steps to skip), `steps` (steps to
+    measure), `trace` (a file for the trace, or "-" to discard it) and `watch` (sample which lines
+    run). Or it has one of the keys `look` (number of samples to read and time separately), `epoch`
+    (continue to the next pass of the script's own loop over epochs, see `_came_back`) or `end`.
+
+    A report has the keys `rank`, `seconds` (mean per step), `steps` and `parts` (seconds of each
+    step and of its parts), and `every` (seconds of saves, of transfers and between the parts, for
+    all steps since the previous window). With `trace` it also has `idle`, the seconds per step in
+    which no operation ran. With `trace` or `watch` it has the result of `StackSampler.read`.
     """
 
     def __init__(self, channel: ProbeChannel) -> None:
@@ -68,9 +70,9 @@ class ScriptProbe:
         self._run: Any = None
         self._records: list[StepRecord] = []
         self._every = _none()
-        self._paused = 0.0  # seconds paused in the current step
+        self._paused = 0.0  # seconds of the current step that the probe itself used
         self._command: dict[str, Any] = {}
-        self._left = 1  # the first step compiles, and finds the micro-batch
+        self._left = 1  # steps left in the window; at first, one warm-up step
         self._began = 0.0
         self._tools: Any = None
         self._sampler: StackSampler | None = None
@@ -79,17 +81,17 @@ class ScriptProbe:
         self._pass: tuple[Any, float] = (
             None,
             0.0,
-        )  # part of it: the data, and the number of epochs
+        )  # the current pass of the loop: its data and its number of epochs
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """While a script runs, its runs are observed, save to none of the user's folders, and do
-        not end by themselves.
+        """Observe the runs of a script. In this context, runs save to a temporary folder, do not
+        resume, and do not end on their own.
         """
         begin, resume, old_batches = Run.__init__, Run.resume, Run.batches
 
         def start(run: Any, folder: Any = None, **options: Any) -> None:
-            place = tempfile.mkdtemp(dir=self._channel.folder)  # ranks may differ
+            place = tempfile.mkdtemp(dir=self._channel.folder)  # each rank has its own folder
             begin(run, place, **options)
 
         def batches(run: Any, data: Any, *, epochs: float) -> Iterator[Any]:
@@ -109,8 +111,8 @@ class ScriptProbe:
                 runs.observers.remove(watch)
 
     def _make_pass(self, batches: Any, run: Any, this: tuple[Any, float]) -> Iterator[Any]:
-        """Endless batches or, by command, those of one pass, after which the script's own loop
-        continues."""
+        """Yield endless batches until the command `epoch`, and then let the script's own loop
+        continue to its next pass."""
         before, self._pass = self._pass, this
         if self._command.get("epoch"):
             self._came_back(
@@ -126,11 +128,11 @@ class ScriptProbe:
         self._loop.guard(ProbeDone)
         run.world.device.synchronize()
         self._sampler, self._began = StackSampler(run.clock, code_at_work()), perf_counter()
-        run.save(wait=True)  # raises like at the end of each pass
+        run.save(wait=True)  # as `Run.batches` does at the end of each pass
 
     def _came_back(self, epochs: float) -> None:
-        """The script's own loop has reached its next pass: report the time between two passes of
-        this many epochs.
+        """Report that the script's own loop has reached its next pass, with the time between the
+        two passes and the number of epochs between them.
         """
         self._run.world.device.synchronize()
         seconds = perf_counter() - self._began
@@ -152,7 +154,7 @@ class ScriptProbe:
     def _attach(self, run: Any) -> None:
         if self._run is None:
             self._run = self._modes.run = run
-            run.clock.listeners[:] = [self._hear]  # steps that do not count report no progress
+            run.clock.listeners[:] = [self._hear]  # replaces others: measured steps are no progress
 
     def _hear(self, record: StepRecord) -> None:
         self._left -= 1
@@ -179,7 +181,7 @@ class ScriptProbe:
             self._sampler = StackSampler(self._run.clock, code_at_work())
 
     def _close(self) -> None:
-        """The window is over: report, and wait for the next command."""
+        """At the end of a window, report it and wait for the next command."""
         self._run.world.device.synchronize()
         seconds = perf_counter() - self._began
         told: dict[str, Any] = (
@@ -221,11 +223,11 @@ class ScriptProbe:
         self._left = sys.maxsize if command.get("epoch") else command["skip"] + command["steps"]
 
     def _share(self) -> int:
-        """Samples of a batch on one rank."""
+        """The number of samples of a batch on one rank."""
         return int(max(self._modes.data.global_batch // self._run.world.size, 1))
 
     def _facts(self) -> dict[str, Any]:
-        """Facts of this rank; call this after the model is built and one step has run."""
+        """Facts about this rank and its run. Valid once the model is built and a step has run."""
         run, data, device = self._run, self._modes.data, self._run.world.device
         return {
             "rank": run.world.rank,

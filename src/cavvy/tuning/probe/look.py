@@ -1,5 +1,5 @@
-"""Closer measurements: the parts of reading a sample, the line that runs, and when no operation
-runs.
+"""Detailed measurements: the parts of reading a sample, the running line of code, and the time in
+which no operation runs.
 """
 
 import dis
@@ -18,31 +18,32 @@ from torch.utils.data import default_collate
 
 EVERY_S = 0.001
 SWITCH_S = (
-    0.0001  # how often a thread that computes in Python yields: 5 ms by default, as long as a step
+    0.0001  # the interpreter's switch interval; the default, 5 ms, is as long as a whole short step
 )
 SHOWN = 3
-MOST_LOOKED_AT, LOOK_S = 480, 1.0  # samples to read separately, while it takes no longer
-TINY_NS = 20_000  # a shorter operation does less than the Python around it
-# a shorter gap is a call: 8 to 25 us were measured between operations of one line while traced
+MOST_LOOKED_AT, LOOK_S = 480, 1.0  # limits for reading samples separately: samples, seconds
+TINY_NS = 20_000  # a shorter operation takes less time than the Python code that calls it
+# a shorter gap between operations is the call of the next one: 8 to 25 us were measured in traces
 CALL_NS = 50_000
 APART = (
     "data",
     "transfer",
     "communication",
     "checkpoint",
-)  # parts of a step with their own causes
+)  # parts of a step that are not sampled, because they have causes of their own
 INSIDE = ("compute", "optimizer")
 
 
 def look_at_data(data: Any, count: int, size: int) -> dict[str, Any]:
-    """Seconds per sample, of the clock and of the processor, for reading, transforming, and joining
-    `size` of them.
+    """Measure the seconds per sample, as (wall time, CPU time), for reading, transforming, and
+    collating batches of `size` samples.
 
-    At least `count` samples, and more for up to a second: some may take much longer than others.
+    Reads at least `count` samples, and more for up to a second, because a few samples may take much
+    longer than others.
     """
     if data.is_in_memory:
         return {"read": [0.0, 0.0], "transform": [0.0, 0.0], "collate": [0.0, 0.0]}
-    # Not the samples just read ahead, which are in memory.
+    # Skip samples that have just been read ahead: they are in memory.
     begin = data.position + len(data.source) // 2
     most = min(MOST_LOOKED_AT, len(data.source))
     places = data.indices(range(begin, begin + most)).tolist()
@@ -58,7 +59,7 @@ def look_at_data(data: Any, count: int, size: int) -> dict[str, Any]:
 
 
 def _read_part(data: Any, chosen: list[int], number: int, took: dict[str, list[float]]) -> None:
-    """Read, transform and join some samples, of which the first has this number in the order."""
+    """Read, transform and collate some samples. `number` is the position of the first of them."""
     many = getattr(data.source, "__getitems__", None)
     if many is not None:
         samples = _timed(took["read"], lambda: many(chosen))
@@ -82,20 +83,21 @@ def _timed(into: list[float], work: Any) -> Any:
 
 class StackSample(NamedTuple):
     at: int  # nanoseconds since 1970
-    # nanoseconds since the last sample: a thread that holds the interpreter this long is seen only
-    # once, at the end
+    # nanoseconds since the last sample; long if a thread held the interpreter, since no sample can
+    # be taken during that time
     took: int
-    inside: bool  # the part of the step
-    line: str  # the user's line, or none
-    kind: str = ""  # kind of the line's work, if its callers show it
+    inside: bool  # whether the compute or optimizer part of a step was running
+    line: str  # the user's line, or "" for none
+    kind: str = ""  # the kind of the line's work, if the call stack shows it
 
 
 class StackSampler:
     """Samples every millisecond what the main thread executes: the part of the step, and the line
     of the user's code.
 
-    A sample gets its time stamp first: the thread gets its turn when an operation begins, and a
-    short one would be over by the time the line is found. `loop` is the code that makes the steps.
+    The time stamp is taken before the line is found: the sampling thread runs when an operation
+    begins, and a short operation would end in the meantime. `loop` is the code of the functions
+    that run the training loop.
     """
 
     def __init__(self, clock: Any, loop: "frozenset[Any]" = frozenset()) -> None:
@@ -135,18 +137,19 @@ class StackSampler:
 
 
 class BusyLines:
-    """Which of the user's lines run Python, from windows in which a trace showed when operations
-    ran.
+    """Learns which of the user's lines run Python rather than operations, from windows with a
+    trace.
     """
 
     def __init__(self) -> None:
         self._told: dict[
             str, tuple[int, int]
-        ] = {}  # nanoseconds seen without an operation, and in total
+        ] = {}  # by line: nanoseconds sampled without an operation, and in total
 
     def learn(self, seen: list[StackSample], busy: "list[tuple[int, int]]", steps: int) -> None:
-        """`busy`: when operations ran, in order and apart, in nanoseconds since 1970. Operations of
-        a line that makes many tiny ones in each of the `steps` count as Python too.
+        """Learn from a traced window. `busy` has the sorted, disjoint intervals in which operations
+        ran, in nanoseconds since 1970. A line that calls many tiny operations in each of the
+        `steps` counts as Python, too.
         """
         begins = [begin for begin, _ in busy]
         ran, before = [], ""
@@ -165,18 +168,18 @@ class BusyLines:
             )
 
     def is_python(self, line: str) -> bool:
-        """Whether most samples of the line say so. A single sample can miss its operation, if the
-        thread had to wait for its turn.
+        """Whether the line was running Python in most of its samples. A single sample is not
+        reliable: it can miss an operation if the sampling thread had to wait.
         """
         free, total = self._told.get(line, (0, 0))
         return bool(line) and 2 * free > total
 
 
 def sum_up(seen: list[StackSample], lasted: int, lines: BusyLines) -> dict[str, Any]:
-    """`own`: the share of all time in which the user's lines ran Python within the step's parts;
-    `between`: nanoseconds between the parts spent on such `python`, on `saving`, on other `work`,
-    and on the `loop` itself; `lines`: for each except the last, the most frequent lines with their
-    shares of all time.
+    """Sum up samples. `own` is the share of all time in which the user's lines ran Python within
+    the parts of a step. `between` has the nanoseconds between the parts, by kind: `python`,
+    `saving`, other `work`, and the `loop` itself. `lines` has the most frequent lines of each kind
+    except `loop`, with their shares of all time.
     """
     own, between = 0, dict.fromkeys(("python", "saving", "work", "loop"), 0)
     found: dict[str, Counter[str]] = {kind: Counter() for kind in between if kind != "loop"}
@@ -198,11 +201,12 @@ def sum_up(seen: list[StackSample], lasted: int, lines: BusyLines) -> dict[str, 
 
 
 def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_same: bool) -> str:
-    """Nothing, a "tiny" operation or a "long" one, if one was running, or was just being called
-    after another.
+    """Return "tiny" or "long" if an operation of that length was running or the next one was being
+    called, and "" otherwise. `place` is the index of the last interval that began before the
+    sample.
 
-    A sample may itself delay a tiny one. If the line `is_same` as in the previous sample, the
-    samples in between belong to it too, and most of them decide.
+    Taking a sample may delay a tiny operation, so that it looks long. Therefore, if the line
+    `is_same` as in the previous sample, the median of all operations since then decides.
     """
     if place < 0:
         return ""
@@ -215,8 +219,8 @@ def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_s
 
 
 def find_own_line(frame: Any) -> str:
-    """The user's line that is running or has called the running code; empty if it called PyTorch or
-    the training loop, or was called to sum gradients.
+    """The user's line that is running or has called the running code. Empty if PyTorch or
+    cavvy.train is running, or if gradients are being summed.
     """
     found = ""
     while frame is not None:
@@ -232,10 +236,10 @@ def find_own_line(frame: Any) -> str:
 
 
 def find_between(frame: Any, loop: "frozenset[Any]") -> tuple[str, str]:
-    """The user's line that runs, or that called what runs, and the kind of that work: `saving` or
-    `work` (a model's or an evaluation's, by PyTorch). The frames between the line and the loop
-    show the kind, or the name of a user's function does. A function with the name of an evaluation
-    is one wherever it is called from: code that saves may ask it whether to save.
+    """The user's line that is running or has called the running code, and the kind of its work:
+    `saving`, `work` (operations of PyTorch, or an evaluation), or "". The functions on the call
+    stack up to the loop show the kind, by their file or by their name. A function whose name is
+    that of an evaluation counts as `work` even if a saving function calls it.
     """
     line = kind = ""
     is_evaluation = False
@@ -260,7 +264,7 @@ def find_between(frame: Any, loop: "frozenset[Any]") -> tuple[str, str]:
 
 
 def code_at_work() -> "frozenset[Any]":
-    """The code of all functions that have called this one."""
+    """The code objects of all functions on the call stack."""
     frame: Any = sys._getframe(1)
     found = []
     while frame is not None:
@@ -270,9 +274,7 @@ def code_at_work() -> "frozenset[Any]":
 
 
 class UserLoop(NamedTuple):
-    """A loop in the user's code: its frame, and the position in its code at which the loop jumps
-    back.
-    """
+    """A loop in the user's code: its frame and the bytecode offset at which the loop jumps back."""
 
     frame: Any
     end: int
@@ -286,12 +288,12 @@ class UserLoop(NamedTuple):
             return look
 
         self.frame.f_trace = look
-        sys.settrace(lambda frame, event, given: None)  # no tracing for other frames
+        sys.settrace(lambda frame, event, given: None)  # enables tracing, but not of new frames
 
 
 def find_loop(frame: Any) -> UserLoop | None:
-    """The innermost loop of the user's code around the running code: a jump from after it to before
-    it.
+    """Find the innermost loop in the user's code that contains the running code. It is recognized
+    by a backward jump over the current instruction.
     """
     while frame is not None:
         if _is_own(frame.f_code.co_filename):
@@ -318,7 +320,7 @@ _CAVVY = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PLAIN = tuple(
     os.path.join(_TORCH, "utils", *path) for path in (("_contextlib.py",), ("tensorboard", ""))
-)  # Python
+)  # files of PyTorch that run plain Python
 _ROOMS = tuple(os.path.join(_CAVVY, room, "") for room in ("train", "tuning"))
 _TRAINING = (_TORCH, *_ROOMS)
 _REDUCER = os.path.join(_CAVVY, "train", "parallel", "reduce.py")
@@ -334,18 +336,18 @@ _LIBRARIES = (
     "site-packages",
     "/lib/python",
     "torchinductor_",
-)  # a compiled model consists of the last one
+)  # parts of paths that are not the user's code; the last is that of compiled models
 
 
 class traced(AbstractContextManager["traced"]):
-    """A trace for Perfetto or TensorBoard, and the seconds in which this process ran no
+    """Records a trace for Perfetto or TensorBoard, and the seconds in which this process ran no
     operation of PyTorch.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self.idle = 0.0
-        self.busy: list[tuple[int, int]] = []  # when operations ran, in nanoseconds since 1970
+        self.busy: list[tuple[int, int]] = []  # intervals of operations in nanoseconds since 1970
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -361,7 +363,7 @@ class traced(AbstractContextManager["traced"]):
         self._profile.stop()
         events: Any = self._profile.events()  # type: ignore[no-untyped-call]  # torch's
         results: Any = self._profile.profiler
-        begun = results.kineto_results.trace_start_ns()  # base of the events' microseconds
+        begun = results.kineto_results.trace_start_ns()  # events have microseconds since this time
         for event in sorted((e for e in events if _is_work(e)), key=lambda e: e.time_range.start):
             start, end = (
                 begun + int(at * 1000) for at in (event.time_range.start, event.time_range.end)
@@ -376,7 +378,7 @@ class traced(AbstractContextManager["traced"]):
 
 
 def _is_work(event: Any) -> bool:
-    """An operation on the host, or anything on a device; a span that only has a name is neither."""
+    """Whether the event is an operation on the host or work on a device, not a mere annotation."""
     if event.device_type.name != "CPU":
         return not event.is_user_annotation
     name = str(event.name)

@@ -1,5 +1,5 @@
-"""The changes for a window of steps: each mode removes one cost, so that the difference is that
-cost.
+"""The modes of a window of steps. A mode removes one cost, so that the difference from another
+window is this cost.
 """
 
 from collections.abc import Generator, Iterator
@@ -22,7 +22,7 @@ from cavvy.tuning.probe.look import APART, INSIDE
 
 NAMES = ("", "cached", "resident", "alone", "double", "larger", "bf16", "saving")
 GROWN = ("double", "larger")
-GROWTH = {"cpu": 4}  # 2 on other devices, where memory is short
+GROWTH = {"cpu": 4}  # growth of the micro-batch; 2 on other devices, which have less memory
 COLLECTIVES = (
     "all_gather",
     "all_gather_into_tensor",
@@ -40,10 +40,10 @@ COLLECTIVES = (
 
 
 class WindowModes:
-    """The current mode. `cached`: repeats the last batch, without reading. `resident`: the batch is
-    also on the device already. The others extend that: `alone`: no gradients are sent;
-    `double`: a batch twice as large; `larger`: a micro-batch `GROWTH` times as large; `bf16`: lower
-    precision. `saving`: real data, and a checkpoint.
+    """Applies the current mode. `cached` repeats the last batch without reading. `resident` also
+    keeps this batch on the device. `alone`, `double`, `larger` and `bf16` are like `resident`, but
+    send no gradients, double the batch, make the micro-batch `GROWTH` times as large, or lower the
+    precision. `saving` reads data as usual and saves a checkpoint.
     """
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ class WindowModes:
         self._reading: dict[str, int] = {}
         self._moved: Any = None
         self._saves = 0
-        self._size = 0  # the micro-batch before a mode that may need more memory
-        self._ours: list[Any] = []  # collectives being timed
+        self._size = 0  # the micro-batch before the current mode
+        self._ours: list[Any] = []  # wrapped collectives, whose calls are timed
 
     def choose(self, name: str, skip: int = 0, reading: "dict[str, int] | None" = None) -> None:
         if name not in NAMES:
@@ -63,14 +63,14 @@ class WindowModes:
         if self.name in GROWN and self._size:
             micro.settle(
                 self._size
-            )  # restored even if the mode ran out of memory and continued with less
+            )  # restored even if the mode ran out of memory and used a smaller one
         self._size = micro.size
         if name == "larger":
             micro.settle(self._size * GROWTH.get(self.run.world.device.kind, 2))
         if self._ours:
-            self._time_collectives()  # with the script's own replacements
+            self._time_collectives()  # again, because the script may have replaced some
         self.name, self._reading = name, reading or {}
-        self._saves = skip + 1 if name == "saving" else 0  # set after the first step that counts
+        self._saves = skip + 1 if name == "saving" else 0  # save after the first measured step
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -78,13 +78,13 @@ class WindowModes:
             for where, name, new in self._list_patches():
                 stack.enter_context(patch.object(where, name, new))
             for name in COLLECTIVES if dist.is_available() else ():
-                # Records the originals, so that they are restored at the end.
+                # Patches each with itself, so that the originals are restored at the end.
                 stack.enter_context(patch.object(dist, name, getattr(dist, name)))
             self._time_collectives()
             yield
 
     def _list_patches(self) -> list[tuple[Any, str, Any]]:
-        """The effects of the current mode: the module, the attribute, and its replacement."""
+        """The patches that implement the modes: object, name of the attribute, replacement."""
         modes, read, move, forward = self, Data.read, stream.move, StepGradients._forward
 
         def read_as_told(data: Any, share: Any, until: int, **options: int) -> Generator[Any]:
@@ -119,8 +119,8 @@ class WindowModes:
         return SAVE if self._saves == 0 else 0
 
     def _time_collectives(self) -> None:
-        """Time collectives that are not timed yet: first all, later those that the script has
-        replaced.
+        """Wrap collectives that are not wrapped yet: all of them at first, later those that the
+        script has replaced.
         """
         for name in COLLECTIVES if dist.is_available() else ():
             made = getattr(dist, name)
@@ -129,8 +129,8 @@ class WindowModes:
                 setattr(dist, name, self._ours[-1])
 
     def _timed(self, collective: Any) -> Any:
-        """A collective that the script calls is communication too: ranks may wait there for a late
-        one.
+        """Wrap a collective so that calls by the script count as communication, since ranks may
+        wait in them for a late rank.
         """
 
         @wraps(collective)
@@ -151,8 +151,8 @@ class WindowModes:
     def _read(
         self, read: Any, data: Any, share: Any, until: int, options: dict[str, int]
     ) -> Generator[Any]:
-        """Yields batches as usual, or the last one again; a change of the readers restarts from the
-        run's position.
+        """Yield new batches or the last one again, depending on the mode. After a change of the
+        readers, reading restarts from the run's position.
         """
         self.data, kept, batches, opened = data, None, None, self._reading
         try:

@@ -1,1 +1,3 @@
-"""Gangs on hosts with a supervisor, for every kind of link to it."""
+"""Runs gangs on hosts with a supervisor, regardless of how the control plane connects to the
+host.
+"""

@@ -1,12 +1,14 @@
-"""The gangs of one installation on hosts with supervisors: launched whole or not at all, observed,
-removed.
+"""The gangs of one installation on hosts with supervisors: launches gangs as a whole or not at all,
+observes and removes them.
 
-The ledger holds an intent before any host is asked, so that every agent that may run is found
-again: a gang is a folder of its name on each of its hosts, and repeated requests start nothing
-twice. If a host does not answer, the state of its gangs is unknown, not lost. The host is declared
-dead only if it was silent for long while another host answered, and if no host that answers reaches
-it either. Agents that still live there when it returns are killed, because their job may run
-elsewhere by then.
+The ledger records an intent before any host gets a request, so that every agent that may run is
+found again. A gang is a folder with its name on each of its hosts, so repeated requests start
+nothing twice.
+
+While a host does not answer, the state of its gangs is unknown, not lost. A host is declared dead
+only if it has been silent for long while another host answered, and if no host that answers can
+reach it either. If a dead host returns, agents that still run on it are killed, because their job
+may run elsewhere by then.
 """
 
 import asyncio
@@ -53,19 +55,19 @@ from cavvy.providers.hosts.fleet.status import (
 from cavvy.providers.hosts.remote_calls import LinkLost
 
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
-_WITNESSES = 3  # other hosts that are asked whether they reach a silent one
-_WITNESS_EVERY_S = 60.0  # interval of silence between two rounds of asking other hosts
-_AT_ONCE = -1.0  # a grace period of zero
+_WITNESSES = 3  # how many other hosts are asked if they reach a silent one
+_WITNESS_EVERY_S = 60.0  # interval between two rounds of asking other hosts, in seconds of silence
+_AT_ONCE = -1.0  # makes the supervisor kill without a grace period
 
 
 @dataclass(frozen=True, slots=True)
 class _Nothing:
-    """An empty answer."""
+    """The type of an empty answer."""
 
 
 @dataclass(slots=True)
 class _Glance:
-    """The last look at a host, and the lock by which concurrent callers share it."""
+    """The last observation of a host, and the lock by which concurrent callers share a poll."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     began: float = -1.0
@@ -73,8 +75,8 @@ class _Glance:
 
 
 class HostFleet:
-    """The hosts of one provider by name, and its gangs on them. `way` says how the agent of a
-    gang's rank on a host reaches the control plane.
+    """The hosts of one provider by name, and its gangs on these hosts. `way` returns the route by
+    which the agent of a gang's rank on a host reaches the control plane.
     """
 
     def __init__(
@@ -88,15 +90,16 @@ class HostFleet:
         self._installation, self._now = context.installation, context.now
         self._ledger = FleetLedger(context.state, context.now)
         self._lost_after_s = float(context.settings.get("lost_after_s", 600))
-        self.known: dict[str, KnownHost] = {}  # hosts whose facts are known
+        self.known: dict[str, KnownHost] = {}  # the hosts whose facts are known
         self.changes = ChangedGangs()
-        self.patient = True  # False: `launch` and `look` do not wait for a host to be connected
+        self.patient = True  # False: `launch` and `look` do not wait for hosts to connect
         self._glances: dict[str, _Glance] = {}
         self._launching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        # host -> how long it was silent when the other hosts last could not reach it either
+        # by host: for how long it had been silent when other hosts last failed to reach it
         self._witnessed: dict[str, float] = {}
-        self._ended_at: dict[tuple[str, int], datetime] = {}  # an end is reported once, unchanged
-        self._lost: set[str] = set()  # hosts whose long silence was announced
+        # by (gang, rank): the end as first reported, which must not change
+        self._ended_at: dict[tuple[str, int], datetime] = {}
+        self._lost: set[str] = set()  # the hosts whose long silence has been announced
 
     # Hosts
 
@@ -108,18 +111,18 @@ class HostFleet:
         )
 
     def list_known(self) -> Sequence[KnownHost]:
-        """The known hosts, and whether each takes work now."""
+        """The known hosts, each marked ready if it accepts work now."""
         pairs = ((known, self._links.get(name)) for name, known in sorted(self.known.items()))
         return [replace(known, ready=link.up and not link.leaving) for known, link in pairs if link]
 
     def announce(self, host: str) -> None:
-        """Report a change of all gangs on a host."""
+        """Report a change of all gangs on this host."""
         for intent in self._ledger.intents.values():
             if host in intent.hosts:
                 self.changes.put(intent.name)
 
     def announce_lost(self) -> None:
-        """Announce each host that has just been silent for too long."""
+        """Report changes for each host that has just become silent for too long."""
         lost = {name for name, link in self._links.items() if link.silent_s >= self._lost_after_s}
         for name in lost - self._lost:
             self.announce(name)
@@ -128,7 +131,7 @@ class HostFleet:
     # Launching
 
     async def launch(self, gang: GangSpec) -> None:
-        """As Provider.launch."""
+        """See `Provider.launch`."""
         if _NAME.fullmatch(gang.name) is None or gang.installation != self._installation:
             raise Refused(f"{gang.name}: not the name of a gang of this installation")
         async with self._launching.setdefault(gang.name, asyncio.Lock()):
@@ -191,15 +194,15 @@ class HostFleet:
         )
 
     async def _conclude(self, intent: FleetIntent, problems: Sequence[BaseException]) -> None:
-        """Launch whole or not at all: if one host surely started nothing, remove what the others
-        started.
+        """Complete a launch as a whole or not at all: if one host certainly started nothing, remove
+        the agents that the others started.
         """
         for problem in problems:
             if not isinstance(problem, ProviderError):
                 raise problem
         intent = self._ledger.intents.get(
             intent.name, intent
-        )  # the gang may have been removed meanwhile
+        )  # the gang may have been removed since
         if not problems:
             if intent.name in self._ledger.intents:
                 await self._ledger.put(replace(intent, launched=True))
@@ -223,7 +226,9 @@ class HostFleet:
         raise NoCapacity(reason) from problems[0]
 
     async def _undo(self, name: str, host: str) -> None:
-        """Remove a gang's part from a host at once, or when the host returns."""
+        """Remove the gang's part on a host at once. If the host is not connected, `_clean` does
+        this later.
+        """
         link = self._links.get(host)
         if link is None or not link.up:
             return
@@ -232,10 +237,10 @@ class HostFleet:
         except ProviderError:
             return  # `_clean` retries
 
-    # Looking
+    # Polling
 
     async def welcome(self, host: str) -> None:
-        """Finish the removals of a host that is back, before new work is placed on it."""
+        """Finish pending removals on a host that is connected again, before it gets new work."""
         self._witnessed.pop(host, None)
         await self._ledger.refresh()
         owing = any(host in ended.owing for ended in self._ledger.ended.values())
@@ -243,7 +248,7 @@ class HostFleet:
             await self._glance(host)
 
     async def look(self, name: str | None) -> Sequence[GangSeen]:
-        """As Provider.gangs."""
+        """See `Provider.gangs`."""
         await self._ledger.refresh(name)
         if name is None:
             return await self._look_at_all()
@@ -272,7 +277,8 @@ class HostFleet:
     async def _see(
         self, intent: FleetIntent, looks: Mapping[str, HostLook | SilentHost], *, one: bool
     ) -> GangSeen | None:
-        if any(host not in looks for host in intent.used):  # launched after this look began
+        # the gang was launched after this poll began
+        if any(host not in looks for host in intent.used):
             return None
         now = self._now()
         views = view_ranks(intent, looks, now)
@@ -316,8 +322,8 @@ class HostFleet:
             return  # `_clean` retries
 
     async def _adopt(self, looks: Mapping[str, HostLook | SilentHost]) -> None:
-        """Record this installation's gangs that hosts have and the ledger lacks, as after the loss
-        of the database.
+        """Record those gangs of this installation that hosts have but the ledger lacks, for example
+        after a loss of the database.
         """
         for look in looks.values():
             for there in look.gangs if isinstance(look, HostLook) else ():
@@ -333,7 +339,9 @@ class HostFleet:
                     )
 
     async def _glance(self, host: str) -> HostLook | SilentHost:
-        """The current state of a host. Callers that come during a look share the next one."""
+        """Return the current state of a host. Callers that arrive during a poll share the next
+        one.
+        """
         glance = self._glances.setdefault(host, _Glance())
         asked = asyncio.get_running_loop().time()
         async with glance.lock:
@@ -362,8 +370,8 @@ class HostFleet:
         return look
 
     async def _is_dead(self, link: HostLink) -> bool:
-        """Whether a host is dead: this server has tried for long enough, and no host that answers
-        reaches it.
+        """Return True if a host counts as dead: this server has failed to reach it for long enough,
+        and no host that answers reaches it.
         """
         if link.up or link.silent_s < self._lost_after_s or not link.let_in:
             return False
@@ -382,7 +390,9 @@ class HostFleet:
         return True
 
     async def _clean(self, link: HostLink, look: HostLook) -> None:
-        """Remove from a host the gangs that are over, given up or being removed."""
+        """Remove gangs from a host that have ended, whose launch failed, or that are being
+        removed.
+        """
         host = link.name
         for there in look.gangs:
             intent, ended = self._ledger.intents.get(there.name), self._ledger.ended.get(there.name)
@@ -413,7 +423,7 @@ class HostFleet:
     # Removing
 
     async def remove(self, name: str) -> None:
-        """As Provider.remove."""
+        """See `Provider.remove`."""
         await self._ledger.refresh(name)
         intent = self._ledger.intents.get(name)
         if intent is None or intent.given_up:
@@ -427,7 +437,9 @@ class HostFleet:
             raise TryAgain(problem)
 
     async def _remove_from(self, intent: FleetIntent, host: str) -> str:
-        """Ask a host to remove the gang. Returns why it could not be asked, or ""."""
+        """Request that a host remove the gang. Returns the reason if the request failed, else
+        "".
+        """
         link = self._links.get(host)
         if link is None:
             return ""

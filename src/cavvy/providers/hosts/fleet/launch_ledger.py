@@ -1,4 +1,4 @@
-"""The launch ledger of gangs on hosts: requested launches, and how they ended."""
+"""The launch ledger of gangs on hosts: records requested launches and ended gangs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from cavvy.providers.state import ProviderState
 
 REMEMBERED = timedelta(
     hours=2
-)  # how long ended gangs are kept; the provider interface requires one hour
+)  # how long records of ended gangs are kept; the provider interface requires one hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetIntent:
-    """A requested gang. `hosts` are listed by rank."""
+    """A requested gang. `hosts` and `addresses` are in the order of ranks."""
 
     name: str
     installation: str
@@ -23,20 +23,20 @@ class FleetIntent:
     addresses: Sequence[str]
     launched_at: datetime
     grace_s: float
-    launched: bool = False  # every host has confirmed
+    launched: bool = False  # every host has confirmed the launch
     removing: bool = False
     given_up: str = ""  # why the launch failed; agents that were started are removed
 
     @property
     def used(self) -> Sequence[str]:
-        """Its hosts, each once."""
+        """The gang's hosts, each listed once."""
         return list(dict.fromkeys(self.hosts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetGangEnd:
-    """An ended gang. Hosts in `owing` did not confirm it: agents that still live there are
-    killed.
+    """The record of an ended gang. Hosts in `owing` have not confirmed the end; agents that still
+    run on them are killed.
     """
 
     name: str
@@ -49,8 +49,9 @@ class FleetGangEnd:
 
 
 class FleetLedger:
-    """The launches of one installation: `intents` of gangs that are not over, and the `ended`
-    ones."""
+    """The launches of one installation: the `intents` of gangs that have not ended, and the records
+    of `ended` ones.
+    """
 
     def __init__(self, state: ProviderState, now: Callable[[], datetime]) -> None:
         self._intents = LaunchLedger(state, FleetIntent)
@@ -66,8 +67,8 @@ class FleetLedger:
         return self._ended.records
 
     async def refresh(self, name: str | None = None) -> None:
-        """As LaunchLedger.refresh. Without a name, also delete records of gangs that ended long ago
-        and left nothing on any host.
+        """See `LaunchLedger.refresh`. If `name` is None, also delete records of gangs that ended
+        long ago and left nothing on any host.
         """
         await self._intents.refresh(name)
         await self._ended.refresh(name)
@@ -77,7 +78,7 @@ class FleetLedger:
                 await self._ended.drop(ended.name)
 
     async def put(self, intent: FleetIntent) -> None:
-        """As LaunchLedger.put."""
+        """See `LaunchLedger.put`."""
         await self._intents.put(intent)
 
     async def drop(self, name: str) -> None:

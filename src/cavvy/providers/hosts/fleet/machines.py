@@ -1,4 +1,6 @@
-"""A host's hardware, from the facts that its supervisor read, and the offers that follow."""
+"""Makes a host's hardware description from the facts that its supervisor read, and the host's
+offers.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,11 +21,11 @@ from cavvy.providers.hosts.models import (
     say_models,
 )
 
-DeviceShape = tuple[DeviceModel | None, int]  # a model, and how many of it
+DeviceShape = tuple[DeviceModel | None, int]  # a model, and a number of accelerators of it
 
 
 class HostEntry(Protocol):
-    """The configured properties of a host, beside its own facts."""
+    """The configured properties of a host, in addition to the facts that its supervisor reads."""
 
     @property
     def name(self) -> str: ...
@@ -31,15 +33,15 @@ class HostEntry(Protocol):
     def group(self) -> str: ...
     @property
     def in_group(self) -> bool:
-        """False if it is not part of its group's gangs."""
+        """False if the host takes no part in its group's gangs."""
 
     @property
     def rate(self) -> HourlyRate:
-        """price of one accelerator, or of a node that holds none"""
+        """The price of one accelerator, or of a node without accelerators."""
 
     @property
     def node_address(self) -> str | None:
-        """The address for the other ranks of a gang, if not the host's own."""
+        """The host's address for the other ranks of a gang; None: the address from its facts."""
 
     @property
     def cpus(self) -> float | None: ...
@@ -51,7 +53,9 @@ class HostEntry(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmiReading:
-    """nvidia-smi's output: a row of index, UUID, name, memory in MiB and MIG mode for each GPU."""
+    """The output of nvidia-smi: for each GPU a row of index, UUID, name, memory in MiB and MIG
+    mode. `rows` is None if nvidia-smi is not installed.
+    """
 
     rows: Sequence[Sequence[str]] | None = None
     error: str = ""
@@ -59,13 +63,13 @@ class SmiReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorFacts:
-    """A host's facts, as `supervisor/facts.py` reads them."""
+    """A host's facts, as read by `supervisor/facts.py`."""
 
     system: str
     hostname: str
     user: str
     python: str
-    address: str  # the address for others on its network
+    address: str  # the host's address for others on its network
     cpus: int
     memory_mib: int
     disk_gib: int
@@ -78,7 +82,7 @@ class SupervisorFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownHost:
-    """One host with known facts, and whether it answers now."""
+    """One host whose facts are known. `ready`: the host accepts work now."""
 
     provider: str
     entry: HostEntry
@@ -87,7 +91,7 @@ class KnownHost:
     ready: bool
 
     def describe(self) -> str:
-        """Its hardware, for people."""
+        """A text for users about the host's hardware."""
         engine = f"containers by {self.facts.engine}" if self.facts.engine else "no containers"
         return (
             f"accelerators {say_models(self.machine)}, {self.machine.cpus:g} CPUs, "
@@ -97,7 +101,7 @@ class KnownHost:
 
 
 class _SmiRows:
-    """Answers queries of NVIDIA's library from the output of nvidia-smi."""
+    """Answers the queries of NVIDIA's library from the output of nvidia-smi."""
 
     def __init__(self, rows: Sequence[Sequence[str]]) -> None:
         self._rows = [row for row in rows if len(row) >= 5]
@@ -124,8 +128,8 @@ class _SmiRows:
 
 
 def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
-    """A host's hardware from its facts, within the inventory's limits. Blocks briefly, since it
-    writes files.
+    """Make a host's hardware description from its facts, within the limits of the inventory. Blocks
+    briefly, since it writes files.
     """
 
     def nvml() -> NvmlQueries | None:
@@ -155,7 +159,7 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
 
 
 def _mirror(root: Path, facts: SupervisorFacts) -> None:
-    """Write the files that a host's supervisor read below a local folder, so that one reader serves
+    """Write the files that a host's supervisor read to a local folder, so that the same code reads
     all machines.
     """
     for link, target in facts.links.items():
@@ -170,8 +174,8 @@ def _mirror(root: Path, facts: SupervisorFacts) -> None:
 
 
 def make_hosts(known: Sequence[KnownHost]) -> Sequence[Host]:
-    """The shared hosts. Those of a group with the group's price carry gangs together; the others do
-    not.
+    """The shared hosts. Hosts that are `in_group` can run a gang together with others of their
+    group; all others run gangs alone.
     """
     return [
         replace(
@@ -194,10 +198,10 @@ def make_host(name: str, machine: ThisMachine) -> Host:
 
 
 def list_offers(known: Sequence[KnownHost]) -> Sequence[Offer]:
-    """For each host one offer by model and count, and for each group the offers for gangs.
+    """For each host, one offer by model and count; for each group, the offers for gangs.
 
-    A host's offer has a capacity of one node, or none while the host does not answer; a group's
-    offer has the capacity of its answering hosts.
+    The capacity of a host's offer is one node, or 0 while the host does not answer. The capacity of
+    a group's offer is the number of its hosts that answer.
     """
     offers = [offer for each in known for offer in _of_host(each)]
     groups: dict[str, list[KnownHost]] = {}
@@ -247,7 +251,9 @@ def _offer(
 
 
 def list_shapes(machine: ThisMachine) -> Sequence[DeviceShape]:
-    """Each model with each number of accelerators that the machine has, none included."""
+    """Each model with each number of accelerators up to the machine's, and (None, 0) for no
+    accelerator.
+    """
     models = count_models(machine).items()
     return [(None, 0), *((model, n + 1) for model, total in models for n in range(total))]
 
@@ -263,9 +269,9 @@ def make_offer(
     zone: str | None = None,
     capacity: int | None = None,
 ) -> Offer:
-    """The resources of each of these machines. `price` is for one accelerator, or for a node
-    without any. CPUs and memory are the whole machine's; a job holds only the part that it
-    requests.
+    """The offer for these machines. `price` is for one accelerator, or for a node without
+    accelerators. CPUs and memory are those of the whole machine, but a job holds only the part that
+    it requests.
     """
     model, count = shape
     return Offer(

@@ -1,4 +1,4 @@
-"""The host and devices of each rank of a gang, and its agent's configuration. No I/O."""
+"""Determines the host and devices of each rank of a gang, and its agent's configuration. No I/O."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class PlacedRank:
 
     rank: int
     host: str
-    node_address: str  # its address for the gang's other ranks
+    node_address: str  # the rank's address for the other ranks of the gang
     allocation: Allocation | None
     devices: Sequence[HostDevice]
     vendor: str | None
@@ -25,12 +25,12 @@ class PlacedRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRoute:
-    """How one agent reaches the control plane, and the token that it presents."""
+    """How one agent reaches the control plane, and the token that it sends."""
 
     address: str
     token: str = field(repr=False)
     pin: str | None = None
-    taken_by: str = ""  # who else may end the agent with SIGTERM, or ""
+    taken_by: str = ""  # another source of SIGTERM to the agent, or "" if there is none
 
 
 def make_config(
@@ -60,13 +60,15 @@ def make_config(
 def _taken(gang: GangSpec, way: AgentRoute, home: str) -> Mapping[str, str | float] | None:
     if not way.taken_by:
         return None
-    # the supervisor writes this file if Cavvy removes the gang
+    # The supervisor writes this file when Cavvy removes the gang.
     removal = f"{home.rpartition('/')[0]}/removing.json"
     return {"unless": removal, "seconds": gang.grace.total_seconds(), "source": way.taken_by}
 
 
 def place_ranks(gang: GangSpec, known: Mapping[str, KnownHost]) -> Sequence[PlacedRank]:
-    """The host of each rank: that of its allocation, else the offer's. Raises NoCapacity."""
+    """Determine the host of each rank: the one in its allocation, else the one in the offer. Raises
+    NoCapacity.
+    """
     names = {(each.provider, each.entry.group) for each in known.values()}
     if (gang.offer.provider, gang.offer.region) not in names:
         raise NoCapacity(f"{gang.offer.key}: not an offer of these hosts")
@@ -92,7 +94,9 @@ def _place(
 def hold_devices(
     rank: int, allocation: Allocation | None, machine: ThisMachine, host: str, node_address: str
 ) -> PlacedRank:
-    """Raises NoCapacity if the machine no longer has a device of the allocation."""
+    """Place a rank on the devices of its allocation. Raises NoCapacity if the machine no longer has
+    one of them.
+    """
     known = {device.id: device for device in machine.devices}
     wanted = allocation.devices if allocation else ()
     if missing := [each for each in wanted if each not in known]:

@@ -1,4 +1,4 @@
-"""The result of a look at hosts, and the gang's state derived from it. No I/O."""
+"""The result of polling hosts, and the state of gangs derived from it. No I/O."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +12,15 @@ from cavvy.providers.hosts.records import AgentExit
 
 class RankState(StrEnum):
     RUNS = "runs"
-    ENDS = "ends"  # its agent is dead, and some of its processes or reports are left
+    ENDS = "ends"  # its agent is dead, but some of its processes or reports remain
     OVER = "over"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSeen:
-    """One rank as seen by its supervisor. `at` is on the host's clock, seconds since the epoch."""
+    """One rank, as its supervisor reports it. `at` is in seconds since the epoch, on the host's
+    clock.
+    """
 
     rank: int
     state: RankState
@@ -43,7 +45,9 @@ class GangOnHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLook:
-    """All gangs of this installation on one host. `now` is the host's clock."""
+    """A supervisor's report of all gangs of this installation on its host. `now` is the time on the
+    host's clock.
+    """
 
     now: float
     gangs: Sequence[GangOnHost]
@@ -51,8 +55,8 @@ class HostLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilentHost:
-    """A host that did not answer a look. `dead_since`: when a host that is declared dead was last
-    heard.
+    """A host that did not answer a poll. If the host counts as dead, `dead_since` is the time of
+    its last message, else None.
     """
 
     problem: str
@@ -61,7 +65,7 @@ class SilentHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """One rank of a gang, as far as known. `known` False: its host did not answer."""
+    """The status of one rank. If `known` is False, its host did not answer."""
 
     number: int
     host: str
@@ -81,7 +85,9 @@ class RankStatus:
 def view_ranks(
     intent: FleetIntent, looks: Mapping[str, HostLook | SilentHost], now: datetime
 ) -> Sequence[RankStatus] | None:
-    """Every rank of the gang; None if a host that answers was never asked to start its part."""
+    """Return the status of every rank, or None if a host that answers never got the request to
+    start its part.
+    """
     views = [_view(intent, rank, looks[host], now) for rank, host in enumerate(intent.hosts)]
     return (
         None
@@ -116,7 +122,7 @@ def _view(
 
 
 def close_gang(intent: FleetIntent, ranks: Sequence[RankStatus], now: datetime) -> FleetGangEnd:
-    """The record of a gang whose ranks are all over."""
+    """The record of a gang whose ranks have all ended."""
     exits = [
         rank.seen.exit for rank in ranks if rank.seen is not None and rank.seen.exit is not None
     ]
@@ -147,7 +153,7 @@ def _say_end(ranks: Sequence[RankStatus], first: AgentExit | None) -> str:
 
 
 def see_living(intent: FleetIntent, ranks: Sequence[RankStatus]) -> GangSeen:
-    """A gang that is not over."""
+    """The observation of a gang that has not ended."""
     waits = next(
         (rank.waits_for for rank in ranks if rank.waits_for),
         "being removed" if intent.removing else "",

@@ -1,5 +1,5 @@
-"""The host supervisor: an installation's process on one host. It ends with its connection; agents
-stay.
+"""The host supervisor: an installation's process on one host. It exits with its connection, while
+agents keep running.
 
-Runs remotely, on Linux with the standard library of Python 3.8 or newer.
+It runs on remote Linux hosts, with the standard library of Python 3.8 or newer.
 """

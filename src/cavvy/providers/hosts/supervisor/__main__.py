@@ -1,5 +1,5 @@
-"""Starts the supervisor: `python -I -S supervisor.pyz serve ROOT`, or `facts ROOT`, which prints
-the host's facts.
+"""Starts the supervisor (`python -I -S supervisor.pyz serve ROOT`) or prints the host's facts
+(`facts ROOT`).
 
 The package is loaded under its own name from the archive that contains this file.
 """

@@ -1,4 +1,4 @@
-"""The raw facts of this host, which the control plane interprets."""
+"""Reads the raw facts of this host; the control plane interprets them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SMI = [
     "--query-gpu=index,uuid,name,memory.total,mig.mode.current",
     "--format=csv,noheader,nounits",
 ]
-SMI_TIMEOUT_S = 20.0  # time limit: an unloaded driver takes seconds
-# Files from which the control plane learns of AMD's and Intel's GPUs and of control groups.
+SMI_TIMEOUT_S = 20.0  # the time limit: nvidia-smi takes seconds if the driver is not loaded
+# The files that describe AMD's and Intel's GPUs, and this process's control groups.
 FACT_FILES = (
     "/sys/class/kfd/kfd/topology/nodes/*/properties",
     "/sys/class/kfd/kfd/topology/nodes/*/name",
@@ -67,7 +67,7 @@ def read_facts(root: str) -> Fields:
 
 
 def find_address() -> str:
-    """The address at which this host is reached, or from which it reaches the control plane."""
+    """This host's own address on the connection with the control plane, or ""."""
     return (
         os.environ.get("CAVVY_NODE_ADDRESS")
         or (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[2]
@@ -82,7 +82,9 @@ def find_user() -> str:
 
 
 def ask_smi() -> Fields:
-    """The output of nvidia-smi: {"rows"}, {"error"} if it fails, {} if it is not installed."""
+    """The output of nvidia-smi: {"rows"}, or {"error"} if it fails, or {} if it is not
+    installed.
+    """
     if shutil.which(SMI[0]) is None:
         return {}
     try:
@@ -119,5 +121,5 @@ def read_fact_files() -> dict[str, str]:
 
 
 def read_fact_links() -> dict[str, str]:
-    """The targets of the links of graphics cards, which contain their PCI addresses."""
+    """The link targets of the graphics cards' devices, which contain the PCI addresses."""
     return {path: os.path.realpath(path) for path in glob.glob("/sys/class/drm/card[0-9]*/device")}

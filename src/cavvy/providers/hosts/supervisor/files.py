@@ -1,4 +1,4 @@
-"""Small files that are written atomically, and locks."""
+"""Locks, and small files that are written atomically."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FileLock:
-    """Holds a file's lock while the block runs."""
+    """Holds the lock of a file inside a `with` block."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -32,7 +32,7 @@ def write_json(path: str, value: Fields) -> None:
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file whole, readable by its user only. Raises OSError."""
+    """Write a file atomically, readable only by its user. Raises OSError."""
     fresh = f"{path}.{os.getpid()}.new"
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -53,7 +53,7 @@ def read_json(path: str) -> Fields | None:
 
 
 def read_text(path: str) -> str:
-    """A file's text without its end of line; "" if it is missing or unreadable."""
+    """The text of a file, stripped; "" if the file is missing or unreadable."""
     try:
         with open(path, errors="replace") as file:
             return file.read().strip()

@@ -1,7 +1,7 @@
-"""The framing of every link: a JSON object on a line, followed by `size` bytes.
+"""The framing used on every link: a JSON object on a line, followed by `size` bytes.
 
-Used by both sides: the control plane, and the host supervisor or the login-node helper. A frame
-without `size` has no bytes.
+Both sides use it: the control plane, and the host supervisor or the login-node helper. A frame
+whose object has no `size` has no bytes.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-LIMIT = 80 * 1024 * 1024  # bytes of one frame, above the largest letter of an agent
+LIMIT = 80 * 1024 * 1024  # maximum bytes of one frame; larger than the largest letter of an agent
 
 
 def encode_frame(head: Fields, data: bytes = b"") -> bytes:
-    """Build one frame; `data` needs no encoding."""
+    """Encode one frame; `data` is included unchanged."""
     if data:
         head = dict(head, size=len(data))
     return json.dumps(head, separators=(",", ":")).encode() + b"\n" + data
 
 
 class FrameReader:
-    """Splits a stream into frames, regardless of how its bytes arrive."""
+    """Splits a stream into frames, however its bytes arrive."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._head: Fields | None = None  # header of a frame whose bytes have not all arrived
+        self._head: Fields | None = None  # the header of a frame whose bytes have not all arrived
 
     def feed(self, data: bytes) -> list[tuple[Fields, bytes]]:
-        """The frames that `data` completes. Raises ValueError for an invalid frame."""
+        """Return the frames that `data` completes. Raises ValueError for an invalid frame."""
         self._buffer += data
         frames = []
         while True:

@@ -1,4 +1,6 @@
-"""Processes, identified by PID, start and boot, since PIDs are reused, and found by their marks."""
+"""Identifies processes by PID, start time and boot, since PIDs are reused, and finds them by
+marks.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,20 @@ if TYPE_CHECKING:
 GANG_MARK, RANK_MARK = (
     "CAVVY_GANG",
     "CAVVY_RANK",
-)  # variables in the environment of every process of a gang's rank
+)  # environment variables of every process of a gang's rank
 
 
 def boot() -> str:
-    """Identifies this boot of the host, and of a container, whose processes die with its PID
-    namespace.
+    """An id of this boot of the host, or of this run of a container, whose processes die with its
+    PID namespace.
     """
     return read_text("/proc/sys/kernel/random/boot_id") + "/" + os.readlink("/proc/self/ns/pid")
 
 
 def identify(pid: int) -> Fields | None:
-    """The living process with this PID; a zombie does not live."""
+    """The identity of the running process with this PID, or None if there is none. A zombie counts
+    as none.
+    """
     stat = read_stat(pid)
     return (
         None
@@ -48,14 +52,16 @@ def send(pid: int, number: int) -> None:
 
 
 def read_stat(pid: int | str) -> list[str] | None:
-    """proc(5): the fields of /proc/PID/stat from the third on; the name may hold blanks."""
+    """The fields of /proc/PID/stat from the third on (see proc(5)); the second, a name, may contain
+    blanks. None if there is no such process.
+    """
     text = read_text(f"/proc/{pid}/stat")
     return text[text.rindex(")") + 2 :].split() if ")" in text else None
 
 
 def list_marked(gang: str, rank: str) -> list[int]:
-    """Living processes of this user that carry a rank's marks, with their descendants and the
-    processes of their sessions.
+    """The PIDs of this user's running processes that have the marks of a rank, with their
+    descendants and the processes of their sessions.
     """
     stats: dict[int, list[str]] = {}
     for name in own_pids():
@@ -77,7 +83,7 @@ def list_marked(gang: str, rank: str) -> list[int]:
 
 
 def find_command(argument: str) -> Iterator[Fields]:
-    """Living processes of this user that were started with this argument."""
+    """The running processes of this user that were started with this argument."""
     for pid in own_pids():
         if argument in read_text(f"/proc/{pid}/cmdline").split("\0"):
             found = identify(int(pid))

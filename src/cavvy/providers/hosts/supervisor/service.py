@@ -2,17 +2,17 @@
 this host.
 
 A request `{"id", "do", ...}` is answered by `{"id", "answer"}` or `{"id", "error", "kind"}`.
-`{"changed": GANG}` reports that something ended.
+`{"changed": GANG}` reports that the state of a gang has changed.
 
 ROOT/gangs/NAME/gang.json          the control plane's intent and the agent's command
-ROOT/gangs/NAME/removing.json      the gang is being removed; when it is killed
+ROOT/gangs/NAME/removing.json      exists during removal; contains the time of the kill
 ROOT/gangs/NAME/RANK/config.json   the agent's configuration; `devices` lists the rank's devices
 ROOT/gangs/NAME/RANK/run.json      the process that runs the agent; writes its exit code to `left`
 ROOT/gangs/NAME/RANK/dead.json     how the rank ended; never changes
-ROOT/over/NAME                     this name is not launched again
+ROOT/over/NAME                     exists if this name must not be launched again
 
-Only the disk counts, and every request may be repeated. Errors: ValueError is `refused`, LockBusy
-is `busy` (another gang holds the device), OSError is `again`.
+All state is on disk, and every request may be repeated. A ValueError is answered as `refused`, a
+LockBusy as `busy` (another gang holds the device), and an OSError as `again`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-REAPER_S = 3.0  # time for the reaper of a killed agent to end the work
-PATIENCE_S = 5.0  # time after a gang's grace period, for its agents' last reports
+REAPER_S = 3.0  # time for a killed agent's reaper to end the work
+PATIENCE_S = 5.0  # time for the agents' last reports, after the gang's grace period
 DELIVERING = "its last messages are being delivered"
-DELIVERIES = 3  # tries to deliver an agent's last reports, while a server answers
-SOON_S = 0.1  # between looks at processes that should end
-POLL_S = 1.0  # between looks at deliveries, and at agents without pidfd
+DELIVERIES = 3  # maximum attempts to deliver an agent's last reports, while a server answers
+SOON_S = 0.1  # polling interval for processes that should end
+POLL_S = 1.0  # polling interval for deliveries, and for agents without pidfd
 TOMBSTONE_S = 7 * 24 * 3600.0
-# Records the exit code of the agent; ignores the signals that its process group, and so the agent,
-# receives.
+# Runs the agent and records its exit code. The shell ignores the signals that its process group,
+# and thus the agent, receives.
 WRAPPER = 'trap : TERM INT HUP; "$@"; code=$?; echo "$code" > "$0.new" && mv "$0.new" "$0"'
 KEPT = frozenset(
     [
@@ -79,24 +79,28 @@ class LockBusy(Exception):
 
 
 class HostSupervisor:
-    """Serves one connection. The state is on disk; the fields serve to report changes at once."""
+    """Serves one connection. The state is on disk; the fields only serve to report changes at
+    once.
+    """
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._blocked = False  # the output pipe is full
         self._children: list[subprocess.Popen[bytes]] = []
-        self._watched: dict[int, int] = {}  # pidfd -> pid
-        self._told: dict[str, str] = {}  # gang -> its states in the last report
+        self._watched: dict[int, int] = {}  # by pidfd: the PID
+        self._told: dict[str, str] = {}  # by gang: the states in the last report
         self._orphaned: dict[
             str, float
-        ] = {}  # rank's folder -> when its agent was found dead while its processes still ran
-        self._alive: set[str] = set()  # folders of ranks that were seen alive
+        ] = {}  # by rank folder: when its agent was first found dead while its processes ran
+        # the folders of ranks whose agent this process has seen running
+        self._alive: set[str] = set()
         self._poll = select.poll()
         self._out = b""
-        self._kill_all_at: float | None = None  # this host leaves: then all gangs are killed
+        # set if this host is leaving: when to kill all gangs
+        self._kill_all_at: float | None = None
 
     def serve(self) -> None:
-        """Serve until the input ends."""
+        """Serve until standard input ends."""
         self._succeed()
         os.set_blocking(0, False)
         os.set_blocking(1, False)
@@ -136,7 +140,9 @@ class HostSupervisor:
         self._out += encode_frame(value)
 
     def _flush(self) -> None:
-        """Write what the pipe accepts and keep the rest, so that a dead peer blocks nothing."""
+        """Write what the pipe accepts and keep the rest, so that an unresponsive peer does not
+        block.
+        """
         try:
             while self._out:
                 self._out = self._out[os.write(1, self._out) :]
@@ -149,8 +155,8 @@ class HostSupervisor:
             self._blocked = False
 
     def _succeed(self) -> None:
-        """Kill an earlier supervisor, which has not noticed that its connection is dead: only one
-        may run.
+        """Kill an earlier supervisor that has not noticed the loss of its connection, since only
+        one may run.
         """
         path = self._root + "/supervisor.json"
         with FileLock(self._root + "/lock"):
@@ -162,7 +168,7 @@ class HostSupervisor:
     # Requests
 
     def do_launch(self, asked: Fields) -> Fields:
-        """Start these ranks of a gang, all or none. A gang that exists or is over is left."""
+        """Start ranks of a gang, all or none. Do nothing if the gang exists or has ended."""
         name = check_name(asked["gang"])
         folder = self._folder(name)
         if os.path.exists(self._root + "/over/" + name):
@@ -175,12 +181,14 @@ class HostSupervisor:
         return {"over": False, "gang": self._look(name)}
 
     def do_look(self, asked: Fields) -> Fields:
-        """Every gang of this installation on this host, with the host's time."""
+        """Return the state of every gang of this installation on this host, with the host's
+        time.
+        """
         return {"now": time.time(), "gangs": [self._look(name) for name in self._names()]}
 
     def do_remove(self, asked: Fields) -> Fields:
-        """End a gang; agents that live after its grace are killed. `forbid`: it cannot be launched
-        later.
+        """Stop a gang; agents that still run after its grace period are killed. With `forbid`, the
+        gang's name cannot be launched later.
         """
         name = check_name(asked["gang"])
         folder = self._folder(name)
@@ -196,7 +204,9 @@ class HostSupervisor:
         return {}
 
     def do_leave(self, asked: Fields) -> Fields:
-        """This host leaves: signal agents as in a preemption, and kill them after `grace_s`."""
+        """Prepare for this host's departure: signal agents as in a preemption, and kill them after
+        `grace_s`.
+        """
         for name in self._names():
             for rank in self._ranks(name):
                 if read_json(f"{self._folder(name)}/{rank}/dead.json") is None:
@@ -205,7 +215,7 @@ class HostSupervisor:
         return {}
 
     def do_forget(self, asked: Fields) -> Fields:
-        """Delete the files of a gang that is over and recorded elsewhere."""
+        """Delete the files of a gang that has ended and whose end is recorded elsewhere."""
         name = check_name(asked["gang"])
         folder = self._folder(name)
         if any(read_json(f"{folder}/{rank}/dead.json") is None for rank in self._ranks(name)):
@@ -216,7 +226,9 @@ class HostSupervisor:
         return {}
 
     def do_relay(self, asked: Fields) -> Fields:
-        """Let agents reach the control plane through this socket; they know it as `sock`."""
+        """Redirect agents to a new socket for the control plane; they use the constant name
+        `sock`.
+        """
         name = asked["socket"]
         os.chmod(f"{self._root}/{name}", 0o600)
         remove_file(self._root + "/sock.new")
@@ -233,7 +245,7 @@ class HostSupervisor:
         fresh = f"{self._root}/gangs/.new-{os.path.basename(folder)}"
         shutil.rmtree(fresh, ignore_errors=True)
         shared = os.path.dirname(os.path.dirname(self._root))
-        with FileLock(shared + "/devices.lock"):  # gangs of every installation on this host
+        with FileLock(shared + "/devices.lock"):  # shared with the other installations on this host
             check_free(shared, {device for rank in asked["ranks"] for device in rank["devices"]})
             try:
                 os.makedirs(fresh, 0o700)
@@ -254,14 +266,15 @@ class HostSupervisor:
                 raise
 
     def _start_missing(self, name: str, rank: str) -> Fields | None:
-        """The process of a rank, started if there never was one; None if the host was rebooted
-        since.
+        """Return the process of a rank, after starting it if it was never started. Returns None if
+        the host was rebooted since the launch.
         """
         folder = f"{self._folder(name)}/{rank}"
         known = read_json(folder + "/run.json")
         if known is not None or os.path.exists(folder + "/left"):
             return known
-        # Started just before an earlier supervisor was killed; the first leads the group.
+        # It may have been started just before an earlier supervisor was killed. The oldest process
+        # is the leader of the group.
         found = min(
             find_command(folder + "/config.json"),
             key=lambda each: (each["start"], each["pid"]),
@@ -303,7 +316,7 @@ class HostSupervisor:
         self._children.append(child)
         return identify(child.pid) or {"pid": child.pid, "start": 0, "boot": boot()}
 
-    # Looking
+    # Polling
 
     def _look(self, name: str) -> Fields:
         folder = self._folder(name)
@@ -318,8 +331,8 @@ class HostSupervisor:
         }
 
     def _rank(self, name: str, rank: str, removing: Fields | None) -> Fields:
-        """The current state of one rank: runs, ends or over. Kills the processes that a dead agent
-        left.
+        """Return the current state of one rank: runs, ends or over. Kills the processes that a dead
+        agent left behind.
         """
         folder = f"{self._folder(name)}/{rank}"
         dead = read_json(folder + "/dead.json")
@@ -344,7 +357,7 @@ class HostSupervisor:
         return self._bury_rank(folder, {"pid": seen["pid"], "in_order": in_order}, run)
 
     def _bury_rank(self, folder: str, dead: Fields, run: Fields | None) -> Fields:
-        """Record the end of a rank, which never changes afterwards."""
+        """Record the end of a rank. The record never changes afterwards."""
         dead = dict(
             dead,
             at=self._died_at(folder),
@@ -357,8 +370,8 @@ class HostSupervisor:
         return {"rank": int(os.path.basename(folder)), "state": "over", **dead}
 
     def _rest_lives(self, name: str, rank: str, at_once: bool) -> bool:
-        """Whether a dead agent left processes. Its reaper ends them; this kills them when its time
-        is over.
+        """Return True if a dead agent left processes behind. The reaper should end these; those
+        that remain after its time are killed here.
         """
         folder = f"{self._folder(name)}/{rank}"
         left = list_marked(name, rank)
@@ -372,8 +385,8 @@ class HostSupervisor:
         return True
 
     def _follow_up(self, name: str, rank: str, removing: Fields | None) -> bool:
-        """Finish the work of a dead agent: remove its container, deliver its log and exit. True
-        until done.
+        """Complete the work of a dead agent: remove its container, and deliver its log and exit
+        record. Returns True until all is done.
         """
         folder = f"{self._folder(name)}/{rank}"
         engine = next((each for each in ("podman", "docker") if shutil.which(each)), None)
@@ -391,8 +404,9 @@ class HostSupervisor:
         self._children.append(subprocess.Popen(command, stdin=null, stdout=null, stderr=null))
 
     def _deliver(self, name: str, rank: str, folder: str) -> bool:
-        """Start to deliver what an agent left on disk; True until done. If no server answers, it
-        is tried for days: the server may be away for longer than the lease of the work was.
+        """Start to deliver what an agent left on disk. Returns True until the delivery is done. If
+        no server answers, this is repeated for days, since the server may be away for longer than
+        the work's lease.
         """
         last = read_json(folder + "/deliver.json") or {"run": None, "tries": 0}
         if (
@@ -414,11 +428,11 @@ class HostSupervisor:
     def _died_at(self, folder: str) -> float:
         return find_death(folder, time.time() if folder in self._alive else None)
 
-    # Tending
+    # Periodic work
 
     def _tend(self) -> float | None:
-        """Advance pending removals and report changes. Returns the time until the next step is
-        needed.
+        """Advance pending removals and report changes. Returns the seconds until the next step, or
+        None if only an event requires one.
         """
         self._children = [child for child in self._children if child.poll() is None]
         if self._kill_all_at is not None and time.time() >= self._kill_all_at:
@@ -434,13 +448,13 @@ class HostSupervisor:
                     pauses += self._find_pause(seen, watched)
                     states = [rank["state"] for rank in seen["ranks"]]
                     self._tell(name, json.dumps([seen["removing"], states]))
-        except OSError:  # the disk is full or unavailable; the next look reports it
+        except OSError:  # the disk is full or unavailable; the next poll reports the error
             return POLL_S
         return min(pauses, default=None)
 
     def _find_pause(self, seen: Fields, watched: bool) -> list[float]:
-        """How soon a gang must be looked at again, if at all. The end of a delivery, which may be
-        tried for days, wakes this program.
+        """The seconds until the gang must be polled again, as a list; [] if an event will wake this
+        process, such as the end of a delivery.
         """
         states = {rank["state"] for rank in seen["ranks"]}
         killing = any(
@@ -479,7 +493,7 @@ class HostSupervisor:
             try:
                 os.killpg(
                     run["pid"], signal.SIGTERM
-                )  # the agent, and the shell that records its exit code
+                )  # the group: the agent, and the shell that records its exit code
             except ProcessLookupError:
                 return
             return
@@ -495,7 +509,7 @@ class HostSupervisor:
                 remove_file(f"{tombs}/{old}")
 
     def _discard(self, folder: str) -> None:
-        """Move a folder to the trash and delete it in the background; it may be large."""
+        """Move a folder to the trash, and delete it in the background, since it may be large."""
         trash = f"{self._root}/trash"
         os.makedirs(trash, 0o700, exist_ok=True)
         if os.path.exists(folder):
@@ -521,8 +535,8 @@ class HostSupervisor:
 
 
 def find_death(folder: str, alive_at: float | None) -> float:
-    """When a rank's agent exited by its own record, else when it was last seen alive, else its
-    last sign of life. Seconds since the epoch.
+    """When a rank's agent exited, in seconds since the epoch: from its own record, else `alive_at`,
+    the time when it was last seen running, else the time of its last written file.
     """
     for name in ("exit.json", "left"):
         if os.path.exists(f"{folder}/{name}"):
@@ -539,17 +553,17 @@ def find_death(folder: str, alive_at: float | None) -> float:
 
 
 def check_name(name: str) -> str:
-    """Check a gang's name, which becomes a folder's name. Raises ValueError."""
+    """Check a gang's name, since it becomes the name of a folder. Raises ValueError."""
     if not name or len(name) > 63 or not all(letter.isalnum() or letter == "-" for letter in name):
         raise ValueError(f"{name!r} is not a valid gang name")
     return name
 
 
 def check_free(shared: str, wanted: set[str]) -> None:
-    """Raises LockBusy if a living rank of any installation on this host holds a wanted device.
+    """Raise LockBusy if a running rank of any installation on this host holds a wanted device.
 
-    The control plane allocates devices; this catches two control planes on one host, and a lost
-    database.
+    The control plane allocates devices; this check also covers two control planes on one host, and
+    a lost database.
     """
     for path in glob.glob(glob.escape(shared) + "/*/*/gangs/*/*/devices"):
         held = wanted & set(read_text(path).split())

@@ -1,5 +1,5 @@
-"""Starts the program: `python -I -S far.pyz ADDRESS PIN PLACE FOLDER PYTHON`, with the join token
-in CAVVY_JOIN_TOKEN.
+"""Starts the program of a joined machine: `python -I -S far.pyz ADDRESS PIN PROVIDER FOLDER
+PYTHON`, with the join token in CAVVY_JOIN_TOKEN.
 
 The package is loaded under its own name from the archive that contains this file.
 """

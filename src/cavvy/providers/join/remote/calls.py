@@ -1,6 +1,7 @@
 """Calls to the control plane over HTTPS, with its certificate pinned by hash.
 
-Errors, by what the caller does next: OSError, try again later; MachineDismissed, leave for good.
+An OSError means that the caller should try again later; MachineDismissed means that the machine
+must leave for good.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ TIMEOUT_S = 30.0
 
 
 class MachineDismissed(Exception):
-    """The control plane refuses this machine; the message says why."""
+    """The control plane refuses this machine; the message gives the reason."""
 
 
 class ServerCalls:
-    """One persistent connection; each thread has its own."""
+    """A persistent connection to the control plane. Each thread needs its own instance."""
 
     def __init__(self, address: str, pin: str, place: str, token: str) -> None:
         self._address, self._pin, self._place = address, pin, place
         self.token = token
         self._connection: http.client.HTTPSConnection | None = None
-        self.own_address = ""  # this machine's local address for the control plane
+        self.own_address = ""  # this machine's own address on the connection
 
     def ask(self, call: str, fields: Fields, wait_s: float = 0) -> Fields:
-        """Raises OSError, MachineDismissed."""
+        """Make a call and return the answer. Raises OSError, MachineDismissed."""
         headers = {"Authorization": "Bearer " + self.token, "Content-Type": "application/json"}
         body = json.dumps(fields).encode()
         status, data = self._request(
@@ -53,7 +54,7 @@ class ServerCalls:
         raise OSError(f"status {status}: {said}")
 
     def fetch(self, digest: str, path: str) -> None:
-        """Download the file with this hash to `path`. Raises OSError."""
+        """Download the file with this hash to `path`, unless the path exists. Raises OSError."""
         if os.path.exists(path):
             return
         status, data = self._request("GET", "/boot/v1/" + digest, b"", {}, 60.0)
@@ -85,7 +86,7 @@ class ServerCalls:
             return self._connection
         context = ssl.SSLContext(
             ssl.PROTOCOL_TLS_CLIENT
-        )  # loads no certificate authorities: the pin replaces them
+        )  # loads no CA certificates, since the pin replaces them
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -1,5 +1,5 @@
-"""The life of a joined machine: it joins once, then relays its supervisor's lines, session by
-session, until it leaves.
+"""Runs a joined machine: joins once, then relays its supervisor's lines, session by session, until
+it leaves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 POLL_S = 20.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 3.0
 GRACE_S = 20.0  # time for jobs to save their state when this machine leaves
-LAST_WORDS_S = 15.0  # time after that, for the agents' last reports
+LAST_WORDS_S = 15.0  # additional time for the agents' last reports
 
 
 def say(text: str) -> None:
@@ -36,7 +36,7 @@ def say(text: str) -> None:
 
 
 def retry(work: Callable[[], _T], over: threading.Event, *, loud: bool = False) -> _T | None:
-    """Repeat until no OSError is raised; None once `over` is set."""
+    """Call `work` until it raises no OSError, and return its result; None once `over` is set."""
     pause = FIRST_PAUSE_S
     while not over.is_set():
         try:
@@ -59,14 +59,15 @@ class MachineClient:
         self._card: Fields = read_json(self._card_path) or {"nonce": os.urandom(16).hex()}
         self._calls = self.make_calls()
         self.root = ""
-        self._leaving = threading.Event()  # leave; the same command joins again
+        # set when this machine is to leave; the same command joins again
+        self._leaving = threading.Event()
 
     def leave(self, *signalled: object) -> None:
-        """Leave; used as a signal handler."""
+        """Start to leave. Also used as a signal handler."""
         self._leaving.set()
 
     def run(self, token: str) -> int:
-        """Run until this machine leaves. Returns the exit code."""
+        """Run until this machine has left. Returns the exit code."""
         if "token" not in self._card and not self._enter(token):
             return 1
         self.root = f"{self.folder}/{self._card['folder']}"
@@ -103,7 +104,7 @@ class MachineClient:
 
     def _enter(self, token: str) -> bool:
         self._calls.token = token
-        write_json(self._card_path, self._card)  # keeps the nonce for another try
+        write_json(self._card_path, self._card)  # keeps the nonce for another attempt
         wish = {"nonce": self._card["nonce"], "hostname": os.uname().nodename}
         try:
             entered = retry(lambda: self._calls.ask("enter", wish), self._leaving, loud=True)
@@ -122,7 +123,7 @@ class MachineClient:
         return ServerCalls(*self._where, self._card.get("token", ""))
 
     def _end_for_good(self, reason: str) -> int:
-        """This machine's token is refused: end all work of that installation."""
+        """End all work of the installation, because it refused this machine's token."""
         say(reason)
         if os.path.exists(self._card_path):
             os.unlink(self._card_path)
@@ -133,7 +134,9 @@ class MachineClient:
 
 
 class SupervisorSession:
-    """One session with a supervisor. The constructor raises OSError, MachineDismissed."""
+    """One session, with its own supervisor process. The constructor raises OSError,
+    MachineDismissed.
+    """
 
     def __init__(self, machine: MachineClient) -> None:
         self._id = os.urandom(8).hex()
@@ -154,13 +157,13 @@ class SupervisorSession:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environ,
-            start_new_session=True,  # Ctrl-C is for this program
+            start_new_session=True,  # a Ctrl-C must reach only this program
         )
         self._over = threading.Event()
         self.wanted_to_leave = False
         self._failure: MachineDismissed | None = None
-        self._lines: list[str] = []  # lines of the supervisor that are not sent yet
-        self._first = 1  # number of the first of these lines
+        self._lines: list[str] = []  # lines from the supervisor that were not sent yet
+        self._first = 1  # the number of the first of these lines
         self._written = threading.Lock()
         self._news = threading.Condition()
         self._greet(json.loads(facts))
@@ -187,7 +190,7 @@ class SupervisorSession:
         )
 
     def relay(self, leaving: threading.Event) -> None:
-        """Run until the session is over or this machine must leave. Raises MachineDismissed."""
+        """Relay until the session ends or this machine must leave. Raises MachineDismissed."""
         for work in (self._listen, self._read, self._say):
             threading.Thread(target=work, daemon=True).start()
         while not self._over.is_set() and not leaving.is_set() and not self.wanted_to_leave:
@@ -196,7 +199,7 @@ class SupervisorSession:
             raise self._failure
 
     def leave(self) -> None:
-        """End the work as if the machine were reclaimed, and report it to the control plane."""
+        """End the work as in a preemption, and report this to the control plane."""
         say(f"leaving: jobs have {GRACE_S:g} s to save their state")
         calls = self._machine.make_calls()
         self._notify(calls, "leave")
@@ -227,7 +230,7 @@ class SupervisorSession:
     def _ask(
         self, calls: ServerCalls, call: str, fields: Fields, wait_s: float = 0
     ) -> Fields | None:
-        """The answer; None once the session is over."""
+        """Make a call for this session. Returns the answer, or None once the session has ended."""
         answer = None
         try:
             asked = dict(fields, session=self._id)
@@ -275,7 +278,7 @@ class SupervisorSession:
         self._over.set()
 
     def _say(self) -> None:
-        """Pass the supervisor's lines to the control plane."""
+        """Send the supervisor's lines to the control plane."""
         while not self._over.is_set():
             with self._news:
                 while not self._lines and not self._over.is_set():
@@ -293,13 +296,13 @@ class SupervisorSession:
 
 
 def alive(root: str) -> bool:
-    """Whether a rank of a gang on this machine has not ended."""
+    """True if a rank of any gang on this machine has not ended."""
     ranks = glob.glob(glob.escape(root) + "/gangs/*/*/config.json")
     return any(not os.path.exists(os.path.dirname(path) + "/dead.json") for path in ranks)
 
 
 def end_all(start: list[str], supervisor: str, root: str) -> None:
-    """End every gang on this machine, without the control plane."""
+    """End every gang on this machine without the control plane."""
     process = subprocess.Popen(
         [*start, supervisor, "serve", root],
         stdin=subprocess.PIPE,
@@ -345,6 +348,6 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if (
             number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
-        ):  # SIGINT stays ignored in the background
+        ):  # programs in the background keep ignoring SIGHUP
             signal.signal(number, machine.leave)
     return machine.run(token)

@@ -1,1 +1,1 @@
-"""Calls API servers: credentials, requests, watches and streams."""
+"""Calls to API servers: credentials, requests, watches and streams."""

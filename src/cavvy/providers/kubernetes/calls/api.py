@@ -1,4 +1,4 @@
-"""One API server: reads, writes and watches objects, and runs commands in pods."""
+"""A client of one API server: reads, writes and watches objects, and runs commands in pods."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,17 +20,17 @@ from cavvy.providers.kubernetes.calls.wire import (
     upgrade_headers,
 )
 
-Object = dict[str, Any]  # an object of the API as received; only this package looks into it
+Object = dict[str, Any]  # an API object as received; only this package reads its fields
 Query = Mapping[str, str] | Sequence[tuple[str, str]]
 
 _CALL_S = 30.0
-_AT_ONCE = 16  # connections, without streams
+_AT_ONCE = 16  # maximum number of concurrent connections, not counting streams
 _EXEC = "v4.channel.k8s.io"
 _LATER = frozenset({408, 410, 425, 429, 500, 502, 503, 504})
 
 
 class ApiServerRefused(Exception):
-    """The API server refused; `reason` is its code, such as AlreadyExists."""
+    """The API server refused a request; `reason` is the server's code, such as AlreadyExists."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class ApiServerRefused(Exception):
 
     @property
     def provider_error(self) -> ProviderError:
-        """The error that callers of a provider expect for this one."""
+        """The corresponding error of the provider interface."""
         text = str(self)
         # Two pods that claim one quota at the same time get a Conflict.
         if self.status in _LATER or self.reason == "Conflict":
@@ -64,28 +64,30 @@ class KubernetesApi:
         return await self._ask("GET", path, query)
 
     async def items(self, path: str, query: Query = ()) -> list[Object]:
-        """All objects of a list."""
+        """All objects of the list at `path`."""
         found: list[Object] = (await self.get(path, query)).get("items") or []
         return found
 
     async def find(self, path: str) -> Object | None:
-        """An object; None if it does not exist."""
+        """Return the object, or None if it does not exist."""
         return await self._try("GET", path)
 
     async def make(self, path: str, body: Object, *, dry_run: bool = False) -> Object | None:
-        """The created object; None if the name is taken."""
+        """Create an object and return it, or return None if the name is taken."""
         return await self._try("POST", path, body, {"dryRun": "All"} if dry_run else ())
 
     async def patch(self, path: str, body: Object) -> Object | None:
-        """Merge; None if the object does not exist."""
+        """Patch the object by merge and return it, or return None if it does not exist."""
         return await self._try("PATCH", path, body)
 
     async def drop(self, path: str, body: Object | None = None) -> None:
-        """Delete; succeeds if the object does not exist."""
+        """Delete the object; succeed if it does not exist."""
         await self._try("DELETE", path, body)
 
     async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Object]:
-        """Patch an object by merge; None if it does not exist."""
+        """Yield the changes of the objects of a list until the server ends the watch. Raises
+        TryAgain if the connection breaks.
+        """
         head = await self._head("GET", path, {**query, "watch": "true"})
         connection = await self._connect()
         try:
@@ -103,7 +105,9 @@ class KubernetesApi:
     async def run(
         self, pod: str, container: str, command: Sequence[str]
     ) -> AsyncIterator[WebSocket]:
-        """A command in a pod. Channel 0 is its input, 1 and 2 its output, 3 its end."""
+        """Run a command in a pod. Channel 0 of the stream is the input, 1 and 2 are the output, 3
+        carries the exit status.
+        """
         query = [("command", word) for word in command]
         query += [("container", container), ("stdin", "true"), ("stdout", "true")]
         path = f"/api/v1/namespaces/{self.context.namespace}/pods/{pod}/exec"
@@ -132,7 +136,7 @@ class KubernetesApi:
     async def _try(
         self, method: str, path: str, body: Object | None = None, query: Query = ()
     ) -> Object | None:
-        """The answer; None if the object does not exist, or for POST if it exists already."""
+        """Return the answer, or None if the object does not exist or, for POST, exists already."""
         try:
             return await self._ask(method, path, query, body)
         except ApiServerRefused as error:
@@ -151,7 +155,7 @@ class KubernetesApi:
             )
             if status != 401 or attempt == 2 or not self._login.forget(proof):
                 break
-            await self.close()  # a connection keeps its client certificate
+            await self.close()  # an open connection keeps its old client certificate
         if status == 401:
             raise ApiServerRefused(
                 401,
@@ -170,7 +174,9 @@ class KubernetesApi:
         return found
 
     async def _exchange(self, head: bytes, data: bytes) -> tuple[int, bytes]:
-        """One request. Repeats it if a kept connection was stale: all requests are idempotent."""
+        """Send one request. Repeat it if a reused connection was stale; this is safe since all
+        requests are idempotent.
+        """
         async with self._slots:
             while True:
                 kept = await self._take()
@@ -194,7 +200,7 @@ class KubernetesApi:
                         await connection.close()
 
     async def _take(self) -> ServerConnection | None:
-        """An idle connection that still works."""
+        """Return an idle connection that still works, or None."""
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:

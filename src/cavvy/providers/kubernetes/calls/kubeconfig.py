@@ -1,5 +1,5 @@
 """Reads contexts from kubeconfigs, or from the service account of the pod that the server runs in,
-and obtains their credentials.
+and obtains the credentials of these contexts.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from cavvy.providers.base import Refused, TryAgain
 from cavvy.providers.kubernetes.calls.wire import basic
 
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_PLUGIN_S = 60.0  # time for plugins of clouds, which may start a slow SDK
-_EARLY = timedelta(minutes=1)  # a credential is renewed this long before its end
-_TOKEN_FILE_AGE = timedelta(minutes=1)  # kubelets renew the tokens of service accounts in place
+_PLUGIN_S = 60.0  # time limit for the plugins of clouds, which may start a slow SDK
+_EARLY = timedelta(minutes=1)  # credentials are renewed this long before they expire
+_TOKEN_FILE_AGE = timedelta(minutes=1)  # kubelets renew service account tokens in place
 _Entry = TypeVar("_Entry")
 _Rows = Mapping[str, Sequence[tuple[Path, Mapping[str, object]]]]
 
@@ -60,7 +60,7 @@ class _Context(msgspec.Struct, kw_only=True):
 
 
 class KubeCluster(msgspec.Struct, rename="kebab", kw_only=True):
-    """An API server, as a kubeconfig describes it."""
+    """An API server, as described in a kubeconfig."""
 
     server: str = ""
     certificate_authority: str | None = None
@@ -71,7 +71,7 @@ class KubeCluster(msgspec.Struct, rename="kebab", kw_only=True):
 
 
 class KubeUser(msgspec.Struct, rename="kebab", kw_only=True):
-    """A user's credentials, as a kubeconfig describes them."""
+    """A user's credentials, as described in a kubeconfig."""
 
     token: str | None = None
     token_file: str | None = msgspec.field(default=None, name="tokenFile")
@@ -91,18 +91,22 @@ class KubeUser(msgspec.Struct, rename="kebab", kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeContext:
-    """One context: its API server and the user's credentials. Files are read, paths absolute."""
+    """One context: its API server and the user's credentials. File contents are loaded; paths are
+    absolute.
+    """
 
     name: str
     namespace: str
     user: str
     cluster: KubeCluster = field(repr=False)
     login: KubeUser = field(repr=False)
-    kubeconfig: str = ""  # the setting that names the file
+    kubeconfig: str = ""  # the provider setting that names the kubeconfig; "" if unset
 
 
 def read_contexts(setting: str, wanted: Sequence[str]) -> Sequence[KubeContext]:
-    """The contexts in the settings, else the current one. Raises Refused."""
+    """Return the contexts named in the settings, or the current context if none is named. Raises
+    Refused.
+    """
     paths = _find(setting)
     if not paths:
         inside = _read_in_cluster()
@@ -122,7 +126,9 @@ def read_contexts(setting: str, wanted: Sequence[str]) -> Sequence[KubeContext]:
 
 
 def _find(setting: str) -> list[Path]:
-    """The kubeconfig files, in order of precedence."""
+    """The kubeconfig files: those in `setting`, else in KUBECONFIG, else ~/.kube/config. Earlier
+    files take precedence.
+    """
     texts = [setting] if setting else os.environ.get("KUBECONFIG", "").split(os.pathsep)
     named = [Path(text).expanduser() for text in texts if text]
     if setting:
@@ -135,7 +141,7 @@ def _read(path: Path) -> Mapping[str, object]:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise Refused(f"the kubeconfig {path} cannot be read: {error}") from error
-    raw = {} if raw is None else raw  # an empty file beside others is no fault
+    raw = {} if raw is None else raw  # an empty file among several is valid
     if not isinstance(raw, dict):
         raise Refused(f"the kubeconfig {path} is not a mapping")
     return raw
@@ -144,7 +150,9 @@ def _read(path: Path) -> Mapping[str, object]:
 def _merge(
     files: Sequence[tuple[Path, Mapping[str, object]]], table: str
 ) -> list[tuple[Path, Mapping[str, object]]]:
-    """The rows of a table in all files, each with the folder that its relative paths start from."""
+    """The rows of a table in all files, each with the folder that the row's relative paths start
+    from.
+    """
     lists = ((path.parent, raw.get(table)) for path, raw in files)
     return [
         (folder, row)
@@ -201,7 +209,7 @@ def _read_context(rows: _Rows, name: str, path: Path) -> KubeContext:
 
 
 def _check(name: str, login: str, cluster: KubeCluster, user: KubeUser, path: Path) -> None:
-    """Raises Refused for a context with a feature that this client does not have."""
+    """Raise Refused if the context needs a feature that this client lacks."""
     if user.auth_provider is not None:
         raise Refused(
             f"{path}: the user {login!r} uses `auth-provider`, which Kubernetes removed in 1.26: "
@@ -224,7 +232,7 @@ def _check(name: str, login: str, cluster: KubeCluster, user: KubeUser, path: Pa
 
 
 def _find_command(plugin: ExecPlugin | None, folder: Path) -> ExecPlugin | None:
-    """The plugin with an absolute path, if its command is a path and not a name."""
+    """Make the plugin's command absolute if the command is a path and not a name."""
     if plugin is not None and os.sep in plugin.command:
         plugin.command = str(folder / plugin.command)
     return plugin
@@ -233,7 +241,9 @@ def _find_command(plugin: ExecPlugin | None, folder: Path) -> ExecPlugin | None:
 def _entry(
     rows: _Rows, inner: str, name: str, path: Path, kind: type[_Entry]
 ) -> tuple[Path, _Entry]:
-    """The entry with a name, and the folder of its file. The first file with that name wins."""
+    """Return the named entry and the folder of its file. If several files have the name, the first
+    wins.
+    """
     known = rows[f"{inner}s"]
     for folder, row in known:
         if row.get("name") == name and isinstance(row.get(inner), dict):
@@ -246,7 +256,7 @@ def _entry(
 
 
 def _data(inline: bytes | None, name: str | None, folder: Path, path: Path) -> bytes | None:
-    """Data that a kubeconfig holds inline or in a file."""
+    """Return data that a kubeconfig holds inline or in a file."""
     if inline or not name:
         return inline or None
     try:
@@ -265,7 +275,7 @@ class LoginProof:
 
 
 class KubeLogin:
-    """Keeps the credentials of one context, and renews them in time."""
+    """Keeps the credentials of one context, and renews them before they expire."""
 
     def __init__(self, context: KubeContext, home: Path, now: Callable[[], datetime]) -> None:
         self._context = context
@@ -275,7 +285,7 @@ class KubeLogin:
         self._asking = asyncio.Lock()
 
     async def proof(self) -> LoginProof:
-        """Credentials that are valid now. Raises Refused, TryAgain."""
+        """Return credentials that are valid now. Raises Refused, TryAgain."""
         async with self._asking:
             known = self._proof
             if known is None or (known.until is not None and self._now() >= known.until):
@@ -283,14 +293,16 @@ class KubeLogin:
             return known
 
     def forget(self, rejected: LoginProof) -> bool:
-        """Forget credentials that the API server rejected; False if new ones would be the same."""
-        if self._proof is not rejected:  # another request was rejected too, and renewed them
+        """Discard credentials that the API server rejected. Return False if the next ones would be
+        the same.
+        """
+        if self._proof is not rejected:  # another request was also rejected and renewed them
             return True
         self._proof = None
         known = self._context
         if known.login.plugin is not None or known.login.token_file is not None:
             return True
-        # Tools that log in again rewrite the kubeconfig, or the certificates beside it.
+        # Tools that log in again rewrite the kubeconfig, or the certificate files next to it.
         with suppress(Refused):
             (fresh,) = read_contexts(known.kubeconfig, [known.name])
             self._context = replace(known, cluster=fresh.cluster, login=fresh.login)
@@ -331,7 +343,7 @@ class KubeLogin:
         try:
             ca = cluster.certificate_authority_data
             tls = ssl.create_default_context(cadata=ca.decode() if ca else None)
-            # The authorities of many clusters do not fulfill RFC 5280. Only Python 3.13 checks.
+            # The CA certificates of many clusters violate RFC 5280, which Python checks since 3.13.
             tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
             if cluster.insecure_skip_tls_verify:
                 tls.check_hostname = False
@@ -345,7 +357,9 @@ class KubeLogin:
         return tls
 
     def _keep(self, pem: bytes) -> Path:
-        """Python's TLS reads client certificates from files only."""
+        """Write the client certificate to a file, since Python's TLS reads these from files
+        only.
+        """
         folder = self._home / "certificates"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / hashlib.sha256(pem).hexdigest()[:16]
@@ -397,7 +411,7 @@ async def _run_plugin(plugin: ExecPlugin, context: KubeContext) -> _Status:
 
 
 def _plugin_input(plugin: ExecPlugin, context: KubeContext) -> str:
-    """The ExecCredential that a plugin finds in its environment."""
+    """The ExecCredential that a plugin reads from its environment."""
     spec: dict[str, object] = {"interactive": False}
     if plugin.provide_cluster_info:
         cluster = msgspec.to_builtins(context.cluster)

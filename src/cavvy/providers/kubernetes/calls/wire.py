@@ -1,4 +1,6 @@
-"""A small HTTP client for API servers on asyncio's streams: requests, watches and WebSockets."""
+"""A small HTTP client for API servers, based on asyncio streams: requests, watches and
+WebSockets.
+"""
 
 import asyncio
 import base64
@@ -16,8 +18,8 @@ import httptools
 _CHUNK = 64 * 1024
 _CONNECT_S = 10.0
 _LIMIT = 16 * 1024 * 1024
-# The kernel probes a silent connection after 30 s and gives it up 40 s later. Data that is not
-# acknowledged within a minute ends the connection too.
+# The kernel probes a silent connection after 30 s and drops it 40 s later. Data that is not
+# acknowledged within a minute also ends the connection.
 _ALIVE = (
     ("TCP_KEEPIDLE", 30),
     ("TCP_KEEPINTVL", 10),
@@ -32,11 +34,11 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class ConnectionBroken(Exception):
-    """A connection could not be made or broke; whether a request took effect is unknown."""
+    """A connection could not be made, or broke. Whether a request took effect is unknown."""
 
 
 class UpgradeRefused(Exception):
-    """The server answered a WebSocket request with an ordinary response."""
+    """The server answered a WebSocket handshake with an ordinary response."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"status {status}")
@@ -46,7 +48,7 @@ class UpgradeRefused(Exception):
 
 @contextmanager
 def _reports(what: str) -> Iterator[None]:
-    """Turns the errors of streams into ConnectionBroken. TLS errors and timeouts are OSErrors."""
+    """Convert the errors of streams to ConnectionBroken. TLS errors and timeouts are OSErrors."""
     try:
         yield
     except (OSError, EOFError, asyncio.LimitOverrunError) as error:
@@ -55,7 +57,7 @@ def _reports(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerEndpoint:
-    """The address of an API server. `proxy` is http://[user:password@]host:port."""
+    """The address of an API server. `proxy` has the form http://[user:password@]host:port."""
 
     url: str
     tls: ssl.SSLContext | None
@@ -63,7 +65,7 @@ class ServerEndpoint:
     proxy: str | None = None
 
     async def connect(self) -> "ServerConnection":
-        """Raises ConnectionBroken."""
+        """Connect, through the proxy if there is one. Raises ConnectionBroken."""
         url = urlsplit(self.url)
         host, port = url.hostname or "", url.port or (443 if self.tls else 80)
         name = (self.server_name or host) if self.tls else None
@@ -80,7 +82,7 @@ class ServerEndpoint:
         return ServerConnection(reader, writer)
 
     async def _tunnel(self, proxy: SplitResult, host: str, port: int, name: str | None) -> Streams:
-        """A tunnel through a proxy, by CONNECT (RFC 9110, 9.3.6)."""
+        """Open a tunnel through a proxy, by CONNECT (RFC 9110, 9.3.6)."""
         reader, writer = await asyncio.open_connection(
             proxy.hostname, proxy.port or 80, limit=_LIMIT
         )
@@ -101,16 +103,18 @@ class ServerEndpoint:
 
 
 def _probe_when_silent(writer: asyncio.StreamWriter) -> None:
-    """Ends the wait of a watch or tunnel after the network has dropped its connection."""
+    """Enable keepalive, so that a watch or tunnel stops waiting after the network dropped its
+    connection.
+    """
     line = writer.get_extra_info("socket")
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _ALIVE:
-        if hasattr(socket, name):  # some systems lack some of them
+        if hasattr(socket, name):  # not every system has all of these options
             line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class _Response:
-    """One response, filled in by the parser's callbacks."""
+    """One response, filled in by callbacks from the parser."""
 
     def __init__(self) -> None:
         self.body = bytearray()
@@ -128,7 +132,7 @@ class _Response:
 
 
 class ServerConnection:
-    """One connection, for one exchange at a time. Methods raise ConnectionBroken."""
+    """One connection, which handles one exchange at a time. Methods raise ConnectionBroken."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -139,7 +143,9 @@ class ServerConnection:
         return not self._reader.at_eof() and not self._writer.is_closing()
 
     async def exchange(self, head: bytes, body: bytes) -> tuple[int, bytes, bool]:
-        """Status, body, and whether the connection can be used again."""
+        """Send a request. Returns the status, the body, and whether the connection can be
+        reused.
+        """
         response = await self._send(head, body)
         while not response.complete:
             await self._feed(response)
@@ -147,7 +153,9 @@ class ServerConnection:
         return parser.get_status_code(), bytes(response.body), parser.should_keep_alive()
 
     async def lines(self, head: bytes) -> AsyncIterator[tuple[int, bytes]]:
-        """The lines of an endless response as they arrive, each with the status."""
+        """Send a request and yield the lines of its endless response as they arrive, each with the
+        status.
+        """
         response = await self._send(head, b"")
         status, body = response.parser.get_status_code(), response.body
         while True:
@@ -200,20 +208,24 @@ class ServerConnection:
 
 
 class WebSocket:
-    """Messages both ways. The first byte of each names a Kubernetes channel."""
+    """A stream of messages in both directions. The first byte of each message is a Kubernetes
+    channel.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     async def send(self, channel: int, data: bytes) -> None:
-        """Raises ConnectionBroken."""
+        """Send data on a channel. Raises ConnectionBroken."""
         with _reports("the stream broke"):
             self._frame(_BINARY, bytes([channel]) + data)
             await self._writer.drain()
 
     async def receive(self) -> tuple[int, bytes] | None:
-        """The next message; None after the server closed the stream. Raises ConnectionBroken."""
+        """Return the next message as (channel, data), or None after the server closed the stream.
+        Raises ConnectionBroken.
+        """
         message = b""
         while True:
             with _reports("the stream broke"):
@@ -245,7 +257,8 @@ class WebSocket:
             head = struct.pack("!BBH", flags, 128 | 126, length)
         else:
             head = struct.pack("!BBQ", flags, 128 | 127, length)
-        # The mask protects bad proxies of plain HTTP from confusion. A mask of zeros costs nothing.
+        # Masks exist to protect faulty proxies of plain HTTP. A mask of zeros is valid and costs
+        # nothing.
         self._writer.write(head + b"\0\0\0\0" + data)
 
 
@@ -262,7 +275,7 @@ def basic(user: str) -> str:
 
 
 def upgrade_headers(protocol: str) -> dict[str, str]:
-    """The headers that request a WebSocket with this protocol."""
+    """The headers that request a WebSocket with this subprotocol."""
     key = base64.b64encode(os.urandom(16)).decode()
     return {**_UPGRADE, "Sec-WebSocket-Key": key, "Sec-WebSocket-Protocol": protocol}
 
@@ -270,7 +283,7 @@ def upgrade_headers(protocol: str) -> dict[str, str]:
 def make_head(
     method: str, path: str, host: str, headers: Mapping[str, str], length: int = 0
 ) -> bytes:
-    """The head of a request, up to its empty line."""
+    """The head of a request, including the empty line that ends it."""
     fields = {"Host": host, **headers}
     if length or method in ("POST", "PUT", "PATCH"):
         fields["Content-Length"] = str(length)

@@ -1,1 +1,1 @@
-"""Programs that run in pods; they import nothing of Cavvy."""
+"""Programs that run in pods. They import nothing from Cavvy."""

@@ -1,10 +1,11 @@
 """The first process of a pod: starts the agent, relays its requests, and ends the pod if the
 control plane stays silent.
 
-It stays until the agent has exited. Requests go through the tunnel that `tunnel.py` opens, in
-frames: a kind, the number of a connection of the agent, a length, and as many bytes. This program
-is standard library only and runs on Python 3.8 or newer; on an older one it waits for a newer
-Python. The agent is a fork of this process, so the tunnel is up while the agent still loads.
+The process runs until the agent has exited. Requests pass through the tunnel that `tunnel.py`
+opens, in frames: a kind, the number of one of the agent's connections, a length, and that many
+bytes. This program uses the standard library only and runs on Python 3.8 or newer; on an older
+Python, it runs `boot.sh bring` to wait for a newer one. The agent is a fork of this process, so
+that the tunnel can open while the agent still loads.
 """
 
 import os
@@ -29,13 +30,13 @@ PATIENCE = "/cavvy/gang/patience_s"
 FRAME = struct.Struct("!cII")
 OPEN, DATA, CLOSE, REMOVED = b"O", b"D", b"C", b"R"
 CHUNK = 65536
-TUNNEL_S = 20.0  # a tunnel that accepts no data for this long is dead
-DELIVERY_S = 45.0  # an agent that only delivers tries for 20 s
-SLACK_S = 60.0  # after lease and grace, an agent that still runs cannot exit by itself
+TUNNEL_S = 20.0  # a tunnel that accepts no data for this long counts as broken
+DELIVERY_S = 45.0  # the limit for an agent started with --deliver, which itself tries for 20 s
+SLACK_S = 60.0  # an agent that still runs this long after lease and grace is killed
 
 
 def main() -> int:
-    if tuple(sys.version_info) < (3, 8):  # the image brings its own Python
+    if tuple(sys.version_info) < (3, 8):  # an old Python: the image's own
         os.execv("/bin/sh", ["sh", AGENT + "/boot.sh", "bring"])
     os.makedirs(RUN, mode=0o700, exist_ok=True)
     listeners = [listen(RUN + "/agent.sock"), listen(RUN + "/tunnel.sock")]
@@ -54,7 +55,7 @@ def main() -> int:
 
 
 def start_agent(listeners: "list[socket.socket]", *options: str) -> int:
-    """A fork of this process, which need not start Python again."""
+    """Start the agent as a fork of this process, which saves the start of a second Python."""
     agent = os.fork()
     if agent == 0:
         for listener in listeners:
@@ -76,7 +77,9 @@ def start_agent(listeners: "list[socket.socket]", *options: str) -> int:
 
 
 def write_termination_message() -> None:
-    """The agent's note about the end of its work outlives the pod as its termination message."""
+    """Copy the agent's exit record to the termination message, which Kubernetes keeps after the
+    pod's end.
+    """
     try:
         with open(HOME + "/exit.json", "rb") as file:
             note = file.read(4096)
@@ -87,14 +90,16 @@ def write_termination_message() -> None:
 
 
 def started_as() -> "list[str]":
-    """The command that starts this Python: one from the server has its own loader."""
+    """The command that started this Python; a Python copied from the server needs its own
+    loader.
+    """
     with open("/proc/self/cmdline", "rb") as file:
         words = file.read().decode().split("\0")
     return words[: next(at for at, word in enumerate(words) if word.endswith("init.py"))]
 
 
 def write_config() -> None:
-    """The agent's configuration: the gang's, with the values of this pod."""
+    """Write the agent's configuration: the gang's, plus the values of this pod."""
     import json
 
     with open(SECRET, encoding="utf-8") as file:
@@ -120,7 +125,7 @@ def listen(path: str) -> socket.socket:
 
 
 class PodInit:
-    """One thread that waits for signals, the agent's connections and the tunnel."""
+    """The main loop: one thread that waits for signals, the agent's connections and the tunnel."""
 
     def __init__(
         self, agents: socket.socket, tunnels: socket.socket, agent: int, patience_s: float
@@ -129,13 +134,13 @@ class PodInit:
         self.patience_s = patience_s
         self.heard = time.monotonic()
         self.tunnel: socket.socket | None = None
-        self.unread = b""  # from the tunnel
-        self.connections: dict[int, socket.socket] = {}  # number -> the agent's connection
-        self.early: dict[int, bytes] = {}  # number -> data from before there was a tunnel
+        self.unread = b""  # bytes from the tunnel that do not form a whole frame yet
+        self.connections: dict[int, socket.socket] = {}  # by number: the agent's connections
+        self.early: dict[int, bytes] = {}  # by number: data received while there was no tunnel
         self.count = 0
         self.code: int | None = None
         self.poll = select.poll()
-        self.ready: dict[int, Callable[[], None]] = {}  # descriptor -> what handles its data
+        self.ready: dict[int, Callable[[], None]] = {}  # by descriptor: the handler of its data
         self.wake, out = os.pipe()
         for end in (self.wake, out):
             os.set_blocking(end, False)
@@ -156,13 +161,15 @@ class PodInit:
         connection.close()
 
     def follow(self, agent: int) -> None:
-        """Relay for another agent, which only delivers."""
+        """Relay for a second agent, which only delivers the results of the first."""
         self.agent, self.code = agent, None
         self.heard = time.monotonic()
         self.patience_s = DELIVERY_S
 
     def run(self) -> int:
-        """Relay until the agent has exited; its exit code, 128 + N for signal N."""
+        """Relay until the agent has exited. Returns its exit code, or 128 + N if signal N killed
+        the agent.
+        """
         while self.code is None:
             left = self.heard + self.patience_s - time.monotonic()
             if left <= 0:
@@ -171,7 +178,7 @@ class PodInit:
                 self.heard = time.monotonic()
                 continue
             for descriptor, _ in self.poll.poll(min(left, 3600.0) * 1000 + 1):
-                if descriptor in self.ready:  # an earlier handler may have closed it
+                if descriptor in self.ready:  # an earlier handler may have closed the descriptor
                     self.ready[descriptor]()
         return self.code
 
@@ -208,7 +215,9 @@ class PodInit:
             self.send(DATA, number, data)
 
     def take_tunnel(self, tunnel: socket.socket) -> None:
-        """A new tunnel replaces the last. The agent repeats requests that were in flight there."""
+        """Use a new tunnel in place of the last one. The agent repeats the requests that were in
+        flight.
+        """
         self.lose_tunnel()
         tunnel.settimeout(TUNNEL_S)
         self.tunnel = tunnel
@@ -219,7 +228,7 @@ class PodInit:
             if number in self.early:
                 self.send(DATA, number, self.early[number])
             if self.tunnel is not tunnel:
-                return  # it broke at once; the early data waits for the next one
+                return  # the new tunnel broke at once; keep the early data for the next one
             self.early.pop(number, None)
 
     def lose_tunnel(self) -> None:
@@ -247,7 +256,7 @@ class PodInit:
             self.handle(kind, number, body)
 
     def handle(self, kind: bytes, number: int, body: bytes) -> None:
-        """A frame from the control plane."""
+        """Handle a frame from the control plane."""
         connection = self.connections.get(number)
         if kind == REMOVED:
             open(RUN + "/removed", "w").close()
@@ -275,7 +284,7 @@ class PodInit:
 
 
 def receive(connection: socket.socket) -> bytes:
-    """Data; b"" for a connection that was closed or broke."""
+    """Return received data, or b"" if the connection was closed or broke."""
     try:
         return connection.recv(CHUNK)
     except OSError:

@@ -1,5 +1,5 @@
-"""Joins its input and output to the first process of the pod. The control plane runs it in the
-pod, by `tunnel.sh`.
+"""Connects its standard input and output to the first process of the pod. The control plane runs
+this program in the pod, through `tunnel.sh`.
 """
 
 import os

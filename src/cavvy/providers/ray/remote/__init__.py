@@ -1,1 +1,1 @@
-"""Programs that are copied to a Ray cluster and run there; they import nothing of Cavvy."""
+"""Programs that are copied to a Ray cluster and run there. They import nothing from Cavvy."""

@@ -1,10 +1,10 @@
-"""Supervises the agent of one rank on a Ray node: fetches it, starts it, ends it on request, and
-reports how it ended.
+"""Supervises the agent of one rank on a Ray node: fetches the agent, starts it, ends it on request,
+and reports its end.
 
-This process is detached from the Ray worker that starts it. When the worker dies, the input ends;
-the agent is then asked to exit within its grace period. Input: a line of JSON, then `stop`. Output:
-a line when the agent runs, and one when it has exited. Standard library of Python 3.8; nothing of
-Ray.
+This process is detached from the Ray worker that starts it. If the worker dies, standard input
+ends, and the agent is asked to exit within its grace period. Input: a line of JSON, then `stop`.
+Output: a line of JSON once the agent runs, and another once the agent has exited. Uses only the
+standard library of Python 3.8; nothing from Ray.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-PATIENCE_S = 300.0  # time to reach the control plane, before the agent runs
+PATIENCE_S = 300.0  # time limit for reaching the control plane, before the agent runs
 AGAIN_S = 2.0
 LOOK_S = 0.1
 CHUNK = 65536
@@ -37,7 +37,7 @@ class FetchFailed(Exception):
 
 
 def fetch(address: str, digest: str, path: str) -> None:
-    """Fetch a file by its hash, so that the source need not be trusted."""
+    """Fetch a file and check its hash, so that the source need not be trusted."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -67,7 +67,7 @@ def tell(**what: Any) -> None:
     try:
         os.write(1, json.dumps(what).encode() + b"\n")
     except OSError:
-        return  # the worker is gone
+        return  # the worker has exited
 
 
 class ActorSupervisor:
@@ -80,7 +80,7 @@ class ActorSupervisor:
         self.log = os.path.join(self.home, "agent.log")
         self.cache = os.path.join(root, "cache")
         self.heard = True  # the input is still open
-        self.stopping = 0.0  # when the agent is killed
+        self.stopping = 0.0  # the time at which the agent is killed; 0: no stop was requested
 
     def run(self) -> None:
         os.makedirs(os.path.join(self.home, "work"), mode=0o700, exist_ok=True)
@@ -94,8 +94,7 @@ class ActorSupervisor:
         if not os.path.exists(self.agent):
             fetch(config["address"], self.boot["agent"], self.agent)
         code = self.follow(self.start(), told=False)
-        # Undelivered messages are tried again until the lease ends. Then the node leaves in any
-        # case.
+        # Retry undelivered messages until the lease ends. Then the node leaves in any case.
         until = time.monotonic() + config["lease_s"]
         while (
             code in (1, os.EX_TEMPFAIL)
@@ -106,11 +105,11 @@ class ActorSupervisor:
             self.wait(5.0)
             code = self.follow(self.start("--deliver"), told=True)
         left = dict(code=code, exit=self.read_exit(), said=self.read_log() if code else "")
-        self.clear()  # before the report: after it, this process may be killed
+        self.clear()  # clear before the report: after it, this process may be killed
         tell(**left)
 
     def clear(self) -> None:
-        """Remove the rank's folder, and the gang's, if it has no other rank here."""
+        """Remove the rank's folder, and the gang's folder if this was its last rank on the node."""
         shutil.rmtree(self.home, ignore_errors=True)
         try:
             os.rmdir(os.path.dirname(self.home))
@@ -142,7 +141,7 @@ class ActorSupervisor:
         return agent.returncode
 
     def wait(self, seconds: float) -> None:
-        """Wait for an order, or for the end of the input."""
+        """Wait for the given time, a stop request, or the end of standard input."""
         if not self.heard:
             time.sleep(seconds)
         elif select.select([0], [], [], seconds)[0]:
@@ -167,10 +166,11 @@ class ActorSupervisor:
 
 def main() -> int:
     line = b""
-    while not line.endswith(b"\n"):  # reads no further than the line
+    while not line.endswith(b"\n"):  # reads no further than the first line
         line += os.read(0, 1) or b"\n"
     boot = json.loads(line)
-    if os.fork():  # Ray kills the children of a worker that ends, but this process is no longer one
+    # Ray kills the children of a worker that exits; the fork is no longer such a child
+    if os.fork():
         os._exit(0)
     os.umask(0o077)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):

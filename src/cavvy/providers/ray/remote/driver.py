@@ -1,8 +1,9 @@
-"""The driver of one gang's Ray job: reserves all nodes or none, and has an actor supervise the
-agent on each.
+"""The driver of a gang's Ray job: reserves all nodes or none, and starts an actor on each node to
+supervise the agent.
 
-The cluster's own Python runs it: the line in `entry.py` starts it with `PLAN`. It reports by
-printing lines of JSON after `cavvy `; the provider reads the job's log.
+The cluster's own Python runs this program; the entrypoint in `entry.py` starts it with `PLAN`. The
+driver reports by printing `cavvy ` followed by JSON, one event per line; the provider reads these
+from the job's log.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 LOOK_S = 0.2
-DRAIN_S = 1.0  # time between looks for nodes that are being drained
-BEAT_S = 30.0  # the longest time between checks of the control plane
-ENDINGS = {  # NodeDeathInfo.Reason: an orderly end, not a loss
+DRAIN_S = 1.0  # interval between checks for nodes that are being drained
+BEAT_S = 30.0  # maximum interval between checks of the control plane
+ENDINGS = {  # values of NodeDeathInfo.Reason for an orderly end, as opposed to a loss
     1: "it was shut down",
     3: "it was preempted",
     4: "it was removed as idle",
@@ -45,8 +46,8 @@ def say(event: str, **more: Any) -> None:
 
 
 class NodeActor:
-    """On one node: starts the agent's supervisor, which outlives this process so that the work can
-    end in order.
+    """The actor on one node. It starts the agent's supervisor, which outlives the actor's process
+    so that the work can end in order.
     """
 
     def __init__(self, rank: int, plan: dict[str, Any]) -> None:
@@ -56,8 +57,8 @@ class NodeActor:
         self.locks = {"begin": threading.Lock(), "wait": threading.Lock()}
 
     def call(self, what: str) -> dict[str, Any]:
-        """Start or wait. A call that is repeated because its reply was lost is answered from
-        memory.
+        """Run "begin" or "wait". If a call is repeated because its reply was lost, return the same
+        reply again.
         """
         with self.locks[what]:
             if what not in self.told:
@@ -65,7 +66,7 @@ class NodeActor:
             return self.told[what]
 
     def begin(self) -> dict[str, Any]:
-        """Returns when the agent runs."""
+        """Start the supervisor; returns once the agent runs."""
         address = ray.util.get_node_ip_address()
         boot = dict(self.plan["boot"], python=sys.executable, rank=self.rank)
         boot["config"] = dict(boot["config"], rank=self.rank, token=self.plan["tokens"][self.rank])
@@ -99,7 +100,7 @@ class NodeActor:
         return told
 
     def devices(self) -> dict[str, Any]:
-        """The agent's settings for the accelerators that Ray assigns to this process."""
+        """The agent's settings for the accelerators that Ray has assigned to this process."""
         resource = self.plan["resource"]
         if not resource:
             return {"devices": []}
@@ -112,8 +113,8 @@ class NodeActor:
 
 
 class ControlPlaneProbe:
-    """Checks whether the control plane answers. A gang that has not reached it for the length of
-    its lease ends itself.
+    """Checks if the control plane answers. If a gang has not reached it for the length of the
+    lease, the gang ends itself.
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
@@ -134,7 +135,7 @@ class ControlPlaneProbe:
     def answers(self) -> bool:
         context = ssl.SSLContext(
             ssl.PROTOCOL_TLS_CLIENT
-        )  # loads no authorities, since the pin replaces them
+        )  # loads no CA certificates, since the pin replaces them
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -152,10 +153,10 @@ class RayGang:
         self.plan = plan
         self.control = ControlPlaneProbe(plan)
         self.stopped = False
-        self.asked = False  # the actors were asked to end their agents
-        self.until = 0.0  # time at which the driver stops waiting for agents
+        self.asked = False  # the actors have been asked to end their agents
+        self.until = 0.0  # the time at which the driver stops waiting for agents
         self.actors: list[Any] = []
-        self.nodes: dict[int, str] = {}  # rank -> node
+        self.nodes: dict[int, str] = {}  # by rank: the id of its node
         self.draining: set[str] = set()
         self.looked = 0.0
 
@@ -173,7 +174,9 @@ class RayGang:
         return 0
 
     def reserve(self) -> Any:
-        """Reserve all nodes; None if they are not available."""
+        """Reserve all nodes and return the placement group, or return None if they are not
+        available.
+        """
         options = {}
         if self.plan["selector"]:
             options["bundle_label_selector"] = [self.plan["selector"]] * self.plan["nodes"]
@@ -222,7 +225,7 @@ class RayGang:
             )
 
     def hold(self) -> None:
-        """Wait until every agent has exited, or the time for it is over."""
+        """Wait until every agent has exited, or the time limit for their exit has passed."""
         waiting = {
             actor.call.remote("begin"): (rank, "begin") for rank, actor in enumerate(self.actors)
         }
@@ -238,10 +241,12 @@ class RayGang:
                 return
 
     def learn(self, rank: int, what: str, reference: Any) -> str:
-        """Handle the result of a call; returns the actor's next call, "" for none."""
+        """Handle the result of an actor's call. Returns the actor's next call, or "" if there is
+        none.
+        """
         try:
             told = ray.get(reference)
-        except UNSURE:  # the connection broke, and Ray does not know yet whether the actor is dead
+        except UNSURE:  # the connection broke, and Ray does not know yet if the actor is dead
             time.sleep(LOOK_S)
             return what
         except ray.exceptions.RayError as error:
@@ -271,7 +276,7 @@ class RayGang:
         say("lost", rank=rank, reason=reason, preempted=taken)
 
     def look(self) -> None:
-        """Look for drained nodes and a lost control plane."""
+        """Check for drained nodes and a lost control plane, and stop the agents concerned."""
         if not self.asked and (self.stopped or self.control.lost()):
             lost = "the control plane did not answer for too long"
             say(
@@ -296,7 +301,9 @@ class RayGang:
 
 
 def find_draining() -> list[str]:
-    """The nodes that are being drained; [] if this Ray does not report them."""
+    """The ids of the nodes that are being drained; [] if this version of Ray does not report
+    them.
+    """
     try:
         return list(ray._private.worker.global_worker.gcs_client.get_draining_nodes())
     except (AttributeError, ray.exceptions.RayError):
@@ -304,7 +311,7 @@ def find_draining() -> list[str]:
 
 
 def make_plain() -> None:
-    """Start actors without the job's own runtime environment: Ray only keeps plain workers
+    """Start actors without the job's own runtime environment, since Ray keeps only plain workers
     ready.
     """
     try:
