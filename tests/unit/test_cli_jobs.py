@@ -499,3 +499,28 @@ def test_json_of_a_run_that_is_followed_is_refused(client: FakeClient, tmp_path:
 def test_watching_jobs_needs_a_terminal(client: FakeClient) -> None:
     found = run("ps", "--watch")
     assert (found.exit_code, "--watch needs a table on a terminal" in found.stderr) == (2, True)
+
+
+def test_an_audit_exits_with_1_if_a_bill_differs(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = wire.AuditRow(
+        job="good",
+        attempt=1,
+        gang="g",
+        placement="p/r/t",
+        billed_micros=10_000,
+        unsure_micros=0,
+        reported_micros=10_000,
+        verdict="agrees",
+    )
+    told = {"report": wire.AuditReport(bills=[row], problems=[])}
+    monkeypatch.setattr(client, "audit", lambda *_: told["report"], raising=False)
+    agreed = run("cost", "--audit")
+    assert (agreed.exit_code, "agrees" in agreed.stdout) == (0, True)
+    wrong = msgspec.structs.replace(row, verdict="differs")
+    told["report"] = wire.AuditReport(bills=[row, wrong], problems=[])
+    assert run("cost", "good", "--audit").exit_code == 1
+    told["report"] = wire.AuditReport(bills=[row], problems=["p: no answer"])
+    silent = run("cost", "--audit")
+    assert (silent.exit_code, "not compared: p: no answer" in silent.stderr) == (1, True)

@@ -8,8 +8,10 @@ import pytest
 from cavvy.control.decide.attempt import PRICE_RISE, watch_price
 from cavvy.control.decide.bills import (
     ACCRUE,
+    BillVerdict,
     ClosedBill,
     accrue,
+    audit_bill,
     close_bill,
     paid_time,
     spending,
@@ -190,3 +192,33 @@ def test_the_price_is_looked_at_more_often_as_the_budget_runs_out() -> None:
     assert look_interval(running, GangLook(pays=rest), timedelta(0), at(100)) == rest / 20 < plain
     rich = GangLook(pays=timedelta(days=9))
     assert look_interval(running, rich, timedelta(0), at(100)) == plain
+
+
+@pytest.mark.parametrize(
+    ("seen", "unseen", "billed_s", "verdict"),
+    [
+        (gang(node(0, 5, 45), state=GangState.ENDED), 0, 40, BillVerdict.AGREES),
+        (gang(node(0, 5.00005, 45), state=GangState.ENDED), 0, 40, BillVerdict.AGREES),  # jitter
+        (gang(node(0, 5, 60), state=GangState.ENDED), 0, 40, BillVerdict.DIFFERS),
+        (gang(node(0, 5, 60), state=GangState.ENDED), 20, 40, BillVerdict.AGREES),  # in its range
+        (gang(node(0, 5, 40), state=GangState.ENDED), 20, 40, BillVerdict.DIFFERS),
+        (gang(node(0, 5)), 0, 40, BillVerdict.DIFFERS),  # it still lists the node as running
+        (None, 0, 40, BillVerdict.FORGOTTEN),
+    ],
+)
+def test_an_audit_compares_a_bill_with_the_providers_record(
+    seen: GangSeen | None, unseen: float, billed_s: float, verdict: BillVerdict
+) -> None:
+    end = UnseenEnd(latest=at(99), more=Money(int(1000 * unseen))) if unseen else None
+    ended = replace(ATTEMPT, phase=AttemptPhase.ENDED, ended_at=at(90), unseen_end=end)
+    others = replace(charge(0, 0, 9), attempt_id="j-2")
+    assert audit_bill(ended, seen, (charge(0, 5, 5 + billed_s), others)).verdict is verdict
+
+
+def test_an_audit_of_a_gang_that_was_handed_on_ends_where_the_next_attempt_began() -> None:
+    handed = replace(ATTEMPT, gang="g@j-1", phase=AttemptPhase.ENDED, ended_at=at(50))
+    found = audit_bill(handed, gang(node(0, 5, 90), state=GangState.ENDED), (charge(0, 5, 50),))
+    assert (handed.bought_as, found.verdict) == ("g", BillVerdict.AGREES)
+    taken = replace(ATTEMPT, adopted_at=at(50), phase=AttemptPhase.ENDED, ended_at=at(90))
+    found = audit_bill(taken, gang(node(0, 5, 90), state=GangState.ENDED), (charge(0, 50, 90),))
+    assert found.verdict is BillVerdict.AGREES

@@ -9,7 +9,7 @@ from cavvy.cli.view import formatting, summary
 from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.client.wire import CostView, JobDetail
+    from cavvy.client.wire import AuditReport, CostView, JobDetail
 
 
 _CHARGE_COLUMNS = (
@@ -23,15 +23,36 @@ _CHARGE_COLUMNS = (
 )
 
 
+_AUDIT_COLUMNS = (
+    TableColumn("job", wide=True),
+    TableColumn("attempt", "TRY"),
+    TableColumn("placement", wide=True),
+    TableColumn("billed_micros", "BILLED"),
+    TableColumn("unsure_micros", "UNSURE"),
+    TableColumn("reported_micros", "PROVIDER"),
+    TableColumn("verdict"),
+    TableColumn("gang", hidden=True),
+)
+
+
 @click.command("cost")
 @click.argument("name", required=False)
 @project_option
+@click.option(
+    "--audit", is_flag=True, help="Compare the bills of ended attempts with the providers' records."
+)
 @output_option
-def command(name: str | None, project: str, output: str) -> None:
+def command(name: str | None, project: str, audit: bool, output: str) -> None:
     """Show what was spent: for one job, every charge and its time by phase; without NAME, the
     total of each job.
+
+    With --audit, the exit code is 1 if a bill differs from its provider's record or a provider
+    does not answer.
     """
     with session() as client:
+        if audit:
+            _audit_out(client.audit(project, name), output)
+            return
         if name is not None:
             _job_out(client.job(project, name), client.cost(project, name), output)
             return
@@ -47,6 +68,14 @@ def command(name: str | None, project: str, output: str) -> None:
     rows_out(columns, rows, output, title=f"project {project}", empty="no jobs yet")
     if output == "table" and rows:
         click.echo(f"total {formatting.show_money(sum(row.spent_micros for row in rows))}")
+
+
+def _audit_out(report: "AuditReport", output: str) -> None:
+    rows_out(_AUDIT_COLUMNS, report.bills, output, empty="no attempt has ended yet")
+    for problem in report.problems:
+        click.echo(f"not compared: {problem}", err=True)
+    if report.problems or any(bill.verdict == "differs" for bill in report.bills):
+        raise SystemExit(1)
 
 
 def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:

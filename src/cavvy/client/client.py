@@ -301,6 +301,11 @@ class Client:
         target = f"/v1/projects/{quote(project)}/cost" + query(since=since and since.isoformat())
         return self._ask(target, wire.ProjectCost)
 
+    def audit(self, project: str, name: str | None = None) -> wire.AuditReport:
+        """Bills beside the providers' own records: of one job, or of the project's newest."""
+        target = f"/v1/projects/{quote(project)}/audit" + query(job=name)
+        return self._ask(target, wire.AuditReport)
+
     # Nodes
 
     def nodes(self, project: str | None = None) -> list[wire.NodeListing]:

@@ -284,6 +284,28 @@ class CostView(Answer, frozen=True, kw_only=True):
     timeline: list[StretchView]
 
 
+class AuditRow(Answer, frozen=True, kw_only=True):
+    """The bill of an ended attempt beside its provider's own record. `unsure_micros` may come on
+    top of `billed_micros`; `reported_micros` is null if the provider no longer lists the gang.
+    """
+
+    job: str
+    attempt: int
+    gang: str
+    placement: str
+    billed_micros: int
+    unsure_micros: int
+    reported_micros: int | None
+    verdict: str  # agrees, differs or forgotten
+
+
+class AuditReport(Answer, frozen=True, kw_only=True):
+    """`problems`: the providers that did not answer, and why."""
+
+    bills: list[AuditRow]
+    problems: list[str]
+
+
 class ProjectCost(Answer, frozen=True, kw_only=True):
     """The sum of a project's charges, or only of those that began at `since` or later."""
 

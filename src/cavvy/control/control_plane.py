@@ -12,6 +12,7 @@ from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener
 from cavvy.control.agents.checkpoints import Checkpoints
 from cavvy.control.agents.sessions import AgentDependencies, AgentSessions, OpenSecrets, ReadBlob
 from cavvy.control.agents.transfers import Transfers
+from cavvy.control.audit import BillAudit
 from cavvy.control.clock import ControlClock
 from cavvy.control.deferred import Deferred, Notes
 from cavvy.control.gang_operator import GangOperator, GangOperatorDependencies
@@ -112,6 +113,7 @@ class ControlPlane:
         self._queue = self._make_queue(warm)
         self._jobs = self._make_reconciler(warm)
         self.garbage_collector = GarbageCollector(store, self.pool, clock)
+        self.audit = BillAudit(store, self.pool)
         self._tidy, self._notes = dependencies.tidy, dependencies.notes
         self._webhooks = Webhooks(store, clock, dependencies.post)
         self.jobs = self._make_jobs(ids or JobIds(clock))

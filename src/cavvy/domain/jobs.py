@@ -323,6 +323,16 @@ class Attempt:
     version: int = 0
 
     @property
+    def bought_as(self) -> str:
+        """The name of the gang at its provider, even after another attempt took the gang over."""
+        return self.gang.partition("@")[0]
+
+    @property
+    def handed_on(self) -> bool:
+        """Whether another attempt took the gang over."""
+        return "@" in self.gang
+
+    @property
     def standing(self) -> str:
         """The attempt's reason and, if the provider queues the gang, the expected start."""
         if self.expected_at is None:

@@ -29,6 +29,7 @@ _LONGEST_NOTICE_S = 86400
 router = APIRouter(prefix="/v1", tags=["jobs"])
 ProjectPath = Annotated[str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 JobPath = Annotated[str, Path(max_length=80, description="The job's name or id.")]
+_AUDITED = 100  # jobs that one audit of a project covers
 PhaseQuery = Annotated[list[JobPhase] | None, Query(description="Only jobs in these phases.")]
 CursorQuery = Annotated[
     str | None, Query(max_length=200, description="The cursor from the previous page.")
@@ -173,6 +174,31 @@ async def cost(request: Request, project: ProjectPath, name: JobPath) -> Respons
     attempts = await app_state.store.attempts(job.id)
     charges = await app_state.store.charges(job.id)
     return reply(views.cost_view(job, attempts, charges, app_state.now()))
+
+
+@router.get(
+    "/projects/{project}/audit",
+    **document(
+        "Compare bills with the providers' own records: of one job, or of the project's newest.",
+        answer=wire.AuditReport,
+        errors=("job-not-found",),
+    ),
+)
+async def audit(
+    request: Request,
+    project: ProjectPath,
+    job: Annotated[str | None, Query(max_length=80)] = None,
+) -> Response:
+    app_state = app_state_of(request)
+    if job is None:
+        page = await app_state.store.list_jobs(project, limit=_AUDITED)
+        names = {summary.id: summary.name for summary in page.jobs}
+    else:
+        found = await find_job(app_state, project, job)
+        names = {found.id: found.name}
+    bills, silent = await app_state.control_plane.audit.audit(list(names))
+    rows = [views.audit_row(names[each.attempt.job_id], each) for each in bills]
+    return reply(wire.AuditReport(bills=rows, problems=[str(each) for each in silent]))
 
 
 @router.get(

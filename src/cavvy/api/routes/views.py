@@ -9,6 +9,7 @@ from msgspec.structs import asdict
 
 from cavvy.api.wire import view
 from cavvy.client import wire
+from cavvy.control.decide.bills import AuditedBill
 from cavvy.control.decide.failures import failure_of
 from cavvy.costs.metering import total
 from cavvy.costs.timeline import TimeUse, trace
@@ -127,6 +128,20 @@ def charge_view(charge: Charge) -> wire.ChargeView:
         attempt=int(charge.attempt_id.rpartition("-")[2]),
         rate_micros_per_hour=charge.rate.micros_per_hour,
         amount_micros=charge.amount.micros,
+    )
+
+
+def audit_row(job: str, bill: AuditedBill) -> wire.AuditRow:
+    attempt, reported = bill.attempt, bill.reported
+    return wire.AuditRow(
+        job=job,
+        attempt=attempt.number,
+        gang=attempt.bought_as,
+        placement=attempt.offer.key,
+        billed_micros=bill.billed.micros,
+        unsure_micros=attempt.unseen_end.more.micros if attempt.unseen_end else 0,
+        reported_micros=None if reported is None else reported.micros,
+        verdict=bill.verdict,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from enum import StrEnum
 
 from cavvy.control.decide.job import cap_of
 from cavvy.control.decide.looks import GangLook
@@ -14,6 +15,7 @@ from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnseenEnd
 from cavvy.domain.units import HourlyRate, Money
 
 _LONGEST_H = 100_000
+_TOLERANCE = 100  # micro-dollars: start times differ by microseconds between two answers
 ACCRUE = timedelta(seconds=45)  # time between two writes of the charges of running nodes
 
 
@@ -253,3 +255,45 @@ def closing_charges(kept: Attempt, charges: Iterable[Charge], now: datetime) -> 
 
 def _until(charge: Charge, end: datetime) -> Charge:
     return replace(charge, until=end, amount=charge.rate.over(end - charge.since))
+
+
+class BillVerdict(StrEnum):
+    """How a bill compares with its provider's own record."""
+
+    AGREES = "agrees"
+    DIFFERS = "differs"
+    FORGOTTEN = "forgotten"  # the provider no longer lists the gang
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedBill:
+    """The charges of an ended attempt, and what its provider's record of the gang comes to."""
+
+    attempt: Attempt
+    billed: Money
+    reported: Money | None
+
+    @property
+    def verdict(self) -> BillVerdict:
+        """A bill with an unseen end agrees with every amount in its range."""
+        if self.reported is None:
+            return BillVerdict.FORGOTTEN
+        unseen = self.attempt.unseen_end
+        most = self.billed.micros + (unseen.more.micros if unseen else 0)
+        within = self.billed.micros - _TOLERANCE <= self.reported.micros <= most + _TOLERANCE
+        return BillVerdict.AGREES if within else BillVerdict.DIFFERS
+
+
+def audit_bill(attempt: Attempt, seen: GangSeen | None, charges: Iterable[Charge]) -> AuditedBill:
+    """Price the provider's record of an ended attempt's gang, which is None if it has none."""
+    billed = total(charge for charge in charges if charge.attempt_id == attempt.id)
+    if seen is None:
+        return AuditedBill(attempt=attempt, billed=billed, reported=None)
+    until = attempt.ended_at or attempt.since
+    handed_on = attempt.handed_on  # then the rest of the gang's life is another attempt's
+    nodes = [
+        replace(node, ended_at=until) if handed_on or node.ended_at is None else node
+        for node in seen.nodes
+    ]
+    priced = bill_gang(attempt, replace(seen, nodes=nodes), until, final=not handed_on)
+    return AuditedBill(attempt=attempt, billed=billed, reported=total(priced))

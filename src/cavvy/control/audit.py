@@ -1,0 +1,49 @@
+"""Compares the bills of ended attempts with what their providers report about the same gangs."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from cavvy.control.decide.bills import AuditedBill, audit_bill
+from cavvy.control.provider_pool import ProviderPool
+from cavvy.domain.allocations import SilentPlace
+from cavvy.domain.gangs import GangSeen
+from cavvy.domain.jobs import AttemptPhase
+from cavvy.providers.base import ProviderError
+from cavvy.store.base import Store
+
+
+class BillAudit:
+    """Asks each provider once for its gangs; it remembers ended ones for an hour or more."""
+
+    def __init__(self, store: Store, pool: ProviderPool) -> None:
+        self._store = store
+        self._pool = pool
+
+    async def audit(self, jobs: Sequence[str]) -> tuple[list[AuditedBill], list[SilentPlace]]:
+        """The ended attempts of these jobs, by id, and the providers that did not answer."""
+        attempts = [
+            attempt
+            for job in jobs
+            for attempt in await self._store.attempts(job)
+            if attempt.phase is AttemptPhase.ENDED
+        ]
+        reported, silent = await self._ask({each.offer.provider for each in attempts})
+        bills = []
+        for attempt in attempts:
+            gangs = reported.get(attempt.offer.provider)
+            if gangs is not None:
+                charges = await self._store.charges(attempt.job_id)
+                bills.append(audit_bill(attempt, gangs.get(attempt.bought_as), charges))
+        return bills, silent
+
+    async def _ask(
+        self, providers: Collection[str]
+    ) -> tuple[Mapping[str, Mapping[str, GangSeen]], list[SilentPlace]]:
+        """By provider its gangs by name."""
+        found: dict[str, Mapping[str, GangSeen]] = {}
+        silent = []
+        for provider in sorted(providers):
+            try:
+                found[provider] = {gang.name: gang for gang in await self._pool.gangs(provider)}
+            except ProviderError as error:
+                silent.append(SilentPlace(provider, str(error)))
+        return found, silent
