@@ -148,7 +148,8 @@ def test_a_notice_that_is_shorter_than_the_last_save_is_said_and_saved_at_once(
     assert f"asked to leave at step {saved.step}: saved" in said
     short = [each for each in said if "are left" in each]
     assert [
-        f"a save takes {takes:.1f} s" in each and "step 2 is the newest" in each for each in short
+        f"a save takes {takes:.1f} s" in each and "step 2 stays the newest checkpoint" in each
+        for each in short
     ] == [True] * warned
 
 

@@ -15,6 +15,7 @@ import pytest
 from cavvy.agent.step_runner import StepRunner
 from cavvy.agent.work import cache
 from cavvy.agent.work.cache import AGE_S, DAY_S, EVERY_S, is_due, sweep, touch
+from cavvy.agent.work.checkpoint_upload import FileEntry
 from cavvy.agent.work.monitor import born_ns, written
 
 
@@ -94,7 +95,7 @@ def test_a_checkpoint_of_one_file_took_from_its_making_to_its_last_change(
     os.utime(path, ns=(born, born + 2_500_000_000))
     monkeypatch.setattr(time, "time_ns", lambda: born + 3_000_000_000)
     seen = os.stat(path)
-    entry = ("model.pt", seen.st_size, seen.st_mtime_ns, seen.st_ino, seen.st_mode, "")
+    entry = FileEntry("model.pt", seen.st_size, seen.st_mtime_ns, seen.st_ino, seen.st_mode, "")
     assert written(str(tmp_path), [entry], 0, born - 1) == (1000, 2.5)
     assert written(str(tmp_path), [entry], born + 1, 0) == (1000, 0.0), (
         "an old file that was written over"
