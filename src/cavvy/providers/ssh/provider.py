@@ -41,7 +41,7 @@ from cavvy.providers.ssh.link import LinkDependencies, SshLink
 
 _LEARN_AGAIN = timedelta(minutes=10)  # devices change rarely, and drivers answer slowly
 # time limits for waiting for hosts whose facts are unknown
-_FIRST_WAIT_S, _HOSTS_WAIT_S = 12.0, 2.0
+_FIRST_WAIT_S, _HOSTS_WAIT_S = 18.0, 6.0
 _TICK_S, _CALM_S = (
     0.5,
     5.0,
