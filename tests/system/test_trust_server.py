@@ -238,17 +238,19 @@ def _outside_task(folder: Path) -> Path:
 # Databases
 
 
+FIRST = min(migrate.MIGRATIONS)
+
+
 def age(database: Path) -> None:
     """Make the database one of the first revision, with everything in it that the first revision
     could hold.
     """
     old = database.with_name("old.db")
-    engine = migrate.make_engine(make_driver(f"sqlite:///{old}", journal="delete"))
-    with closing(engine.connect()) as connection:
-        connection.exec_driver_sql("BEGIN")
-        migrate.upgrade(connection, migrate.REVISIONS[0])
-        connection.exec_driver_sql("COMMIT")
-    engine.dispose()
+    with closing(make_driver(f"sqlite:///{old}", journal="delete").connect()) as session:
+        session.begin()
+        migrate.run_file(session, migrate.MIGRATIONS[FIRST])
+        session.run(f"INSERT INTO {migrate.VERSION_TABLE} (version_num) VALUES (?)", (FIRST,))
+        session.commit()
     with closing(sqlite3.connect(old)) as rows:
         rows.execute("ATTACH ? AS new", (str(database),))
         tables = [
@@ -274,5 +276,5 @@ def test_a_database_is_migrated_under_a_running_job(user: User) -> None:
         assert database.execute(f"SELECT version_num FROM {migrate.VERSION_TABLE}").fetchone() == (
             migrate.HEAD,
         )
-    assert list(user.home.glob(f"cavvy.db.backup-{migrate.REVISIONS[0]}"))
+    assert list(user.home.glob(f"cavvy.db.backup-{FIRST}"))
     check_went_through(user, name)
