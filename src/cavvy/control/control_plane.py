@@ -113,7 +113,6 @@ class ControlPlane:
         self._queue = self._make_queue(warm)
         self._jobs = self._make_reconciler(warm)
         self.garbage_collector = GarbageCollector(store, self.pool, clock)
-        self.audit = BillAudit(store, self.pool)
         self._tidy, self._notes = dependencies.tidy, dependencies.notes
         self._webhooks = Webhooks(store, clock, dependencies.post)
         self.jobs = self._make_jobs(ids or JobIds(clock))
@@ -249,6 +248,11 @@ class ControlPlane:
         crash; `failure` returns the error of a crash.
         """
         return self._task is not None and not self._task.done()
+
+    @property
+    def audit(self) -> BillAudit:
+        """Compares bills with the providers' own records."""
+        return BillAudit(self.store, self.pool)
 
     @property
     def failure(self) -> BaseException | None:
