@@ -52,8 +52,9 @@ def count_oom_kills(folder: str) -> int:
 
 
 def _own_groups() -> tuple[str | None, str]:
-    """The root folder of version 2, or None if it does not control memory here, and the agent's own
-    group."""
+    """Return the root of cgroup v2 and the agent's own group. The root is None if it has no memory
+    controller here.
+    """
     try:
         with open(ROOT + "/cgroup.controllers", encoding="ascii") as file:
             if "memory" not in file.read().split():

@@ -371,8 +371,8 @@ class AgentSessions:
         )
 
     async def _checkpoint(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
-        """How the nodes reach the newest checkpoint. Raises _NotYet while it is being copied, which
-        continues between two claims.
+        """How the nodes reach the newest checkpoint. Raises _NotYet if its copy is incomplete: the
+        copy continues in the background, and the node's next claim asks again.
         """
         coming = self._readying.get(attempt.id)
         if coming is None:

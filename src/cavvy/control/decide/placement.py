@@ -112,7 +112,7 @@ def is_limited(job: Job) -> bool:
 def make_situation(
     job: Job, attempts: Sequence[Attempt], spent: Money, avoid: Collection[str], now: datetime
 ) -> PlanningContext:
-    """The job's progress in these attempts, and the offers with a cooldown."""
+    """Build the planner's context: the job's progress and spending, and the offers to avoid."""
     current = job.attempt if job.task.checkpoint is not None else 0
     return PlanningContext(
         submitted_at=job.submitted_at,

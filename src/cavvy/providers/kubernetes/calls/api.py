@@ -105,8 +105,8 @@ class KubernetesApi:
     async def run(
         self, pod: str, container: str, command: Sequence[str]
     ) -> AsyncIterator[WebSocket]:
-        """Run a command in a pod. Channel 0 of the stream is the input, 1 and 2 are the output, 3
-        carries the exit status.
+        """Run a command in a pod. Channel 0 of the stream is stdin, 1 is stdout and 2 is stderr;
+        channel 3 carries the exit status.
         """
         query = [("command", word) for word in command]
         query += [("container", container), ("stdin", "true"), ("stdout", "true")]
