@@ -266,13 +266,13 @@ def test_a_wish_with_an_order_of_its_own_keeps_it() -> None:
 def test_what_is_said_of_all_wishes_together() -> None:
     """Hopeless only where each of them is, and tried again when the first of them may be."""
     soon, late = NOW + timedelta(minutes=1), NOW + timedelta(minutes=2)
-    never = Candidates(reason="No offer: no H100.", hopeless=True)
+    never = Candidates(reason="No offer: no H100", hopeless=True)
     cooldowns, other = (
         Candidates(reason="refused", again_at=late),
         Candidates(reason="full", again_at=soon),
     )
     assert merge_candidates([never]) is never
-    both = merge_candidates([never, replace(never, reason="No offer: no A100.")])
+    both = merge_candidates([never, replace(never, reason="No offer: no A100")])
     assert (both.hopeless, both.reason) == (True, "No offer: no H100; or No offer: no A100")
     waits = merge_candidates([never, cooldowns, other, other])
     assert (waits.hopeless, waits.reason, waits.again_at) == (False, "refused; or full", soon)

@@ -60,7 +60,7 @@ def test_the_price_limit_is_said_with_the_cheapest_and_what_to_write() -> None:
     )
     assert say_no_offer(make_task(), found) == (
         "No offer: the cheapest H100:8 in eu is $19.91/h, your limit is $15.00/h; raise "
-        "resources.max_price to $19.92."
+        "resources.max_price to $19.92"
     )
 
 
@@ -72,7 +72,7 @@ def test_another_constraint_is_said_with_the_nearest_offer() -> None:
     )
     assert say_no_offer(make_task(), explain([make_matches(miss)], EMPTY)) == (
         "No offer: the nearest, big at cloud (us-east-1) for $10.00/h, is in us-east-1, not in eu; "
-        "allow us-east-1 in resources.regions."
+        "allow us-east-1 in resources.regions"
     )
 
 
@@ -83,7 +83,7 @@ def test_a_limit_is_nearer_than_any_constraint() -> None:
     assert say_no_offer(task, found) == (
         "No offer: the nearest, big at cloud (eu-west-1) for $12.00/h, would cost $12.40, your "
         "budget leaves $5.00; "
-        "raise limits.budget by $7.40."
+        "raise limits.budget by $7.40"
     )
 
 
@@ -104,7 +104,7 @@ def test_where_no_single_change_helps_the_first_one_is_named() -> None:
     assert say_no_offer(make_task(), explain([make_matches(rejected=rejected)], EMPTY)) == (
         "No offer: each of 1,000 offers misses several of the task's requirements at once; 900 fail first at "
         "accelerator "
-        "(resources.gpu), and those that meet most requirements fail at region: change resources.regions first."
+        "(resources.gpu), and those that meet most requirements fail at region: change resources.regions first"
     )
 
 
@@ -115,7 +115,7 @@ def test_what_a_provider_refuses_is_nearer_than_a_constraint() -> None:
     )
     assert say_no_offer(make_task(), explain([near], EMPTY, refused=[refused])) == (
         "No offer: those that fit are refused by local: it has no choice of disks; change "
-        "resources.disk.type."
+        "resources.disk.type"
     )
 
 
@@ -123,11 +123,11 @@ def test_where_all_fail_at_one_thing_it_is_named() -> None:
     found = explain([make_matches(rejected={Constraint.INSTANCE: 7})], EMPTY)
     assert (
         say_no_offer(make_task(), found)
-        == "No offer: all 7 offers fail at instance type; change resources.instance."
+        == "No offer: all 7 offers fail at instance type; change resources.instance"
     )
     only = explain([make_matches(rejected={Constraint.ACCELERATOR: 1})], EMPTY)
     assert say_no_offer(make_task(), only) == (
-        "No offer: the only offer fails at accelerator; change resources.gpu."
+        "No offer: the only offer fails at accelerator; change resources.gpu"
     )
 
 

@@ -21,7 +21,6 @@ ALLOWED = {
     "providers/hosts/connection.py": "what ssh prints",
     "providers/ssh/link.py": "what a host's shell prints; a line names its host once",
     "providers/ssh/provider.py": "a line on the screen names its host once",
-    "planner/candidates.py": "the full stop between sentences that are joined",
     "cli/view/job_story.py": "words that the line above has on the screen are left out",
     "client/tunnel/mux.py": "a JSON object",
     "agent/work/mpi.py": "a JSON object",

@@ -191,7 +191,7 @@ def _say(task: Task, matches: OfferMatches, ranked: PlacementPlan) -> str:
     """One sentence, without its full stop, on why there is no offer and what would have to
     change.
     """
-    return say_no_offer(task, explain([matches], ranked)).removesuffix(".")
+    return say_no_offer(task, explain([matches], ranked))
 
 
 def _hopeless(task: Task, market: OfferedMarket, reason: str) -> Candidates:
@@ -252,7 +252,7 @@ def rank_candidates(
 def join_reasons(reasons: Sequence[str]) -> str:
     """Join the reasons why no alternative can be placed into one sentence."""
     told = list(dict.fromkeys(reason for reason in reasons if reason))
-    return told[0] if len(told) == 1 else "; or ".join(reason.removesuffix(".") for reason in told)
+    return "; or ".join(told)
 
 
 def merge_candidates(found: Sequence[Candidates]) -> Candidates:

@@ -102,25 +102,23 @@ def explain(
 
 
 def say_no_offer(task: Task, found: Explanation) -> str:
-    """One sentence that states why there is no offer and what would have to change."""
+    """One sentence, without a full stop, that states why there is no offer and what to change."""
     if not found.considered:
-        return (
-            "No offer: there are no offers; configure a provider, or run `cavvy catalog refresh`."
-        )
+        return "No offer: there are no offers; configure a provider, or run `cavvy catalog refresh`"
     limits = [miss for miss in found.misses if miss.reason in set(PlanLimit)]
     prices = [miss for miss in found.misses if miss.reason == Constraint.PRICE]
     refused = [rejection for rejection in found.rejections if rejection.reason not in _TRIED]
     if refused and not limits:
         whom = " and ".join(rejection.reason for rejection in refused)
         fields = ", ".join(dict.fromkeys(rejection.field for rejection in refused))
-        return f"No offer: those that fit are refused by {whom}; change {fields}."
+        return f"No offer: those that fit are refused by {whom}; change {fields}"
     if prices and not limits and task.resources.max_rate is not None:
         nearest = min(prices, key=lambda miss: (miss.offer.rate, miss.offer.key))
         rates = (
             f"{format_rate(nearest.offer.rate)}, your limit is "
             f"{format_rate(task.resources.max_rate)}"
         )
-        return f"No offer: the cheapest {wish(task.resources)} is {rates}; {nearest.change}."
+        return f"No offer: the cheapest {wish(task.resources)} is {rates}; {nearest.change}"
     if limits or found.misses:
         nearest = (limits or found.misses)[0]
         where = (
@@ -128,7 +126,7 @@ def say_no_offer(task: Task, found: Explanation) -> str:
         )
         return (
             f"No offer: the nearest, {where} for {format_rate(nearest.offer.rate)}, "
-            f"{nearest.text}; {nearest.change}."
+            f"{nearest.text}; {nearest.change}"
         )
     return _far_from_all(found)
 
@@ -141,16 +139,16 @@ def _far_from_all(found: Explanation) -> str:
             if found.considered == 1
             else f"all {found.considered:,} offers fail"
         )
-        return f"No offer: {all_fail} at {only.reason}; change {only.field}."
+        return f"No offer: {all_fail} at {only.reason}; change {only.field}"
     most = max(found.rejections, key=lambda rejection: rejection.count)
     last = found.rejections[-1]
     every = f"each of {found.considered:,} offers misses several of the task's requirements at once"
     where = f"{most.count:,} fail first at {most.reason} ({most.field})"
     if last is most:
-        return f"No offer: {every}; {where}: change that first."
+        return f"No offer: {every}; {where}: change that first"
     return (
         f"No offer: {every}; {where}, and those that meet most requirements fail at "
-        f"{last.reason}: change {last.field} first."
+        f"{last.reason}: change {last.field} first"
     )
 
 

@@ -173,9 +173,8 @@ async def log(
     lost: BytesQuery = 0,
 ) -> Response:
     app_state, attempt = await enter_attempt(request, gang, rank)
-    if (
-        attempt.phase is AttemptPhase.KEPT
-    ):  # after its ranks have reported that they ended, and sent their whole logs
+    # A rank reports its end after it has sent its whole log.
+    if attempt.phase is AttemptPhase.KEPT:
         raise ApiProblem("claimed", f"attempt {attempt.number} is over: its log is complete")
     data = await read_bytes(request, _LOG_LIMIT)
     where = (attempt.project, attempt.job_id, attempt.number, rank)

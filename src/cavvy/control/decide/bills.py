@@ -14,7 +14,7 @@ from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnseenEnd
 from cavvy.domain.units import HourlyRate, Money
 
-_LONGEST_H = 100_000
+_LONGEST_H = 100_000  # limit of projections, in hours
 _TOLERANCE = 100  # micro-dollars: start times differ by microseconds between two answers
 ACCRUE = timedelta(seconds=45)  # time between two writes of the charges of running nodes
 
@@ -68,9 +68,8 @@ def accrue(attempt: Attempt, look: GangLook) -> tuple[tuple[Charge, ...], GangLo
     if not due or not (paid or attempt.phase is AttemptPhase.KEPT):
         return (), look
     charges = bill_gang(attempt, _until_seen(look.told, look), look.told_at, final=False)
-    if (
-        len({charge.rank for charge in charges}) == attempt.nodes
-    ):  # otherwise the provider has not reported the start of all nodes yet
+    # If ranks are missing, the provider has not reported the start of all nodes yet.
+    if len({charge.rank for charge in charges}) == attempt.nodes:
         look = replace(look, accrued_at=look.told_at)
     return tuple(charges), look
 
