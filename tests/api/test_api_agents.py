@@ -17,6 +17,7 @@ from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.protocol import NEWEST, OLDEST, PROTOCOL
 from cavvy.planner.checkpoint_interval import FAILURES_PER_NODE_HOUR, PRIOR_NODE_HOURS
 from cavvy.store.base import AtomicWrite
+from cavvy.store.blobs import sweep_folders
 from cavvy.store.objects.locations import open_place
 
 pytestmark = pytest.mark.anyio
@@ -582,3 +583,22 @@ async def test_parts_of_an_upload_that_comes_to_nothing_are_dropped(
         for _ in range(2):  # the answer to the first was lost
             await post(f"{route}/abort", upload=upload, **ask)
         assert upload not in GoogleStandIn.uploads
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b'{"files": [], "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"files": [{"path": "\xff"}]}',
+        b'{"files": [{"sha256": "0"}]}',
+        b'{"files": [{"path": "a", "sha256": "../../token"}]}',
+        b"",
+    ],
+)
+async def test_a_manifest_that_is_none_is_refused(api: Api, manifest: bytes) -> None:
+    snapshot = hashlib.sha256(manifest).hexdigest()
+    await api.http.put(f"/v1/projects/default/blobs/{snapshot}", content=manifest)
+    refused = await api.post_job(FOLDER, origin={"snapshot": snapshot})
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid-request")
+    old = datetime(9999, 1, 1, tzinfo=UTC)
+    assert sweep_folders(api.app_state.blobs, {snapshot}, older_than=old) == 0

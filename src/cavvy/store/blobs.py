@@ -180,6 +180,10 @@ class ManifestEntry(Struct, frozen=True, kw_only=True):
     sha256: str | None = None  # None for a link
 
 
+class NotManifest(ValueError):
+    """The blob does not list a folder's files."""
+
+
 class FolderManifest(Struct, frozen=True, kw_only=True):
     """The contents of a frozen working folder; the hash of this document names the folder."""
 
@@ -195,15 +199,18 @@ _decode_manifest = Decoder(FolderManifest).decode
 
 
 def read_manifest(blobs: BlobStore, snapshot: str) -> FolderManifest:
-    """Read a manifest. Raises RowNotFound, and MsgspecError if the blob is not a manifest."""
+    """Read a manifest. Raises RowNotFound, and NotManifest if the blob lists no files."""
     with blobs.open(snapshot) as file:
-        return _decode_manifest(file.read())
+        try:
+            return _decode_manifest(file.read())
+        except (MsgspecError, ValueError, RecursionError) as error:
+            raise NotManifest(str(error)) from error
 
 
 def _list_parts(blobs: BlobStore, snapshot: str) -> frozenset[str]:
     try:
         return read_manifest(blobs, snapshot).parts | {snapshot}
-    except MsgspecError:
+    except NotManifest:
         return frozenset({snapshot})
 
 
@@ -219,7 +226,7 @@ def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: d
             wanted |= read_manifest(blobs, name).parts
         except RowNotFound:
             continue  # without its manifest, the folder's other blobs are useless
-        except MsgspecError:
+        except NotManifest:
             return 0
     return blobs.sweep(wanted, older_than=older_than)
 

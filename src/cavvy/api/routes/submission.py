@@ -27,7 +27,7 @@ from cavvy.planner.candidates import (
 from cavvy.planner.placements import PlanningContext
 from cavvy.spec.uses import explain_unused
 from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
-from cavvy.store.blobs import read_manifest
+from cavvy.store.blobs import NotManifest, read_manifest
 
 # seconds; with an older key a job could jump the queue, because ids sort by the time of submission
 _KEY_AGE_S = 900
@@ -183,7 +183,7 @@ def _missing_parts(app_state: AppState, snapshot: str) -> Sequence[str]:
         return missing
     try:
         return app_state.blobs.missing(read_manifest(app_state.blobs, snapshot).parts)
-    except (msgspec.MsgspecError, HashMismatch, RowNotFound) as error:
+    except (NotManifest, HashMismatch, RowNotFound) as error:
         told = f"the blob {snapshot[:12]}… does not list a folder's files: {error}"
         raise ApiProblem("invalid-request", told) from error
 
