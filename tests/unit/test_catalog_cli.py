@@ -214,6 +214,18 @@ def test_help_imports_nothing_heavy() -> None:
         assert done.stdout.splitlines()[-1] == "[]", arguments
 
 
+def test_offers_that_a_job_can_use_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text("[providers.fake]\n[providers.local]\nenabled = false\n")
+    monkeypatch.setenv("CAVVY_CONFIG", str(config))
+    rows = json.loads(run("offers", "--ready", "--gpu", "H100", "-o", "json").stdout)
+    assert [(row["provider"], row["readiness"]) for row in rows] == [("fake", "ready")]
+    config.write_text("[providers.local]\nenabled = false\n")
+    assert "No configured provider has an offer" in run("offers", "--ready").output
+    rows = json.loads(run("offers", "--gpu", "H100:8", "-o", "json").stdout)
+    assert {row["readiness"] for row in rows} == {"configurable", "price-only"}
+
+
 def test_a_configured_provider_that_the_catalog_does_not_know_is_asked_where_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from cavvy.cli.plan import command
 from cavvy.cli.task import available
+from cavvy.cli.task.load import read_any_task
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, Money
@@ -334,7 +336,7 @@ class Farm:
 
 @pytest.fixture
 def farm(planned: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(available, "load_providers", lambda: {"farm": Farm(blind=True)})
+    monkeypatch.setattr(available, "load_providers", lambda *_: {"farm": Farm(blind=True)})
     return planned
 
 
@@ -367,3 +369,73 @@ def test_a_place_that_cannot_say_where_its_volumes_are_is_planned_for_without_th
     named = run(farm, "resources: {cpu: 1}\nvolumes: [data:/d]\n", "--here")
     assert named.exit_code == 1
     assert "the location of data is currently unknown" in named.stdout
+
+
+class Cloud(Farm):
+    """A cloud of the catalog that is configured for one of its regions, at prices of its own."""
+
+    manifest = Manifest(name="aws", title="Cloud", docs="")
+
+    async def offers(self) -> list[Offer]:
+        return [make_offer("L4", 0.7)]
+
+
+def write_three_kinds(folder: Path) -> None:
+    """A catalog with offers of two regions of a provider with a driver, and of one without."""
+    rows = [
+        make_offer("L4", 0.5),
+        replace(make_offer("L4", 0.6), region="us-west-2", zone=None),
+        replace(make_offer("L4", 0.1), provider="nodriver", region="eu", zone=None),
+    ]
+    (folder / "catalog.db").unlink()
+    write_snapshot(folder / "catalog.db", rows, [], as_of=TODAY)
+
+
+def test_offers_are_ready_configurable_or_only_prices(
+    planned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def readiness(*options: str) -> list[tuple[object, ...]]:
+        rows = plan_of(planned, "resources: {gpu: L4}\n", "--all-locations", *options)["placements"]
+        assert isinstance(rows, list)
+        return [(row["provider"], row["location"], row["readiness"]) for row in rows]
+
+    write_three_kinds(planned)
+    assert readiness() == [
+        ("nodriver", "eu", "price-only"),
+        ("aws", "us-east-1a", "configurable"),
+        ("aws", "us-west-2", "configurable"),
+    ]
+    monkeypatch.setattr(available, "load_providers", lambda *_: {"aws": Cloud()})
+    assert readiness() == [
+        ("nodriver", "eu", "price-only"),
+        ("aws", "us-west-2", "configurable"),
+        ("aws", "us-east-1a", "ready"),  # the provider's own price, without the catalog's row
+    ]
+    assert readiness("--ready") == [("aws", "us-east-1a", "ready")]
+
+
+def test_the_nearest_misses_are_those_that_a_job_could_use(planned: Path) -> None:
+    write_three_kinds(planned)
+    misses = plan_of(planned, "resources: {gpu: L4, max_price: 0.01}\n")["misses"]
+    assert isinstance(misses, list)
+    assert [miss["readiness"] for miss in misses][-1] == "price-only"
+
+
+def test_only_offers_of_providers_with_a_driver_are_suggested(planned: Path) -> None:
+    write_three_kinds(planned)
+    file = planned / "settings.toml"
+
+    def hint(text: str) -> str:
+        (planned / "task.yaml").write_text(f"name: t\nrun: 'true'\n{text}")
+        return available.suggest_offer(read_any_task(str(planned / "task.yaml"), {}), "task.yaml")
+
+    assert hint("resources: {gpu: L4}\n") == (
+        "the cheapest offer of a provider that you can set up is l4.big at aws (us-east-1) for "
+        "$0.50/h: printf '[providers.aws]\\nregions = \"us-east-1\"\\n' "
+        f">> {file} && cavvy check aws"
+    )
+    assert "no driver" in hint("resources: {gpu: L4, providers: nodriver}\n")
+    assert "nearest misses" in hint("resources: {gpu: L4:7}\n")
+    assert "did you mean" in hint("resources: {gpu: L4, providers: nodrivr}\n")
+    file.write_text("[providers.aws]\n")
+    assert hint("resources: {gpu: L4}\n").endswith("`cavvy check aws` shows why it cannot be used")

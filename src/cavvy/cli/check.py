@@ -147,6 +147,7 @@ async def _examine_one(
 ) -> ProviderFinding:
     from cavvy.providers import registry
     from cavvy.providers.base import ProviderContext, ProviderError
+    from cavvy.providers.objections import refuses_all
 
     table = settings.providers.get(known.name, {})
     tables = {known.name: table} if known.name in settings.providers else {}
@@ -170,20 +171,11 @@ async def _examine_one(
         # the provider is only queried, and launches nothing
         provider = registry.make(known, table, context)
         async with asyncio.timeout(ASK_TIMEOUT_S):
-            return replace(found, facts=await _whoami(provider), problem=_objection(provider))
+            return replace(found, facts=await _whoami(provider), problem=refuses_all(provider))
     except ProviderError as error:
         return replace(found, problem=str(error))
     except TimeoutError:
         return replace(found, problem=SILENT)
-
-
-def _objection(provider: "Provider") -> str:
-    """Why a minimal task could not run on the provider, or "" if it could."""
-    from cavvy.domain.tasks import Task
-    from cavvy.providers.objections import list_objections
-
-    reasons = list_objections(Task(name="check", run="true"), provider)
-    return reasons[0].reason if reasons else ""
 
 
 def _described(found: ProviderFinding, manifest: "Manifest") -> ProviderFinding:

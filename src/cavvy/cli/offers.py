@@ -1,5 +1,6 @@
 """`cavvy offers`: lists offers of all providers from the catalog, without a server."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -11,8 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cavvy.catalog.query import NearMiss, OfferMatches
+    from cavvy.cli.task.available import LiveMatches
     from cavvy.client.wire import MarketListing
-    from cavvy.domain.offers import Offer
+    from cavvy.domain.offers import Offer, Readiness
     from cavvy.domain.tasks import Resources, SpotPolicy
     from cavvy.store.snapshot import CatalogSnapshot
 
@@ -28,6 +30,7 @@ _SORTS = ("price", "gpu-price", "memory", "cpus", "gpu-memory", "provider", "reg
 )
 @click.option("--spot", is_flag=True, help="Only spot capacity, which can be reclaimed.")
 @click.option("--on-demand", is_flag=True, help="Only on-demand capacity.")
+@click.option("--ready", is_flag=True, help="Only offers that a job can use now.")
 @click.option("--reserved", is_flag=True, help="Include offers that need a commitment.")
 @click.option("--max-price", metavar="USD", help="Maximum price of a node per hour.")
 @click.option(
@@ -115,44 +118,49 @@ def _list_offers(
     found = snapshot.match(
         need, limit=rows or None if by_price else None, misses=0, reserved=reserved
     )
-    live = _ask_configured(snapshot, need)
-    if live:
-        found = _join([found, *live])
+    live = _ask_configured(snapshot, need, bool(given["ready"]))
+    if given["ready"]:
+        found = _join([*live.matches.values()])
+    elif live.matches:
+        found = _join([found, *live.matches.values()])
     if not found.matched:
-        _explain_nothing(snapshot, need, output, reserved, live)
+        own = _join([*live.matches.values()]) if given["ready"] or live.matches else None
+        _explain_nothing(snapshot, need, output, reserved, own)
     offers = found.offers if by_price else sorted(found.offers, key=_sort_key(sort))
     offers = offers[: rows or None]
-    _offers_out(offers, output)
+    _offers_out(offers, live.readiness, output)
     if output == "table" and len(offers) < found.matched:
         click.echo(
             f"{len(offers)} of {found.matched:,} offers that match; --limit 0 lists all.", err=True
         )
 
 
-def _offers_out(offers: "Sequence[Offer]", output: str) -> None:
+def _offers_out(
+    offers: "Sequence[Offer]", readiness: "Callable[[Offer], Readiness]", output: str
+) -> None:
     from cavvy.cli.task.forecast import seen_here
 
     seen = seen_here().values()
     texts = [_seen_text([row for row in seen if _is_of(row.market, offer)]) for offer in offers]
-    shown = [[*_row(offer), text] for offer, text in zip(offers, texts, strict=True)]
+    shown = [
+        [*_row(offer), readiness(offer), text] for offer, text in zip(offers, texts, strict=True)
+    ]
     about_seen = TableColumn("seen", "SEEN HERE", hidden=not any(texts), wide=True)
-    rows_out([*_columns(), about_seen], shown, output)
+    rows_out([*_columns(), TableColumn("readiness"), about_seen], shown, output)
 
 
-def _ask_configured(snapshot: "CatalogSnapshot", need: "Resources") -> "Sequence[OfferMatches]":
-    """The current offers of configured providers that `need` names but the catalog does not
-    contain, or () if there are none.
+def _ask_configured(snapshot: "CatalogSnapshot", need: "Resources", ready: bool) -> "LiveMatches":
+    """The current offers of all configured providers if `ready`; otherwise of those that are not in
+    the catalog and that `need` names. The others are asked only whether they can be used.
     """
-    known = {provider for provider, _, _ in snapshot.regions()} if need.providers else set()
-    names = [name for name in need.providers if name not in known]
-    if not names:
-        return ()
-    from cavvy.cli.task.available import match_named
+    from cavvy.cli.task.available import match_configured
 
-    matches, problems = match_named(need, names)
-    for problem in problems:
+    listed = {provider for provider, _, _ in snapshot.regions()}
+    live = match_configured(need, None if ready else set(need.providers) or listed)
+    for problem in live.problems:
         click.echo(f"note: {problem}", err=True)
-    return matches
+    own = {name: each for name, each in live.matches.items() if ready or name not in listed}
+    return replace(live, matches=own)
 
 
 def _join(found: "Sequence[OfferMatches]") -> "OfferMatches":
@@ -346,12 +354,12 @@ def _explain_nothing(
     need: "Resources",
     output: str,
     reserved: bool,
-    live: "Sequence[OfferMatches]" = (),
+    live: "OfferMatches | None",
 ) -> None:
     """Explain why nothing matches and what to change, and exit with 1."""
     from cavvy.cli.task.unknown import unknown_names
 
-    found = _join(live) if live else snapshot.match(need, limit=0, misses=5, reserved=reserved)
+    found = live or snapshot.match(need, limit=0, misses=5, reserved=reserved)
     if output != "table":
         rows_out(_columns(), [], output)
     unknown = "" if live else unknown_names(snapshot, need)
@@ -364,6 +372,8 @@ def _why(found: "OfferMatches") -> list[str]:
     counted = ", ".join(
         f"{rows:,} {_FAULTS[constraint]}" for constraint, rows in found.rejected.items()
     )
+    if not found.total:
+        return ["No configured provider has an offer; `cavvy check` lists the providers."]
     lines = [f"Of {found.total:,} offers {counted}."]
     return [*lines, "Nearest misses, each fails one condition only:"] if found.misses else lines
 

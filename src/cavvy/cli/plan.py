@@ -43,9 +43,11 @@ if TYPE_CHECKING:
     help="Every region and zone, not only the best one for each machine type.",
 )
 @click.option(
-    "--here/--anywhere",
-    default=False,
-    help="Only providers that are configured here; the default includes the whole catalog.",
+    "--ready",
+    "--here",
+    "ready",
+    is_flag=True,
+    help="Only offers that a job can use now: those of configured providers.",
 )
 @click.option(
     "--output-size",
@@ -60,7 +62,7 @@ def command(
     by: str,
     limit: int,
     all_locations: bool,
-    here: bool,
+    ready: bool,
     output_size: str | None,
     param: tuple[str, ...],
     output: str,
@@ -76,7 +78,9 @@ def command(
 
     task = with_rates(read_any_task(file, read_params(param), options), Path(file).parent)
     wishes = tasks_of(task)
-    answers = [_answer(each, by, limit, all_locations, here, _size(output_size)) for each in wishes]
+    answers = [
+        _answer(each, by, limit, all_locations, ready, _size(output_size)) for each in wishes
+    ]
     match output:
         case "json":
             documents = [_document(each) for each in answers]
@@ -127,7 +131,7 @@ class _Answer:
 
 
 def _answer(
-    task: "Task", by: str, limit: int, all_locations: bool, here: bool, output_mib: int | None
+    task: "Task", by: str, limit: int, all_locations: bool, ready: bool, output_mib: int | None
 ) -> _Answer:
     from cavvy.cli.task.available import gather
     from cavvy.cli.task.forecast import tell_forecast
@@ -135,7 +139,7 @@ def _answer(
     from cavvy.planner.placements import Objective, RankingView
     from cavvy.planner.rank import plan, warn_of_dear_spot, warn_of_notices
 
-    offered = gather(task, anywhere=not here, output_mib=output_mib)
+    offered = gather(task, anywhere=not ready, output_mib=output_mib)
     made = plan(
         task,
         offered.offers,
@@ -149,7 +153,7 @@ def _answer(
     warnings += warn_of_dear_spot(
         task, offered.offers, offered.fixed, datetime.now(UTC), offered.situation
     )
-    found = explain(offered.matches, made, refused=offered.refused)
+    found = explain(offered.matches, made, refused=offered.refused, readiness=offered.readiness)
     said = f"No offer: {_uncapital(offered.unknown)}" if offered.unknown else ""
     message = "" if made.placements else said or say_no_offer(task, found)
     return _Answer(task, by, offered, made, found, message, forecast, warnings)
@@ -159,11 +163,7 @@ def _csv_out(answers: Sequence[_Answer]) -> None:
     """Print the answers as one table. If the task has several alternatives, each row has the number
     of its alternative.
     """
-    found = [
-        (at, _row(rank, placement, ()))
-        for at, each in enumerate(answers, 1)
-        for rank, placement in enumerate(each.made.placements, 1)
-    ]
+    found = [(at, row) for at, each in enumerate(answers, 1) for row in _rows(each)]
     if len(answers) == 1:
         rows_out(_COLUMNS, [row for _, row in found], "csv")
     else:
@@ -224,6 +224,7 @@ _COLUMNS = (
     TableColumn("accelerators"),
     TableColumn("vcpus", "CPUS", lambda number: f"{number:g}"),
     TableColumn("purchase", "BUY"),
+    TableColumn("readiness"),
     TableColumn("rate_micros_per_hour", "$/H", _rate),
     TableColumn("run_time_s", hidden=True),
     TableColumn("wall_time_s", "TIME", _length),
@@ -238,10 +239,19 @@ _COLUMNS = (
 )
 
 
-def _row(rank: int, placement: "Placement", notes: Sequence[str]) -> tuple[object, ...]:
-    """The cells of a row. `notes` are all notes, to which the row refers by number; if it is (),
-    the row contains its notes in full.
+def _rows(answer: _Answer, notes: Sequence[str] = ()) -> list[tuple[object, ...]]:
+    """The cells of each row. `notes` are all notes, to which the rows refer by number; if it is (),
+    the rows contain their notes in full.
     """
+    return [
+        _row(rank, placement, answer.offered.readiness(placement.offer), notes)
+        for rank, placement in enumerate(answer.made.placements, 1)
+    ]
+
+
+def _row(
+    rank: int, placement: "Placement", readiness: str, notes: Sequence[str]
+) -> tuple[object, ...]:
     offer, loss = placement.offer, placement.spot_loss
     return (
         rank,
@@ -251,6 +261,7 @@ def _row(rank: int, placement: "Placement", notes: Sequence[str]) -> tuple[objec
         accelerators_text(offer),
         offer.vcpus or None,
         offer.purchase,
+        readiness,
         placement.rate.micros_per_hour,
         None if placement.run_time is None else placement.run_time.total_seconds(),
         None if placement.wall_time is None else placement.wall_time.total_seconds(),
@@ -297,14 +308,14 @@ def _tables_out(answer: _Answer, which: str) -> None:
     title = (
         f"{task.name}: {_wished(task.nodes, wish(task.resources))}; {_order_text(task, answer.by)}"
     )
-    rows = [_row(rank, placement, notes) for rank, placement in enumerate(made.placements, 1)]
+    rows = _rows(answer, notes)
     if rows:
         rows_out(_COLUMNS, rows, title=title)
         for number, note in enumerate(notes, 1):
             click.echo(f"[{number}] {note}")
         click.echo(f"{_sources_text(made, which)}; `cavvy run` can use {_usable_text(answer)}")
     if found.rejections:
-        _rejections_out(found)
+        _rejections_out(answer)
 
 
 def _order_text(task: "Task", by: str) -> str:
@@ -344,7 +355,8 @@ def _usable_text(answer: _Answer) -> str:
     return f"none of them: {reason}"
 
 
-def _rejections_out(found: "Explanation") -> None:
+def _rejections_out(answer: _Answer) -> None:
+    found = answer.found
     count = found.considered - found.kept
     click.echo()
     columns = (
@@ -359,25 +371,27 @@ def _rejections_out(found: "Explanation") -> None:
     )
     if found.misses:
         click.echo()
-        misses = [_miss_row(miss) for miss in found.misses]
+        misses = [_miss_row(miss, answer.offered.readiness(miss.offer)) for miss in found.misses]
         heads = (
             TableColumn("provider"),
             TableColumn("location"),
             TableColumn("instance_type", "INSTANCE"),
             TableColumn("rate", "$/H", _rate),
+            TableColumn("readiness"),
             TableColumn("text", "REASON", wide=True),
             TableColumn("change", "TO USE IT", wide=True),
         )
         rows_out(heads, misses, title="nearest misses")
 
 
-def _miss_row(miss: "OfferMiss") -> tuple[object, ...]:
+def _miss_row(miss: "OfferMiss", readiness: str) -> tuple[object, ...]:
     offer = miss.offer
     return (
         offer.provider,
         location_text(offer),
         offer.instance_type,
         offer.rate.micros_per_hour,
+        readiness,
         miss.text,
         miss.change,
     )
@@ -413,14 +427,15 @@ def _document(answer: _Answer) -> dict[str, object]:
         "considered": answer.found.considered,
         "kept": answer.found.kept,
         "placements": [
-            _placement_document(rank, placement)
-            for rank, placement in enumerate(answer.made.placements, 1)
+            _placement_document(row, placement)
+            for row, placement in zip(_rows(answer), answer.made.placements, strict=True)
         ],
         "rejected": to_builtins(answer.found.rejections),
         "misses": [
             {
                 "offer": miss.offer.key,
                 "rate_micros_per_hour": miss.offer.rate.micros_per_hour,
+                "readiness": answer.offered.readiness(miss.offer),
                 "reason": miss.reason,
                 "text": miss.text,
                 "change": miss.change,
@@ -433,11 +448,11 @@ def _document(answer: _Answer) -> dict[str, object]:
     }
 
 
-def _placement_document(rank: int, placement: "Placement") -> dict[str, object]:
+def _placement_document(row: Sequence[object], placement: "Placement") -> dict[str, object]:
     loss = placement.spot_loss
     names = [column.name for column in _COLUMNS]
     return {
-        **dict(zip(names, _row(rank, placement, ()), strict=True)),
+        **dict(zip(names, row, strict=True)),
         "offer": placement.offer.key,
         "finish": placement.finish,
         "checkpoint_every_s": None if loss is None else loss.checkpoint_every,

@@ -15,6 +15,14 @@ class Purchase(StrEnum):
     RESERVED = "reserved"
 
 
+class Readiness(StrEnum):
+    """Whether a job can run on an offer."""
+
+    READY = "ready"  # its provider is configured and answered
+    CONFIGURABLE = "configurable"  # Cavvy has a driver for its provider, which is not set up
+    PRICE_ONLY = "price-only"  # Cavvy has no driver for its provider
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """One node's worth of capacity at one price.

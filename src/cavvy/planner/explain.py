@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cavvy.catalog.needs import format_need
 from cavvy.catalog.query import Constraint, NearMiss, OfferMatches
-from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.offers import Offer, Purchase, Readiness
 from cavvy.domain.tasks import Resources, SpotPolicy, Task
 from cavvy.domain.units import HourlyRate, Money, format_memory, format_rate, format_usd
 from cavvy.planner.limits import ceil_cent
@@ -68,12 +68,14 @@ def explain(
     plan: PlacementPlan,
     *,
     refused: Sequence[Rejection] = (),
+    readiness: Callable[[Offer], Readiness] = lambda _: Readiness.READY,
     limit: int = 5,
 ) -> Explanation:
     """Combine the rejections of the catalogs (`matches`), of the providers (`refused`: offers that
     fit but that their provider refuses) and of the task's limits (`plan`).
 
     An offer that breaks a limit counts as a nearer miss than an offer that fails a constraint.
+    Misses of providers that cannot run jobs come last.
     """
     answers = list(matches)
     counts: Counter[Constraint] = Counter()
@@ -93,11 +95,15 @@ def explain(
         OfferMiss(offer=miss.offer, reason=miss.limit, text=miss.text, change=miss.change)
         for miss in sorted(plan.misses, key=lambda miss: (miss.doubtful, miss.broken, miss.excess))
     ]
+    misses = sorted(
+        [*over, *map(_miss, _interleave(answers))],
+        key=lambda miss: readiness(miss.offer) is Readiness.PRICE_ONLY,
+    )
     return Explanation(
         considered=sum(answer.total for answer in answers),
         kept=plan.kept,
         rejections=tuple(rejections),
-        misses=tuple([*over, *map(_miss, _interleave(answers))][:limit]),
+        misses=tuple(misses[:limit]),
     )
 
 

@@ -8,6 +8,12 @@ from cavvy.providers.base import Provider
 from cavvy.spec.support import read_options, refusals
 
 
+def refuses_all(provider: Provider) -> str:
+    """Why a minimal task could not run on the provider, or "" if it could."""
+    reasons = list_objections(Task(name="check", run="true"), provider)
+    return reasons[0].reason if reasons else ""
+
+
 def list_objections(task: Task, provider: Provider) -> list[Objection]:
     """The objections, without duplicates: features that the manifest lists as unsupported, then
     unknown options, then the provider's own objections.

@@ -11,7 +11,7 @@ package never spends money. `enabled = false` in its table disables any provider
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
@@ -19,6 +19,7 @@ from math import isfinite
 from pathlib import Path
 from types import ModuleType
 
+from cavvy.domain.offers import Offer, Readiness
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.abilities import ABILITIES
 from cavvy.providers.base import (
@@ -86,6 +87,17 @@ def list_known() -> Mapping[str, KnownProvider]:
 def manifests() -> Sequence[Manifest]:
     """The manifests of all installed providers, sorted by name. Imports all of them."""
     return [manifest_of(known) for _, known in sorted(list_known().items())]
+
+
+def judge_readiness(
+    offer: Offer, usable: Collection[tuple[str, str]], installed: Collection[str]
+) -> Readiness:
+    """Whether a job can run on the offer. `usable` are the providers and regions that can run jobs
+    now, and `installed` the names of the installed providers.
+    """
+    if (offer.provider, offer.region) in usable:
+        return Readiness.READY
+    return Readiness.CONFIGURABLE if offer.provider in installed else Readiness.PRICE_ONLY
 
 
 def enabled(tables: Tables) -> Sequence[KnownProvider]:

@@ -2,7 +2,7 @@
 server.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from cavvy.cli.view.failure import CommandFailure
@@ -25,20 +25,29 @@ def load_settings() -> "Settings":
         raise CommandFailure(error.message, error.hint, exit_code=2) from error
 
 
-def load_providers() -> "Mapping[str, Provider]":
-    """The configured providers; they can be used only to read offers. Raises CommandFailure."""
+def load_providers(only: Collection[str] | None = None) -> "Mapping[str, Provider]":
+    """The configured providers, or those of them in `only`; they can be used only to read offers.
+    Raises CommandFailure.
+    """
     from cavvy.providers import registry
     from cavvy.providers.base import ProviderContext, ProviderError
 
     known = load_settings()
     try:
+        on = registry.enabled(known.providers)
+        wanted = [each for each in on if only is None or each.name in only]
+        if not wanted:
+            return {}
         # Nothing is launched, so any name of the installation will do.
         context = ProviderContext(
             installation="plan",
             home=known.home / "providers",
             node_endpoint=foresee_node_endpoint(known),
         )
-        return registry.load(known.providers, context)
+        return {
+            each.name: registry.make(each, known.providers.get(each.name, {}), context)
+            for each in wanted
+        }
     except ProviderError as error:
         raise CommandFailure(
             str(error), "`cavvy check` shows what each provider needs", exit_code=2

@@ -4,17 +4,19 @@ plan`.
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
+from shlex import quote
 
 from cavvy.catalog.fit import match_offers
 from cavvy.catalog.query import OfferMatches
-from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, load_providers
+from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, load_providers, load_settings
 from cavvy.cli.task.unknown import unknown_names
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.allocations import Host, VolumeLocation
-from cavvy.domain.offers import Offer
+from cavvy.domain.offers import Offer, Readiness
 from cavvy.domain.tasks import Objection, Resources, SpotPolicy, Task
 from cavvy.domain.units import Money
 from cavvy.planner.explain import Rejection
@@ -30,9 +32,11 @@ from cavvy.providers.abilities import (
     ability,
 )
 from cavvy.providers.base import Provider, ProviderError
-from cavvy.providers.objections import list_objections
+from cavvy.providers.objections import list_objections, refuses_all
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.layout import SnapshotError
+
+_MISSES = 20  # more than are shown, because those of providers that can run jobs are shown first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,7 @@ class AvailableOffers:
     here: Sequence[Offer]  # those of `offers` that come from the configured providers
     problems: Sequence[str]  # providers that did not answer, with the reason
     situation: PlanningContext
+    readiness: Callable[[Offer], Readiness]
     fixed: Sequence[
         Offer
     ] = ()  # for a spot-only task that states its work: its offers if it had `spot: never`
@@ -67,6 +72,7 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> AvailableOf
     fixed = list(rivals.fitting)
     if anywhere:
         known, prices, unknown, stays = _ask_catalog(task, live, rival)
+        known = _leave_out(known, live.usable)
         matches.append(known)
         fixed += stays
         fitting += known.offers
@@ -84,9 +90,17 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> AvailableOf
         here=live.fitting,
         problems=live.problems,
         situation=PlanningContext(output_mib=output_mib, egress=egress, notices=_notices(task)),
+        readiness=_judge(live.usable),
         fixed=fixed,
         unknown=unknown,
     )
+
+
+def _leave_out(found: OfferMatches, asked: Collection[tuple[str, str]]) -> OfferMatches:
+    """The catalog's matches without those in regions whose provider reports its own offers."""
+    offers = [each for each in found.offers if (each.provider, each.region) not in asked]
+    spare = len(found.offers) - len(offers)
+    return replace(found, offers=offers, matched=found.matched - spare, total=found.total - spare)
 
 
 def _rival(task: Task) -> Task | None:
@@ -116,6 +130,7 @@ def _notices(task: Task) -> dict[str, timedelta]:
 class _Live:
     names: list[str] = field(default_factory=list)
     regions: set[str] = field(default_factory=set)
+    usable: set[tuple[str, str]] = field(default_factory=set)  # see `registry.judge_readiness`
     matches: list[OfferMatches] = field(default_factory=list)
     fitting: list[Offer] = field(default_factory=list)
     refused: list[Rejection] = field(default_factory=list)
@@ -133,21 +148,38 @@ class _Answer:
     ] = ()  # clusters, regions or hosts of the provider that did not answer, with the reason
 
 
-def match_named(
-    need: Resources, names: Collection[str]
-) -> tuple[Sequence[OfferMatches], Sequence[str]]:
-    """The current offers of the configured providers among `names`, and a message for each of them
-    that did not answer completely. Raises CommandFailure.
-    """
-    providers = {name: provider for name, provider in load_providers().items() if name in names}
-    matches, problems = [], []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveMatches:
+    """The current offers of configured providers that match."""
+
+    matches: Mapping[str, OfferMatches]  # by provider
+    problems: Sequence[str]  # a message for each provider that did not answer completely
+    readiness: Callable[[Offer], Readiness]
+
+
+def match_configured(need: Resources, names: Collection[str] | None) -> LiveMatches:
+    """Ask the configured providers, or those of them in `names`. Raises CommandFailure."""
+    providers = load_providers(names)
+    matches, problems, usable = dict[str, OfferMatches](), list[str](), set[tuple[str, str]]()
     for name, answer in asyncio.run(_ask_all(providers)).items():
         if isinstance(answer, str):
             problems.append(f"{name} could not be asked: {answer}")
         else:
             problems += [f"{name} answered in part: {each}" for each in answer.silent]
-            matches.append(match_offers(answer.offers, need))
-    return matches, problems
+            matches[name] = match_offers(answer.offers, need)
+            usable |= _usable(providers[name], answer)
+    return LiveMatches(matches=matches, problems=problems, readiness=_judge(usable))
+
+
+def _usable(provider: "Provider", answer: "_Answer") -> set[tuple[str, str]]:
+    """The regions of the provider's offers, or none if it cannot run a minimal task."""
+    if refuses_all(provider):
+        return set()
+    return {(offer.provider, offer.region) for offer in answer.offers}
+
+
+def _judge(usable: Collection[tuple[str, str]]) -> Callable[[Offer], Readiness]:
+    return partial(registry.judge_readiness, usable=usable, installed=registry.list_known())
 
 
 def _ask_providers(task: Task, rival: Task | None) -> tuple[_Live, _Live]:
@@ -177,6 +209,7 @@ def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answ
     # Larger offers of a shared host contain the same devices, so they count neither as fits nor as
     # rejections.
     live.regions |= {offer.region for offer in answer.offers}
+    live.usable |= _usable(provider, answer)
     matches = match_offers(answer.offers, task.resources)
     wanted = smallest_shares(task, matches.offers)
     spare = matches.matched - len(wanted)
@@ -257,7 +290,7 @@ def _ask_catalog(
 ) -> tuple[OfferMatches, Mapping[str, Money], str, Sequence[Offer]]:
     try:
         with CatalogSnapshot.open() as snapshot:
-            found = snapshot.match(task.resources)
+            found = snapshot.match(task.resources, misses=_MISSES)
             unknown = (
                 ""
                 if found.matched
@@ -270,23 +303,46 @@ def _ask_catalog(
 
 
 def suggest_offer(task: Task, file: str) -> str:
-    """A hint for a task that no configured provider can run: the cheapest offer in the catalog."""
-    from cavvy.domain.units import format_rate
-
+    """A hint for a task that no configured provider can run: the cheapest offer of a provider that
+    can be set up, and the command that does it.
+    """
+    installed = registry.list_known()
+    wanted, driven = task.resources.choices, list[Offer]()
     try:
         with CatalogSnapshot.open() as snapshot:
-            found = snapshot.match(task.resources, limit=1, misses=0)
-            known = [manifest.name for manifest in registry.manifests()]
-            unknown = "" if found.matched else unknown_names(snapshot, task.resources, known)
+            fits = any(snapshot.match(need, limit=1, misses=0).matched for need in wanted)
+            unknown = ["" if fits else unknown_names(snapshot, need, installed) for need in wanted]
+            for need in wanted:
+                names = [name for name in installed if name in (need.providers or installed)]
+                able = replace(need, providers=tuple(names))
+                driven += snapshot.match(able, limit=1, misses=0).offers if names else ()
     except SnapshotError:
-        found, unknown = None, ""
-    if unknown:
-        return unknown
-    if found is None or not found.offers:
-        return f"`cavvy plan {file}` shows the nearest misses"
-    best = found.offers[0]
-    where = f"{best.instance_type} at {best.provider} ({best.region}) for {format_rate(best.rate)}"
+        fits, unknown = False, []
+    if any(unknown):
+        return "\n".join(filter(None, unknown))
+    if driven:
+        return _say_set_up(min(driven, key=lambda offer: offer.rate.micros_per_hour))
     return (
-        f"the cheapest offer in the catalog is {where}; `cavvy plan {file}` ranks all offers, "
-        "`cavvy check` lists the providers that you can set up"
+        f"Cavvy has no driver for the providers that offer this; `cavvy plan {file}` compares "
+        "their prices, `cavvy check` lists the providers that you can set up"
+        if fits
+        else f"`cavvy plan {file}` shows the nearest misses"
     )
+
+
+def _say_set_up(offer: Offer) -> str:
+    """What the offer is, and the command that sets up its provider."""
+    from cavvy.domain.units import format_rate
+
+    name, known = offer.provider, load_settings()
+    where = f"{offer.instance_type} at {name} ({offer.region}) for {format_rate(offer.rate)}"
+    start = f"the cheapest offer of a provider that you can set up is {where}"
+    if name in known.providers:
+        return f"{start}; `cavvy check {name}` shows why it cannot be used"
+    settings = registry.manifest_of(registry.list_known()[name]).settings
+    table = rf"[providers.{name}]\n"
+    if any(setting.name == "regions" for setting in settings):
+        table += rf'regions = "{offer.region}"\n'
+    folder, file = quote(str(known.file.parent)), quote(str(known.file))
+    made = "" if known.file.parent.exists() else f"mkdir -p {folder} && "
+    return f"{start}: {made}printf '{table}' >> {file} && cavvy check {name}"
