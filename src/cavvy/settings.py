@@ -29,7 +29,7 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting. Its unit is the suffix of its name, or is stated in `text`."""
+    """One setting. The unit is the suffix of the setting's name, or is stated in `text`."""
 
     name: str
     default: Scalar
@@ -177,7 +177,7 @@ def _providers(given: object, file: Path) -> dict[str, dict[str, Scalar]]:
         for key, value in content.items():
             if not isinstance(value, str | int | float | bool):
                 raise SettingsError(
-                    f"{file}: `providers.{provider}.{key}` must be a text, number or boolean",
+                    f"{file}: `providers.{provider}.{key}` must be a string, number or boolean",
                     _hint_flat(key, value),
                 )
         tables[provider] = dict(content)
@@ -187,7 +187,7 @@ def _providers(given: object, file: Path) -> dict[str, dict[str, Scalar]]:
 def _hint_flat(key: str, value: object) -> str:
     """A hint for a value that is a list or a table: a list must be written as one text."""
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
-        return f'write one text: {key} = "{", ".join(value)}"'
+        return f'write one string: {key} = "{", ".join(value)}"'
     return "docs/reference/providers.md lists the settings of each provider"
 
 
@@ -242,7 +242,8 @@ def reference() -> str:
         "",
         "Settings are read from `~/.config/cavvy/settings.toml` (or the file named by "
         "`CAVVY_CONFIG`), then from the",
-        "environment, which wins. A key that does not exist is an error. The embedded server reads "
+        "environment, which takes precedence. A key that does not exist is an error. The embedded "
+        "server reads "
         "them at its start:",
         "`cavvy server restart` applies a change, while running jobs continue.",
         "",

@@ -164,7 +164,7 @@ async def test_an_agent_of_another_time_is_told(api: Api) -> None:
             "/agent/v1/claim", json={**CLAIM, "gang": gang}, headers=headers
         )
         assert (answer.status_code, answer.json()["code"]) == (426, "agent-protocol")
-        assert answer.json()["message"].endswith(f"this server serves {OLDEST} to {NEWEST}")
+        assert answer.json()["message"].endswith(f"this server supports {OLDEST} to {NEWEST}")
 
 
 async def test_an_agent_two_versions_newer_is_served_and_what_only_it_knows_counts_as_heard(

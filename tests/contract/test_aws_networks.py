@@ -101,7 +101,7 @@ def test_every_combination_of_an_own_network(own: Own) -> None:
             )
             gang = await here.gang(KIND, name=f"rm-{number}-1", network=need)
             if where and public is not True:  # the subnet gives no public address by itself
-                with pytest.raises(Refused, match="serves only public addresses"):
+                with pytest.raises(Refused, match="serves only nodes with a public address"):
                     await here.provider.launch(gang)
                 continue
             await here.provider.launch(gang)

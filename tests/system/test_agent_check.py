@@ -57,7 +57,7 @@ def test_good_gpus_are_measured_and_the_work_runs(driver: Path) -> None:
         ({"gbs": 900}, "memory speed is 900 GB/s; a A100 needs at least 1223"),
         (
             {"flip": 7},
-            "GPU memory does not keep written data: 1 wrong bits in the first 4 MiB that differ",
+            "GPU memory does not keep written data: 1 wrong bits in the first damaged block of 4 MiB",
         ),
         ({"mib": 3072}, "3072 MiB of memory, at least 3686 are a A100's"),
         ({"free": 50}, "2047 of 4096 MiB are free: something else uses it"),

@@ -175,8 +175,8 @@ def test_a_checkpoint_that_does_not_fit_into_a_notice_is_told() -> None:
         assert agent.wait(30) == 0
         assert rig.stub.commits == []
         assert events(rig) == [
-            "the last changes of the checkpoint folder could not be uploaded in time; none of "
-            "this attempt is safe"
+            "the last changes of the checkpoint folder could not be uploaded in time; no "
+            "checkpoint of this attempt was saved"
         ]
         assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("preempted", 1)
 
@@ -215,7 +215,7 @@ def test_other_ranks_are_told_that_their_files_are_not_kept() -> None:
         assert rig.finish() == 0
         assert rig.stub.commits == []
         assert [text.partition(",")[0] for text in events(rig)] == [
-            "rank 1 writes to its checkpoint folder"
+            "rank 1 writes to a checkpoint folder"
         ]
 
 

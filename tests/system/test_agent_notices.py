@@ -129,7 +129,7 @@ def test_aws_terminates_when_its_instance_action_says_by_its_own_clock(cloud: Me
         assert 0 < seconds <= 40
         assert source == "AWS"
         seen = json.loads(rig.output().splitlines()[-1])
-        assert seen["reason"] == "AWS takes the node back"
+        assert seen["reason"] == "AWS is reclaiming the node"
         assert seen["seconds"] == seconds  # nothing is handed over, so the task has all of it
         assert len(cloud.tokens) == 1
 
@@ -157,7 +157,7 @@ def test_a_rebalance_recommendation_is_advice_that_the_task_hears_while_it_works
         assert rig.agents[-1].wait(30) == 0
         lines = [json.loads(line) for line in rig.output().splitlines()[1:]]
         assert [list(line) for line in lines] == [["advice"], ["notice"]]  # each once
-        assert lines[1]["notice"]["reason"] == "AWS takes the node back"
+        assert lines[1]["notice"]["reason"] == "AWS is reclaiming the node"
         # It left at the notice with 0, and did not say that its work is complete.
         assert rig.exited()["outcome"] == "preempted"
 

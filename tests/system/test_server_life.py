@@ -98,7 +98,7 @@ def test_it_stops_by_itself_when_idle(home: Path, monkeypatch: pytest.MonkeyPatc
     pid_of(home)
     wait_until(lambda: not server_holds_lock(str(home)))
     assert not (home / "server.json").exists()
-    assert "nothing to do" in (home / "server.log").read_text()
+    assert "the server is idle" in (home / "server.log").read_text()
 
 
 def test_sigterm_ends_it_cleanly_even_while_somebody_waits(home: Path) -> None:

@@ -57,7 +57,7 @@ MODULES = {"horovod": ["mpi4py"]}
 STAGES = {
     "transfer-resnet": (
         [["base", "--epochs", "3"], ["tune", "--epochs", "3"]],
-        ("the head alone", "fine-tuned", "the same without experience"),
+        ("the head alone", "fine-tuned", "the same model without pretraining"),
     ),
     "lora-finetune": (
         [

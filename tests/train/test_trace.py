@@ -438,42 +438,42 @@ optimizer.step()
         (
             "x.masked_select(mask).view(-1, 8)",
             16,
-            "masked_select of 128 values is taken to give 128",
+            "masked_select of 128 values is assumed to give 128",
         ),
         (
             "x.masked_select(mask[:, :1]).view(-1, 8)",
             16,
-            "masked_select of 128 values is taken to give 128",
+            "masked_select of 128 values is assumed to give 128",
         ),
-        ("x[mask[:, 0]]", 16, "nonzero of 16 values is taken to give 16"),
-        ("x[torch.argwhere(mask)[:, 0]]", 128, "nonzero of 128 values is taken to give 128"),
-        ("x[ids.unique()]", 16, "_unique2 of 16 values is taken to give 16"),
+        ("x[mask[:, 0]]", 16, "nonzero of 16 values is assumed to give 16"),
+        ("x[torch.argwhere(mask)[:, 0]]", 128, "nonzero of 128 values is assumed to give 128"),
+        ("x[ids.unique()]", 16, "_unique2 of 16 values is assumed to give 16"),
         (
             "x[ids.unique(return_inverse=True, return_counts=True)[1]]",
             16,
-            "_unique2 of 16 values is taken to give 16",
+            "_unique2 of 16 values is assumed to give 16",
         ),
-        ("torch.unique(x, dim=0)", 16, "unique_dim of 128 values is taken to give 16"),
+        ("torch.unique(x, dim=0)", 16, "unique_dim of 128 values is assumed to give 16"),
         (
             "torch.unique_consecutive(x, dim=0)",
             16,
-            "unique_consecutive of 128 values is taken to give 16",
+            "unique_consecutive of 128 values is assumed to give 16",
         ),
         (
             "x * torch.unique_consecutive(ids)[:, None]",
             16,
-            "unique_consecutive of 16 values is taken to give 16",
+            "unique_consecutive of 16 values is assumed to give 16",
         ),
-        ("torch.bincount(ids)[:, None] * x", 16, "bincount of 16 values is taken to give 16"),
+        ("torch.bincount(ids)[:, None] * x", 16, "bincount of 16 values is assumed to give 16"),
         (
             "torch.bincount(ids, minlength=4)[:, None] * x[:4]",
             4,
-            "bincount of 16 values is taken to give 4",
+            "bincount of 16 values is assumed to give 4",
         ),
         (
             "torch.bincount(ids, x[:, 0], 4)[:, None] * x[:4]",
             4,
-            "bincount of 16 values is taken to give 4",
+            "bincount of 16 values is assumed to give 4",
         ),
         ("x.repeat_interleave(ids, 0, output_size=40)", 40, ""),
     ],
@@ -530,8 +530,8 @@ def test_the_command_says_what_a_trace_took_for_granted(tmp_path: Path) -> None:
     line = ["estimate", str(script), "--gpu", "H200", "--save", str(work)]
     said = CliRunner().invoke(cli, line).stderr
     assert (
-        "train.py:6: masked_select of 128 values is taken to give 128, since a trace has no values"
-        in said
+        "train.py:6: masked_select of 128 values is assumed to give 128, because a trace contains no "
+        "data values" in said
     )
     assert "3 more assumptions; -o json lists all" in said
     found = CliRunner().invoke(

@@ -102,7 +102,7 @@ def test_a_copy_of_outputs_that_a_notice_cuts_short_is_no_failure_of_the_work(
     runner._faults, runner._born = SimpleNamespace(found=""), 0.0
     runner._config = SimpleNamespace(taken=None)
     runner._conclude = lambda outcome, code, reason: ended.append((outcome, code))
-    runner._end("preempted", "the node is taken away", 30.0, 5.0)
+    runner._end("preempted", "the provider is reclaiming the node", 30.0, 5.0)
     runner.failed("exit", 74, "its outputs could not be copied")
     runner.ran(0, 0)
     assert ended == [(told, 74), ("succeeded", 0)], "a copy that is done in time makes it succeed"

@@ -158,7 +158,7 @@ def test_what_the_work_wrote_last_is_tried_three_times(
     assert checkpoint_sync.asked == [False] * (1 + LAST_TRIES)
     assert checkpoint_sync.ended == 1
     assert checkpoint_sync.said[-1][1]["text"].endswith(
-        "could not be uploaded in time; none of this attempt is safe"
+        "could not be uploaded in time; no checkpoint of this attempt was saved"
     )
 
 
@@ -184,9 +184,7 @@ def test_an_end_that_is_cut_short_says_what_is_safe(
     checkpoint_sync.kill()
     checkpoint_sync.over()
     assert checkpoint_sync.ended == 1
-    assert checkpoint_sync.said[-1][1]["text"].endswith(
-        "in time; checkpoint 7 is the newest that is safe"
-    )
+    assert checkpoint_sync.said[-1][1]["text"].endswith("in time; the newest saved checkpoint is 7")
 
 
 def test_a_refusal_ends_the_handing_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +218,7 @@ def test_another_rank_says_once_that_its_files_are_lost(
         checkpoint_sync.write(text)
     checkpoint_sync.finish(checkpoint_sync.done)
     assert (checkpoint_sync.asked, checkpoint_sync.ended, len(checkpoint_sync.said)) == ([], 1, 1)
-    assert checkpoint_sync.said[0][1]["text"].startswith("rank 1 writes to its checkpoint folder")
+    assert checkpoint_sync.said[0][1]["text"].startswith("rank 1 writes to a checkpoint folder")
 
 
 def test_a_file_that_vanishes_before_it_is_opened_makes_the_checkpoint_void(

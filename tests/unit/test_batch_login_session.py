@@ -43,7 +43,7 @@ def test_a_folder_that_cannot_be_used_is_told_with_the_setting(tmp_path: Path) -
         for name, told, problem in (
             (
                 "file/inner",
-                "file/inner cannot be made: Not a dir",
+                "file/inner cannot be created: Not a dir",
                 TryAgain,
             ),  # it may be a mount that is not there yet
             ("open", "chmod 700 it", Refused),

@@ -124,7 +124,7 @@ def test_nothing_found_says_what_would_have_to_change_and_that_is_enough() -> No
         (["--cpus", "8..4"], 2, "--cpus: expected a size or a range"),
         (["--cpus", "many"], 2, "'many' is not a number"),
         (["--memory", "1 pound"], 2, "expected memory such as"),
-        (["--spot", "--on-demand"], 2, "exclude each other"),
+        (["--spot", "--on-demand"], 2, "cannot be used together"),
         (["--provider", "asw"], 1, "did you mean aws?"),
         (["--region", "us-east-11"], 1, "did you mean us-east-1?"),
         (["--instance", "p4d.24xlage"], 1, "did you mean p4d.24xlarge?"),

@@ -66,15 +66,15 @@ def test_ps_lists_jobs_for_people_and_for_programs(client: FakeClient) -> None:
 
 def test_status_tells_what_was_decided_why_and_what_to_expect(client: FakeClient) -> None:
     plan_state = wire.PlanStateView(
-        at=at(5), mode="spot", reason="spot while it lasts", placement="aws/eu/a/m:0/spot"
+        at=at(5), mode="spot", reason="spot is used while it lasts", placement="aws/eu/a/m:0/spot"
     )
     client.all_jobs["steered"] = make_job("steered", "running", plan_state=plan_state, standbys=[2])
     told = " ".join(run("status", "steered").stdout.split())
     assert "spot on aws/eu/a/m:0/spot" in told
-    assert "spot while it lasts" in told
+    assert "spot is used while it lasts" in told
     assert "standby gang attempt 2" in told
     assert (
-        "$1.50 more expected ($0.90 to $4.00 in 80 % of simulated runs), 98% end in time, "
+        "$1.50 more expected ($0.90 to $4.00 in 80 % of simulated runs), 98% of runs end in time, "
         "about 6h30m left" in told
     )
     assert json.loads(run("status", "steered", "-o", "json").stdout)["forecast"]["in_time"] == 0.98
@@ -192,7 +192,7 @@ def test_following_passes_the_exit_code_on(client: FakeClient, name: str, code: 
     answer = run("logs", "-f", name)
     assert answer.exit_code == code
     assert answer.stdout == "a line\n"
-    assert "$0.01 (1 attempt, 10s of nodes at $3.60/h)" in answer.stderr
+    assert "$0.01 (1 attempt, 10s of node time at $3.60/h)" in answer.stderr
     assert ("THE SAME RUN ELSEWHERE" in answer.stderr) == (name == "good")
     assert "queued 1s, starting 2s, running 6.5s, lost 0.5s, stopping 0s" in answer.stderr
 
@@ -258,7 +258,7 @@ def test_cost_of_one_job_and_of_all(client: FakeClient) -> None:
 
 
 def test_nodes_that_bill(client: FakeClient) -> None:
-    assert run("nodes").stdout == "nothing runs and nothing bills\n"
+    assert run("nodes").stdout == "nothing is running, and nothing is billed\n"
     client.rows = [
         wire.NodeListing(
             project="default",
@@ -301,7 +301,7 @@ def test_diff_names_what_differs_and_nothing_else(client: FakeClient) -> None:
 
 
 def test_down_shows_before_it_removes(client: FakeClient) -> None:
-    assert run("down", "--all").stdout == "nothing runs, nothing bills\n"
+    assert run("down", "--all").stdout == "nothing is running, and nothing is billed\n"
     client.found = [FOUND]
     dry = run("down", "--all", "--dry-run")
     assert lines(dry)[1][-1] == "no"

@@ -43,7 +43,7 @@ def test_scaled_times_and_starts_are_priced_and_said() -> None:
         [slow, fast], nodes=1, ran=HOUR, start=HOUR / 4, lengths={fast.key: HOUR / 4}
     )
     assert [(there.offer, there.cost.micros, there.basis) for there in found] == [
-        (fast, 1_000_000, "running time scaled by the stated work, 15m00s to start"),
+        (fast, 1_000_000, "running time estimated from the stated work, 15m00s to start"),
         (slow, 1_250_000, "same running time assumed, 15m00s to start"),
     ]
 

@@ -455,7 +455,7 @@ class TestKept:
         assert isinstance(over, a.AdvanceAttempt)
         assert (over.phase, over.reason) == (
             AttemptPhase.ENDING,
-            "no job came for the kept gang",
+            "no job used the kept gang in time",
         )
 
     @pytest.mark.parametrize("seen", [alive(ended_rank=0), gone(), gone(preempted=True)])
@@ -466,7 +466,7 @@ class TestKept:
         action = decide_attempt(kept, at(10))
         assert isinstance(action, a.AdvanceAttempt)
         assert (action.phase, action.outcome) == (AttemptPhase.ENDING, None)
-        assert action.reason.startswith("lost while kept: ")
+        assert action.reason.startswith("lost while it was kept: ")
 
     def test_agents_that_do_not_wait_end_it(self) -> None:
         kept = view(AttemptPhase.KEPT, ranks=2, seen=alive(ranks=2), kept_until=at(600))

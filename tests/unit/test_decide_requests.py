@@ -211,7 +211,7 @@ def test_a_job_waits_for_its_window_no_longer_than_its_deadline() -> None:
     assert bound is not None
     assert bound.held_until == NOW + MINUTE
     assert find_window(JOB, NOW) is None
-    freed = release_job(job, "it no longer waits", NOW).job
+    freed = release_job(job, "the job no longer waits", NOW).job
     assert freed is not None
     assert (freed.not_before, freed.held_until) == (None, None)
 

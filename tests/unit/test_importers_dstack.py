@@ -308,7 +308,10 @@ def wrong(text: str) -> list[str]:
         ),
         ("commands: [x]\nnodes: many", "3:8: `nodes`: the text 'many' is not a whole number"),
         ("commands: [x]\npython: 2.7", "3:9: `python`: cannot use '2.7'"),
-        ("commands: [x]\nimage: a\npython: 3.12", "4:1: `image` and `python` exclude each other"),
+        (
+            "commands: [x]\nimage: a\npython: 3.12",
+            "4:1: `image` and `python` cannot be used together",
+        ),
         (
             "commands: [x]\nspot_policy: always",
             "3:14: `spot_policy`: the text 'always' is not one of the choices",
@@ -341,7 +344,10 @@ def wrong(text: str) -> list[str]:
             "3:18: `schedule.cron`: cannot use '25' in a cron line",
         ),
         ("commands: [x]\nretry: {on_events: []}", "3:20: `retry.on_events` has 0 entries"),
-        ("nodes: 2\ngroups: [{commands: [x]}]", "2:1: `nodes` and `groups` exclude each other"),
+        (
+            "nodes: 2\ngroups: [{commands: [x]}]",
+            "2:1: `nodes` and `groups` cannot be used together",
+        ),
         ("commands: [x]\nmax_price: -1", "3:12: `max_price`: -1 is too small"),
     ],
 )
@@ -374,7 +380,7 @@ def test_every_mistake_has_its_place(lines: str, said: str) -> None:
         ("type: volume\nbackend: aws", "1:1: `region` is missing"),
         ("type: gateway\nbackend: aws", "1:1: `region` is missing"),
         ("type: dev-environment\nversion: 1", "2:1: `version` needs `ide`"),
-        ("type: preset\nbase: a\nrepo: b", "1:1: `base` and `repo` exclude each other"),
+        ("type: preset\nbase: a\nrepo: b", "1:1: `base` and `repo` cannot be used together"),
     ],
 )
 def test_mistakes_of_other_kinds(text: str, said: str) -> None:

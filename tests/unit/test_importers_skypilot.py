@@ -613,7 +613,7 @@ def test_a_volume_is_kept() -> None:
         ),
         (
             "run: x\nresources: {infra: aws, region: us}",
-            "2:33: `region` and `infra` exclude each other",
+            "2:33: `region` and `infra` cannot be used together",
         ),
         (
             "run: x\nresources: {cpus: 1, any_of: [{cpux: 4}]}",
@@ -621,7 +621,7 @@ def test_a_volume_is_kept() -> None:
         ),
         (
             "run: x\nresources: {cpus: 1, any_of: [], ordered: []}",
-            "2:43: `any_of` and `ordered` exclude each other",
+            "2:43: `any_of` and `ordered` cannot be used together",
         ),
         ("run: x\nenvs: {1A: b}", "2:8: '1A' cannot be a key in `envs`"),
         ("run: x\nenvs: {}\nrun: y", "3:1: the key 'run' appears twice"),

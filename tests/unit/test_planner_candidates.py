@@ -186,9 +186,8 @@ def test_a_provider_that_is_not_configured_is_named_with_those_that_are() -> Non
     found = look(make_job(task), OfferedMarket(offers=[FREE, PAID], hosts=[HOST]))
     assert found.hopeless
     assert (
-        found.reason
-        == "No offer: the task allows only aws (resources.providers), and there are offers of "
-        "cloud and here only"
+        found.reason == "No offer: the task allows only aws (resources.providers), but only these "
+        "providers have offers: cloud and here"
     )
 
 

@@ -22,7 +22,7 @@ def test_the_measured_time_is_scaled_by_the_ratio_of_the_estimates() -> None:
     task = Task(name="t", run="x", work=Workload(flops=1e18, precision="fp32", efficiency=0.001))
     (fast,) = compare_counterfactuals(task, HOUR, make_offer("here", 2), [make_offer("fast", 8)])
     assert fast.node_time == HOUR / 4 + MACHINE_START
-    assert fast.basis.startswith("running time scaled by the stated work")
+    assert fast.basis.startswith("running time estimated from the stated work")
 
 
 def test_without_stated_work_the_same_time_is_assumed() -> None:

@@ -63,7 +63,7 @@ def test_a_missing_precision_falls_back_and_says_so() -> None:
     assert seconds(make_task(work), make_offer("V100")) == pytest.approx(
         1e18 / (peak("V100", Precision.FP16) * 0.4)
     )
-    assert found.notes == ("V100 has no bf16 rate: timed at fp16",)
+    assert found.notes == ("V100 has no bf16 rate, so the rate for fp16 is used",)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_scaled_rate_says_so() -> None:
         make_offer("H100-PCIe", 8),
     )
     assert found.notes == (
-        "no rate measured on H100-PCIe itself: its group's is used",
+        "no rate was measured on H100-PCIe itself; the rate of its group is used",
         "rate measured with 1, scaled to 8",
         "assumes 2 nodes are 2 times as fast as one",
     )

@@ -76,7 +76,7 @@ def test_one_provider_with_its_gaps_and_settings(settings: Path) -> None:
 def test_one_that_is_not_configured_shows_the_settings_that_it_has(settings: Path) -> None:
     told = check("slurm").output
     assert "partitions" in told
-    assert "Names separated by commas" in told
+    assert "The partitions to use, separated by commas" in told
 
 
 def test_one_that_is_turned_off_is_not_told_to_be_added(settings: Path) -> None:

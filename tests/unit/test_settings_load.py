@@ -47,8 +47,8 @@ def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
         ("[server\n", "TOML"),
         ("providers = 3\n", "must be a table"),
         ("[providers]\nlocal = 3\n", "must be a table"),
-        ("[providers.local]\nx = [1]\n", "must be a text, number or boolean"),
-        ("[providers.ssh]\nhosts = ['a', 'b']\n", 'write one text: hosts = "a, b"'),
+        ("[providers.local]\nx = [1]\n", "must be a string, number or boolean"),
+        ("[providers.ssh]\nhosts = ['a', 'b']\n", 'write one string: hosts = "a, b"'),
         ("[providers.ssh.hosts.a]\nport = 22\n", "docs/reference/providers.md"),
     ],
 )

@@ -225,7 +225,7 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("resorces: {}", "2:1", "did you mean `resources`?"),
         ("resources: {memroy: 3}", "2:13", "did you mean `memory`?"),
         ("gpu: H100", "2:1", "`gpu` belongs under `resources`"),
-        ("resources: {nodes: 2}", "2:13", "`nodes` belongs to the top of the file"),
+        ("resources: {nodes: 2}", "2:13", "`nodes` belongs at the top of the file"),
         ("nodes: 1\nresources: {accelerators: H100}", "3:13", "write `gpu`"),
         ("nodes: 1\nresources: {use_spot: true}", "3:13", "`spot: only`"),
         ("resources: {spot: true}", "2:19", "`spot: only`"),
@@ -288,7 +288,7 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("limits: {timeout: 3h}", "2:10", "write `duration`"),
         ("grace: 2h", "2:8", "at most 1h00m"),
         ("keep: 25h", "2:7", "at most 1d00h"),
-        ("keep: 10m\nvolumes: [{host: /data, path: /data}]", "2:1", "released at once"),
+        ("keep: 10m\nvolumes: [{host: /data, path: /data}]", "2:1", "cannot be kept"),
         ("keep: 10m\nlimits: {duration: 1h}", "2:1", "reclaim the nodes at that time"),
         ("retry: 3", "2:8", "a table with preemption"),
         ("retry: {exit_codes: [1]}", "2:9", "for example `exit: 3`"),
@@ -310,7 +310,7 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("schedule: tomorrow", "2:11", "a time with its zone"),
         ("schedule: {}", "2:11", "`at` or `cron` is missing"),
         ("schedule: {at: 2030-05-01T00:00Z, time_zone: UTC}", "2:35", "belongs to `cron`"),
-        ("work: {flops: 1e20, samples: 3}", "2:8", "exclude each other"),
+        ("work: {flops: 1e20, samples: 3}", "2:8", "cannot be used together"),
         ("work: {samples: 3}", "2:7", "is incomplete"),
         ("work: {flops: 0}", "2:15", "out of bounds"),
         ("work: {flops: nan}", "2:15", "out of bounds"),
@@ -544,7 +544,7 @@ def test_alternatives_are_laid_over_what_stands_beside_them() -> None:
     assert parse_task("run: x\nresources: {ordered: [{cpu: 8}, {cpu: 2}]}").resources.ordered
     alone = parse_task("run: x\nresources: {memory: 4GB, any_of: [{cpu: 8}]}").resources
     assert (alone.cpus_min, alone.memory_min_mib, alone.any_of) == (8, 4096, ())
-    assert "`any_of` and `ordered` exclude each other" in problems(
+    assert "`any_of` and `ordered` cannot be used together" in problems(
         "run: x\nresources: {any_of: [{}], ordered: [{}]}"
     )
     assert "cannot contain alternatives" in problems(

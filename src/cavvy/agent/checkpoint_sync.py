@@ -82,15 +82,16 @@ class CheckpointSync(SidecarProcess):
             self._told_restless = True
             self._warn(
                 "files in the checkpoint folder change constantly, so it cannot be uploaded; "
-                "write what changes steadily, such as logs, elsewhere"
+                "write files that change all the time, such as logs, to another folder"
             )
 
     def _refuse(self) -> None:
         """Warn that this rank's files are not kept: only rank 0's folder is the checkpoint."""
         self._off = True
         self._warn(
-            f"rank {self._config.rank} writes to its checkpoint folder, and these nodes share no "
-            "files: its files are lost with its node; only rank 0's folder is kept"
+            f"rank {self._config.rank} writes to a checkpoint folder of its own, but the nodes "
+            "share no storage: these files are lost with their node, because only rank 0's folder "
+            "is saved"
         )
 
     def _start(self) -> None:
@@ -164,13 +165,12 @@ class CheckpointSync(SidecarProcess):
             done()
         elif self._off or self._tries == LAST_TRIES:
             last = (
-                f"checkpoint {self._number} is the newest that is"
+                f"the newest saved checkpoint is {self._number}"
                 if self._number
-                else "none of this attempt is"
+                else "no checkpoint of this attempt was saved"
             )
             self._warn(
-                f"the last changes of the checkpoint folder could not be uploaded in time; {last} "
-                "safe"
+                f"the last changes of the checkpoint folder could not be uploaded in time; {last}"
             )
             done()
         else:

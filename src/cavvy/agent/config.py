@@ -42,7 +42,7 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "list": ("a list", _is_list_of(object)),
     TABLE: ("an object", lambda value: isinstance(value, dict)),
     "TextLists": (
-        "an object of lists of texts",
+        "an object whose values are lists of strings",
         lambda value: isinstance(value, dict) and all(map(_is_list_of(str), value.values())),
     ),
 }
@@ -110,8 +110,8 @@ class ConfigRecord:
 
 
 class ReclaimSignal(ConfigRecord):
-    """How the provider reclaims nodes: by SIGTERM while the file `unless` does not exist, possibly
-    after a warning by the file `warning` or by `signal`.
+    """How the provider reclaims nodes: it sends SIGTERM unless the file `unless` exists, and may
+    first warn by creating the file `warning` or by sending `signal`.
     """
 
     source: str

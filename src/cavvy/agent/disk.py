@@ -49,8 +49,8 @@ def read_number(path: str) -> int | None:
 
 
 def read_known(path: str) -> dict[str, list[Any]]:
-    """Read records about files, by path; {} if they are missing or damaged, which costs only
-    time."""
+    """Read records about files, by path; {} if they are missing or damaged, which only causes
+    repeated work."""
     try:
         found = json.loads(read_text(path))
     except ValueError:
@@ -59,7 +59,8 @@ def read_known(path: str) -> dict[str, list[Any]]:
 
 
 def read_process(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat after the name: state, parent and so on; [] if none exists."""
+    """The fields of /proc/PID/stat after the name: state, parent and so on; [] if there is no such
+    process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()

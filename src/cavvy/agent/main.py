@@ -54,8 +54,8 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
-    """Run the work, then any further work that arrives while the node is kept. Each is handled as
-    by a new agent.
+    """Run the work, then any further work that arrives while the node is kept. Each piece of work
+    is handled as if by a new agent.
     """
     code, keep_s = act(config, lock, deliver, None)
     while keep_s > 0 and code == 0:
@@ -105,7 +105,8 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
 
 
 def mark_debt(config: AgentConfig, owes: bool) -> None:
-    """Create a file if messages are undelivered, else remove it; the agent's starter reads it."""
+    """Create a file if messages are undelivered, else remove it; the program that started the agent
+    checks for it."""
     if owes:
         write_whole(config.undelivered_file, "")
     elif os.path.exists(config.undelivered_file):

@@ -61,7 +61,8 @@ class Redactor:
         return (self._pattern.sub(MASK, data) if self._pattern else data).decode("utf-8", "replace")
 
     def _hold_from(self, data: bytes, start: int) -> int:
-        """The position (not before `start`) of the longest tail that may begin a secret."""
+        """The position (not before `start`) of the longest tail that may be the beginning of a
+        secret."""
         longest = 0
         for value in self._values:
             for size in range(min(len(value) - 1, len(data) - start), longest, -1):

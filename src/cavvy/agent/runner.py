@@ -99,8 +99,8 @@ class RankRunner:
         self.link = ControlPlaneClient(loop, config, nonce, self._outbox, self._log, self)
 
     def claim(self, waits_s: float | None = None) -> None:
-        """Request the work and run it. If earlier work ran here, leave when no work has arrived
-        after `waits_s`.
+        """Request the work and run it. If earlier work ran here, exit if no new work arrives within
+        `waits_s` seconds.
         """
         self.link.claim(self._begin)
         if waits_s is not None:
@@ -111,7 +111,7 @@ class RankRunner:
         """Deliver the messages of an earlier agent. That agent's work is dead, and is never started
         again.
 
-        If not `patient`, leave after DELIVER_S even if messages remain.
+        If not `patient`, exit after DELIVER_S even if messages remain.
         """
         self._move(AgentState.EXITED if self._outbox.has("exited") else AgentState.OVER)
         try:
@@ -145,7 +145,9 @@ class RankRunner:
         if kind == "notice":
             reserve = self._steps.reserve(seconds)
             self._write_notice(seconds - reserve, reason)
-            self._end("preempted", reason or "the node is taken away", seconds, reserve)
+            self._end(
+                "preempted", reason or "the provider is reclaiming the node", seconds, reserve
+            )
         elif kind == "stop":
             self._end("stopped", reason or "a stop was requested", seconds)
         else:
@@ -187,7 +189,7 @@ class RankRunner:
 
     def delivered(self) -> None:
         """Continue after a delivery. Send the exit, which is the last message, once the whole log
-        is delivered; leave once everything is delivered.
+        is delivered; exit once everything is delivered.
         """
         if self._state is AgentState.OVER and not self._log.pending:
             self._move(AgentState.EXITED)
@@ -217,7 +219,7 @@ class RankRunner:
         if self._over or self._work is None:
             self._loop.after(FAREWELL_S if self._over else 0, self._leave)
         elif taken is not None and (taken.unless is None or not os.path.exists(taken.unless)):
-            self.noticed(taken.seconds, taken.source, f"{taken.source} takes the node back")
+            self.noticed(taken.seconds, taken.source, f"{taken.source} is reclaiming the node")
         else:
             self._end("stopped", "the gang was removed", self._config.grace_s)
 

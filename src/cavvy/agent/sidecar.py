@@ -44,7 +44,7 @@ class SidecarProcess(ABC):
         return self._done is not None
 
     def finish(self, done: Callable[[], None]) -> None:
-        """Do the rest after the work has ended, then call `done`."""
+        """Finish after the work has ended, then call `done`."""
         self._done = done
         self._loop.cancel(self._timer)
         if self._process is None:
@@ -105,4 +105,4 @@ class SidecarProcess(ABC):
 
     @abstractmethod
     def _finish(self, done: Callable[[], None]) -> None:
-        """Do the rest after the work, then call `done`; called again after each process."""
+        """Finish after the work has ended, then call `done`; called again after each process."""

@@ -361,11 +361,11 @@ class StepRunner:
 
     def _checked(self) -> None:
         self._check_until = None
-        if self._succeeded("the check of the node"):
+        if self._succeeded("the node check"):
             self._owner.checked()
 
     def _prepared(self) -> None:
-        if self._succeeded("the making of the working folder"):
+        if self._succeeded("creating the working folder"):
             self._owner.prepared(reused=bool(self._result["reused"]))
 
     def _succeeded(self, step: str) -> bool:

@@ -175,7 +175,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._rest = 0
         if self._head > HEAD_BYTES or len(self.headers) >= HEADERS:
             self._refusal = 431
-            raise ValueError("the head is too large")  # makes the parser fail
+            raise ValueError("the request's header is too large")  # makes the parser fail
 
     def _refuse(self, status: int) -> None:
         self._wait_no_more()

@@ -1,7 +1,7 @@
 """The process of the embedded server: one per state folder, in the background. It exits when idle.
 
-`cavvy.client.launch` starts it as `python -m cavvy.api.embedded --ready-fd N`. Through that pipe
-the process reports that it serves, that another server does, or why the start failed.
+`cavvy.client.launch` starts it as `python -m cavvy.api.embedded --ready-fd N`. The process reports
+through the pipe N that it is serving, that another server already is, or why the start failed.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ def _serve(home: StateDir, configured: settings.Settings, word: "_Word") -> bool
         word.fail(
             "settings-invalid",
             str(error),
-            f"correct {configured.file}; `cavvy check` looks at every provider",
+            f"correct {configured.file}; `cavvy check` checks every provider",
         )
     return False
 
@@ -196,8 +196,8 @@ class _Server:
         gc.enable()
 
     async def _do_chores(self, app_state: "AppState", auth: "AuthMiddleware") -> None:
-        """Until the server stops: stop it when idle, restart it if the control plane has failed,
-        and rotate the log.
+        """Stop the server when it is idle, restart it if the control plane has failed, and rotate
+        the log; runs until the server stops.
         """
         from cavvy.store.reserve import Reserve
 
@@ -219,7 +219,7 @@ class _Server:
                 self._stopping.set()
                 return
             if idle_stop_s and auth.idle_s > idle_stop_s and not await app_state.store.unfinished():
-                _log.info("stopping: nothing to do", extra={"idle_s": round(auth.idle_s)})
+                _log.info("stopping: the server is idle", extra={"idle_s": round(auth.idle_s)})
                 self._for_idleness = True
                 self._stopping.set()
                 return

@@ -1,8 +1,8 @@
 """Commands that run beside jobs. Users request them and agents run them; their output is kept in
 memory until it is read.
 
-Commands end when the server stops: a running command line tool is notified and starts its command
-again.
+When the server stops, the commands end; the waiting command line tools are notified and start their
+commands again.
 """
 
 import time

@@ -124,7 +124,7 @@ def _schemas() -> dict[str, Any]:
                 schema["properties"][field] = {"$ref": _REF.format(name=kind)}
     schemas["SubmitRequest"]["properties"]["task"] = {
         "type": "object",
-        "description": "The task in the form of the file; its schema is published as "
-        "task.schema.json.",
+        "description": "The task as an object with the keys of the task file; its schema is "
+        "published as task.schema.json.",
     }
     return schemas

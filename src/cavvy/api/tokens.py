@@ -47,7 +47,7 @@ class GangTokens:
         """Raise ApiProblem unless the request shows this gang's token."""
         shown = request.scope.get("gang_token", "")
         if not hmac.compare_digest(shown.encode("latin-1"), self.of(gang).encode()):
-            raise ApiProblem("forbidden", "the token is not this gang's")
+            raise ApiProblem("forbidden", "the token belongs to another gang")
 
 
 def load_tokens(path: str) -> GangTokens:

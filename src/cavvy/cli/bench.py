@@ -45,7 +45,7 @@ _START_S = 1800  # seconds to get a node and set it up, before the measured minu
     "--save",
     metavar="WORK.JSON",
     type=click.Path(dir_okay=False),
-    help="The file for the rates.  [default: `work.profile` of the task]",
+    help="The file for the measured rates.  [default: `work.profile` of the task]",
 )
 @yes_option
 @param_option
@@ -130,7 +130,7 @@ def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: f
 
 
 def keep(path: Path, rates: dict[str, float]) -> None:
-    """Write measured rates into a work profile, whose other contents stay."""
+    """Write measured rates into a work profile, and keep its other contents."""
     from cavvy.cli.task.profiles import read_file
 
     data: dict[str, Any] = read_file(path) if path.exists() else {"format": "cavvy-work-profile/1"}

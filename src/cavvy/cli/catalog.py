@@ -224,7 +224,8 @@ def _progress(text: str) -> None:
 @command.command("sources")
 @output_option
 def list_price_sources(output: str) -> None:
-    """List the providers whose prices `refresh` can read, and the reason for each other one."""
+    """List the providers whose prices `refresh` can read; for each other provider, show why its
+    prices cannot be read."""
     from cavvy.providers.prices import list_sources, list_unavailable
 
     rows = [(name, True, source.title) for name, source in sorted(list_sources().items())]

@@ -45,7 +45,7 @@ def command(
             if not sys.stdin.isatty():
                 raise CommandFailure(
                     "there is no terminal to confirm on",
-                    "add --yes, or --dry-run to only look",
+                    "add --yes, or use --dry-run to see what would be stopped and removed",
                     exit_code=2,
                 )
             click.confirm(f"remove these {len(found)}?", abort=True)
@@ -89,7 +89,9 @@ def _wait(
 
 
 def found_out(
-    found: "list[CleanupItem]", output: str, empty: str = "nothing runs, nothing bills"
+    found: "list[CleanupItem]",
+    output: str,
+    empty: str = "nothing is running, and nothing is billed",
 ) -> None:
     """Print what `down` or `gc` found and removed."""
     columns = [

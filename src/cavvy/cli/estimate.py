@@ -67,7 +67,7 @@ class _Command(click.Command):
     "--attention",
     type=click.Choice(["flash", "math"]),
     default="flash",
-    help="A fused kernel, or attention scores stored in memory.",
+    help="How attention is computed: by a fused kernel, or with its scores stored in memory.",
 )
 @click.option("--checkpointing", is_flag=True, help="Activation checkpointing (with --model only).")
 @click.option(
@@ -95,7 +95,7 @@ class _Command(click.Command):
     "--gpu",
     "only",
     metavar="NAME[:SIZE][:N]",
-    help="Only this accelerator, family or vendor, with this memory; N per node.",
+    help="Show only this accelerator, family or vendor, with this memory and N per node.",
 )
 @click.option(
     "--save",
@@ -181,7 +181,10 @@ def _find(
             given["model"], given["precision"] or "bf16", given["checkpointing"]
         )
     if given["checkpointing"]:
-        raise click.UsageError("--checkpointing needs --model; the trace of a script shows its own")
+        raise click.UsageError(
+            "--checkpointing needs --model; a script's trace shows whether the "
+            "script uses checkpointing"
+        )
     data = (
         profiles.read_file(given["file"])
         if given["file"]
@@ -270,14 +273,14 @@ def _notes(found: "Sequence[dict[str, Any]]", cut: bool, assumed: "Sequence[str]
     small = sum(1 for row in found if not row["fits"])
     more = "; --limit 0 shows all" if cut else ""
     kinds = "1 accelerator" if len(found) == 1 else f"{len(found)} accelerators"
-    click.echo(f"{kinds}, {small} too small{more}.", err=True)
+    click.echo(f"{kinds}, {small} with too little memory{more}.", err=True)
     click.echo(
         "NEED includes a margin for fragmentation and the driver. Estimates were within 15 % on an "
         "H200 and are less certain elsewhere; `cavvy bench` measures.",
         err=True,
     )
     for each in assumed[:_ASSUMED]:
-        click.echo(f"assumed: {each}, since a trace has no values", err=True)
+        click.echo(f"assumed: {each}, because a trace contains no data values", err=True)
     if len(assumed) > _ASSUMED:
         click.echo(f"{len(assumed) - _ASSUMED} more assumptions; -o json lists all", err=True)
 

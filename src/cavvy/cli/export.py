@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option(
     "--ask/--blind",
     default=True,
-    help="Ask the provider, if it is configured, which offers fit; or make no requests.",
+    help="Ask the configured provider which offers fit, or make no requests.",
 )
 @param_option
 def command(

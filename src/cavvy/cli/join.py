@@ -19,10 +19,15 @@ from cavvy.cli.reach.session import session
     help="Hours until the command expires.",
 )
 @click.option(
-    "--notebook", is_flag=True, help="Print it for a notebook cell, for example in Google Colab."
+    "--notebook",
+    is_flag=True,
+    help="Print a command for a notebook cell, for example in Google Colab.",
 )
 @click.option(
-    "--python", "by_python", is_flag=True, help="For machines with Python but without curl."
+    "--python",
+    "by_python",
+    is_flag=True,
+    help="Print a command for machines that have Python but no curl.",
 )
 @click.option(
     "--background", is_flag=True, help="Keep the machine joined after its shell is closed."

@@ -96,13 +96,13 @@ def command(output: str, accelerators: bool, **given: object) -> None:
 _FAULTS = {
     "purchase": "are sold in another way",
     "accelerator": "have other accelerators or none",
-    "accelerator count": "another number of them",
-    "accelerator memory": "another size of them",
+    "accelerator count": "have another number of accelerators",
+    "accelerator memory": "have accelerators with another memory size",
     "instance type": "are another type",
     "cpus": "have other CPUs",
     "memory": "other memory",
     "disk": "a smaller disk",
-    "network": "a slower network or do not state it",
+    "network": "have a slower network or do not state its speed",
     "provider": "are at another provider",
     "region": "are elsewhere",
     "price": "cost more",
@@ -291,7 +291,7 @@ def _read_spot(given: dict[str, object]) -> "SpotPolicy":
 
     if given["spot"] and given["on_demand"]:
         raise click.UsageError(
-            "--spot and --on-demand exclude each other; without them both are listed"
+            "--spot and --on-demand cannot be used together; without them both are listed"
         )
     if given["spot"]:
         return SpotPolicy.ONLY
@@ -375,7 +375,11 @@ def _why(found: "OfferMatches") -> list[str]:
     if not found.total:
         return ["No configured provider has an offer; `cavvy check` lists the providers."]
     lines = [f"Of {found.total:,} offers {counted}."]
-    return [*lines, "Nearest misses, each fails one condition only:"] if found.misses else lines
+    return (
+        [*lines, "Nearest misses, each of which fails only one condition:"]
+        if found.misses
+        else lines
+    )
 
 
 def _nearest(miss: "NearMiss") -> str:

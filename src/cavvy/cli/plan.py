@@ -109,7 +109,7 @@ def show_plan(task: "Task") -> None:
 def _print_notes(answers: "Sequence[_Answer]", output: str) -> None:
     warnings = [
         warning for each in answers for warning in each.warnings
-    ]  # JSON output lists them itself
+    ]  # the JSON output contains the warnings
     notes = [f"warning: {each}" for each in warnings if output != "json"]
     notes += [f"note: {problem}" for each in answers for problem in each.offered.problems]
     for note in dict.fromkeys(notes):
@@ -409,7 +409,9 @@ def _forecast_out(forecast: "Sequence[Forecast]") -> None:
         TableColumn("hours_p50", "HOURS (P50)", lambda hours: f"{hours:.1f}"),
     )
     click.echo()
-    rows_out(columns, forecast, title="until the deadline, by resources.spot")
+    rows_out(
+        columns, forecast, title="forecast until the deadline, for each value of resources.spot"
+    )
     runs = max(each.runs for each in forecast)
     click.echo(
         f"based on {runs} simulated runs per policy, with the observed spot availability or, "

@@ -21,7 +21,7 @@ ranks_option = click.option(
     "--ranks",
     type=click.IntRange(min=1),
     default=1,
-    help="Processes on this machine.",
+    help="Number of processes on this machine.",
 )
 price_option = click.option(
     "--price",

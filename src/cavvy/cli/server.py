@@ -64,7 +64,9 @@ def status(output: str) -> None:
             server = client.server()
     except Unreachable as error:
         raise CommandFailure(
-            "no server is running", "commands start it when needed; or use `cavvy server start`", 3
+            "no server is running",
+            "commands start the server when they need it, or use `cavvy server start`",
+            3,
         ) from error
     facts = {name: getattr(server, name) for name in server.__struct_fields__}
     if output == "json":

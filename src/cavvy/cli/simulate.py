@@ -155,19 +155,19 @@ def _run_scenario(
     multiple=True,
     default=("0.2h",),
     metavar="TIME,...",
-    help="Time from a launch until the job has resumed; it is paid for but does no work.",
+    help="Time from a launch until the job has resumed; this time is billed but does no work.",
 )
 @click.option(
     "--windows",
     type=_COUNT,
     default=20,
-    help="Random starts per market.",
+    help="Number of random start times per market.",
 )
 @click.option("--seed", type=int, default=0, help="Seed of the random starts.")
 @click.option(
     "--together",
     is_flag=True,
-    help="Use all traces as the markets of one run, instead of one run per trace.",
+    help="Simulate one run that can use the markets of all traces, instead of one run per trace.",
 )
 @click.option(
     "--on-demand",
@@ -202,7 +202,7 @@ def _run_scenario(
     "--nodes",
     type=_COUNT,
     default=1,
-    help="Nodes of the job.",
+    help="Number of nodes of the job.",
 )
 @click.option(
     "--optimum/--no-optimum",
@@ -261,7 +261,7 @@ def spot(**given: Any) -> None:
     required=True,
     metavar="FILE",
     type=_INPUT,
-    help="CSV with the nodes of each virtual cluster: vc,node num.",
+    help="A CSV file with the columns vc and node num: the nodes of each virtual cluster.",
 )
 @click.option(
     "--gpus-per-node",
@@ -393,7 +393,10 @@ def _has_numpy() -> bool:
     from importlib.util import find_spec
 
     if find_spec("numpy") is None:
-        click.echo(f"note: no optimum: it needs numpy ({extra_command('sim')})", err=True)
+        click.echo(
+            f"note: the optimum is not computed, because that needs numpy ({extra_command('sim')})",
+            err=True,
+        )
         return False
     return True
 

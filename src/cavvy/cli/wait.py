@@ -56,7 +56,7 @@ def _wait(
         if until is not None and time.monotonic() >= until:
             raise CommandFailure(
                 f"{name} is still {job.phase}: {job.reason}",
-                f"`cavvy status {name}` shows why; it goes on",
+                f"the job continues; `cavvy status {name}` shows what it waits for",
                 exit_code=124,
             )
         time.sleep(pause)

@@ -302,7 +302,8 @@ class Client:
         return self._ask(target, wire.ProjectCost)
 
     def audit(self, project: str, name: str | None = None) -> wire.AuditReport:
-        """Bills beside the providers' own records: of one job, or of the project's newest."""
+        """Bills next to the providers' own records, for one job or for the project's newest
+        jobs."""
         target = f"/v1/projects/{quote(project)}/audit" + query(job=name)
         return self._ask(target, wire.AuditReport)
 

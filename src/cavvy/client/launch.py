@@ -40,7 +40,7 @@ def launch(home: str) -> ServerFile:
         raise StartFailed(
             "home-unusable",
             f"{home}: {error.strerror}",
-            "set CAVVY_HOME to a folder that you can write",
+            "set CAVVY_HOME to a folder that you can write to",
         ) from error
     deadline = time.monotonic() + timeout_s
     while True:

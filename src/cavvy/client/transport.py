@@ -77,9 +77,9 @@ class ClientConnection:
             raise ConnectionLost(
                 "connection-lost",
                 f"the connection to {self.address} {kind}",
-                "the request is repeated if that is safe"
+                "Cavvy repeats the request if that is safe"
                 if not fresh
-                else "look at `cavvy server logs`",
+                else "see `cavvy server logs`",
             ) from error
 
     def _send(self, connection: socket.socket, head: bytes, body: bytes | Iterable[bytes]) -> None:

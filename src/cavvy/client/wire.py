@@ -430,7 +430,7 @@ class BlobsMissing(Answer, frozen=True, kw_only=True):
 
 
 class BlobsStored(Answer, frozen=True, kw_only=True):
-    """The number of stored blobs, which are all blobs of the pack."""
+    """The number of stored blobs. A pack is stored completely or not at all."""
 
     stored: int
 

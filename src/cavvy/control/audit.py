@@ -12,7 +12,8 @@ from cavvy.store.base import Store
 
 
 class BillAudit:
-    """Asks each provider once for its gangs; it remembers ended ones for an hour or more."""
+    """Asks each provider once for its gangs; providers remember ended gangs for at least an
+    hour."""
 
     def __init__(self, store: Store, pool: ProviderPool) -> None:
         self._store = store
@@ -38,7 +39,7 @@ class BillAudit:
     async def _ask(
         self, providers: Collection[str]
     ) -> tuple[Mapping[str, Mapping[str, GangSeen]], list[SilentPlace]]:
-        """By provider its gangs by name."""
+        """The gangs of each provider: provider -> gang name -> gang."""
         found: dict[str, Mapping[str, GangSeen]] = {}
         silent = []
         for provider in sorted(providers):

@@ -76,7 +76,7 @@ class _JumpingSelector(SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         if timeout is None:
-            raise VirtualDeadlock("every task waits, but no timer is set")
+            raise VirtualDeadlock("all tasks are waiting, but no timer is set")
         if timeout > 0:  # always forward, even if the step is smaller than a float can represent
             self.elapsed = max(self.elapsed + timeout, math.nextafter(self.elapsed, math.inf))
         return []

@@ -309,7 +309,9 @@ class ControlPlane:
                 gang = await provider.changed()
             except (ProviderError, OSError) as error:
                 _log.warning(
-                    "no signals from a provider; polling", exc_info=error, extra={"provider": name}
+                    "a provider sends no signals; polling it instead",
+                    exc_info=error,
+                    extra={"provider": name},
                 )
                 await self._clock.sleep_until(self._clock.now() + _SIGNALS_PAUSE)
                 continue

@@ -25,8 +25,7 @@ class Reconciler(Protocol):
 
 
 class ReconcilerDriver:
-    """Runs one reconciler over a worklist: up to `width` keys at a time, each in one pass at a
-    time.
+    """Runs one reconciler over a worklist: up to `width` different keys at a time.
 
     Passes alternate with everything else on the event loop; `width` limits how many passes can
     delay a request. If a pass raises an error, the error is logged and the pass is retried with

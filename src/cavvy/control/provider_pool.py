@@ -70,7 +70,7 @@ class ProviderPool:
                 for each in {
                     **before,
                     **self._placed,
-                }.values():  # also gangs placed while providers were asked
+                }.values():  # includes gangs placed while the providers were being asked
                     if each.key in capacities:
                         take(self._snapshot.used, capacities[each.key], each.nodes)
             return self._snapshot

@@ -104,7 +104,8 @@ class JobReconciler:
         return None if after == NEVER else min(after or _AT_ONCE, _LONGEST)
 
     async def _step(self, uow: UnitOfWork) -> timedelta | None:
-        """Do everything that is due; returns the time until the next pass, None to continue."""
+        """Do everything that is due; returns the time until the next pass, or None to continue at
+        once."""
         after = await self._step_job(uow)
         for attempt in uow.rows.open:
             if after is None:

@@ -62,7 +62,7 @@ class ScheduleReconciler:
         if schedule is not None and schedule.cron is not None:
             changes = await self._start_run(job, schedule, now)
         elif (interval := find_window(job, now)) is None:
-            changes = release_job(job, "it no longer waits", now)
+            changes = release_job(job, "the job no longer waits", now)
         else:
             changes = hold_window(job, interval, await self._prices(job, interval, now), now)
         held = changes.job
@@ -79,9 +79,9 @@ class ScheduleReconciler:
             return hold_schedule(job, schedule, None, say_left_out(job, running, now), now)
         run = find_run(job, schedule, now)
         try:
-            text = f"run {(await self._submit(job, run.task, run.run_id)).name} begins"
+            text = f"run {(await self._submit(job, run.task, run.run_id)).name} was submitted"
         except StaleVersion:
-            text = "its run had already started"  # created by this server before a crash
+            text = "the run had already been submitted"  # created by this server before a crash
         return hold_schedule(job, schedule, run.run_id, text, now)
 
     async def _unfinished(self, job: Job) -> Job | None:

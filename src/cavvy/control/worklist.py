@@ -57,8 +57,8 @@ class Worklist:
         return key
 
     def finish(self, key: str, again: timedelta | None) -> None:
-        """Mark `key` as no longer in progress. It becomes due when `again` has passed (None: only
-        by a hint), or earlier if a hint arrived in the meantime.
+        """Mark `key` as no longer in progress. It becomes due when `again` has passed, or earlier
+        if a hint arrived in the meantime; if `again` is None, only a hint makes it due.
         """
         asked = self._busy.pop(key)
         if asked is not None:

@@ -55,7 +55,7 @@ def _price(
     offer: Offer, nodes: int, length: timedelta, start: timedelta, scaled: bool
 ) -> CounterfactualCost:
     billed = max(start + length, offer.minimum_charge)
-    basis = "running time scaled by the stated work" if scaled else "same running time assumed"
+    basis = "running time estimated from the stated work" if scaled else "same running time assumed"
     if billed > start + length:
         basis += f", minimum charge of {format_duration(offer.minimum_charge)}"
     elif start:

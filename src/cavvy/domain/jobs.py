@@ -85,17 +85,17 @@ ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
     AttemptPhase.LAUNCHING: {
         AttemptPhase.BOOTING: "the provider accepted the launch, or turned out to have accepted it",
         AttemptPhase.ENDING: (
-            "the launch failed or is no longer wanted; nodes that may exist are removed"
+            "the launch failed or is no longer needed; nodes that may exist are removed"
         ),
     },
     AttemptPhase.BOOTING: {
         AttemptPhase.RUNNING: "every rank reported that its work runs",
         AttemptPhase.KEPT: "the work ended before its start was noticed, and its nodes are kept",
-        AttemptPhase.ENDING: "the boot timed out, a node was lost or failed, or it is no longer "
-        "wanted",
+        AttemptPhase.ENDING: "the boot timed out, a node was lost or failed, or the attempt is no "
+        "longer needed",
     },
     AttemptPhase.RUNNING: {
-        AttemptPhase.ENDING: "the work ended, a node was lost, or it is no longer wanted",
+        AttemptPhase.ENDING: "the work ended, a node was lost, or the attempt is no longer needed",
         AttemptPhase.KEPT: "the work ended, and its task keeps the nodes for the project's "
         "next job",
     },

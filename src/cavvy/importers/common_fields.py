@@ -42,8 +42,9 @@ def read_commit(
     advice: str,
     kept_keys: TranslationNotes,
 ) -> Workdir:
-    """A working folder from a git repository. If `ref` is not a commit, the key is refused until
-    the task is submitted: `cavvy run` then resolves the branch or tag and replaces `workdir`.
+    """A working folder from a git repository. If `ref` is a branch or tag instead of a commit, the
+    key counts as unsupported until the task is submitted: `cavvy run` then resolves the branch or
+    tag and replaces `workdir`.
     """
     commit = (ref or "").lower()
     if not is_commit(commit):

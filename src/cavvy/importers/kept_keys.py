@@ -1,5 +1,5 @@
-"""The keys of another tool's file that a task cannot represent. They are noted, or the file is
-refused because of them when it is run.
+"""The keys of another tool's file that a task cannot represent. A key is either only noted, or
+`cavvy run` refuses the file because of it.
 """
 
 import posixpath

@@ -51,7 +51,7 @@ class ScalarRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyRule:
-    """Any value. The other tool does not check it either."""
+    """Any value. Accepts any value, because the other tool does not check it either."""
 
     words: str = "anything"
 

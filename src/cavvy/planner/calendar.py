@@ -202,7 +202,7 @@ def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDe
     look = min(best_at, now.replace(minute=0, second=0, microsecond=0) + _HOUR)
     cheaper = f"{100 * (1 - best / current):.0f} % cheaper"
     return StartDecision(
-        at=look, reason=f"waits: around {best_at:%H:%M} UTC it has been {cheaper} than now"
+        at=look, reason=f"waits: around {best_at:%H:%M} UTC, prices have been {cheaper} than now"
     )
 
 

@@ -175,8 +175,8 @@ def _none_fits(task: Task, market: OfferedMarket, matches: OfferMatches) -> Cand
         return _hopeless(
             task,
             market,
-            f"No offer: the task allows only {asked} (resources.providers), and there are offers "
-            f"of {here} only",
+            f"No offer: the task allows only {asked} (resources.providers), but only these "
+            f"providers have offers: {here}",
         )
     if not matches.misses and set(matches.rejected) <= _DEVICES:
         return _hopeless(

@@ -231,7 +231,10 @@ def _expect(task: Task, offer: Offer, done: float) -> _Course:
     if run is None or course is None:
         loss = SpotLoss(per_hour=per_hour, checkpoint_every=every)
         if run is not None:
-            notes = (*notes, "is unlikely to finish on spot: write checkpoints, or more often")
+            notes = (
+                *notes,
+                "is unlikely to finish on spot: write checkpoints, or write them more often",
+            )
         return _Course(run_time=run, wall_time=None, loss=loss, notes=notes)
     extra = course.wall_time - start - run
     loss = SpotLoss(
@@ -240,7 +243,8 @@ def _expect(task: Task, offer: Offer, done: float) -> _Course:
     if task.retry.preemption is not None and course.preemptions > task.retry.preemption:
         notes = (
             *notes,
-            f"more preemptions expected than retry.preemption: {task.retry.preemption} allows",
+            f"more preemptions are expected than the {task.retry.preemption} that "
+            "retry.preemption allows",
         )
     return _Course(run_time=run, wall_time=course.wall_time, loss=loss, notes=notes)
 
@@ -248,9 +252,9 @@ def _expect(task: Task, offer: Offer, done: float) -> _Course:
 def _spot_notes(task: Task, per_hour: float, every: timedelta | None) -> tuple[str, ...]:
     between = f"preempted about every {format_duration(timedelta(hours=1 / per_hour))} (assumed)"
     if every is None:
-        return (f"{between}; no checkpoint: each time from the start",)
+        return (f"{between}; without a checkpoint, the work restarts from the beginning each time",)
     if task.checkpoint is not None and task.checkpoint.every is None:
-        return (f"{between}; a checkpoint each {format_duration(every)} assumed",)
+        return (f"{between}; this assumes a checkpoint every {format_duration(every)}",)
     return (between,)
 
 

@@ -122,7 +122,10 @@ def _accelerator_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tu
             notes = (
                 ()
                 if precision is wanted
-                else (f"{offer.accelerator} has no {wanted} rate: timed at {precision}",)
+                else (
+                    f"{offer.accelerator} has no {wanted} rate, so the rate for {precision} is "
+                    "used",
+                )
             )
             return rate * offer.accelerator_count, notes
     return None, (f"no {wanted} rate is known for {offer.accelerator}",)
@@ -181,7 +184,11 @@ def _accelerator_rate(
     if not measured:
         return None, (f"no measured rate for {offer.accelerator}",)
     nearest = min(measured, key=lambda count: (abs(count - offer.accelerator_count), count))
-    notes = () if own else (f"no rate measured on {offer.accelerator} itself: its group's is used",)
+    notes = (
+        ()
+        if own
+        else (f"no rate was measured on {offer.accelerator} itself; the rate of its group is used",)
+    )
     if nearest != offer.accelerator_count:
         notes = (*notes, f"rate measured with {nearest}, scaled to {offer.accelerator_count}")
     return measured[nearest] * offer.accelerator_count / nearest, notes

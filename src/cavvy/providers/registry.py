@@ -38,8 +38,8 @@ ENABLED = ProviderSetting(
     name="enabled",
     kind=SettingKind.FLAG,
     default=True,
-    consequence="`false` disables the provider: its offers are not used, and its gangs are not "
-    "managed.",
+    consequence="If `false`, the provider is disabled: its offers are not used, and its gangs are "
+    "not managed.",
 )
 _GROUP = "cavvy.providers"
 _MARK = "on-by-default"

@@ -46,8 +46,8 @@ def login_node() -> tuple[ProviderSetting, ...]:
     return (
         text(
             "host",
-            "The login node's name for `ssh`, which must work without a password. Unset: this "
-            "machine is the login node.",
+            "The login node's name for `ssh`, which must work without a password. If this is "
+            "unset, this machine is the login node.",
         ),
         text("ssh_options", "Options of `ssh`, such as `-J gate -i ~/.ssh/cluster`."),
         text(
@@ -79,7 +79,7 @@ def gpu_price() -> ProviderSetting:
 
 def node_price() -> ProviderSetting:
     """The price of a cluster's node without accelerators."""
-    held = "a node without held accelerators, or the held share of it"
+    held = "a node when they hold none of its accelerators, or for the share that they hold"
     return _price("price_usd_node_hr", f"Jobs pay this for {held}. {_CONSENT}")
 
 

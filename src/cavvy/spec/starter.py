@@ -32,19 +32,19 @@ name: {answers.name}
 # params:
 #   lr: 0.1
 
-# What each node must have. What is left out is no constraint.
+# What each node must have. A key that is left out sets no limit.
 resources:
 {_line("gpu", answers.gpu, "H100:8", "NAME:COUNT, NAME:MEMORY, or a list of alternatives")}
   # cpu: 8+
   # memory: 64GB
   spot: {answers.spot}  # never, auto (whichever is cheaper in the end) or only
 
-# nodes: 2  # run on several at once; torchrun finds NODE_RANK and MASTER_ADDR set
+# nodes: 2  # run on two nodes at once; NODE_RANK and MASTER_ADDR are set for torchrun
 
 # The folder the task runs in, frozen when it is submitted. .gitignore and .cavvyignore are honoured.
 workdir: .
 
-# What to do before. A finished setup is reused until its text or one of the files that it uses changes.
+# Commands that run before `run`. A finished setup is reused until its text or one of the files that it uses changes.
 # setup: {{run: pip install -r requirements.txt, uses: [requirements.txt]}}
 
 run: |

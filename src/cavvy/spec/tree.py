@@ -1,6 +1,6 @@
 """Parse YAML text into a tree in which every node has its position in the file.
 
-Scalars follow YAML 1.2: only true and false are booleans, so `no`, `on` and `yes` are texts, and
+Scalars follow YAML 1.2: only true and false are booleans, so `no`, `on` and `yes` are strings, and
 10:30 is not a number. Anchors and merge keys work. Duplicate keys, several documents, unknown tags
 and aliases that expand to too many nodes are refused.
 """
@@ -386,7 +386,7 @@ _EXPLAINED = (
     ("undefined tag handle", "a value begins with `!`", "put it in quotes"),
     (
         "unknown escape character",
-        "an unknown escape in a text of double quotes",
+        "an unknown escape sequence in double quotes",
         "use single quotes",
     ),
 )

@@ -29,7 +29,7 @@ def check_allocation(
     for other in others:
         if (other.gang, other.rank) == (allocation.gang, allocation.rank):
             raise AllocationConflict(
-                f"rank {allocation.rank} of gang {allocation.gang} has its allocation already"
+                f"rank {allocation.rank} of gang {allocation.gang} already has an allocation"
             )
         if other.host != host.name:
             continue
@@ -40,8 +40,10 @@ def check_allocation(
                 f"gang {other.gang} holds {', '.join(sorted(taken))} of host {host.name}"
             )
     if cpus > host.cpus + _CPU_SLACK:
-        raise AllocationConflict(f"host {host.name} has {host.cpus:g} CPUs, {cpus:g} would be held")
+        raise AllocationConflict(
+            f"host {host.name} has {host.cpus:g} CPUs, but {cpus:g} would be used"
+        )
     if memory_mib > host.memory_mib:
         raise AllocationConflict(
-            f"host {host.name} has {host.memory_mib} MiB of memory, {memory_mib} would be held"
+            f"host {host.name} has {host.memory_mib} MiB of memory, but {memory_mib} would be used"
         )

@@ -198,7 +198,8 @@ def _translate_sqlite(error: sqlite3.Error, driver: DatabaseDriver) -> Exception
             )
         case 11 | 26:
             return StoreUnusable(
-                f"{where} is damaged ({error}); restore a backup, or move it away to start anew"
+                f"{where} is damaged ({error}); restore a backup, or move it away to start with "
+                "an empty database"
             )
         case 10:
             return StoreUnusable(

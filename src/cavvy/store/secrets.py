@@ -51,7 +51,7 @@ class SecretSealer:
         except (InvalidTag, ValueError) as error:
             raise StoreUnusable(
                 f"the secret {name} of project {project} cannot be read with the key in "
-                f"{self._path}; restore the key that sealed it, or set the secret again: cavvy "
+                f"{self._path}; restore the key that encrypted it, or set the secret again: cavvy "
                 f"secret set {name}"
             ) from error
 
@@ -86,12 +86,12 @@ def _load(path: Path) -> bytes | None:
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise StoreUnusable(
             f"other users can read the key {path}; run: chmod 600 {path}, and change the secrets "
-            "sealed with it"
+            "that are encrypted with it"
         )
     if len(key) != _KEY_BYTES:
         raise StoreUnusable(
-            f"{path} is not a key of {_KEY_BYTES} bytes; restore the right file, or remove it to "
-            "start anew"
+            f"{path} is not a key of {_KEY_BYTES} bytes; restore the right file, or delete it to "
+            "create a new key"
         )
     return key
 

@@ -85,7 +85,7 @@ class Plan:
         said = json.loads(text)
         unknown = set(said) - {field.name for field in dataclasses.fields(cls)}
         if unknown:
-            raise ValueError(f"a plan has no {', '.join(sorted(unknown))}")
+            raise ValueError(f"unknown keys in a plan: {', '.join(sorted(unknown))}")
         return cls(**said)
 
 

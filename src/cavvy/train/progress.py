@@ -16,7 +16,9 @@ from cavvy.train.world import RankWorld
 
 log = logging.getLogger("cavvy.train")
 
-PACE_S = 1.0  # seconds between two reports; each report waits for the device to read the loss
+PACE_S = (
+    1.0  # seconds between two reports; each report waits until the loss can be read from the device
+)
 LOG_S = 30.0  # seconds between two lines if the output is not a terminal
 # reported values in order of display, each with the text before and after the number, and its
 # format

@@ -195,7 +195,7 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         if not made:
             return []
         count, most = args[0].numel(), made[-1][0][0]
-        note = f"{_own_line()}: {name} of {count:,} values is taken to give {most:,}"
+        note = f"{_own_line()}: {name} of {count:,} values is assumed to give {most:,}"
         self.assumed[note] = None
         with self:
             return [args[0].new_empty(shape, dtype=dtype) for shape, dtype in made]

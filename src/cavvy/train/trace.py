@@ -281,8 +281,8 @@ def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
 
 
 def _list_size_changes(tape: TraceTape, gone: frozenset[int]) -> dict[int, list[tuple[int, int]]]:
-    """By index of the event: the changes of memory, as a kind (0: activations, 1: cast parameters,
-    2: gradients) and a number of bytes.
+    """The changes of memory at each event, by the event's index: a kind (0: activations, 1: cast
+    parameters, 2: gradients) and a number of bytes.
     """
     cast = {
         each

@@ -15,7 +15,9 @@ from cavvy.tuning.session import ScriptError, TuningSession, count_ready
 
 LEAST = 0.03  # share of a step; smaller costs are not reported
 MORE_THREADS = 8
-MORE_WORKERS = 16  # at most; each worker prepares batches, which a window must skip
+MORE_WORKERS = (
+    16  # maximum number of worker processes; each prepares batches, which a window must skip
+)
 LOOKED_AT = 24  # samples to read and time separately
 FAR = 4.0  # a stall longer than this many times the reading of a batch has another cause
 MOST_ROUNDS = 5  # maximum number of rounds, as a multiple of the requested rounds

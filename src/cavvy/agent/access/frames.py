@@ -32,7 +32,7 @@ def read_frames(
     while len(buffer) >= HEAD.size:
         number, kind, size = HEAD.unpack_from(buffer)
         if limit is not None and size > limit(number, kind):
-            raise ValueError("a frame too large")
+            raise ValueError("the frame is too large")
         end = HEAD.size + size
         if len(buffer) < end:
             return

@@ -57,7 +57,7 @@ class SessionTarget:
         self, env: dict[str, str], folder: str, prefix: list[str], root: Callable[[], str]
     ) -> None:
         self.env, self.folder, self.root = env, folder, root
-        self._prefix = prefix  # command that runs another inside the container; [] without one
+        self._prefix = prefix  # runs a command inside the container; [] without a container
 
     def command(self, asked: Fields) -> list[str]:
         """The command that runs the user's arguments or shell line, or an interactive shell if the
@@ -312,7 +312,7 @@ class RemoteSession:
                 taken += count
         except BlockingIOError:
             pass
-        except OSError:  # the reader has gone
+        except OSError:  # the reading process has exited
             taken += len(channel.waiting)
             channel.waiting.clear()
             channel.ended = True

@@ -138,7 +138,7 @@ class CheckedGpu:
                 wrong = bin(
                     int.from_bytes(arrived.raw, "big") ^ int.from_bytes(piece, "big")
                 ).count("1")
-                what = f"{wrong} wrong bits in the first {PIECE >> 20} MiB that differ"
+                what = f"{wrong} wrong bits in the first damaged block of {PIECE >> 20} MiB"
                 raise GpuFault(f"GPU memory does not keep written data: {what}")
 
 
@@ -214,7 +214,7 @@ def count_errors(nvml: ctypes.CDLL | None, uuid: str) -> str:
         raise GpuFault(f"{errors.value} uncorrected memory errors since the node's boot")
     rows = [
         ctypes.c_uint() for _ in range(4)
-    ]  # rows remapped after corrected errors, after uncorrected errors; pending; failed
+    ]  # rows remapped after corrected and uncorrected errors; pending and failed remappings
     if hasattr(nvml, "nvmlDeviceGetRemappedRows") and not nvml.nvmlDeviceGetRemappedRows(
         handle, *(ctypes.byref(each) for each in rows)
     ):

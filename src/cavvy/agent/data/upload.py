@@ -71,7 +71,8 @@ def list_files(source: str, target: str) -> Iterator[tuple[str, str]]:
 
 
 def is_due(path: str, name: str, known: dict[str, list[int]], still_s: float) -> bool:
-    """Whether to send a file: it differs from the target's, and was not changed for `still_s`."""
+    """Whether to send a file: its content differs from the target's, and it has not changed for
+    `still_s` seconds."""
     try:
         seen = os.stat(path)
     except FileNotFoundError:

@@ -172,4 +172,4 @@ class NotificationListener:
         try:
             self._told(ConfigFields(json.loads(line), REMARK))
         except (ValueError, RecursionError, BadConfig) as error:
-            complain(f"{REMARK} that cannot be understood: {error}")
+            complain(f"{REMARK} cannot be parsed: {error}")

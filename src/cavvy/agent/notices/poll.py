@@ -148,7 +148,7 @@ class NoticePoll:
             self._listener.advised(notice.source, f"{notice.source} says that this node is at risk")
             return
         seconds = seconds_left(notice, event, self._asker.date)
-        self._listener.noticed(seconds, notice.source, f"{notice.source} takes the node back")
+        self._listener.noticed(seconds, notice.source, f"{notice.source} is reclaiming the node")
 
     def _failed(self, reason: str) -> None:
         if self._delay.fresh:

@@ -3,8 +3,8 @@ block.
 
 The upload runs in a separate process during the work, and reports its result as a line of JSON:
 `state` is `saved`, `void` (the work changed a file meanwhile; try again), `silent` (the bucket does
-not answer; try again), `failed` (an error on this node; try again) or `refused`. Earlier lines
-report what the upload waits for: `full` or `waits`.
+not answer; try again), `failed` (an error on this node; try again) or `refused`. Earlier lines,
+`full` or `waits`, report what the upload is waiting for.
 """
 
 from __future__ import annotations
@@ -378,7 +378,7 @@ def restore(
     """Download the newest checkpoint of the job to `folder`, if the number of the attempt that
     uploaded it is above `later_than`.
 
-    Returns a message for people, or "" if nothing was downloaded. `tell` is called about long
+    Returns a message for the user, or "" if nothing was downloaded. `tell` is called about long
     waits. Raises TransferFailed, StorageTimeout, OSError.
     """
     for tries_left in reversed(range(RESTORES)):
@@ -437,7 +437,8 @@ def fetch(
 
 
 def newest(entries: list[FileEntry]) -> int:
-    """When the newest file was written, in nanoseconds since the epoch; 0 without files."""
+    """When the newest file was written, in nanoseconds since the epoch, or 0 if there are no
+    files."""
     return max((entry.mtime_ns for entry in entries), default=0)
 
 

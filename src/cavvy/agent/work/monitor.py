@@ -82,8 +82,8 @@ class CheckpointWatcher:
         self._began_ns = time.time_ns()
 
     def look(self, *, last: bool = False) -> dict[str, object]:
-        """The fields of a `checkpoint` message, or {} if there is no new checkpoint. `last`: the
-        work no longer writes."""
+        """The fields of a `checkpoint` message, or {} if there is no new checkpoint. `last` means
+        that the work no longer writes."""
         found = measure(self._folder)
         still, self._last = found == self._last or last, found
         if not still or found == self._told or not found[0]:

@@ -56,7 +56,7 @@ def prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
         outcome, reason = NETWORK, str(error)
     except OSError as error:
         outcome = "node" if error.errno in FULL else "setup"
-        reason = f"the working folder could not be made: {error}"
+        reason = f"the working folder could not be created: {error}"
     return report(channel, outcome, reason, code, reused=reused)
 
 

@@ -107,7 +107,7 @@ def _clean_up(command: ChildCommand, control: int) -> None:
         pid = os.posix_spawn(command.cleanup[0], command.cleanup, command.env, file_actions=actions)
         os.waitpid(pid, 0)
     busy = command.cgroup is not None and not removed_group(command.cgroup)
-    os.close(control)  # the agent need not wait for the rest
+    os.close(control)  # the agent need not wait for the cleanup below
     for _ in range(100):
         if not busy or command.cgroup is None:
             return
@@ -182,7 +182,7 @@ class Reaper:
         except OSError:
             letters = b""
         if b"T" in letters:
-            self._reap()  # if the process has already ended, its result stands
+            self._reap()  # a process that has already ended was not ended by the signal
             self._asked, self._interrupted = True, self._alive
             if self._alive:
                 _signal_group(self._work, signal.SIGTERM)

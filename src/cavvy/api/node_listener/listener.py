@@ -87,7 +87,7 @@ def listen_for_nodes(home: StateDir, settings: Settings) -> NodeListener | None:
         raise StateDirError(
             "settings-invalid",
             f"{home.file('tls.pem')} cannot be used: {error}",
-            "delete it if it is damaged; running agents that use it are then lost",
+            "if it is damaged, delete it; agents that run now can then no longer connect",
         ) from error
     except StateDirError:
         sock.close()
@@ -165,7 +165,5 @@ def _is_for_nodes(path: str) -> bool:
 
 
 def _is_download(path: str) -> bool:
-    """Whether the path is a file by hash, or the script that joins a machine, which fetches its
-    parts by hash.
-    """
+    """Whether the path is of a file named by its hash, or of the script that joins a machine."""
     return path.startswith(BOOT) or (path.startswith(NODES) and path.endswith("/script"))

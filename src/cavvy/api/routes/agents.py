@@ -345,7 +345,7 @@ def _speak(request: Request) -> AppState:
         told = f"version {version}" if version else "not told"
         raise ApiProblem(
             "agent-protocol",
-            f"the agent's protocol is {told}; this server serves {OLDEST} to {NEWEST}",
+            f"the agent's protocol is {told}; this server supports {OLDEST} to {NEWEST}",
         )
     return app_state_of(request)
 

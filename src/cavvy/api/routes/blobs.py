@@ -27,7 +27,7 @@ router = APIRouter(prefix="/v1/projects/{project}/blobs", tags=["blobs"])
 @router.post(
     "/missing",
     **document(
-        "Which blobs the server does not have.", ask=wire.BlobsAsk, answer=wire.BlobsMissing
+        "List the blobs that the server does not have.", ask=wire.BlobsAsk, answer=wire.BlobsMissing
     ),
 )
 async def missing(request: Request, project: ProjectPath) -> Response:
@@ -106,8 +106,8 @@ async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
 
 
 def gather(stores: Mapping[BlobStore, Sequence[str]]) -> bytes:
-    """A pack with as many of the requested small blobs as fit; `stores` has the requested names by
-    store. Blocks. Raises ApiProblem.
+    """A pack with as many of the requested small blobs as fit; `stores` maps each store to the
+    requested names. Blocks. Raises ApiProblem.
     """
     found: dict[str, bytes] = {}
     size = 0

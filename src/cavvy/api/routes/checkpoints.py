@@ -99,7 +99,7 @@ async def latest(request: Request, gang: GangQuery) -> Response:
 @router.post(
     "/blobs/missing",
     **document(
-        "Which files of the coming checkpoint to send.",
+        "Ask which files of the next checkpoint must be sent.",
         ask=BlobsAsk,
         answer=BlobsMissing,
         errors=("gang-not-found",),
@@ -116,7 +116,8 @@ async def missing(request: Request, gang: GangQuery) -> Response:
 @router.put(
     "/blobs/{blob}",
     **document(
-        "Send a file of the coming checkpoint, whole, or the part at `offset` of its `size` bytes.",
+        "Send a file of the next checkpoint: the whole file, or the part at `offset` of its "
+        "`size` bytes.",
         sends=True,
         answer=PartAnswer,
         errors=("gang-not-found", "blob-mismatch", "too-large", "too-slow", "disk-full"),

@@ -33,8 +33,8 @@ PathQuery = Annotated[str, Query(max_length=4096)]
 
 
 class SignedAnswer(Answer, frozen=True, kw_only=True):
-    """A request that transfers one file without credentials. Where it is null, the control plane
-    relays the file.
+    """A request that transfers one file without credentials. If there is no such request, the
+    control plane relays the file.
     """
 
     method: str
@@ -144,7 +144,7 @@ async def open_checkpoint(
     found = await told(app_state.control_plane.checkpoints.bucket_checkpoints(gang))
     if found is None:
         raise ApiProblem(
-            "blob-not-found", "the job keeps its checkpoints at the server, not in a bucket"
+            "blob-not-found", "the job keeps its checkpoints on the server, not in a bucket"
         )
     return found.file(blob)
 
@@ -174,7 +174,8 @@ async def signed_checkpoint(
 
 
 @router.get(
-    "/inputs/{index}/bytes", **document("A piece of an input's file.", gives=True, errors=_ERRORS)
+    "/inputs/{index}/bytes",
+    **document("Get a part of an input's file.", gives=True, errors=_ERRORS),
 )
 async def piece(
     objects: Input,
@@ -189,7 +190,7 @@ async def piece(
 @router.put(
     "/outputs/{index}/bytes",
     **document(
-        "A piece of an output's file.",
+        "Send a part of an output's file.",
         sends=True,
         answer=MovedAnswer,
         errors=(*_ERRORS, "too-large", "too-slow"),
@@ -247,7 +248,7 @@ def _add_upload(
 
 
 _add_upload("", begin, UploadAsk, "Start sending a file.")
-_add_upload("/parts", part, PartAsk, "How to send one part.")
+_add_upload("/parts", part, PartAsk, "Get a request for sending one part.")
 _add_upload("/complete", complete, CompleteAsk, "Complete a file's upload.")
 _add_upload("/abort", abort, AbortAsk, "Abandon a file's upload.")
 

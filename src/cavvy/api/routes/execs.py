@@ -69,7 +69,7 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
 @router.get(
     "/{exec_id}",
     **document(
-        "A piece of a command's output; the header has its exit code at the end of the output.",
+        "Get a part of a command's output; at the end of the output, the header has the exit code.",
         gives=True,
         headers=("Cavvy-Exit-Code",),
         errors=("job-not-found", "exec-not-found", "agent-protocol"),

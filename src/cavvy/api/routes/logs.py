@@ -22,7 +22,7 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
 @router.get(
     "/projects/{project}/jobs/{name}/logs",
     **document(
-        "A piece of a rank's log; the headers give the start of the next one.",
+        "Get a part of a rank's log; the headers give the start of the next part.",
         gives=True,
         headers=("Cavvy-Log-Attempt", "Cavvy-Log-Offset", "Cavvy-Log-Over"),
         errors=("job-not-found", "log-not-found"),

@@ -20,7 +20,7 @@ router = APIRouter(tags=["server"])
 
 
 @router.get(
-    "/v1/health", **document("Whether the server and its database answer.", answer=wire.Health)
+    "/v1/health", **document("Check that the server and its database answer.", answer=wire.Health)
 )
 async def health(request: Request) -> Response:
     await app_state_of(request).store.installation()

@@ -230,7 +230,7 @@ def _look(app_state: AppState, job: Job, snapshot: MarketSnapshot, now: datetime
 
 
 def _price(task: Task, offer: Offer) -> str:
-    """A text with the best offer's cost per hour and the spending ceiling."""
+    """Describe the best offer's cost per hour and the spending limit."""
     rate = offer.rate.times(task.nodes)
     nodes = f" for {task.nodes} nodes" if task.nodes > 1 else ""
     if task.limits.budget is not None:
@@ -242,5 +242,5 @@ def _price(task: Task, offer: Offer) -> str:
             f"({format_duration(task.limits.duration)})"
         )
     else:
-        ceiling = "without a ceiling; set limits.budget or limits.duration"
+        ceiling = "with no upper limit; set limits.budget or limits.duration"
     return f"{task.name} costs {format_rate(rate)}{nodes} at {offer.key}, {ceiling}"

@@ -192,7 +192,7 @@ class Landing:
 
             if isinstance(error, RemoteError):
                 raise
-            hint = "cavvy cp replaces files by files only, and does not follow local links"
+            hint = "cavvy cp replaces only files with files, and follows no local links"
             raise CommandFailure(
                 f"{self._shown(path)}: {error.strerror}", hint if error.errno in _IN_THE_WAY else ""
             ) from error

@@ -165,7 +165,7 @@ def match_configured(need: Resources, names: Collection[str] | None) -> LiveMatc
         if isinstance(answer, str):
             problems.append(f"{name} could not be asked: {answer}")
         else:
-            problems += [f"{name} answered in part: {each}" for each in answer.silent]
+            problems += [f"{name} answered only partly: {each}" for each in answer.silent]
             matches[name] = match_offers(answer.offers, need)
             usable |= _usable(providers[name], answer)
     return LiveMatches(matches=matches, problems=problems, readiness=_judge(usable))
@@ -192,7 +192,7 @@ def _ask_providers(task: Task, rival: Task | None) -> tuple[_Live, _Live]:
         if isinstance(answer, str):
             live.problems.append(f"{name} could not be asked: {answer}")
         else:
-            live.problems += [f"{name} answered in part: {each}" for each in answer.silent]
+            live.problems += [f"{name} answered only partly: {each}" for each in answer.silent]
             live.problems += (
                 [f"{name} could not be asked for its volumes: {answer.blind}"]
                 if answer.blind

@@ -64,8 +64,8 @@ def read_task(
 
 
 def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
-    """The options with a fixed commit: the current commit of the branch or tag that a file of
-    another tool names. Raises CommandFailure.
+    """The options with `ref`, a branch or tag that a file of another tool names, replaced by its
+    current commit. Raises CommandFailure.
     """
     import json
     from dataclasses import replace

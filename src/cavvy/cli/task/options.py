@@ -22,13 +22,13 @@ as_option = click.option(
     "--as",
     "dialect",
     type=click.Choice(["skypilot", "dstack", "cavvy"]),
-    help="The tool that the file is for, by default detected from its keys.",
+    help="The tool whose file format this is; by default, it is detected from the file's keys.",
 )
 # Each row: option, key of the task file, metavar ("" for a switch, + if the option is repeatable),
 # help.
 _OVERRIDES = (
     ("--gpu", "resources.gpu", "NAME:COUNT +", "Accelerators of each node, such as H100:8."),
-    ("--spot/--no-spot", "resources.spot", "", "Use only spot capacity, or never."),
+    ("--spot/--no-spot", "resources.spot", "", "Use only spot capacity, or never use it."),
     ("--provider", "resources.providers", "NAME +", "Only this provider."),
     ("--region", "resources.regions", "NAME +", "Only this region, or area such as eu."),
     ("--max-price", "resources.max_price", "USD", "The maximum cost of a node per hour."),

@@ -144,7 +144,8 @@ def _check_parts(loaded: "LoadedTask", paths: set[str]) -> None:
     for volume in loaded.task.volumes:
         if volume.kind is VolumeKind.FOLDER and volume.source not in paths | folders | {"."}:
             raise CommandFailure(
-                f"there is no {volume.source} in the working folder, which {volume.path} shows",
+                f"there is no {volume.source} in the working folder, but the volume at "
+                f"{volume.path} needs it",
                 "it does not exist, or an ignore file names it",
                 exit_code=2,
             )

@@ -47,7 +47,7 @@ class JobStory:
         match event.kind:
             case "checkpoint":
                 return self._leaving
-            case "exited":  # with one rank, or after a stop, a later event repeats it
+            case "exited":  # with one rank, or after a stop, a later event reports the same
                 return self._several and not self._leaving and event.fact != "succeeded"
             case "queued":
                 return event.fact != "submitted"

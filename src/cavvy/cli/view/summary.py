@@ -32,7 +32,9 @@ def summary_out(job: "JobDetail", cost: "CostView") -> None:
     pairs: list[tuple[str, object]] = []
     if job.phase != "done":
         pairs.append(("reason", job.reason))
-    if (result := last_figures(job)) and not sys.stdout.isatty():  # the bar shows it on a terminal
+    if (
+        result := last_figures(job)
+    ) and not sys.stdout.isatty():  # on a terminal, the live line already shows the progress
         pairs.append(("result", formatting.show_progress(result)))
     pairs.append(("time", time_text(cost)))
     pairs.append(("bill", bill_text(job, cost)))
@@ -68,13 +70,13 @@ def bill_text(job: "JobDetail", cost: "CostView") -> str:
     ).total_seconds()
     at = " and ".join(f"${rate / 1_000_000:.2f}/h" for rate in rates)
     attempts = f"{len(job.attempts)} attempt{'s' if len(job.attempts) != 1 else ''}"
-    times = f", {formatting.show_seconds(nodes)} of nodes at {at}" if cost.charges else ""
+    times = f", {formatting.show_seconds(nodes)} of node time at {at}" if cost.charges else ""
     far = "" if all(attempt.phase == "ended" for attempt in job.attempts) else " so far"
     bill = f"{formatting.show_money(cost.total_micros)}{far} ({attempts}{times})"
     if not cost.unsure_micros:
         return bill
     more = formatting.show_money(cost.unsure_micros)
-    return f"{bill}; up to {more} more, since an end was not reported: see `cavvy events`"
+    return f"{bill}, and up to {more} more because an end was not reported: see `cavvy events`"
 
 
 def price_counterfactuals(job: "JobDetail", cost: "CostView") -> "list[CounterfactualCost]":

@@ -11,7 +11,8 @@ _ADVICE = {
     "history event": "`cavvy events NAME` shows a job's history",
     "shell connect console": "`cavvy ssh NAME` opens a shell on a job's node",
     "rsync scp copy": "`cavvy cp SOURCE TARGET` copies files to or from a node",
-    "port-forward tunnel endpoints": "`cavvy forward NAME PORT` brings a port here",
+    "port-forward tunnel endpoints": "`cavvy forward NAME PORT` makes a port of a job's node "
+    "reachable here",
     "cost-report bill billing spend usage costs": "`cavvy cost` shows what was spent",
     "start restart resume relaunch": "`cavvy rerun NAME` runs a job again, as it was",
     "preempt": "`cavvy drill preempt NAME` preempts a job",
@@ -23,7 +24,7 @@ _ADVICE = {
     "config login setup": "`cavvy check` shows what is configured",
     "autostop idle": "nodes are released when a job ends; a task's `keep` holds them",
     "serve service gateway pool pools": "services and pools of workers do not exist yet",
-    "storage volume volumes bucket": "`inputs`, `outputs` and `volumes` of a task name them",
+    "storage volume volumes bucket": "name them under `inputs`, `outputs` or `volumes` of a task",
 }
 
 

@@ -77,7 +77,7 @@ def _refuse(report: ReportOutcome, message: AgentMessage, now: datetime) -> None
     report.node = replace(report.node, refused=count)
     if count <= _REFUSALS_TOLD:
         kind = message.kind[:20] or "unknown"
-        text = f"the agent's message ({kind}) was refused, or parts of it: {message.fault[:300]}"
+        text = f"(part of) the agent's message ({kind}) was refused: {message.fault[:300]}"
         if count == _REFUSALS_TOLD:
             text += "; further ones are refused without an event"
         tell(report, now, "refused", text)

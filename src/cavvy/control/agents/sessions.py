@@ -435,8 +435,8 @@ class AgentSessions:
             took += f" after a step of {format_duration(step)}" if step else ""
             text = f"{took}, and {attempt.offer.provider} gives "
             text += (
-                f"{format_duration(notice)} of notice: only a checkpoint completed before then is "
-                "safe"
+                f"{format_duration(notice)} of notice: only a checkpoint that is complete before "
+                "the node ends is safe"
             )
             tell(report, self._clock.now(), "unsafe", text)
 
@@ -455,14 +455,14 @@ class AgentSessions:
             f"{format_duration(save_interval.cost)}"
         )
         often = (
-            "a gang like this loses a node every "
-            f"{format_duration(timedelta(hours=1 / save_interval.per_hour))} here"
+            "here, a gang of this size loses a node about every "
+            f"{format_duration(timedelta(hours=1 / save_interval.per_hour))}"
         )
         tell(
             report,
             self._clock.now(),
             "pace",
-            f"a checkpoint every {format_duration(save_interval.every)}: {cost}, {often}",
+            f"saving a checkpoint every {format_duration(save_interval.every)}: {cost}, {often}",
         )
 
     def _lease(self, job: Job, attempt: Attempt) -> timedelta:
@@ -496,7 +496,7 @@ def first_lease(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
 
 def _paid_until(job: Job, attempt: Attempt, spent: Money | None = None) -> datetime | None:
     """Until when the rest of the budget would pay for this attempt alone; used while the attempt's
-    spending is unknown. None: no limit.
+    spending is unknown. None means no limit.
     """
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:

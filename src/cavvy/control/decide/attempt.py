@@ -229,9 +229,11 @@ def _kept(view: AttemptSnapshot, now: datetime) -> Action:
     if isinstance(view.seen, GangSeen) and any(node.ended_at for node in view.seen.nodes):
         action = _lost(view.seen)
     if isinstance(action, AdvanceAttempt):
-        return AdvanceAttempt(phase=AttemptPhase.ENDING, reason=f"lost while kept: {action.reason}")
+        return AdvanceAttempt(
+            phase=AttemptPhase.ENDING, reason=f"lost while it was kept: {action.reason}"
+        )
     if now >= until:
-        return AdvanceAttempt(phase=AttemptPhase.ENDING, reason="no job came for the kept gang")
+        return AdvanceAttempt(phase=AttemptPhase.ENDING, reason="no job used the kept gang in time")
     if any(now - _heard(view, node) >= HEARD_LATELY for node in view.nodes):
         return AdvanceAttempt(
             phase=AttemptPhase.ENDING, reason="an agent of the kept gang is not waiting for work"
@@ -416,7 +418,7 @@ def _lost(seen: GangSeen, rank: int | None = None) -> AdvanceAttempt:
             AttemptOutcome.PREEMPTED, seen.reason or "the provider reclaimed it", rank=rank
         )
     what = (
-        "the gang ended before its work did"
+        "the gang ended before its work was complete"
         if rank is None
         else f"the node of rank {rank} was lost"
     )

@@ -75,7 +75,8 @@ def accrue(attempt: Attempt, look: GangLook) -> tuple[tuple[Charge, ...], GangLo
 
 
 def _until_seen(told: GangSeen, look: GangLook) -> GangSeen:
-    """The gang, where nodes without a recorded end ended at the time when they were last seen."""
+    """The gang with missing ends filled in: a node without a recorded end counts as ended when it
+    was last seen."""
     return replace(
         told,
         nodes=[
@@ -89,7 +90,8 @@ def _until_seen(told: GangSeen, look: GangLook) -> GangSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedBill:
-    """The final charges of a gang, the end of the gang, and what the charges may lack."""
+    """The final charges of a gang, the end of the gang, and the amount that may be missing from the
+    charges."""
 
     charges: tuple[Charge, ...]
     ended_at: datetime
@@ -131,7 +133,8 @@ def _bound_gang(
     billed: Sequence[Charge],
     now: datetime,
 ) -> tuple[GangSeen, GangSeen]:
-    """The gang with the shortest and with the longest lives that its nodes may have had."""
+    """Two versions of the gang: with the shortest and with the longest lives that its nodes may
+    have had."""
     told = look.told or GangSeen(name=attempt.gang, state=GangState.ENDED)
     rates = told.rates or [(charge.since, charge.rate) for charge in billed]
     lives = [
@@ -187,7 +190,7 @@ def _bound_unreported(
     never_started = look.told is not None and look.told.state is GangState.ENDED
     if look.denied or not requested or never_started:
         return _Life(least=None, most=None)
-    began = look.told_at or began  # at the last observation it had not started
+    began = look.told_at or began  # the node had not started at the last observation
     node = NodeSeen(rank=rank, engine_id="", started_at=began, ended_at=now)
     return _Life(least=None, most=node)
 
@@ -266,7 +269,7 @@ class BillVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedBill:
-    """The charges of an ended attempt, and what its provider's record of the gang comes to."""
+    """The charges of an ended attempt, and the amount by its provider's record of the gang."""
 
     attempt: Attempt
     billed: Money
@@ -284,7 +287,8 @@ class AuditedBill:
 
 
 def audit_bill(attempt: Attempt, seen: GangSeen | None, charges: Iterable[Charge]) -> AuditedBill:
-    """Price the provider's record of an ended attempt's gang, which is None if it has none."""
+    """Compute the price of the provider's record of an ended attempt's gang; without a record,
+    `seen` is None."""
     billed = total(charge for charge in charges if charge.attempt_id == attempt.id)
     if seen is None:
         return AuditedBill(attempt=attempt, billed=billed, reported=None)

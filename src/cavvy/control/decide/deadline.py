@@ -169,8 +169,8 @@ def _setup_time(job: Job, nodes: Sequence[Node]) -> timedelta | None:
 def usable_now(
     recommendation: Recommendation, job: Job, knowledge: MarketKnowledge, now: datetime
 ) -> Recommendation:
-    """The recommendation without offers in their cooldown. If none is left, it says when the first
-    one returns.
+    """The recommendation without offers in their cooldown. If no offer is left, the recommendation
+    states when the first cooldown ends.
     """
     if not recommendation.offers:
         return recommendation

@@ -213,7 +213,7 @@ def place_job(
     started = replace(start_job(job, attempt, reason, now), plan_state=plan or job.plan_state)
     attempts, events = [attempt], [make_event(started, now, "placed", reason)]
     for offer in list_rivals(job, place.offer, candidates.offers, snapshot):
-        why = "placed beside the job's gang"
+        why = "started in addition to the job's gang"
         rival, more = make_attempt(started, offer, name_gang, now, why)
         attempts.append(rival)
         nodes += more

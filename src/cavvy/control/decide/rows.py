@@ -74,8 +74,8 @@ class RowChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The changes to write now, and how long to wait afterwards (`after`; None: continue at
-    once).
+    """The changes to write now, and the time to wait afterwards in `after`, or None to continue at
+    once.
     """
 
     changes: RowChanges | None = None
@@ -111,7 +111,7 @@ class JobRows:
         return self.nodes.get(attempt.id, ())
 
     def ran(self, now: datetime) -> timedelta:
-        """The running time over all attempts."""
+        """The total running time of all attempts."""
         return ran(self.attempts.values(), now)
 
     def after(self, changes: RowChanges) -> "JobRows":

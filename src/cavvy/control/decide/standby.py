@@ -200,7 +200,7 @@ def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
     wait = _until_boundary(rows, own, ready, now)
     if wait > timedelta(0):
         return Step(after=wait)
-    text = f"leaves for attempt {ready.number} on {ready.offer.key}, which is ready"
+    text = f"is replaced by attempt {ready.number} on {ready.offer.key}, which is ready"
     return Step(changes=_give_back(rows, own, "handover", text, now))
 
 
@@ -385,7 +385,9 @@ def start_standby(
     if not offers or not _pays_two(rows, offers[0]) or (works and not _may_move(job)):
         return None
     offer = offers[0]
-    attempt, nodes = make_attempt(job, offer, name_gang, now, "started beside the job's gang")
+    attempt, nodes = make_attempt(
+        job, offer, name_gang, now, "started in addition to the job's gang"
+    )
     planned = record_plan(job, recommendation, offer, now) if is_steered(job) else job
     text = f"a second gang starts on {offer.key}: {why}"
     return RowChanges(

@@ -243,7 +243,7 @@ def _close(rows: JobRows, ended: Attempt, bill: ClosedBill, now: datetime) -> Ro
     """Close the bill of an ended attempt and release the gang's allocations."""
     cost = total(bill.charges)
     life = sum((each.until - each.since for each in bill.charges), timedelta(0))
-    text = f"the gang is gone; it cost {format_usd(cost)} for {format_duration(life)} of nodes"
+    text = f"the gang has ended; it cost {format_usd(cost)} for {format_duration(life)} of use"
     events = [make_event(rows.job, now, "billed", text, ended.number)] if cost.micros else []
     if (unseen := bill.unseen_end) is not None:
         text = (

@@ -140,7 +140,7 @@ def hand_over(
     reason = f"starts on {old.offer.key}, on the gang kept by job {former.name}"
     started = start_job(job, adopted, reason, now)
     cost = format_usd(total(each for each in charges if each.kind is ChargeKind.KEPT))
-    text = f"job {job.name} took over the gang; its last waiting time cost {cost}"
+    text = f"job {job.name} took over the gang, whose last idle period cost {cost}"
     return RowChanges(
         job=started,
         attempts=(handed, adopted),

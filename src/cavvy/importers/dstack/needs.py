@@ -63,7 +63,7 @@ def _range_text(words: str, unit: Unit) -> ScalarRule:
 def _check_bounds(table: MapNode, unit: Unit, notes: ProblemNotes) -> None:
     low, high = range_of(table, unit) or (None, None)
     if low is None and high is None:
-        notes.add(table.mark, "a range without bounds", expected="`min`, `max` or both")
+        notes.add(table.mark, "the range has no bounds", expected="`min`, `max` or both")
     elif low is not None and high is not None and low > high:
         notes.add(table.mark, "this is a reversed range", suggestion="swap `min` and `max`")
 

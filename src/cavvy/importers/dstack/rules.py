@@ -149,12 +149,12 @@ def is_set(table: Node, key: str) -> bool:
 
 
 def check_exclusive(table: MapNode, notes: ProblemNotes) -> None:
-    """Add a problem if the file combines keys that exclude each other, such as `image` and
+    """Add a problem if the file combines keys that cannot be used together, such as `image` and
     `python`.
     """
     for one, other in _EXCLUSIVE:
         if is_set(table, one) and is_set(table, other):
-            text = f"`{one}` and `{other}` exclude each other"
+            text = f"`{one}` and `{other}` cannot be used together"
             notes.add(mark_of(table, other), text, suggestion="keep one of them")
 
 
@@ -186,7 +186,7 @@ def check_groups(table: MapNode, forbidden: tuple[str, ...], notes: ProblemNotes
         if is_set(table, key):
             notes.add(
                 mark_of(table, key),
-                f"`{key}` and `groups` exclude each other",
+                f"`{key}` and `groups` cannot be used together",
                 suggestion="write it into each group",
             )
     seen: set[str] = set()
@@ -221,7 +221,7 @@ def _check_task(table: MapNode, notes: ProblemNotes) -> None:
     if child(table, "groups") is not None and child(table, "nodes") is not None:
         notes.add(
             mark_of(table, "nodes"),
-            "`nodes` and `groups` exclude each other",
+            "`nodes` and `groups` cannot be used together",
             suggestion="keep one of them",
         )
     check_groups(table, ("commands", "ports", "entrypoint"), notes)
@@ -243,7 +243,9 @@ def _check_environment(table: MapNode, notes: ProblemNotes) -> None:
             suggestion="delete it",
         )
     if flag_at(table, "dstack") and is_set(table, "inactivity_duration"):
-        notes.add(mark_of(table, "dstack"), "`dstack` and `inactivity_duration` exclude each other")
+        notes.add(
+            mark_of(table, "dstack"), "`dstack` and `inactivity_duration` cannot be used together"
+        )
 
 
 def check_replicas(table: MapNode, notes: ProblemNotes) -> None:

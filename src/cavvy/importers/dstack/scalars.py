@@ -20,7 +20,7 @@ _SIZES = {"tb": 1024 * 1024, "gb": 1024, "mb": 1}
 
 
 def is_text(node: ScalarNode) -> bool:
-    """Whether a value counts as a text, which texts and numbers do."""
+    """Whether a value counts as a text: texts and numbers do."""
     value = node.value
     return isinstance(value, str | int | float) and not isinstance(value, bool | UnquotedDate)
 

@@ -26,7 +26,7 @@ _SYNTHETIC = ("input_tokens", "output_tokens", "shared_prefix_tokens")
 
 def _check_probe(table: MapNode, notes: ProblemNotes) -> None:
     if child(table, "body") is not None and text_at(table, "method") in ("get", "head"):
-        notes.add(mark_of(table, "body"), f"a request by `{text_at(table, 'method')}` has no body")
+        notes.add(mark_of(table, "body"), f"a `{text_at(table, 'method')}` request has no body")
 
 
 def _check_group(table: MapNode, notes: ProblemNotes) -> None:
@@ -48,7 +48,7 @@ def _check_service(table: MapNode, notes: ProblemNotes) -> None:
     if child(table, "groups") is not None and child(table, "replicas") is not None:
         notes.add(
             mark_of(table, "replicas"),
-            "`replicas` and `groups` exclude each other",
+            "`replicas` and `groups` cannot be used together",
             suggestion="keep one of them",
         )
     prefixes = [text_at(each, "prefix") or "/" for each in items(child(table, "rate_limits"))]
@@ -97,7 +97,7 @@ def _check_service_groups(table: MapNode, legacy: bool, notes: ProblemNotes) -> 
                 ):
                     notes.add(
                         mark_of(group, other),
-                        f"`{other}` and the file's `{one}` exclude each other",
+                        f"`{other}` and the file's `{one}` cannot be used together",
                     )
 
 
@@ -112,7 +112,7 @@ def _is_private(value: str, *, network: bool) -> str:
         )
     except ValueError:
         return f"cannot use {shown(value)}"
-    return "" if private.is_private else f"{value} is not private"
+    return "" if private.is_private else f"{value} is not a private address"
 
 
 def _check_nodes(table: MapNode, notes: ProblemNotes) -> None:
@@ -129,14 +129,14 @@ def _check_preset(table: MapNode, notes: ProblemNotes) -> None:
     there = [key for key in ("model", "base", "repo") if child(table, key) is not None]
     if len(there) != 1:
         problem = (
-            f"`{there[0]}` and `{there[1]}` exclude each other"
+            f"`{there[0]}` and `{there[1]}` cannot be used together"
             if there
             else "the preset has no model"
         )
         notes.add(table.mark, problem, expected="one of `model`, `base` and `repo`")
     for key in _SYNTHETIC:
         if child(table, "dataset") is not None and child(table, key) is not None:
-            notes.add(mark_of(table, key), f"`{key}` and `dataset` exclude each other")
+            notes.add(mark_of(table, key), f"`{key}` and `dataset` cannot be used together")
     shared = float(text_at(table, "shared_prefix_tokens") or 0)
     if shared >= float(text_at(table, "input_tokens") or 1024) and shared:
         notes.add(

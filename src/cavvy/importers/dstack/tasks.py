@@ -33,7 +33,7 @@ KIND = "dstack"
 TYPES = ("task", "service", "dev-environment", "fleet", "volume", "gateway", "preset")
 _WHY_NOT = {
     "service": "services are not supported yet",
-    "fleet": "Cavvy has no fleets: nodes are found for each job, and released",
+    "fleet": "Cavvy has no fleets: it finds nodes for each job and releases them afterwards",
     "volume": "volumes are not created yet",
     "gateway": "services and their gateways are not supported yet",
     "preset": "searching settings for a model's service is not supported yet",
@@ -42,7 +42,7 @@ _LATER = {
     "groups": "nodes of several kinds in one job are not supported yet",
     "user": "another user within a container cannot be chosen yet",
     "docker": "a container's own Docker cannot be started yet",
-    "privileged": "containers are never privileged here",
+    "privileged": "in Cavvy, containers are never privileged",
     "dstack": "Cavvy has no dstack server to reach",
     "availability_zones": "zones are chosen by price and capacity; list regions",
     "reservation": "reservations cannot be used yet",
@@ -54,7 +54,7 @@ _NOTED = {
     "ports": "ports are not forwarded automatically; `cavvy forward NAME PORT` forwards one",
     "nvcc": "the node or the image must provide it",
     "ide": "connect with `cavvy ssh NAME`, and open the editor over SSH",
-    "version": "you install the editor in your own version",
+    "version": "the version is the one that you install yourself",
     "home_dir": "dstack no longer reads it",
     "setup": "dstack no longer uses it",
     "single_branch": "the working folder is frozen, not cloned",
@@ -268,7 +268,7 @@ def _read_files(
             shown = kept_keys.submit_local(source, workdir, end)
             found += [shown] if shown else []
         except WrongValue as error:
-            kept_keys.refuse(each.mark, "files", f"{source} cannot be at {path}: {error}")
+            kept_keys.refuse(each.mark, "files", f"{source} cannot be placed at {path}: {error}")
     return tuple(found)
 
 
@@ -298,12 +298,14 @@ def _read_volumes(root: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...]
             kept_keys.note(
                 each.mark,
                 "volumes",
-                "it is optional, and not attached, because the nodes may not have it",
+                "it is optional and is not attached, because the nodes may not have it",
             )
             continue
         try:
             if not source or "${{" in source:
-                raise WrongValue(f"all nodes need one name, not {source or 'a list'}")
+                raise WrongValue(
+                    f"all nodes must use the same volume name, not {source or 'a list'}"
+                )
             found.append(Volume(kind=kind, source=source, path=check_path(path)))
         except WrongValue as error:
             kept_keys.refuse(each.mark, "volumes", f"it cannot be attached: {error}")
@@ -350,7 +352,7 @@ def _keep_order(root: Node, kept_keys: TranslationNotes) -> None:
     for key, usual, reason in (
         ("startup_order", "any", "the nodes of a job start at the same time"),
         ("stop_criteria", "all-done", "a job ends when all of its nodes have ended"),
-        ("creation_policy", "reuse-or-create", "a node is found for each job"),
+        ("creation_policy", "reuse-or-create", "Cavvy finds a node for each job"),
     ):
         value = text_at(root, key)
         if value is not None and value != usual:
@@ -372,12 +374,12 @@ def _read_idle(root: Node, kept_keys: TranslationNotes) -> timedelta | None:
     policy = child(root, "utilization_policy")
     window = child(policy, "time_window")
     if isinstance(window, ScalarNode):
-        reason = "the job is stopped after this time without output or use of a CPU"
+        reason = "the job is stopped after this time without output or CPU use"
         kept_keys.note_at(root, "utilization_policy", reason)
         return timedelta(seconds=read_duration(window) or 0) or None
     idle = _read_length(root, "inactivity_duration")
     if idle is not None:
-        reason = "the job is stopped after so long without output or use of a CPU, also of a login"
+        reason = "the job is stopped after this time without output or CPU use, even by a login"
         kept_keys.note_at(root, "inactivity_duration", reason)
     return idle
 
@@ -387,7 +389,9 @@ def _read_schedule(root: Node, kept_keys: TranslationNotes) -> Schedule | None:
     cron = child(child(root, "schedule"), "cron")
     lines = [as_text(each) for each in (*items(cron), cron) if isinstance(each, ScalarNode)]
     if len(lines) > 1:
-        kept_keys.refuse_at(root, "schedule", "a job has one cron line; put each into its own file")
+        kept_keys.refuse_at(
+            root, "schedule", "a job has only one cron line; write a separate file for each line"
+        )
     return Schedule(cron=lines[0]) if lines else None
 
 

@@ -71,7 +71,7 @@ def keep_config(
                     reason = f"the job does not run on {key.text}"
                 kept_keys.note(inner.mark, where, reason)
             elif path == "docker.run_options" and _are_met(value):
-                kept_keys.note(inner.mark, where, "a job's container has all of that anyway")
+                kept_keys.note(inner.mark, where, "a job's container can use all of these anyway")
             elif key.text == "docker" and not is_image:
                 kept_keys.note(inner.mark, where, "the job does not run in a container")
             else:

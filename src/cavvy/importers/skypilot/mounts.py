@@ -106,7 +106,9 @@ def _read_mount(
         volumes = _read_local(paths, target, workdir, kept_keys)
         return TranslatedMounts(volumes=volumes, outputs=outputs)
     if not bucket:
-        raise _UnsetVariable("its bucket or source is empty; --env sets the variable of its name")
+        raise _UnsetVariable(
+            "its bucket or source is empty; set the variable in its name with --env"
+        )
     return TranslatedMounts(inputs=(Transfer(source=bucket, target=target),), outputs=outputs)
 
 

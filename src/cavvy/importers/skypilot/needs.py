@@ -201,15 +201,17 @@ def _check_needs(table: MapNode, notes: ProblemNotes) -> None:
 def _check_choices(
     table: MapNode, any_of: Node | None, ordered: Node | None, notes: ProblemNotes
 ) -> None:
-    """Add a problem if the table lists alternatives in two ways that exclude each other."""
+    """Add a problem if the table lists alternatives in two ways that cannot be used together."""
     if any_of is not None and ordered is not None:
         notes.add(
-            ordered.mark, "`any_of` and `ordered` exclude each other", suggestion="keep one of them"
+            ordered.mark,
+            "`any_of` and `ordered` cannot be used together",
+            suggestion="keep one of them",
         )
     several = child(table, "accelerators")
     if isinstance(several, ListNode | MapNode) and _length(several) > 1:
         if ordered is not None and _length(ordered):
-            notes.add(several.mark, "several accelerators and `ordered` exclude each other")
+            notes.add(several.mark, "several accelerators and `ordered` cannot be used together")
         elif any_of is not None and _length(any_of) and isinstance(several, ListNode):
             notes.add(several.mark, "a list of accelerators is ordered, but `any_of` is not")
 
@@ -220,7 +222,7 @@ def _check_place(table: MapNode, alternative: MapNode, notes: ProblemNotes) -> N
         other = _find(table, alternative, key)
         if infra is not None and other is not None:
             hint = "write all of it into `infra`, as in aws/us-east-1"
-            notes.add(other.mark, f"`{key}` and `infra` exclude each other", suggestion=hint)
+            notes.add(other.mark, f"`{key}` and `infra` cannot be used together", suggestion=hint)
 
 
 def _check_accelerator_place(table: MapNode, alternative: MapNode, notes: ProblemNotes) -> None:
@@ -250,7 +252,8 @@ def _check_instance(table: MapNode, alternative: MapNode, notes: ProblemNotes) -
         return
     if is_vm and node.text != "TPU-VM":
         notes.add(
-            node.mark, "`instance_type` and a TPU, which is a separate machine, exclude each other"
+            node.mark,
+            "`instance_type` and a TPU, which is a separate machine, cannot be used together",
         )
 
 

@@ -191,7 +191,7 @@ def _scalar(text: str, mark: SourceMark) -> ScalarNode:
 
 
 def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> ResourceRequest:
-    """Translate one alternative. With `spare`, some alternative is available, so an unknown
+    """Translate one alternative. If `spare` is set, another alternative can be used, so an unknown
     accelerator is only noted.
     """
     kept_keys.keep_listed((key for key, _ in entries(table)), _REFUSED, _NOTED, "resources.")
@@ -268,7 +268,7 @@ def _read_tier(table: MapNode, kept_keys: TranslationNotes) -> str | None:
         reason = "a disk with provisioned operations cannot be requested"
         kept_keys.refuse_at(table, "resources.disk_tier", reason)
     elif kind:
-        reason = f"the disk type {kind}, which only AWS has, with its usual speed"
+        reason = f"the disk type is {kind}, which only AWS has; its default speed is used"
         kept_keys.note_at(table, "resources.disk_tier", reason)
     elif tier:
         kept_keys.note_at(table, "resources.disk_tier", "the provider's default disk is used")
@@ -347,7 +347,9 @@ def _read_image(
     if usual:
         kept_keys.note(mark, key, f"{usual[0]} is SkyPilot's own; the provider's usual one is used")
     elif machines and len(providers) != 1:
-        kept_keys.refuse(mark, key, f"the machine image {machines[0]} needs its cloud: infra")
+        kept_keys.refuse(
+            mark, key, f"the machine image {machines[0]} belongs to one cloud: name it in `infra`"
+        )
     elif machines:
         option = json.dumps({"image": machines[0]})
         return image, (ProviderOptions(provider=providers[0], values=option),)
@@ -366,7 +368,9 @@ def _read_priority(table: MapNode, kept_keys: TranslationNotes) -> int:
     priority = int_at(table, "priority") or 0
     if abs(priority) > 100:
         kept_keys.note_at(
-            table, "resources.priority", "priorities are from -100 to 100: the nearest counts"
+            table,
+            "resources.priority",
+            "priorities range from -100 to 100; the nearest valid value is used",
         )
         return 100 if priority > 0 else -100
     return priority

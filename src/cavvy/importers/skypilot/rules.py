@@ -88,7 +88,7 @@ def _check_service(table: MapNode, notes: ProblemNotes) -> None:
         if {one, other} <= there:
             notes.add(
                 table.mark,
-                f"`{one}` and `{other}` exclude each other",
+                f"`{one}` and `{other}` cannot be used together",
                 suggestion="keep one of them",
             )
     policy = table.get("replica_policy")
@@ -119,7 +119,7 @@ def _check_task(table: MapNode, notes: ProblemNotes) -> None:
     service, pool = table.get("service"), table.get("pool")
     if service is not None and pool is not None and not is_null(service) and not is_null(pool):
         notes.add(
-            pool.mark, "`service` and `pool` exclude each other", suggestion="keep one of them"
+            pool.mark, "`service` and `pool` cannot be used together", suggestion="keep one of them"
         )
     login = {f"SKYPILOT_DOCKER_{part}" for part in ("USERNAME", "PASSWORD", "SERVER")}
     there = {name: login & _names(table.get(name)) for name in ("envs", "secrets")}
@@ -199,7 +199,7 @@ _TABLES = KeyTables(
 )
 NEEDS = _TABLES.table("needs")
 _KEYS = _TABLES.table("task")
-_INDENT = "it belongs into `resources`; is it indented too little?"
+_INDENT = "it belongs in `resources`; is it indented too little?"
 TASK = replace(
     _KEYS,
     hints={

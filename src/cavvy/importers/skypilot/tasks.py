@@ -25,8 +25,8 @@ _LATER = {
     "service": "services are not supported yet",
     "pool": "pools of warm workers are not supported yet",
     "file_mounts_mapping": "it only concerns SkyPilot itself",
-    "event_callback": "changes of state trigger no calls; `webhooks` of a Cavvy file are called "
-    "at the job's end",
+    "event_callback": "state changes trigger no calls; the `webhooks` of a Cavvy file are called "
+    "when the job ends",
 }
 _NOTED = {
     "inputs": "SkyPilot only uses it to price traffic",
@@ -67,7 +67,7 @@ def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
     if len(tasks) > 1:
         what = "job group" if parallel else "pipeline"
         each = "in parallel" if parallel else "one after another"
-        reason = f"{len(tasks)} tasks to run {each} are not one job; put each into its own file"
+        reason = f"{len(tasks)} tasks that run {each} are not one job: put each into its own file"
         kept_keys.refuse(bodies[1].mark, "---", reason)
     return Translation(
         kind=KIND,

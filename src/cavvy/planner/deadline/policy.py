@@ -26,8 +26,8 @@ AHEAD = (
     "the provider reports that this gang is at risk, and spot is available for about the same price"
 )
 NOT_AHEAD = (
-    "the provider reports that this gang is at risk, but no other spot is available for about "
-    "the same price"
+    "the provider reports that this gang is at risk, but no other spot market has capacity at "
+    "about the same price"
 )
 _WORTH_MOVING = 0.05  # a move between on-demand markets must save this share of the remaining cost
 _HOUR_S = 3600.0

@@ -110,7 +110,7 @@ def read_profile(data: object) -> WorkProfile:
 
 def _positive(value: object, name: str) -> int:
     if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}, not a whole number from 1 on")
+        raise ValueError(f"{name} is {value!r}, not a whole number of at least 1")
     return value
 
 
@@ -153,5 +153,5 @@ def _collective(data: Mapping[str, object]) -> CollectiveProfile:
 
 def _number(value: object) -> float:
     if not isinstance(value, int | float) or value < 0:
-        raise ValueError(f"{value!r} is not a number from 0 on")
+        raise ValueError(f"{value!r} is not a number of at least 0")
     return float(value)

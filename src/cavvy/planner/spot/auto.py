@@ -71,7 +71,7 @@ class AutoPolicy(MarketPolicy):
                     RunMode.SPOT,
                     view.market,
                     view.now_s + _LOOK_AGAIN_HR * _HOUR_S,
-                    "spot while it lasts",
+                    "spot is used while it lasts",
                 )
             case RunMode.ON_DEMAND:
                 return self._leave_on_demand(view, moment, watch, cycle)
@@ -85,9 +85,13 @@ class AutoPolicy(MarketPolicy):
             if dearer > self._overhead and moment.slack >= self._overhead:
                 return self._on_demand(view, "spot now costs more than on-demand")
             if single:
-                return PolicyDecision(RunMode.SPOT, view.market, reason="spot while it lasts")
+                return PolicyDecision(
+                    RunMode.SPOT, view.market, reason="spot is used while it lasts"
+                )
         elif moment.slack <= self._overhead + GRAIN_S / _HOUR_S:
-            return self._on_demand(view, "the last safe moment")
+            return self._on_demand(
+                view, "this is the last moment from which on-demand meets the deadline"
+            )
         return None
 
     def _leave_on_demand(
@@ -127,7 +131,9 @@ class AutoPolicy(MarketPolicy):
             return self._on_demand(
                 view, ("waiting longer would use up slack that is worth more later")
             )
-        return self._idle(view, moment, patience, "spot is expected back while there is slack")
+        return self._idle(
+            view, moment, patience, "spot is expected to return while there is still slack"
+        )
 
     def _on_spot_alone(self, view: PolicyView, moment: TimeLeft) -> PolicyDecision | None:
         """The decision among several markets while the slack is enough to finish on spot alone;

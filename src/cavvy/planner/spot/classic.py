@@ -37,15 +37,15 @@ class SpotOnlyPolicy(MarketPolicy):
 
     def decide(self, view: PolicyView) -> PolicyDecision:
         if view.mode is RunMode.SPOT:
-            return PolicyDecision(RunMode.SPOT, view.market, reason="spot while it lasts")
+            return PolicyDecision(RunMode.SPOT, view.market, reason="spot is used while it lasts")
         if (spot := self._choice.spot(view)) is not None:
             return PolicyDecision(RunMode.SPOT, spot, reason="spot is available")
         return PolicyDecision(RunMode.IDLE, view.market, reason="no spot: wait")
 
 
 class GreedyPolicy(MarketPolicy):
-    """Uses spot whenever it is available and waits otherwise. At the last safe moment it changes to
-    on-demand and stays there to the end.
+    """Uses spot whenever it is available and waits otherwise. At this is the last moment from which
+    on-demand meets the deadline it changes to on-demand and stays there to the end.
     """
 
     def __init__(self, terms: JobTerms) -> None:
@@ -54,9 +54,11 @@ class GreedyPolicy(MarketPolicy):
 
     def decide(self, view: PolicyView) -> PolicyDecision:
         if view.mode is RunMode.ON_DEMAND:
-            return PolicyDecision(RunMode.ON_DEMAND, view.market, reason="on demand to the end")
+            return PolicyDecision(
+                RunMode.ON_DEMAND, view.market, reason="on-demand is used until the end"
+            )
         if view.mode is RunMode.SPOT:
-            return PolicyDecision(RunMode.SPOT, view.market, reason="spot while it lasts")
+            return PolicyDecision(RunMode.SPOT, view.market, reason="spot is used while it lasts")
         overhead = self._terms.overhead_s
         slack = self._terms.deadline_s - view.now_s - view.left_s
         spot = self._choice.spot(view)
@@ -64,7 +66,9 @@ class GreedyPolicy(MarketPolicy):
             return PolicyDecision(RunMode.SPOT, spot, reason="spot is available")
         if slack <= overhead + GRAIN_S or spot is not None:
             return PolicyDecision(
-                RunMode.ON_DEMAND, self._choice.on_demand(view), reason="the last safe moment"
+                RunMode.ON_DEMAND,
+                self._choice.on_demand(view),
+                reason="this is the last moment from which on-demand meets the deadline",
             )
         return PolicyDecision(
             RunMode.IDLE, view.market, view.now_s + slack - overhead, "no spot: wait"
@@ -88,7 +92,7 @@ class UniformProgress(MarketPolicy):
 
     def decide(self, view: PolicyView) -> PolicyDecision:
         if view.mode is RunMode.SPOT:
-            return PolicyDecision(RunMode.SPOT, view.market, reason="spot while it lasts")
+            return PolicyDecision(RunMode.SPOT, view.market, reason="spot is used while it lasts")
         overhead, pace = self._terms.overhead_s, self._pace
         slack = self._terms.deadline_s - view.now_s - view.left_s
         spot = self._choice.spot(view)
@@ -101,7 +105,7 @@ class UniformProgress(MarketPolicy):
                     RunMode.ON_DEMAND,
                     view.market,
                     view.now_s + max(wait, 1.0),
-                    "catching up on demand",
+                    "on-demand is used to catch up",
                 )
         if spot is not None and slack >= 2 * overhead:
             return PolicyDecision(RunMode.SPOT, spot, reason="spot is available")
@@ -112,10 +116,14 @@ class UniformProgress(MarketPolicy):
         behind_at = done / pace
         if behind_at <= view.now_s + GRAIN_S:
             return PolicyDecision(
-                RunMode.ON_DEMAND, self._choice.on_demand(view), reason="behind the expected pace"
+                RunMode.ON_DEMAND,
+                self._choice.on_demand(view),
+                reason="the work is behind the expected pace",
             )
         again = min(behind_at, view.now_s + slack - 2 * overhead)
-        return PolicyDecision(RunMode.IDLE, view.market, again, "ahead of the expected pace: wait")
+        return PolicyDecision(
+            RunMode.IDLE, view.market, again, "the work is ahead of the expected pace, so it waits"
+        )
 
 
 class _Choice:

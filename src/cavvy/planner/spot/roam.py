@@ -63,7 +63,7 @@ def plan_course(field: RoamingView, moment: TimeLeft, running: bool) -> RoamingT
         stay = costs[field.home] - (field.overhead * (home.ratio + price) if running else 0.0)
         if best is not None and costs[best] < stay - (_WORTH_MOVING * stay if running else 0.0):
             return RoamingTarget(best, 0.0, "another market is cheaper, including the move")
-        reason = "spot while it lasts" if running else "spot is available"
+        reason = "spot is used while it lasts" if running else "spot is available"
         return RoamingTarget(field.home, inf, reason)
     if best is None:
         return RoamingTarget(None, inf, "no spot in any market, and enough slack to wait")

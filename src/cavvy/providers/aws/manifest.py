@@ -62,73 +62,84 @@ MANIFEST = Manifest(
     settings=(
         text(
             "regions",
-            "The regions to use, with commas between them. Unset: the region of the AWS "
+            "The regions to use, separated by commas. The default is the region of the AWS "
             "configuration.",
         ),
         text(
             "profile",
-            "The profile of `~/.aws` to use. Unset: AWS's usual search for credentials.",
+            "The profile of `~/.aws` to use. By default, AWS's usual search finds the credentials.",
         ),
         text(
             "endpoint",
-            "Every call goes to this address, such as a private endpoint. Unset: AWS's own.",
+            "The address for all AWS calls, such as a private endpoint. The default is AWS's own "
+            "address.",
         ),
         text(
             "instances",
-            "Patterns separated by commas, such as `p5.*, g6.xlarge`; only these types are "
-            "offered. Unset: every type with accelerators, and the families c7i, m7i, r7i and t3.",
+            "Patterns of the instance types to offer, separated by commas, such as `p5.*, "
+            "g6.xlarge`. The default is every type with accelerators, and the families c7i, m7i, "
+            "r7i and t3.",
         ),
         text(
             "image",
             "The machine image: an AMI's id, or the name of a Systems Manager parameter that "
-            "contains one. Unset: the newest AWS Deep Learning Base image (Ubuntu 22.04) for types "
-            "with NVIDIA GPUs, otherwise Amazon Linux 2023.",
+            "contains one. The default is the newest AWS Deep Learning Base image (Ubuntu 22.04) "
+            "for types with NVIDIA GPUs, and Amazon Linux 2023 for other types.",
         ),
         number(
             "disk_gib",
-            "Size of a node's root disk if the task asks for none; an image may need more.",
+            "The size of a node's root disk, unless the task requests another size; an image may "
+            "need more.",
             default=100,
             minimum=8,
             unit="GiB",
             whole=True,
         ),
-        text("disk_type", "Type of the root disk if the task names none.", "gp3"),
-        text("vpc", "The VPC of nodes if the task names none. Unset: the region's default VPC."),
+        text("disk_type", "The type of the root disk, unless the task names one.", "gp3"),
+        text(
+            "vpc",
+            "The VPC of nodes, unless the task names one. The default is the region's default VPC.",
+        ),
         text(
             "subnet",
-            "The subnet of nodes if the task names none. Unset: EC2 chooses one in the VPC.",
+            "The subnet of nodes, unless the task names one. By default, EC2 chooses a subnet of "
+            "the VPC.",
         ),
         text(
             "security_groups",
-            "Ids with commas between them, used if the task names none. Unset: each gang gets its "
-            "own group, which admits only the gang's nodes and is removed afterwards.",
+            "Ids of security groups, separated by commas, unless the task names some. By default, "
+            "each gang gets its own group, which admits only the gang's nodes and is removed "
+            "afterwards.",
         ),
         text(
             "key",
-            "The key pair for SSH to nodes, if the task names none. Unset: no login by SSH.",
+            "The key pair for SSH to nodes, unless the task names one. Without a key pair, nodes "
+            "accept no SSH logins.",
         ),
         text(
             "reservations",
-            "Capacity reservations and capacity blocks (`cr-...`) that may be used, with commas "
-            "between them.",
+            "Capacity reservations and capacity blocks (`cr-...`) that may be used, separated by "
+            "commas.",
         ),
         number(
             "reserved_price_usd_hr",
-            "The price of a node in a reservation. Unset: the on-demand price, and "
-            "nothing in a capacity block, which is paid in advance.",
+            "The price of a node in a reservation. The default is the on-demand price; nodes in a "
+            "capacity block, which is paid in advance, then cost nothing.",
             unit="USD per hour",
         ),
         flag(
             "efa",
-            "`true`: gangs get Elastic Fabric Adapters if their type has them. A type with several "
-            "network cards also needs a named subnet, since its nodes get no public address. "
-            "`false`: never.",
+            "If `true`, gangs get Elastic Fabric Adapters if their type has them. A type with "
+            "several "
+            "network cards also needs a named subnet, since its nodes get no public address. If "
+            "`false`, gangs get no adapters.",
             default=True,
         ),
         flag(
             "placement_group",
-            "`true`: a gang of a type with EFA gets its own cluster placement group: its nodes are "
-            "close together, and harder to get. `false`: anywhere in the region or zone.",
+            "If `true`, a gang of a type with EFA gets its own cluster placement group: its nodes "
+            "are close together, but harder to get. If `false`, its nodes can be anywhere in the "
+            "region or zone.",
             default=True,
         ),
     ),

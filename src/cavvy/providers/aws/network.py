@@ -129,8 +129,8 @@ class GangNetworks:
         way = max(leads, key=lambda each: ip_network(each["DestinationCidrBlock"]).prefixlen)
         if str(way.get("GatewayId", "")).startswith("igw-") and not public:
             raise Refused(
-                f"{where}: its route is an internet gateway, which serves only public addresses, "
-                "and they get none; "
+                f"{where}: its route leads to an internet gateway, which serves only nodes with a "
+                "public address, and these nodes get none; "
                 "set `public_ip: true`, or name a subnet with a NAT gateway"
             )
 

@@ -55,8 +55,8 @@ class GangVolumes:
         return found
 
     async def plan(self, gang: GangSpec) -> tuple[tuple[AwsDisk, ...], str | None]:
-        """Return the gang's disks, and the zone that they require (None: any). Raises NoCapacity,
-        Refused, TryAgain.
+        """Return the gang's disks, and the zone that they require, or None if any zone will do.
+        Raises NoCapacity, Refused, TryAgain.
         """
         region, zone, by = gang.offer.region, gang.offer.zone, ""
         disks: list[AwsDisk] = []

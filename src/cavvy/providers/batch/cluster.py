@@ -24,8 +24,8 @@ _PREPARATION = timedelta(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNode:
-    """One node. `free` is the unallocated part; for a node that is down or drained, `free` is
-    zero.
+    """One node. `free` is the unallocated part of the node; it is zero for a node that is down or
+    drained.
     """
 
     name: str

@@ -79,7 +79,7 @@ def sort_complaint(done: CommandResult, dialect: BatchDialect) -> ProviderError:
     if later:
         return TryAgain(text)
     if _says(dialect.elsewhere, said):
-        return NoCapacity(f"{dialect.title} cannot place this: {said}")
+        return NoCapacity(f"{dialect.title} cannot place this job: {said}")
     return Refused(text)
 
 

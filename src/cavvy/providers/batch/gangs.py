@@ -300,7 +300,7 @@ def _count(record: BatchGangRecord) -> int:
 
 
 def _epoch(text: str, at: int) -> datetime | None:
-    """The time at one position of a text in words; None if there is none."""
+    """Read the time at one position of a text that is split into words; None if there is none."""
     words = text.split()
     return (
         datetime.fromtimestamp(int(words[at]), UTC)

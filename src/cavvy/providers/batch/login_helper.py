@@ -83,7 +83,8 @@ class LoginHelper:
             os.makedirs(path, mode=0o700, exist_ok=True)
         except OSError as error:
             raise FileMissing(
-                f"the folder {path} cannot be made: {error.strerror}; set `folder` to another one"
+                f"the folder {path} cannot be created: {error.strerror}; set `folder` to another "
+                "one"
             ) from error
         state = os.stat(path)
         if state.st_uid != os.getuid() or state.st_mode & 0o077:

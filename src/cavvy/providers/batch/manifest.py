@@ -42,14 +42,15 @@ def make_manifest(
             node_price(),
             flag(
                 "queue",
-                f"`true`: jobs wait in {title}'s own queue when nothing is free. "
-                "`false`: Cavvy holds them until enough nodes are idle.",
+                f"If `true`, jobs wait in {title}'s own queue when nothing is free. If `false`, "
+                "Cavvy holds them until enough nodes are idle.",
                 default=True,
             ),
             seconds(
                 "warning_s",
                 60,
-                f"A job must save its state this long before {limit}; it continues in a new job.",
+                f"How long before {limit} a job must save its state; the work continues in a new "
+                "job.",
             ),
         ),
     )

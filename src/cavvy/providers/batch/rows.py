@@ -20,9 +20,9 @@ class BatchPhase(StrEnum):
 class BatchJobRow:
     """One job. Times in the future, in `start` and `end`, are estimates.
 
-    `reason` describes to users why the job waits, what it is doing, or how it ended. `taken`: the
-    job ended because the batch system reclaimed its nodes. `broke`: the job failed by itself, and
-    its log may explain the failure.
+    `reason` describes to users why the job waits, what it is doing, or how it ended. If `taken`,
+    the job ended because the batch system reclaimed its nodes. If `broke`, the job failed by
+    itself, and its log may explain the failure.
     """
 
     id: str
@@ -37,4 +37,4 @@ class BatchJobRow:
 
 
 class SubmissionUnsure(TryAgain):
-    """It is unknown if the job was submitted."""
+    """The submission failed, but the batch system may have accepted the job."""

@@ -45,7 +45,7 @@ class AcceleratorRates:
         ]
         plain = [parse_rate(word) for word in words if "=" not in word]
         if len(plain) > 1:
-            raise ValueError(f"{text!r} has more than one rate without a name")
+            raise ValueError(f"{text!r} has more than one default rate")
         self._rest = plain[0] if plain else HourlyRate(0)
 
     def __call__(self, product: str) -> HourlyRate:
@@ -55,8 +55,8 @@ class AcceleratorRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferLocation:
-    """The location of an offer. `taken`: the nodes may be reclaimed. `widest`: the largest number
-    of CPUs of any node. `pool`: the name of the group of nodes, from `name_pool`.
+    """The location of an offer. If `taken`, the nodes may be reclaimed. `widest` is the largest
+    number of CPUs of any node. `pool` is the name of the group of nodes, from `name_pool`.
     """
 
     provider: str
@@ -141,7 +141,7 @@ def gpu_of(offer: Offer) -> str:
 
 
 def is_of(shape: NodeShape, offer: Offer, *, spot: bool) -> bool:
-    """True if a node of this shape can be one of the offer's nodes. `spot`: the node may be
+    """True if a node of this shape can be one of the offer's nodes. If `spot`, the node may be
     preempted.
     """
     return (

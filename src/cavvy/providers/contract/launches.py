@@ -125,7 +125,7 @@ class LaunchTests(ScenarioSuite):
     async def test_two_servers_that_launch_the_same_make_one_gang(
         self, harness: ContractHarness
     ) -> None:
-        """This can happen while a server is being replaced: both make the call."""
+        """While a server is being replaced, the old and the new one may both make this call."""
 
         gang = await harness.spec("servers")
         former = harness.ours

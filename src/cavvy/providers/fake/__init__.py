@@ -36,7 +36,8 @@ MANIFEST = Manifest(
     settings=(
         text(
             "script",
-            "The TOML file with its offers and faults; unset: three offers, no faults.",
+            "The TOML file with its offers and faults; by default, the cloud has three offers and "
+            "no faults.",
         ),
     ),
     visibility_delay=timedelta(minutes=2),

@@ -57,8 +57,8 @@ class ListenCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListenAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Numbered lines for the supervisor. `again`: the machine must start a new session. `leave`: it
-    must end the work and leave.
+    """Numbered lines for the supervisor. If `again`, the machine must start a new session. If
+    `leave`, the machine must end the work and leave.
     """
 
     lines: Sequence[tuple[int, str]] = ()
@@ -75,7 +75,7 @@ class SayCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SayAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The number of the next line that the server expects. `again`: the machine must start a new
+    """The number of the next line that the server expects. If `again`, the machine must start a new
     session.
     """
 

@@ -68,7 +68,7 @@ class JoinLink:
 
     async def connect(self) -> HostSetup:
         if not self.up or self.setup is None:
-            raise CannotConnect(self.problem or f"{self.name} does not call")
+            raise CannotConnect(self.problem or f"{self.name} is not calling the server")
         return self.setup
 
     async def ask(self, do: str, kind: type[_T], **fields: object) -> _T:
@@ -152,7 +152,9 @@ class JoinLink:
             return False
         self.silent_since = self.heard_at or self._now()
         self.problem = (
-            self.problem if self.leaving or self._last is None else f"{self.name} no longer calls"
+            self.problem
+            if self.leaving or self._last is None
+            else f"{self.name} has stopped calling the server"
         )
         self._drop()
         return True

@@ -383,7 +383,9 @@ class ClusterContext:
                 return seen
         except ApiServerRefused as error:
             if error.status == 409:
-                raise TryAgain(f"{record.name} has changed; look again") from error
+                raise TryAgain(
+                    f"{record.name} has changed in the meantime; read it again"
+                ) from error
             raise
         await self._drop(stopped, _AT_ONCE)
         if len(stopped) < record.nodes:
@@ -435,8 +437,8 @@ class ClusterContext:
             version = await find_kueue(self.api)
             await self.api.drop(f"{version}/namespaces/{namespace}/workloads/{record.name}")
         except ApiServerRefused as error:
-            # If the user lacks the right, Kueue has to decide. Without Kueue, no object holds the
-            # pods.
+            # If the user may not delete it, Kueue itself decides when to free the quota. Without
+            # Kueue, no object holds the pods.
             if error.status not in (403, 404):
                 raise
 

@@ -85,7 +85,7 @@ def _list_left_out(task: Task, node: KubernetesNode) -> list[str]:
         "checkpoint: pods lose their files when they end; write to a volume": task.checkpoint
         is not None,
         "retry: a pod that ends is not started again": True,
-        "setup runs at each start": task.setup is not None,
+        "the setup runs each time that a pod starts": task.setup is not None,
     }
     return [note for note, is_so in wanted.items() if is_so]
 

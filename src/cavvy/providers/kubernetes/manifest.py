@@ -46,43 +46,46 @@ MANIFEST = Manifest(
     settings=(
         text(
             "kubeconfig",
-            "The file that names clusters and users. Unset: `KUBECONFIG`, then `~/.kube/config`, "
-            "then the service account of the pod that the server runs in.",
+            "The file that names clusters and users. The default is `KUBECONFIG`, then "
+            "`~/.kube/config`, then the service account of the pod that the server runs in.",
         ),
         text(
             "contexts",
             "Names of contexts, separated by commas; each is its own region. "
-            "Unset: the current context.",
+            "The default is the current context.",
         ),
         text(
             "namespace",
-            "The namespace of pods. Unset: the context's own namespace, else `default`.",
+            "The namespace of pods. The default is the context's own namespace, or else `default`.",
         ),
         text("image", "The image of tasks that name none.", "python:3.12"),
         gpu_rates(),
         node_price(),
         text(
             "queue",
-            "The local queue of Kueue to which gangs are submitted. They wait in it, and start as "
-            "one.",
+            "The local queue of Kueue to which gangs are submitted. All pods of a gang start at "
+            "the same time.",
         ),
         flag(
             "wait",
-            "`true`: pods may wait for nodes from an autoscaler. `false`: Cavvy holds jobs until "
-            "enough nodes are free. With a `queue`, jobs wait in any case.",
+            "If `true`, pods may wait for nodes from an autoscaler. If `false`, Cavvy holds jobs "
+            "until enough nodes are free. With a `queue`, jobs wait in any case.",
         ),
-        text("priority_class", "The priority class of pods. Unset: the cluster's default."),
+        text(
+            "priority_class",
+            "The priority class of pods. The default is the cluster's own default.",
+        ),
         text(
             "service_account",
-            "The service account of pods. Unset: the namespace's default, with its token not "
-            "mounted.",
+            "The service account of pods. The default is the namespace's default account, whose "
+            "token is not mounted.",
         ),
         text(
             "pull_secrets",
-            "Names of secrets, with commas between them, for pulling images.",
+            "Names of the secrets for pulling images, separated by commas.",
         ),
         text("runtime_class", "The runtime class of pods, such as `nvidia`."),
-        text("scheduler", "The scheduler of pods. Unset: the cluster's default."),
+        text("scheduler", "The scheduler of pods. The default is the cluster's own default."),
         text("node_selector", "Only nodes with these labels are used: `pool=gpu zone=a`."),
         text(
             "tolerations",
@@ -92,8 +95,8 @@ MANIFEST = Manifest(
         ),
         number(
             "lost_after_s",
-            "A node that is not ready for so long (beyond the cluster's own delay) is lost, and "
-            "its gang with it.",
+            "A node that is not ready for this long (in addition to the cluster's own delay) "
+            "counts as lost, and so does its gang.",
             default=60,
             minimum=1,
             unit="seconds",

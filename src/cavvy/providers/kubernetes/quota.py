@@ -38,7 +38,7 @@ def limit(offer: Offer, nodes: Sequence[KubernetesNode], quotas: Sequence[Object
     if room is None or (offer.capacity is not None and offer.capacity <= room):
         return offer
     if offer.capacity is None and room > 0:
-        return offer  # waiting pods can also wait for the quota
+        return offer  # pods that wait for nodes can wait for the quota as well
     return replace(offer, capacity=room, source=f"{offer.source}, limited by quota")
 
 

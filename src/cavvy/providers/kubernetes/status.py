@@ -398,7 +398,7 @@ def _why_waiting(status: Object, state: Object, node: str) -> str:
     for condition in status.get("conditions") or ():
         if (condition.get("type"), condition.get("status")) == ("PodScheduled", "False"):
             return _join({"reason": "Pending", **condition})
-    return "Kubernetes has not placed it yet"
+    return "Kubernetes has not placed the pod yet"
 
 
 def _read_exit(message: object) -> AgentExit | None:

@@ -115,7 +115,7 @@ class LocalGangStore:
         """
         with self._lock, _as_try_again():
             if _NAME.fullmatch(spec.name) is None or spec.installation != self.installation:
-                raise Refused(f"{spec.name}: not the name of a gang of this installation")
+                raise Refused(f"{spec.name} is not the name of a gang of this installation")
             if self._over(spec.name) is not None:
                 return None
             folder = self._folder(spec.name)

@@ -44,24 +44,26 @@ MANIFEST = Manifest(
         ),
         number(
             "cpus",
-            "Jobs together get at most this many CPUs. Unset: all CPUs that the server may use.",
+            "The maximum number of CPUs for all jobs together. The default is all CPUs that the "
+            "server may use.",
             minimum=0.1,
             unit="CPUs",
         ),
         number(
             "memory_gib",
-            "Jobs together get at most this much memory. Unset: all that the server may use.",
+            "The maximum memory for all jobs together. The default is all memory that the server "
+            "may use.",
             minimum=0.1,
             unit="GiB",
         ),
-        flag("accelerators", "`false`: this machine's accelerators are not offered.", default=True),
+        flag(
+            "accelerators", "If `false`, this machine's accelerators are not offered.", default=True
+        ),
         flag(
             "hand_over_checkpoints",
-            "`true`: complete checkpoints are uploaded to the server, as from a remote machine, "
-            "and a job killed during a save continues from the previous checkpoint. `false`: jobs "
-            "write "
-            "to the server's own "
-            "folder and continue from the files there.",
+            "If `true`, complete checkpoints are uploaded to the server, as from a remote "
+            "machine, and a job killed during a save continues from the previous checkpoint. If "
+            "`false`, jobs write to the server's own folder and continue from the files there.",
         ),
     ),
 )

@@ -39,7 +39,7 @@ class LocalRemoval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDeath:
-    """The end of one rank. `in_order`: the agent exited by itself and delivered its reports."""
+    """The end of one rank. If `in_order`, the agent exited by itself and delivered its reports."""
 
     at: datetime
     in_order: bool
@@ -47,8 +47,8 @@ class RankDeath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastDelivery:
-    """A process that delivers the reports of a killed agent. `done`: nothing is left to deliver, or
-    no more attempts are made.
+    """A process that delivers the reports of a killed agent. If `done`, nothing is left to deliver,
+    or no more attempts are made.
     """
 
     process: LocalProcess

@@ -11,18 +11,22 @@ MANIFEST = make_manifest(
     settings=(
         text(
             "queues",
-            "Names separated by commas; only these are used. Unset: all queues that accept and "
-            "start jobs.",
+            "The queues to use, separated by commas. If this is unset, Cavvy uses all queues that "
+            "accept and start jobs.",
         ),
         text("spot_queues", "Queues whose jobs may be preempted; they are offered as spot."),
-        text("gpu", "The model of the nodes' GPUs, such as `H100`. Unset: from `gpu_resource`."),
+        text(
+            "gpu",
+            "The model of the nodes' GPUs, such as `H100`. If this is unset, "
+            "`gpu_resource` gives the model.",
+        ),
         text(
             "gpu_resource",
             "The node resource that names the model of the GPUs.",
             "gpu_type",
         ),
-        text("account", "The account for jobs (`-A`). Unset: no `-A` option."),
-        text("qsub_options", "More options of `qsub`, such as `-P vision`."),
+        text("account", "The account for jobs (`-A`). If this is unset, jobs have no `-A` option."),
+        text("qsub_options", "Additional options of `qsub`, such as `-P vision`."),
         seconds(
             "kill_delay_s",
             10,

@@ -297,7 +297,7 @@ class RayCluster:
                 "cluster",
                 f"{self.name}, {self.api.address.url}, Ray {version.get('ray_version', '?')}",
             ),
-            ("nodes", f"{len(nodes)} of {len(alive)} alive ones usable"),
+            ("nodes", f"{len(nodes)} of {len(alive)} running nodes usable"),
             ("CPUs", cpus),
             ("accelerators", say_accelerators(gpus)),
             (

@@ -31,12 +31,12 @@ MANIFEST = Manifest(
             "addresses",
             "The addresses of the clusters' dashboards, separated by spaces: "
             "`main=http://10.0.0.5:8265`; each is a region with that name. The default name is "
-            "the host's. Unset: `http://127.0.0.1:8265`.",
+            "the host's, and the default address is `http://127.0.0.1:8265`.",
         ),
         text(
             "token_file",
             "A file with the token of clusters that require one (`RAY_AUTH_MODE=token`). "
-            "Unset: no token.",
+            "By default, no token is sent.",
         ),
         text(
             "headers_file",
@@ -45,7 +45,8 @@ MANIFEST = Manifest(
         ),
         text(
             "ca_file",
-            "The certificates that verify `https` dashboards. Unset: the system's.",
+            "The certificates that verify `https` dashboards. The default is the system's "
+            "certificates.",
         ),
         text("namespace", "The Ray namespace of the actors that supervise agents.", "cavvy"),
         text(
@@ -62,13 +63,13 @@ MANIFEST = Manifest(
         node_price(),
         flag(
             "spread",
-            "`true`: the ranks of a gang always run on different nodes (`STRICT_SPREAD`). "
-            "`false`: on different nodes if there is room (`SPREAD`).",
+            "If `true`, the ranks of a gang always run on different nodes (`STRICT_SPREAD`). If "
+            "`false`, they do so only if there is room (`SPREAD`).",
         ),
         flag(
             "wait",
-            "`true`: gangs may wait in Ray for nodes from an autoscaler. `false`: Cavvy holds "
-            "jobs until enough nodes are free.",
+            "If `true`, gangs may wait in Ray for nodes from an autoscaler. If `false`, Cavvy "
+            "holds jobs until enough nodes are free.",
         ),
     ),
 )

@@ -46,17 +46,21 @@ MANIFEST = make_manifest(
     settings=(
         text(
             "partitions",
-            "Names separated by commas; only these are used. Unset: all partitions that the user "
-            "may use.",
+            "The partitions to use, separated by commas. The default is all partitions that the "
+            "user may use.",
         ),
-        text("account", "The account for jobs. Unset: the user's default."),
-        text("qos", "The quality of service of jobs. Unset: the default."),
-        text("sbatch_options", "More options of `sbatch`, such as `--constraint=ib --exclude=n7`."),
+        text("account", "The account for jobs. The default is the user's default account."),
+        text("qos", "The quality of service of jobs. The default is Slurm's default."),
+        text(
+            "sbatch_options",
+            "Additional options of `sbatch`, such as `--constraint=ib --exclude=n7`.",
+        ),
         text(
             "container",
             "The program that runs images on the nodes: `apptainer`, `podman`, `docker`, or "
             "`pyxis`, whose "
-            "images bring their own Python 3.8 or newer. Unset: tasks with an image are refused.",
+            "images bring their own Python 3.8 or newer. If this is unset, tasks with an image "
+            "are refused.",
         ),
     ),
 )

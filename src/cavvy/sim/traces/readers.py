@@ -26,7 +26,7 @@ def list_traces(paths: Iterable[Path]) -> list[Path]:
         if not path.exists():
             raise TraceError(
                 f"{path}: no such file or folder; expected a trace (JSON with gap_seconds) or a "
-                "folder of some"
+                "folder of traces"
             )
         found += sorted(path.rglob("*.json")) if path.is_dir() else [path]
     if not found:
@@ -60,8 +60,8 @@ def read_series(
     own = document.get("prices")
     if own is not None and (not _are_prices(own) or len(own) != len(data)):
         raise TraceError(
-            f"{path}: prices: expected {len(data)} prices in US dollars per hour, one for each of "
-            "data"
+            f"{path}: prices: expected {len(data)} prices in US dollars per hour, one for each "
+            "value in `data`"
         )
     if prices is None:
         prices = own

@@ -61,7 +61,9 @@ def window(capacity: SpotCapacity, start: int, ticks: int) -> list[tuple[int, ..
     are too short.
     """
     if start + ticks > capacity.ticks:
-        raise ValueError(f"{ticks} ticks from {start} on: the traces have {capacity.ticks} ticks")
+        raise ValueError(
+            f"{ticks} ticks from tick {start} exceed the traces, which have {capacity.ticks} ticks"
+        )
     return [zone[start : start + ticks] for zone in capacity.counts]
 
 

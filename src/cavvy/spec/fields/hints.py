@@ -24,7 +24,7 @@ def elsewhere(key: str, path: str) -> str:
             and any(each.name == key for each in section.fields)
         ):
             if section.path == "":
-                return f"`{key}` belongs to the top of the file"
+                return f"`{key}` belongs at the top of the file"
             if "NAME" not in section.path:
                 return f"`{key}` belongs under `{section.path}`"
     return ""

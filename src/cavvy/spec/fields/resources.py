@@ -116,7 +116,7 @@ class _OptionsKind:
     def read(self, node: Node, notes: ProblemNotes) -> tuple[ProviderOptions, ...] | None:
         pairs = node.entries if isinstance(node, MapNode) else ()
         if not pairs or not all(isinstance(value, MapNode) for _, value in pairs):
-            notes.add(node.mark, f"{describe(node)} cannot stand here", expected=self.words)
+            notes.add(node.mark, f"{describe(node)} is not allowed here", expected=self.words)
             return None
         return tuple(
             ProviderOptions(provider=key.text, values=json.dumps(to_value(value)))
@@ -166,7 +166,9 @@ def _build(table: SectionReader) -> Resources:
     base, _ = _read_one(table)
     if table.has_all("any_of", "ordered"):
         table.wrong(
-            "ordered", "`any_of` and `ordered` exclude each other", suggestion="keep one of them"
+            "ordered",
+            "`any_of` and `ordered` cannot be used together",
+            suggestion="keep one of them",
         )
     choices: tuple[Alternative, ...] = table.get("any_of") or table.get("ordered") or ()
     found = tuple(Resources(**{**base, **said}) for said, _ in choices)

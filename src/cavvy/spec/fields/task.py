@@ -97,7 +97,7 @@ def _check_keep(table: SectionReader, limits: Limits) -> None:
         return
     if table.has("volumes"):
         hint = "delete `keep`, or bring the data as `inputs`"
-        table.wrong("keep", "nodes with `volumes` are released at once", suggestion=hint)
+        table.wrong("keep", "nodes with `volumes` cannot be kept", suggestion=hint)
     if limits.duration is not None:
         message = "with `limits.duration`, a provider may reclaim the nodes at that time"
         table.wrong("keep", message, suggestion="delete `keep` or `limits.duration`")

@@ -86,7 +86,7 @@ def read_time(text: str) -> datetime:
     if moment.tzinfo is None:
         raise WrongValue(
             f"{shown(text)} has no time zone",
-            suggestion=f"write {stripped}Z for UTC, or add +02:00 and the like",
+            suggestion=f"write {stripped}Z for UTC, or add an offset such as +02:00",
         )
     try:
         return moment.astimezone(UTC)
@@ -159,7 +159,7 @@ def _read_schedule(text: str) -> Schedule:
 def _build_schedule(table: SectionReader) -> Schedule | None:
     if table.has("at") == table.has("cron"):
         both = table.has("at")
-        message = "`at` and `cron` exclude each other" if both else "`at` or `cron` is missing"
+        message = "`at` and `cron` cannot be used together" if both else "`at` or `cron` is missing"
         table.notes.add(table.node.mark, message, expected="one of them")
     values = table.values()
     if "time_zone" in values and not table.has("cron"):

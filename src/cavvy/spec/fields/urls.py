@@ -67,7 +67,7 @@ def _check(text: str, url: str, scheme: str) -> None:
         raise WrongValue(f"{shown(text)} names no {what}")
     if "@" in parts.netloc and (scheme != "sftp" or ":" in parts.netloc.rpartition("@")[0]):
         raise WrongValue(
-            "the URL has a login in it, and task files are kept",
+            "the URL contains a login, and Cavvy stores task files",
             suggestion="set the login as a secret",
         )
     if re.search(r"[\x00-\x20]", url):
@@ -79,5 +79,5 @@ def _check(text: str, url: str, scheme: str) -> None:
     if scheme in ("s3", "gs", "az") and (parts.query or parts.fragment):
         raise WrongValue(
             f"{shown(text)} has a ? or # in it",
-            suggestion="write %3F or %23, if the object's name has it",
+            suggestion="if the object's name contains this character, write %3F or %23",
         )

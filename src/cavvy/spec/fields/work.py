@@ -72,7 +72,7 @@ def _build_work(table: SectionReader) -> Workload | None:
     if table.has("flops") and (table.has("samples") or measured):
         table.wrong(
             "flops",
-            "`flops` and `samples` exclude each other",
+            "`flops` and `samples` cannot be used together",
             expected="`flops`, or `samples` with `rates`",
         )
     elif not table.has("flops") and not (table.has("samples") and measured):

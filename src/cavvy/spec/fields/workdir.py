@@ -28,7 +28,7 @@ def _check_git(text: str) -> str:
     if re.match(r"[a-z]+://[^/@]*:[^/@]+@", url):
         raise WrongValue(
             "the URL has a password in it",
-            suggestion="use a credential helper or SSH; task files are kept",
+            suggestion="use a credential helper or SSH; Cavvy stores task files",
         )
     return url
 

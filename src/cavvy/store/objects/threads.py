@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return the call's result. Raises the call's errors, and ObjectTryAgain after LIMIT_S,
-    although a call that has started then continues.
+    """Return the call's result. Raises the call's errors, and ObjectTryAgain after LIMIT_S; a call
+    that has started then continues in its thread.
     """
     begun = False
 

@@ -216,7 +216,7 @@ def walk(
 def replace_condition(
     filters: NeedFilters, old: ShapeCondition, sql: str, values: tuple[object, ...]
 ) -> tuple[ShapeCondition, ...]:
-    """The conditions of `filters`, with `old` replaced by a new one."""
+    """The conditions of `filters`, with the condition `old` replaced by a new one."""
     return tuple(
         replace(condition, sql=sql, values=values) if condition is old else condition
         for condition in filters.conditions

@@ -103,7 +103,7 @@ def main() -> None:
     if hvd.rank() == 0:
         print(
             f"accuracy {right:.4f} on 360 images that it never saw, on {hvd.size()} processes, "
-            f"{apart:.1e} apart"
+            f"whose weights differ by {apart:.1e}"
         )
 
 

@@ -19,7 +19,7 @@ from cavvy.train.clock import StepRecord
 from cavvy.train.progress import plain
 from cavvy.train.tracking.meter import Meter
 
-EVERY_S = 1.0  # seconds between two rows; each row waits for the device to read the loss
+EVERY_S = 1.0  # seconds between two rows; each row waits until the loss can be read from the device
 
 
 class Tracker(Protocol):

@@ -154,7 +154,9 @@ class ScriptProbe:
     def _attach(self, run: Any) -> None:
         if self._run is None:
             self._run = self._modes.run = run
-            run.clock.listeners[:] = [self._hear]  # replaces others: measured steps are no progress
+            run.clock.listeners[:] = [
+                self._hear
+            ]  # replaces other listeners: measured steps must not be reported as progress
 
     def _hear(self, record: StepRecord) -> None:
         self._left -= 1

@@ -122,7 +122,7 @@ class HostFleet:
                 self.changes.put(intent.name)
 
     def announce_lost(self) -> None:
-        """Report changes for each host that has just become silent for too long."""
+        """Report a change for each host whose silence has just exceeded the limit."""
         lost = {name for name, link in self._links.items() if link.silent_s >= self._lost_after_s}
         for name in lost - self._lost:
             self.announce(name)
@@ -133,7 +133,7 @@ class HostFleet:
     async def launch(self, gang: GangSpec) -> None:
         """See `Provider.launch`."""
         if _NAME.fullmatch(gang.name) is None or gang.installation != self._installation:
-            raise Refused(f"{gang.name}: not the name of a gang of this installation")
+            raise Refused(f"{gang.name} is not the name of a gang of this installation")
         async with self._launching.setdefault(gang.name, asyncio.Lock()):
             await self._ledger.refresh(gang.name)
             known = self._ledger.intents.get(gang.name)

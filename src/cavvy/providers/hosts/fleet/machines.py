@@ -41,7 +41,8 @@ class HostEntry(Protocol):
 
     @property
     def node_address(self) -> str | None:
-        """The host's address for the other ranks of a gang; None: the address from its facts."""
+        """The host's address for the other ranks of a gang; if None, the address from its facts is
+        used."""
 
     @property
     def cpus(self) -> float | None: ...
@@ -82,7 +83,7 @@ class SupervisorFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownHost:
-    """One host whose facts are known. `ready`: the host accepts work now."""
+    """One host whose facts are known. If `ready`, the host accepts work now."""
 
     provider: str
     entry: HostEntry
