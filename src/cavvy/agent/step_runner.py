@@ -229,6 +229,7 @@ class StepRunner:
         self._owner.say("running", setup_reused=reused)
         if self.process is None:
             return  # the process has already ended
+        from .images.devices import find_vendor
         from .work.monitor import WorkMonitor
         from .work.usage import UsageMeter
 
@@ -242,7 +243,7 @@ class StepRunner:
         )
         if self._config.memory_mib and self._group is None and self._work.image is None:
             self._watch.memory_mib = self._config.memory_mib
-        if self._config.devices and self._config.vendor == "nvidia":
+        if find_vendor(self._config) == "nvidia":
             self._loop.after(1, self._measure_gpus)
         self._clean()
 
@@ -289,7 +290,7 @@ class StepRunner:
             [],
             self._env,
             config.home,
-            lambda channel: measure_gpus(config.devices or [], config.device_indices),
+            lambda channel: measure_gpus(config.devices, config.device_indices),
         )
         try:
             self._gpus = WorkProcess(self._loop, command, wrote=self._gpus_measured)

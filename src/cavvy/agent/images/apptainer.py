@@ -13,6 +13,7 @@ from ..config import AgentConfig, WorkConfig
 from ..work.cache import touch
 from ..work.environment import BASE
 from ..work.folder import CannotBuild
+from .devices import find_vendor
 from .driver import find_objection, read_driver
 from .engine import ask, wait
 
@@ -53,7 +54,7 @@ def bring_sif(program: str, config: AgentConfig, work: WorkConfig, env: dict[str
                 f"the image {image} could not be pulled; Apptainer's reason is in the log"
             )
         os.replace(fresh, path)
-    if config.devices != [] and config.vendor in ("nvidia", ""):
+    if config.devices != [] and find_vendor(config) in ("nvidia", ""):
         reason = find_objection(*look(program, path, env), read_driver())
         if reason:
             raise CannotBuild(reason)
@@ -90,13 +91,7 @@ def make_argv(
     for mount in mounts:
         argv += ["--bind", mount]
     if config.devices != []:
-        argv += (
-            ["--rocm"]
-            if config.vendor == "amd"
-            else ["--nv"]
-            if config.vendor in ("nvidia", "")
-            else []
-        )
+        argv += {"amd": ["--rocm"], "nvidia": ["--nv"], "": ["--nv"]}.get(find_vendor(config), [])
     return [*argv, sif]
 
 

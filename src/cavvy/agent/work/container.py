@@ -12,6 +12,7 @@ import signal
 from ..config import AgentConfig, WorkConfig
 from ..disk import read_number, read_text, write_whole
 from ..images.apptainer import PROGRAMS, bring_sif, inner_environment, make_argv
+from ..images.devices import make_device_flags, make_specs_command
 from ..images.engine import ask, bring_image, quiet, wait
 from .environment import BASE, SHELL_LINE
 from .folder import CannotBuild
@@ -122,9 +123,12 @@ def run_container(
     os.write(command.channel, f"image {image} {_digest(engine, image, command.env)}\n".encode())
     quiet([engine, "rm", "-f", name], command.env)
     program = os.path.basename(engine)
-    known = f"{config.cache}/{program}-way"
-    flags, first = _flags(engine, name, config, env), read_number(known) or 0
-    ways = enumerate(_ways(engine, config.memory_mib))
+    devices = make_device_flags(engine, config)
+    if specs := make_specs_command(engine, config):
+        quiet(specs, command.env)
+    known = f"{config.cache}/{program}-{'devices' if devices else 'way'}"
+    flags, first = [*_flags(engine, name, config, env), *devices], read_number(known) or 0
+    ways = enumerate(_ways(engine, config.memory_mib, locks=bool(devices)))
     for way, extra in sorted(ways, key=lambda item: item[0] != first):
         argv = [*_engine_with(engine, extra), *flags, *mounts, *extra]
         code = wait([*argv, image, "sh", config.entry_script], command.env)
@@ -181,12 +185,13 @@ def list_mounts(config: AgentConfig, work: WorkConfig) -> list[str]:
     return mounts
 
 
-def _ways(engine: str, memory_mib: int) -> list[list[str]]:
+def _ways(engine: str, memory_mib: int, *, locks: bool) -> list[list[str]]:
     """Options to add to the command, the best first; the next set is tried only if the container
-    did not start.
+    did not start. With `locks`, the first set lets the work lock all memory, as RDMA requires.
     """
     memory = ["--memory", f"{memory_mib}m"] if memory_mib else []
-    ways = [memory, [*memory, *ULIMITS]]
+    ways = [[*memory, "--ulimit", "memlock=-1:-1"]] if locks else []
+    ways += [memory, [*memory, *ULIMITS]]
     if engine.endswith("podman"):
         ways += [["--runtime=runc", *memory, *ULIMITS], ["--runtime=runc", *ULIMITS]]
     elif memory:
@@ -227,20 +232,7 @@ def _flags(engine: str, name: str, config: AgentConfig, env: dict[str, str]) -> 
         flags += ["--security-opt", "label=disable"]
     elif os.getuid():
         flags += ["--user", f"{os.getuid()}:{os.getgid()}"]
-    return flags + _device_flags(engine, config)
-
-
-def _device_flags(engine: str, config: AgentConfig) -> list[str]:
-    devices = config.devices or []
-    if not devices:
-        return []
-    if config.vendor == "amd":
-        return ["--device", "/dev/kfd", "--device", "/dev/dri", "--group-add", "video"]
-    if config.vendor not in ("nvidia", ""):
-        return ["--device", "/dev/dri"]
-    if engine.endswith("podman"):
-        return [part for device in devices for part in ("--device", f"nvidia.com/gpu={device}")]
-    return ["--gpus", '"device={}"'.format(",".join(devices))]
+    return flags
 
 
 def _devices(config: AgentConfig) -> dict[str, str]:

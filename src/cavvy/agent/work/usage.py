@@ -58,9 +58,9 @@ def list_marked(mark: bytes) -> list[int]:
     return found
 
 
-def measure_gpus(devices: list[str], indices: list[int]) -> int:
-    """Print the GPUs' usage as a line of JSON every ten seconds; runs in its own process, since a
-    faulty driver can hang forever.
+def measure_gpus(devices: list[str] | None, indices: list[int]) -> int:
+    """Print the usage of these GPUs (None: all) as a line of JSON every ten seconds; runs in its
+    own process, since a faulty driver can hang forever.
     """
     import ctypes
 
@@ -71,6 +71,10 @@ def measure_gpus(devices: list[str], indices: list[int]) -> int:
     if nvml.nvmlInit_v2():
         return 0
     handles: list[object] = []
+    if devices is None:
+        count = ctypes.c_uint()
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        devices, indices = [""] * count.value, list(range(count.value))
     for at, device in enumerate(devices):
         handle = ctypes.c_void_p()
         failed = nvml.nvmlDeviceGetHandleByUUID(device.encode(), ctypes.byref(handle))

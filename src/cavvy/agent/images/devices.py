@@ -1,0 +1,61 @@
+"""The options that give a container the accelerators and the fast network of its node."""
+
+from __future__ import annotations
+
+import glob
+import shutil
+
+from ..config import AgentConfig
+
+# The device files of each vendor's accelerators, below /dev. A node that is used as a whole has the
+# accelerators of the vendor whose first file exists.
+FILES = {
+    "nvidia": ("nvidiactl",),
+    "amd": ("kfd", "dri"),
+    "aws": ("neuron[0-9]*",),
+    "google": ("accel[0-9]*", "vfio/*"),
+    "intel": ("accel/accel[0-9]*", "dri"),
+}
+# RDMA (InfiniBand, RoCE, EFA), and NVIDIA's copies between GPU memory and network
+FABRIC = ("infiniband", "gdrdrv")
+SPECS = ("/etc/cdi", "/var/run/cdi")  # where engines read descriptions of devices (CDI)
+
+
+def find_vendor(config: AgentConfig, dev: str = "/dev") -> str:
+    """The vendor of the accelerators that the work may use; "" if it has none, or if their vendor
+    is unknown."""
+    if config.devices is None and not config.vendor:
+        return next((name for name, files in FILES.items() if _list_files(files[:1], dev)), "")
+    return (config.vendor or "nvidia") if config.devices != [] else ""
+
+
+def make_device_flags(engine: str, config: AgentConfig, dev: str = "/dev") -> list[str]:
+    """The options of podman or docker for accelerators and RDMA devices; [] if there are none."""
+    vendor = find_vendor(config, dev)
+    fabric = _pass_on(_list_files(FABRIC, dev))
+    if vendor != "nvidia":
+        group = ["--group-add", "video"] if vendor == "amd" else []
+        return [*_pass_on(_list_files(FILES.get(vendor, ()), dev)), *group, *fabric]
+    if engine.endswith("podman"):
+        names = ["all"] if config.devices is None else config.devices
+        return [*_pass_on([f"nvidia.com/gpu={name}" for name in names]), *fabric]
+    chosen = "all" if config.devices is None else '"device={}"'.format(",".join(config.devices))
+    return ["--gpus", chosen, *fabric]
+
+
+def make_specs_command(engine: str, config: AgentConfig) -> list[str]:
+    """The command that describes this node's NVIDIA GPUs to podman; [] if it is not needed, or if
+    NVIDIA's toolkit is not installed."""
+    program = shutil.which("nvidia-ctk")
+    known = any(glob.glob(folder + "/nvidia*") for folder in SPECS)
+    if program is None or known or not engine.endswith("podman"):
+        return []
+    return [program, "cdi", "generate", f"--output={SPECS[1]}/nvidia.yaml"]
+
+
+def _list_files(patterns: tuple[str, ...], dev: str) -> list[str]:
+    return [path for name in patterns for path in sorted(glob.glob(f"{dev}/{name}"))]
+
+
+def _pass_on(names: list[str]) -> list[str]:
+    return [part for name in names for part in ("--device", name)]
