@@ -396,5 +396,5 @@ def test_the_cache_of_a_machine_is_swept_while_work_runs_and_what_the_work_uses_
             os.utime(path, (0, 0))
         assert rig.finish() == 0
         assert rig.output() == "yes\n"
-        assert (cache / "setups" / "used" / "finished").exists()
+        assert (cache / "setups" / f"used@{os.uname().nodename}" / "finished").exists()
         assert (cache / "swept").stat().st_mtime > 0

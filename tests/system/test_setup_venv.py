@@ -92,6 +92,25 @@ def test_every_way_to_call_pip_installs_into_the_same_place() -> None:
         assert Path(prefix, "bin", version).exists()
 
 
+def test_uv_makes_the_environment_on_a_node_that_has_it(tmp_path: Path) -> None:
+    tools = tmp_path / ".local" / "bin"
+    tools.mkdir(parents=True)
+    uv = tools / "uv"
+    uv.write_text(
+        '#!/bin/sh\n[ "$1 $4" = "venv --python" ] || exit 2\n'
+        'exec "$5" -m venv --without-pip --prompt by-uv "$6"\n'
+    )
+    uv.chmod(0o755)
+    see = "pip --version; cat $VIRTUAL_ENV/pyvenv.cfg"
+    with make_rig(setup="true", run=see) as rig:
+        rig.environ.update(PATH="/usr/bin:/bin", HOME=str(tmp_path))
+        assert rig.finish() == 0, rig.said()
+        assert "by-uv" in rig.output()
+        assert rig.output().startswith("pip ")
+        [kept] = (rig.folder / "cache" / "setups").iterdir()
+        assert kept.name.endswith(f"@{os.uname().nodename}")  # hosts may share the cache
+
+
 def test_an_image_keeps_its_own_python() -> None:
     with make_rig(setup='echo "$PATH" "${VIRTUAL_ENV-none}"', run='echo "$PATH"') as rig:
         rig.config["boxed"] = True

@@ -1,10 +1,10 @@
 """Prepares the working folder and runs the setup, in a separate process that may take long.
 
-A setup that has finished on this machine is not run again. `cache/setups/KEY/` keeps its results:
-`venv`, the virtual environment that comes first in the PATH of the setup and the task; `dir`, a
-folder for the setup's own files, which it knows as CAVVY_SETUP_DIR; and `tree`, the working folder
-after the setup, from which later attempts start. The file `finished` is written last. If several
-agents have the same key, one runs the setup and the others wait.
+A setup that has finished on this machine is not run again. `cache/setups/KEY@HOST/` keeps its
+results: `venv`, the virtual environment that comes first in the PATH of the setup and the task;
+`dir`, a folder for the setup's own files, which it knows as CAVVY_SETUP_DIR; and `tree`, the
+working folder after the setup, from which later attempts start. The file `finished` is written
+last. If several agents have the same key, one runs the setup and the others wait.
 
 A setup that lists the files it uses runs in a folder with only these; its results are then copied
 over the whole folder.
@@ -131,11 +131,14 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
 
 
 def find_setup(config: AgentConfig, work: WorkConfig) -> str:
-    """The folder in this machine's cache that keeps the work's setup."""
+    """The folder that keeps the work's setup. Its name contains the host's, since hosts may share
+    the cache, and a setup may install into the host itself.
+    """
     folder = work.workdir.snapshot if work.workdir else work.git.commit if work.git else None
     key = work.setup_key or hashlib.sha256(json.dumps([work.setup, folder]).encode()).hexdigest()
+    name = f"{key}@{os.uname().nodename}"
     return os.path.join(
-        config.cache, "setups", "".join(c if c.isalnum() or c in "-_." else "_" for c in key)
+        config.cache, "setups", "".join(c if c.isalnum() or c in "-_.@" else "_" for c in name)
     )
 
 

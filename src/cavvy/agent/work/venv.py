@@ -28,21 +28,22 @@ def use_venv(env: dict[str, str], folder: str) -> None:
 
 
 def make_venv(folder: str, env: dict[str, str]) -> None:
-    """Create the environment again with the first suitable Python on the job's PATH, or else with
-    the agent's own.
+    """Create the environment again, by uv if this node has it, with the first suitable Python on
+    the job's PATH, or else with the agent's own.
 
     If no Python is suitable, the environment contains only a `pip` that explains the problem.
     Raises OSError.
     """
     remove_tree(folder)
     source = (pkgutil.get_data(__package__ or "", "make_venv.py") or b"").decode()
+    uv = shutil.which("uv", path=f"{env['PATH']}:{env.get('HOME', '')}/.local/bin") or ""
     code = 1
     for python in _list_pythons(env["PATH"]):
-        code = run([python, "-I", "-c", source, folder], env)
+        code = run([python, "-I", "-c", source, folder, uv], env)
         if code in (0, WITHOUT_PIP):
             break
         remove_tree(folder)
-    if code and not _have_uv_make(folder, env, code):
+    if code and not (uv and _repair(uv, folder, env, code)):
         os.makedirs(folder + "/bin", exist_ok=True)
         for name in ("pip", "pip3"):
             with open(f"{folder}/bin/{name}", "w") as file:
@@ -57,11 +58,8 @@ def _list_pythons(path: str) -> Iterator[str]:
     yield getattr(sys, "_base_executable", sys.executable)
 
 
-def _have_uv_make(folder: str, env: dict[str, str], code: int) -> bool:
-    """Have uv provide pip or the whole environment; returns whether it could."""
-    uv = shutil.which("uv", path=env["PATH"])
-    if uv is None:
-        return False
+def _repair(uv: str, folder: str, env: dict[str, str], code: int) -> bool:
+    """Have uv download pip or the whole environment; returns whether it could."""
     if code == WITHOUT_PIP:
         command = [uv, "pip", "install", "--quiet", "--python", folder + "/bin/python", "pip"]
     else:
