@@ -337,6 +337,15 @@ def test_plain_ssh_scp_and_sftp_reach_a_node(client: Client, tmp_path: Path) -> 
 def test_a_line_ends_with_its_user_its_job_and_its_server(
     client: Client, home: Path, tmp_path: Path
 ) -> None:
+    server = tmp_path / "server"  # a program that stays, such as an editor's server
+    stays = f"nohup sh -c 'echo $$ >{server}; exec sleep 1000' >/dev/null 2>&1 &"
+    assert cavvy("ssh", "box", stays).returncode == 0
+    tmux = "tmux new-session -d 'sleep 1000'; tmux list-sessions" if shutil.which("tmux") else ":"
+    assert cavvy("ssh", "box", tmux).returncode == 0
+    again = cavvy("ssh", "box", tmux.rpartition(";")[2])
+    assert again.returncode == 0, again.stderr
+    assert cavvy("ssh", "box", f"kill -0 $(cat {server})").returncode == 0
+
     left = tmp_path / "left"
     line = f"trap 'touch {left}; exit' HUP; echo on; while :; do sleep 0.1; done"
     user = subprocess.Popen([*CAVVY, "ssh", "box", line], stdout=subprocess.PIPE)
@@ -355,6 +364,7 @@ def test_a_line_ends_with_its_user_its_job_and_its_server(
     client.stop("default", "box")
     assert user.wait(40) == 255
     assert b"hint" in user.stderr.read()
+    wait_until(lambda: not Path("/proc", server.read_text().strip()).exists())
     user.stdout.close()
     user.stderr.close()
     kill_server(home)

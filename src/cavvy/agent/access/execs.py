@@ -1,5 +1,8 @@
 """Commands that users run on a node, in the work's folder and environment. The output goes to the
 user who requested the command.
+
+A program that such a command leaves behind, such as a tmux or editor server, runs until the work
+ends.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ NOT_RUNNING = 126
 
 
 class RankExecs:
-    """The users' commands that still run, or whose exit code has not been delivered yet."""
+    """The users' commands that still run or have left programs behind, or whose exit code has not
+    been delivered yet.
+    """
 
     def __init__(self, loop: EventLoop, changed: Callable[[], None]) -> None:
         self._loop = loop
@@ -38,6 +43,7 @@ class RankExecs:
         secrets: list[str],
         inbox: ExecInbox | None = None,
     ) -> None:
+        command.leaves = True
         try:
             self._running.append(RankExec(self, command, stream, secrets, inbox))
         except OSError as error:
@@ -80,7 +86,7 @@ class RankExec:
         self._execs = execs
         self._stream = stream
         self._redactor = Redactor(secrets)
-        self._code: int | None = None
+        self._reported = self._gone = False
         self._inbox = inbox
         stream.drained = self._drained
         stream.begin()
@@ -92,13 +98,23 @@ class RankExec:
             self.process.pause(True)  # unlike the work, a command may wait for the control plane
 
     def ended(self, code: int | None) -> None:
-        self._code = code
-
-    def gone(self) -> None:
+        self.process.close()
         if self._inbox is not None:
             self._inbox.close()
         self._stream.write(self._redactor.flush())
-        self._stream.end(137 if self._code is None else self._code, lambda: self._execs.done(self))
+        self._stream.end(137 if code is None else code, self._delivered)
+
+    def _delivered(self) -> None:
+        self._reported = True
+        self._finish()
+
+    def gone(self) -> None:
+        self._gone = True
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._reported and self._gone:
+            self._execs.done(self)
 
     def _drained(self) -> None:
         self.process.pause(False)

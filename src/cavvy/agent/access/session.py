@@ -119,12 +119,18 @@ class RemoteSession:
             for fd, events in self._poll.poll():
                 if fd == self._source:
                     if not self._receive():
+                        self._hang_up()
                         return 0
                 elif fd == wake:
                     os.read(wake, 512)
                 elif fd in self._by_file:
                     self._move(fd, events)
             self._reap()
+
+    def _hang_up(self) -> None:
+        """Send SIGHUP to the user's commands, as a closed terminal does."""
+        for channel in list(self._channels.values()):
+            self._drop(channel, told=False)
 
     # Frames
 

@@ -40,6 +40,7 @@ BASE = {
     "NO_PROXY",
 }
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+LONGEST_HOME = 80  # bytes; tmux appends /tmux-UID/NAME, and sockets have paths of at most 107
 DEVICE_VARIABLES = {
     "nvidia": "CUDA_VISIBLE_DEVICES",
     "amd": "ROCR_VISIBLE_DEVICES",
@@ -60,6 +61,8 @@ def make_environment(config: AgentConfig, work: WorkConfig, socket: str = "") ->
     `socket`: path of the agent's socket for the task; "" if there is none.
     """
     env = base_environment(every=config.boxed)
+    if len(config.home) < LONGEST_HOME:
+        env["TMUX_TMPDIR"] = config.home  # its own tmux server, which ends with the attempt
     env.update(work.env)
     env.update(work.secrets)
     for name, value in work.params.items():

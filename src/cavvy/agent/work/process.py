@@ -71,6 +71,10 @@ class WorkProcess:
         """Pause or resume reading the output; while paused, the command blocks."""
         self._output.pause(paused)
 
+    def close(self) -> None:
+        """Read the remaining output, and pass on no more of it."""
+        self._output.drain()
+
     def _heard(self, line: bytes) -> None:
         self._reported = True
         code, self.oom_kills, asked = (int(word) for word in line.split()[1:])

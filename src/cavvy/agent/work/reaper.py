@@ -56,6 +56,7 @@ class ChildCommand:
             None  # a program to run at the end, such as the container's removal
         )
         self.channel = -1  # a file descriptor to which only `call` writes
+        self.leaves = False  # what the program has started lives on after the program's own end
         self.status_path: str | None = (
             None  # the file in which the exit code is recorded before it is reported
         )
@@ -126,6 +127,7 @@ class Reaper:
         self._wake = wake
         self._status_path = command.status_path
         self._cgroup = command.cgroup
+        self._leaves = command.leaves
         # the work's first process has not been reaped, so its process ID is still valid
         self._alive = True
         self._asked = False  # the work was asked to end, and has its grace period
@@ -172,7 +174,7 @@ class Reaper:
             self._killing = True  # the agent is dead
         if self._asked:
             self._signal_rest(signal.SIGTERM)
-        else:
+        elif not self._leaves:
             self._killing = True
 
     def _obey(self) -> bool:
