@@ -70,6 +70,7 @@ def test_environment_is_clean_and_as_promised() -> None:
                 "HOME": str(rig.folder),
                 "LANG": "C.UTF-8",
                 "TERM": "dumb",
+                "TMUX_TMPDIR": str(rig.home),
             },
             **{"A": "b c", "PYTHONUNBUFFERED": "0", "TOKEN": "***"},
             **{"CAVVY_PARAM_LR": "0.1", "CAVVY_PARAM_USE_AMP": "true", "CAVVY_PARAM_NAME": "x"},

@@ -121,14 +121,13 @@ def run_container(
     bring_image(engine, config, work, command.env, command.channel)
     mounts = [part for mount in list_mounts(config, work) for part in ("--volume", mount)]
     os.write(command.channel, f"image {image} {_digest(engine, image, command.env)}\n".encode())
-    quiet([engine, "rm", "-f", name], command.env)
+    for each in (make_specs_command(engine, config), [engine, "rm", "-f", name]):
+        if each:
+            quiet(each, command.env)
     program = os.path.basename(engine)
-    devices = make_device_flags(engine, config)
-    if specs := make_specs_command(engine, config):
-        quiet(specs, command.env)
-    known = f"{config.cache}/{program}-{'devices' if devices else 'way'}"
-    flags, first = [*_flags(engine, name, config, env), *devices], read_number(known) or 0
-    ways = enumerate(_ways(engine, config.memory_mib, locks=bool(devices)))
+    known = f"{config.cache}/{program}-way"
+    flags, first = _flags(engine, name, config, env), read_number(known) or 0
+    ways = enumerate(_ways(engine, config))
     for way, extra in sorted(ways, key=lambda item: item[0] != first):
         argv = [*_engine_with(engine, extra), *flags, *mounts, *extra]
         code = wait([*argv, image, "sh", config.entry_script], command.env)
@@ -185,13 +184,13 @@ def list_mounts(config: AgentConfig, work: WorkConfig) -> list[str]:
     return mounts
 
 
-def _ways(engine: str, memory_mib: int, *, locks: bool) -> list[list[str]]:
+def _ways(engine: str, config: AgentConfig) -> list[list[str]]:
     """Options to add to the command, the best first; the next set is tried only if the container
-    did not start. With `locks`, the first set lets the work lock all memory, as RDMA requires.
+    did not start. The first set lets work with devices lock all memory, as RDMA requires.
     """
-    memory = ["--memory", f"{memory_mib}m"] if memory_mib else []
-    ways = [[*memory, "--ulimit", "memlock=-1:-1"]] if locks else []
-    ways += [memory, [*memory, *ULIMITS]]
+    memory = ["--memory", f"{config.memory_mib}m"] if config.memory_mib else []
+    locks = ["--ulimit", "memlock=-1:-1"] if make_device_flags(engine, config) else []
+    ways = [[*memory, *locks], memory, [*memory, *ULIMITS]]
     if engine.endswith("podman"):
         ways += [["--runtime=runc", *memory, *ULIMITS], ["--runtime=runc", *ULIMITS]]
     elif memory:
@@ -232,7 +231,7 @@ def _flags(engine: str, name: str, config: AgentConfig, env: dict[str, str]) -> 
         flags += ["--security-opt", "label=disable"]
     elif os.getuid():
         flags += ["--user", f"{os.getuid()}:{os.getgid()}"]
-    return flags
+    return flags + make_device_flags(engine, config)
 
 
 def _devices(config: AgentConfig) -> dict[str, str]:
