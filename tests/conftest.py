@@ -10,6 +10,7 @@ A test has five minutes (`timeout` in pyproject.toml), each further try of it ha
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,9 @@ for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(
             number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL
         )
+
+os.environ["TZ"] = "UTC"  # commands show local time
+time.tzset()
 
 ROOT = Path(__file__).resolve().parent.parent
 

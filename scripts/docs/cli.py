@@ -22,8 +22,9 @@ _START = """\
   none. `CAVVY_HOME` names the folder of its state (`~/.cavvy`), `CAVVY_CONFIG` the
   [settings](settings.md) file.
 * **Projects.** Job names are unique in a project: `default`, or what `CAVVY_PROJECT` or `--project` says.
-* **Output.** `-o json` and `-o csv` print the same rows for programs, with units in the names of their keys and
-  columns. The log of a followed job goes to standard output, all else about it to standard error. `NO_COLOR` and
+* **Output.** Tables fit the terminal: a narrow one gets fewer columns, and `-o wide` shows all of them. Times are
+  local. `-o json` and `-o csv` print the same rows for programs, with units in the names of their keys and columns,
+  and times in UTC. The log of a followed job goes to standard output, all else about it to standard error. `NO_COLOR` and
   `TERM=dumb` are honoured.
 * **Exit codes.** 0: done. 1: it failed. 2: the command line or the task file is wrong, or consent is missing.
   `run`, `rerun`, `retry` and `logs -f` pass the job's exit code on; 130 says that it was stopped, or that Ctrl-C left

@@ -266,6 +266,9 @@ class FakeClient:
     def nodes(self, project: str | None = None) -> list[wire.NodeListing]:
         return self.rows
 
+    def markets(self) -> list[wire.MarketListing]:
+        return []
+
     def machines(self) -> list[wire.MachineRow]:
         return []
 

@@ -147,7 +147,7 @@ def test_a_pipe_gets_the_log_alone(capfdbinary: pytest.CaptureFixture[bytes]) ->
         screen.log(0, b" line\r\n\xff")
     out, err = capfdbinary.readouterr()
     assert out == b"half a line\r\n\xff"
-    assert err == b"[cavvy 03:04:06] running     runs on a\n"
+    assert err == b"[cavvy 03:04:06 UTC] running     runs on a\n"
 
 
 def test_lines_of_several_ranks_are_whole_and_named(

@@ -159,7 +159,7 @@ def test_events_say_the_day_once(client: FakeClient) -> None:
         make_event(3, "running", "runs on local/box"),
     ]
     shown = lines(run("events", "good"))
-    assert shown[0] == ["2026-01-02", "TRY", "RANK", "KIND", "TEXT"]
+    assert shown[0] == ["2026-01-02", "UTC", "TRY", "RANK", "KIND", "TEXT"]
     assert shown[1][:4] == ["03:04:06", "-", "-", "queued"]
     assert len(shown) == 4
     client.story.append(make_event(86_400, "done", "the work succeeded"))
@@ -174,7 +174,7 @@ def test_events_say_the_day_once(client: FakeClient) -> None:
 
 def test_followed_events_come_as_lines(client: FakeClient) -> None:
     client.story = [make_event(1, "exited", "exit code 0", rank=3)]
-    assert run("events", "-f", "good").stdout == "03:04:06  exited      rank 3: exit code 0\n"
+    assert run("events", "-f", "good").stdout == "03:04:06 UTC  exited      rank 3: exit code 0\n"
 
 
 def test_logs_print_the_bytes(client: FakeClient) -> None:

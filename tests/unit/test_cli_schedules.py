@@ -28,8 +28,8 @@ def test_what_repeats_is_listed_with_its_next_time(client: FakeClient) -> None:
     told = CliRunner().invoke(cli, ["schedules"], prog_name="cavvy")
     assert told.exit_code == 0, told.output
     head, *lines = [" ".join(line.split()) for line in told.stdout.splitlines()]
-    assert head == "NAME PROJECT CRON ZONE NEXT"
-    assert lines == ["nightly default 0 3 * * 1-5 Europe/Berlin 2027-01-04 02:00 UTC"]
+    assert head == "NAME PROJECT CRON ZONE NEXT (UTC)"
+    assert lines == ["nightly default 0 3 * * 1-5 Europe/Berlin 2027-01-04 02:00:00"]
     (row,) = json.loads(
         CliRunner().invoke(cli, ["schedules", "-o", "json"], prog_name="cavvy").stdout
     )

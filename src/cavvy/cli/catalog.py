@@ -34,13 +34,13 @@ def info(output: str) -> None:
         head, providers, sources = snapshot.info(), snapshot.providers(), snapshot.sources()
     columns = [
         TableColumn("provider"),
-        TableColumn("regions"),
-        TableColumn("instance_types", "TYPES"),
+        TableColumn("regions", drop=1),
+        TableColumn("instance_types", "TYPES", drop=4),
         TableColumn("on_demand", "ON-DEMAND"),
         TableColumn("spot"),
-        TableColumn("reserved"),
+        TableColumn("reserved", drop=3),
         TableColumn("with_accelerator", "ACCELERATED"),
-        TableColumn("as_of", "NEWEST", show=str),
+        TableColumn("as_of", "NEWEST", show=str, drop=2),
     ]
     names = [column.name for column in columns]
     rows = [
@@ -64,8 +64,8 @@ def _sources_out(sources: "Sequence[SourceInfo]") -> None:
     columns = [
         TableColumn("rows"),
         TableColumn("as_of", "DATE", show=str),
-        TableColumn("providers"),
-        TableColumn("source", wide=True),
+        TableColumn("providers", drop=1),
+        TableColumn("source", wrap=True),
     ]
     rows_out(columns, [(s.rows, s.as_of, ", ".join(s.providers), s.name) for s in sources])
 
@@ -234,7 +234,7 @@ def list_price_sources(output: str) -> None:
         [
             TableColumn("provider"),
             TableColumn("readable"),
-            TableColumn("how", "HOW, OR WHY NOT", wide=True),
+            TableColumn("how", "HOW, OR WHY NOT", wrap=True),
         ],
         rows,
         output,
@@ -279,10 +279,10 @@ def _diff_out(
     }
     columns = [
         TableColumn("change"),
-        TableColumn("offer", wide=True),
-        TableColumn("old_micros_per_hour", "WAS"),
+        TableColumn("offer"),
+        TableColumn("old_micros_per_hour", "WAS", drop=1),
         TableColumn("new_micros_per_hour", "IS"),
-        TableColumn("ratio", "MOVED", show=lambda ratio: f"{(ratio - 1) * 100:+.1f} %"),
+        TableColumn("ratio", "MOVED", show=lambda ratio: f"{(ratio - 1) * 100:+.1f} %", drop=2),
     ]
     rows = [(change.kind, change.key, change.old, change.new, change.ratio) for change in changes]
     shown = rows[: limit or None] if output == "table" else rows

@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 _CHARGE_COLUMNS = (
     TableColumn("attempt", "TRY"),
-    TableColumn("rank"),
-    TableColumn("kind"),
-    TableColumn("since", "FROM (UTC)"),
-    TableColumn("until", "TO (UTC)"),
-    TableColumn("rate_micros_per_hour", "RATE"),
+    TableColumn("rank", drop=2),
+    TableColumn("kind", drop=1),
+    TableColumn("since", "FROM"),
+    TableColumn("until", "TO"),
+    TableColumn("rate_micros_per_hour", "RATE", drop=3),
     TableColumn("amount_micros", "AMOUNT"),
 )
 
 
 _AUDIT_COLUMNS = (
-    TableColumn("job", wide=True),
+    TableColumn("job"),
     TableColumn("attempt", "TRY"),
-    TableColumn("placement", wide=True),
+    TableColumn("placement", drop=1),
     TableColumn("billed_micros", "BILLED"),
-    TableColumn("unsure_micros", "UNSURE"),
+    TableColumn("unsure_micros", "UNSURE", drop=2),
     TableColumn("reported_micros", "PROVIDER"),
     TableColumn("verdict"),
     TableColumn("gang", hidden=True),
@@ -59,10 +59,10 @@ def command(name: str | None, project: str, audit: bool, output: str) -> None:
         rows, _ = list_jobs(client, project)
 
     columns = [
-        TableColumn("name", wide=True),
+        TableColumn("name"),
         TableColumn("id", hidden=True),
-        TableColumn("phase"),
-        TableColumn("submitted_at", "SUBMITTED"),
+        TableColumn("phase", drop=2),
+        TableColumn("submitted_at", "SUBMITTED", drop=1),
         TableColumn("spent_micros", "SPENT"),
     ]
     rows_out(columns, rows, output, title=f"project {project}", empty="no jobs yet")

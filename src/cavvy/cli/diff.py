@@ -32,8 +32,8 @@ def command(first: str, second: str, project: str, output: str) -> None:
     ]
     columns = [
         TableColumn("field"),
-        TableColumn("first", first, wide=True),
-        TableColumn("second", second, wide=True),
+        TableColumn("first", first, wrap=True),
+        TableColumn("second", second, wrap=True),
     ]
     rows_out(columns, rows, output, empty="nothing differed")
 

@@ -96,9 +96,9 @@ def found_out(
     """Print what `down` or `gc` found and removed."""
     columns = [
         TableColumn("kind"),
-        TableColumn("name", wide=True),
-        TableColumn("where", wide=True),
-        TableColumn("why", wide=True),
+        TableColumn("name"),
+        TableColumn("where", drop=1),
+        TableColumn("why", wrap=True),
         TableColumn("done", "REMOVED"),
     ]
     rows_out(columns, found, output, empty=empty)

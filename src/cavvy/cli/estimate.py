@@ -357,14 +357,14 @@ def _length(seconds: float) -> str:
 
 _COLUMNS = (
     TableColumn("accelerator"),
-    TableColumn("memory_mib", "GIB", lambda mib: f"{mib // 1024}"),
+    TableColumn("memory_mib", "GIB", lambda mib: f"{mib // 1024}", drop=7),
     TableColumn("fits", "FITS"),
-    TableColumn("peak_mib", "PEAK", _gib),
-    TableColumn("needed_mib", "NEED", _gib),
+    TableColumn("peak_mib", "PEAK", _gib, drop=3),
+    TableColumn("needed_mib", "NEED", _gib, drop=4),
     TableColumn("step_ms", "STEP MS", lambda ms: f"{ms:,.1f}"),
-    TableColumn("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}"),
-    TableColumn("mfu", "MFU", lambda share: f"{share:.0%}"),
-    TableColumn("usd_hr", "$/H", lambda usd: f"{usd:.2f}"),
+    TableColumn("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}", drop=5),
+    TableColumn("mfu", "MFU", lambda share: f"{share:.0%}", drop=2),
+    TableColumn("usd_hr", "$/H", lambda usd: f"{usd:.2f}", drop=6),
     TableColumn(
         "usd_per_1000",
         "$/1000",
@@ -372,5 +372,5 @@ _COLUMNS = (
     ),
     TableColumn("time_s", "TIME", _length),
     TableColumn("usd", "COST", _usd),
-    TableColumn("offer", "CHEAPEST", wide=True),
+    TableColumn("offer", "CHEAPEST", drop=1),
 )

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.view.formatting import show_clock, show_time
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def command(name: str, project: str, follow: bool, output: str) -> None:
     with session() as client:
         if follow and output == "table":
             for event in client.follow(project, name):
-                click.echo(f"{event.at:%H:%M:%S}  {story_line(event)}")
+                click.echo(f"{show_clock(event.at)}  {story_line(event)}")
             return
         events: list[EventView] = []
         while page := client.events(project, name, after=events[-1].id if events else 0).events:
@@ -33,17 +34,14 @@ def command(name: str, project: str, follow: bool, output: str) -> None:
 
 def _events_out(events: "list[EventView]", output: str) -> None:
     # If all events happened on one day, the heading shows the day.
-    days = {event.at.date() for event in events}
-    clock = len(days) == 1
+    days = {show_time(event.at, "%Y-%m-%d") for event in events}
     columns = [
-        TableColumn(
-            "at",
-            f"{min(days):%Y-%m-%d}" if clock else "TIME (UTC)",
-            (lambda at: f"{at:%H:%M:%S}") if clock else None,
-        ),
+        TableColumn("at", min(days), lambda at: show_time(at, "%H:%M:%S", zone=False))
+        if len(days) == 1
+        else TableColumn("at", "TIME"),
         TableColumn("id", hidden=True),
-        TableColumn("attempt", "TRY", lambda number: str(number or "-")),
-        TableColumn("rank"),
+        TableColumn("attempt", "TRY", lambda number: str(number or "-"), drop=2),
+        TableColumn("rank", drop=1),
         TableColumn("kind"),
         TableColumn("text", wrap=True),
     ]

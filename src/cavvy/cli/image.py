@@ -205,5 +205,5 @@ def _show_layers(engine: str, name: str) -> None:
             rows.append((size, " ".join(made_by.split())[:200]))
     if rows:
         rows_out(
-            [TableColumn("size", right=True), TableColumn("made_by", "MADE BY", wide=True)], rows
+            [TableColumn("size", right=True), TableColumn("made_by", "MADE BY", cut=True)], rows
         )

@@ -3,6 +3,7 @@
 import click
 
 from cavvy.cli.reach.session import session
+from cavvy.cli.view.formatting import show_time
 
 
 @click.command("join")
@@ -56,6 +57,4 @@ def command(
         )
         line = line.replace(before, after)
     click.echo(("!" if notebook else "") + line)
-    click.echo(
-        f"valid for one machine until {made.expires_at.astimezone():%Y-%m-%d %H:%M}", err=True
-    )
+    click.echo(f"valid for one machine until {show_time(made.expires_at)}", err=True)

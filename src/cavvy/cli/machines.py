@@ -18,9 +18,9 @@ def command(context: click.Context, output: str) -> None:
     columns = [
         TableColumn("name"),
         TableColumn("state"),
-        TableColumn("heard_at", "HEARD", formatting.show_ago),
-        TableColumn("joined_at", "JOINED", formatting.show_ago),
-        TableColumn("has", wide=True),
+        TableColumn("heard_at", "HEARD", formatting.show_ago, drop=2),
+        TableColumn("joined_at", "JOINED", formatting.show_ago, drop=1),
+        TableColumn("has", wrap=True),
     ]
     with session() as client:
         rows = client.machines()

@@ -14,20 +14,18 @@ def command(project: str | None, output: str) -> None:
     from cavvy.cli.view import formatting
 
     columns = [
-        TableColumn("project"),
-        TableColumn("job", wide=True),
-        TableColumn("attempt", "TRY"),
-        TableColumn("rank"),
-        TableColumn("phase"),
-        TableColumn("rank_phase", "AGENT"),
-        TableColumn("placement", wide=True),
-        TableColumn("devices", show=lambda ids: ",".join(ids) or "-", wide=True),
+        TableColumn("project", drop=3),
+        TableColumn("job"),
+        TableColumn("attempt", "TRY", drop=6),
+        TableColumn("rank", drop=9),
+        TableColumn("phase", drop=10),
+        TableColumn("rank_phase", "AGENT", drop=5),
+        TableColumn("placement", drop=2),
+        TableColumn("devices", show=lambda ids: ",".join(ids) or "-", drop=1, cut=True),
         TableColumn("rate_micros_per_hour", "RATE"),
-        TableColumn("since", show=formatting.show_ago),
-        TableColumn(
-            "kept_until", "KEPT UNTIL", lambda at: f"{at:%H:%M:%S} UTC" if at else "-", wide=True
-        ),
-        TableColumn("heard_at", "HEARD", formatting.show_ago),
+        TableColumn("since", show=formatting.show_ago, drop=7),
+        TableColumn("kept_until", "KEPT UNTIL", formatting.show_clock, drop=8),
+        TableColumn("heard_at", "HEARD", formatting.show_ago, drop=4),
         TableColumn("gang", hidden=True),
         TableColumn("job_id", hidden=True),
     ]

@@ -145,8 +145,8 @@ def _offers_out(
     shown = [
         [*_row(offer), readiness(offer), text] for offer, text in zip(offers, texts, strict=True)
     ]
-    about_seen = TableColumn("seen", "SEEN HERE", hidden=not any(texts), wide=True)
-    rows_out([*_columns(), TableColumn("readiness"), about_seen], shown, output)
+    about_seen = TableColumn("seen", "SEEN HERE", hidden=not any(texts), wrap=True)
+    rows_out([*_columns(), TableColumn("readiness", drop=8), about_seen], shown, output)
 
 
 def _ask_configured(snapshot: "CatalogSnapshot", need: "Resources", ready: bool) -> "LiveMatches":
@@ -211,21 +211,21 @@ def _columns() -> "list[TableColumn]":
 
     return [
         TableColumn("provider"),
-        TableColumn("region", wide=True),
-        TableColumn("zone", wide=True),
-        TableColumn("instance_type", "INSTANCE", wide=True),
+        TableColumn("region", drop=6),
+        TableColumn("zone", drop=2),
+        TableColumn("instance_type", "INSTANCE"),
         TableColumn("accelerator", hidden=True),
         TableColumn("accelerator_count", hidden=True),
         TableColumn("accelerator_memory_mib", hidden=True),
         TableColumn("accelerators", "ACCELERATORS"),
-        TableColumn("vcpus", "CPUS", show=lambda value: f"{value:g}"),
-        TableColumn("memory_mib", "MEMORY", show=format_memory),
+        TableColumn("vcpus", "CPUS", show=lambda value: f"{value:g}", drop=5),
+        TableColumn("memory_mib", "MEMORY", show=format_memory, drop=4),
         TableColumn("disk_gib", hidden=True),
         TableColumn("network_mbps", hidden=True),
-        TableColumn("purchase", "PURCHASE"),
+        TableColumn("purchase", "PURCHASE", drop=7),
         TableColumn("price_usd_hr", "USD/H", show=dollars),
-        TableColumn("accelerator_price_usd_hr", "EACH/H", show=dollars),
-        TableColumn("as_of", "AS OF"),
+        TableColumn("accelerator_price_usd_hr", "EACH/H", show=dollars, drop=3),
+        TableColumn("as_of", "AS OF", drop=1),
         TableColumn("source", hidden=True),
     ]
 
@@ -418,17 +418,17 @@ def _list_accelerators(output: str) -> None:
 
     columns = [
         TableColumn("name"),
-        TableColumn("vendor"),
-        TableColumn("kind"),
-        TableColumn("announced"),
+        TableColumn("vendor", drop=4),
+        TableColumn("kind", drop=2),
+        TableColumn("announced", drop=3),
         TableColumn("memory_gib", "GB", show=lambda sizes: "/".join(map(str, sizes)), right=True),
         TableColumn("bandwidth_gb_s", "GB/S", show=lambda value: f"{value:g}"),
         *(
-            TableColumn(f"{precision}_flops", str(precision).upper(), show=tera)
+            TableColumn(f"{precision}_flops", str(precision).upper(), show=tera, drop=6)
             for precision in Precision
         ),
-        TableColumn("interconnect", wide=True),
-        TableColumn("tdp_w", "W"),
+        TableColumn("interconnect", drop=1),
+        TableColumn("tdp_w", "W", drop=5),
         TableColumn("source", hidden=True),
     ]
     rows = [

@@ -219,23 +219,23 @@ def _length(seconds: float) -> str:
 _COLUMNS = (
     TableColumn("rank", "#"),
     TableColumn("provider"),
-    TableColumn("location"),
+    TableColumn("location", drop=4),
     TableColumn("instance_type", "INSTANCE"),
-    TableColumn("accelerators"),
-    TableColumn("vcpus", "CPUS", lambda number: f"{number:g}"),
+    TableColumn("accelerators", drop=3),
+    TableColumn("vcpus", "CPUS", lambda number: f"{number:g}", drop=1),
     TableColumn("purchase", "BUY"),
-    TableColumn("readiness"),
-    TableColumn("rate_micros_per_hour", "$/H", _rate),
+    TableColumn("readiness", drop=8),
+    TableColumn("rate_micros_per_hour", "$/H", _rate, drop=5),
     TableColumn("run_time_s", hidden=True),
-    TableColumn("wall_time_s", "TIME", _length),
-    TableColumn("cost_micros", "TOTAL"),
+    TableColumn("wall_time_s", "TIME", _length, drop=6),
+    TableColumn("cost_micros", "TOTAL", drop=7),
     TableColumn("spot_loss_s", hidden=True),
     TableColumn("spot_loss_micros", hidden=True),
     TableColumn("preemptions", hidden=True),
     TableColumn("egress_micros", hidden=True),
     TableColumn("available", hidden=True),
     TableColumn("as_of", hidden=True),
-    TableColumn("notes"),
+    TableColumn("notes", drop=2),
 )
 
 
@@ -360,9 +360,9 @@ def _rejections_out(answer: _Answer) -> None:
     count = found.considered - found.kept
     click.echo()
     columns = (
-        TableColumn("reason"),
+        TableColumn("reason", wrap=True),
         TableColumn("count", "OFFERS", lambda number: f"{number:,}"),
-        TableColumn("field", wide=True),
+        TableColumn("field", drop=1),
     )
     rows_out(
         columns,
@@ -374,12 +374,12 @@ def _rejections_out(answer: _Answer) -> None:
         misses = [_miss_row(miss, answer.offered.readiness(miss.offer)) for miss in found.misses]
         heads = (
             TableColumn("provider"),
-            TableColumn("location"),
+            TableColumn("location", drop=1),
             TableColumn("instance_type", "INSTANCE"),
             TableColumn("rate", "$/H", _rate),
-            TableColumn("readiness"),
-            TableColumn("text", "REASON", wide=True),
-            TableColumn("change", "TO USE IT", wide=True),
+            TableColumn("readiness", drop=2),
+            TableColumn("text", "REASON", wrap=True),
+            TableColumn("change", "TO USE IT", wrap=True),
         )
         rows_out(heads, misses, title="nearest misses")
 
@@ -403,10 +403,10 @@ def _forecast_out(forecast: "Sequence[Forecast]") -> None:
     columns = (
         TableColumn("kind", "SPOT"),
         TableColumn("usd_mean", "EXPECTED", _dollars),
-        TableColumn("usd_p10", "P10", _dollars),
-        TableColumn("usd_p90", "P90", _dollars),
+        TableColumn("usd_p10", "P10", _dollars, drop=2),
+        TableColumn("usd_p90", "P90", _dollars, drop=3),
         TableColumn("in_time", show=lambda share: f"{share:.0%}"),
-        TableColumn("hours_p50", "HOURS (P50)", lambda hours: f"{hours:.1f}"),
+        TableColumn("hours_p50", "HOURS (P50)", lambda hours: f"{hours:.1f}", drop=1),
     )
     click.echo()
     rows_out(

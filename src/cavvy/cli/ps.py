@@ -68,17 +68,17 @@ def _jobs_out(rows: "list[JobListing]", output: str) -> None:
     from cavvy.cli.view import formatting
 
     columns = [
-        TableColumn("name", wide=True),
+        TableColumn("name"),
         TableColumn("id", hidden=True),
-        TableColumn("project"),
+        TableColumn("project", drop=2),
         TableColumn("phase"),
-        TableColumn("submitted_at", "SUBMITTED", formatting.show_ago),
+        TableColumn("submitted_at", "SUBMITTED", formatting.show_ago, drop=6),
         TableColumn("since", "SINCE", formatting.show_ago, hidden=True),
         TableColumn("ended_at", hidden=True),
-        TableColumn("attempt", "TRY"),
-        TableColumn("exit_code", "EXIT"),
-        TableColumn("spent_micros", "SPENT"),
-        TableColumn("placement", wide=True),
-        TableColumn("reason", wide=True),
+        TableColumn("attempt", "TRY", drop=3),
+        TableColumn("exit_code", "EXIT", drop=4),
+        TableColumn("spent_micros", "SPENT", drop=5),
+        TableColumn("placement", drop=1),
+        TableColumn("reason", cut=True),
     ]
     rows_out(columns, rows, output, empty="no jobs yet; start one with `cavvy run task.yaml`")

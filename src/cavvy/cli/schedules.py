@@ -15,14 +15,13 @@ def command(project: str | None, output: str) -> None:
     """List jobs that repeat and when they run next; `cavvy stop NAME` ends the schedule but not the
     runs that it started.
     """
-    from cavvy.cli.view import formatting
 
     columns = [
-        TableColumn("name", wide=True),
-        TableColumn("project"),
+        TableColumn("name"),
+        TableColumn("project", drop=2),
         TableColumn("cron"),
-        TableColumn("time_zone", "ZONE"),
-        TableColumn("next_at", "NEXT", formatting.show_time),
+        TableColumn("time_zone", "ZONE", drop=1),
+        TableColumn("next_at", "NEXT"),
         TableColumn("id", hidden=True),
     ]
     cells = []

@@ -47,7 +47,7 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
         ("job", f"{job.name} ({job.id}) in project {job.project}"),
         ("phase", f"{job.phase} {lasted}"),
         ("reason", job.reason),
-        ("submitted", f"{job.submitted_at:%Y-%m-%d %H:%M:%S} UTC by {job.user or 'unknown'}"),
+        ("submitted", f"{formatting.show_time(job.submitted_at)} by {job.user or 'unknown'}"),
     ]
     if tags := formatting.tags_of(job):
         facts.append(("tags", formatting.show_tags(tags)))
@@ -56,7 +56,7 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
     if job.phase == "queued" and (window := formatting.window_of(job)):
         facts.append(("window", f"starts in window {window}"))
     if job.not_before is not None:
-        facts.append(("not before", f"{job.not_before:%Y-%m-%d %H:%M:%S} UTC"))
+        facts.append(("not before", formatting.show_time(job.not_before)))
     if job.exit_code is not None:
         facts.append(("exit code", job.exit_code))
     ceiling = (
@@ -127,10 +127,10 @@ def _search_out(job: "JobDetail") -> None:
         for placement, (count, reason, at) in failed.items()
     ]
     columns = [
-        TableColumn("placement", wide=True),
-        TableColumn("tries"),
-        TableColumn("last", show=formatting.show_ago),
-        TableColumn("avoided", "AVOIDED UNTIL", lambda at: f"{at:%H:%M:%S} UTC"),
+        TableColumn("placement"),
+        TableColumn("tries", drop=2),
+        TableColumn("last", show=formatting.show_ago, drop=1),
+        TableColumn("avoided", "AVOIDED UNTIL", formatting.show_clock, drop=3),
         TableColumn("reason", wrap=True),
     ]
     rows_out(columns, rows, title="\nfailed placements")
@@ -139,11 +139,11 @@ def _search_out(job: "JobDetail") -> None:
 def _attempts_out(job: "JobDetail") -> None:
     columns = [
         TableColumn("number", "TRY"),
-        TableColumn("phase"),
+        TableColumn("phase", drop=3),
         TableColumn("outcome"),
-        TableColumn("exit_code", "EXIT"),
-        TableColumn("placement", wide=True),
-        TableColumn("created_at", "STARTED", formatting.show_ago),
+        TableColumn("exit_code", "EXIT", drop=2),
+        TableColumn("placement", drop=4),
+        TableColumn("created_at", "STARTED", formatting.show_ago, drop=1),
         TableColumn("reason", wrap=True),
     ]
     if job.attempts:
@@ -156,10 +156,10 @@ def _nodes_out(job: "JobDetail") -> None:
     columns = [
         TableColumn("rank"),
         TableColumn("phase"),
-        TableColumn("exit_code", "EXIT"),
-        TableColumn("address"),
-        TableColumn("heard_at", "HEARD", formatting.show_ago),
-        TableColumn("telemetry", "USE", _use, wide=True),
+        TableColumn("exit_code", "EXIT", drop=3),
+        TableColumn("address", drop=1),
+        TableColumn("heard_at", "HEARD", formatting.show_ago, drop=2),
+        TableColumn("telemetry", "USE", _use, drop=4, wrap=True),
         TableColumn("exit_reason", "REASON", wrap=True),
     ]
     own = next(

@@ -241,7 +241,7 @@ def _times(count: int | None, what: str) -> str:
 
 
 def _time(moment: datetime | None) -> str:
-    return moment.strftime("%Y-%m-%d %H:%M UTC") if moment else ""
+    return f"{moment.astimezone():%Y-%m-%d %H:%M %Z}" if moment else ""
 
 
 def _length(length: timedelta | None) -> str:

@@ -41,8 +41,19 @@ def _since(then: datetime) -> str:
     return format_duration(max(datetime.now(UTC) - then, timedelta(0)))
 
 
-def show_time(moment: datetime) -> str:
-    return f"{moment:%Y-%m-%d %H:%M} UTC"
+def show_time(moment: datetime, form: str = "%Y-%m-%d %H:%M:%S", *, zone: bool = True) -> str:
+    """The moment in local time, by default with its zone, such as "2026-01-31 09:00:00 CET"."""
+    return f"{moment.astimezone():{form}}{f' {zone_name(moment)}' if zone else ''}"
+
+
+def show_clock(moment: datetime) -> str:
+    """The time of day, such as "09:00:00 CET"."""
+    return show_time(moment, "%H:%M:%S")
+
+
+def zone_name(moment: datetime) -> str:
+    """The name of the local time zone at this moment."""
+    return moment.astimezone().tzname() or "UTC"
 
 
 def show_seconds(seconds: float) -> str:

@@ -6,50 +6,40 @@ contain the raw values.
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from typing import Any, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
 import click
 
+from cavvy.cli.view import layout
+from cavvy.cli.view.formatting import show_time, zone_name
+from cavvy.cli.view.layout import TableColumn as TableColumn
+
 _F = TypeVar("_F", bound=Callable[..., object])
-_GAP = "  "
-_NARROWEST = 8  # a column is not shrunk to fewer characters than this
-
-
-@dataclass(frozen=True, slots=True)
-class TableColumn:
-    """One column. `name` is the key in JSON and CSV, and its suffix is the unit; `title` is the
-    heading in tables.
-
-    `show` formats a raw value that is not None; without `show`, money is shown by the unit in
-    `name`. Numbers, and columns with `right`, are aligned on the right. On a narrow terminal,
-    `wide` columns are cut first. `hidden` columns appear only in JSON and CSV. A `wrap` column,
-    which must be the last one, is wrapped instead of cut.
-    """
-
-    name: str
-    title: str | None = None
-    show: Callable[[Any], str] | None = None
-    right: bool = False
-    wide: bool = False
-    hidden: bool = False
-    wrap: bool = False
+_WIDE = "cavvy.wide"  # in the context of a command that prints all columns
 
 
 def _format_option(*formats: str) -> Callable[[_F], _F]:
     return click.option(
         "-o",
         "--output",
-        type=click.Choice(formats),
+        type=click.Choice(["table", "wide", *formats]),
         default="table",
-        help="Output format.",
+        callback=_read_format,
+        help="Output format; wide is a table with all columns, also on a narrow terminal.",
     )
 
 
-output_option = _format_option("table", "json", "csv")
-json_option = _format_option("table", "json")  # for commands whose output is not a list
+def _read_format(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """The format for the command. A wide table is a table to the command."""
+    context.meta[_WIDE] = value == "wide"
+    return "table" if value == "wide" else value
+
+
+output_option = _format_option("json", "csv")
+json_option = _format_option("json")  # for commands whose output is not a list
 
 
 def rows_out(
@@ -94,9 +84,24 @@ def json_out(value: object, *, file: TextIO | None = None) -> None:
 def pairs_out(pairs: Sequence[tuple[str, object]], file: TextIO | None = None) -> None:
     """Print names and values in aligned columns, one pair per line."""
     out = file or sys.stdout
-    width = max((len(name) for name, _ in pairs), default=0)
+    before = max((layout.text_width(name) for name, _ in pairs), default=0) + len(layout.GAP)
+    width = _width(out)
     for name, value in pairs:
-        out.write(f"{_bold(name.ljust(width), out)}{_GAP}{_text(None, value)}\n")
+        text, indent = _text(None, value), before
+        if width is not None and layout.longest_word(text) > width - before:
+            indent = len(layout.GAP)  # the value begins below its name
+        lines = layout.wrap_text(text, width and width - indent)
+        head = _bold(layout.pad(name, before - len(layout.GAP)), out)
+        first = f"{head}{layout.GAP}{lines.pop(0)}" if indent == before else head.rstrip()
+        for line in [first, *(" " * indent + line for line in lines)]:
+            out.write(f"{line}\n")
+
+
+def _width(out: TextIO) -> int | None:
+    """The width to fit the output into, or None if there is no limit."""
+    context = click.get_current_context(silent=True)
+    wide = context is not None and context.meta.get(_WIDE, False)
+    return None if wide else layout.terminal_width(out)
 
 
 def _plain(value: object) -> object:
@@ -131,29 +136,47 @@ def _write_table(
     title: str | None,
     empty: str,
 ) -> None:
-    if title:
-        out.write(f"{_bold(title, out)}\n")
+    width = _width(out)
+    for text in title.split("\n") if title else ():
+        for line in layout.wrap_text(text, width):
+            out.write(f"{_bold(line, out)}\n")
     if not rows:
         out.write(f"{empty}\n" if empty else "")
         return
-    shown = [index for index, head in enumerate(heads) if not head.hidden]
-    heads = [
-        replace(heads[index], right=heads[index].right or _are_numbers(row[index] for row in rows))
-        for index in shown
+    columns = [
+        _column(head, [row[index] for row in rows])
+        for index, head in enumerate(heads)
+        if not head.hidden
     ]
-    texts = [
-        [_text(head, row[index]) for head, index in zip(heads, shown, strict=True)] for row in rows
-    ]
-    titles = [
-        head.title if head.title is not None else head.name.replace("_", " ").upper()
-        for head in heads
-    ]
-    widths = [max(map(len, column)) for column in zip(titles, *texts, strict=True)]
-    widths = _shrink(heads, widths, out)
-    out.write(_bold(_line(heads, titles, widths), out) + "\n")
-    for row_texts in texts:
-        for line in _wrapped(heads, row_texts, widths):
-            out.write(_line(heads, line, widths) + "\n")
+    shown = [head for head, _ in columns]
+    titles, *table = zip(*(texts for _, texts in columns), strict=True)
+    widths = layout.choose_widths(shown, [titles, *table], width)
+    if widths is None:
+        _write_cards(titles, table, out)
+        return
+    for number, texts in enumerate([titles, *table]):
+        for line in layout.row_lines(shown, texts, widths):
+            out.write(f"{line if number else _bold(line, out)}\n")
+
+
+def _write_cards(titles: Sequence[str], table: Iterable[Sequence[str]], out: TextIO) -> None:
+    """Print each row as a block of lines, without the cells that have no value."""
+    for number, texts in enumerate(table):
+        out.write("\n" if number else "")
+        pairs_out([pair for pair in zip(titles, texts, strict=True) if pair[1] != "-"], out)
+
+
+def _column(head: TableColumn, values: Sequence[object]) -> tuple[TableColumn, list[str]]:
+    """A column with its heading and its cells. If all its times have the same time zone, the
+    heading shows the zone.
+    """
+    title = head.title if head.title is not None else head.name.replace("_", " ").upper()
+    zones = {zone_name(value) for value in values if isinstance(value, datetime)}
+    texts = [_text(head, value) for value in values]
+    if head.show is None and len(zones) == 1:
+        title += f" ({(zone := zones.pop())})"
+        texts = [text.removesuffix(f" {zone}") for text in texts]
+    return replace(head, right=head.right or _are_numbers(values)), [title, *texts]
 
 
 def _are_numbers(values: Iterable[object]) -> bool:
@@ -174,56 +197,11 @@ def _text(head: TableColumn | None, value: object) -> str:
         is_rate = head.name.endswith("_per_hour")
         return format_rate(HourlyRate(value)) if is_rate else format_usd(Money(value))
     if isinstance(value, datetime):
-        return value.strftime("%Y-%m-%d %H:%M:%S")
+        return show_time(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     # Each row is one line of the table, and text from nodes must not move the cursor.
     return "".join(char if char.isprintable() else " " for char in str(value))
-
-
-def _line(heads: Sequence[TableColumn], texts: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [
-        (text if len(text) <= width else text[: width - 1] + "…").rjust(width)
-        if head.right
-        else (text if len(text) <= width else text[: width - 1] + "…").ljust(width)
-        for head, text, width in zip(heads, texts, widths, strict=True)
-    ]
-    return _GAP.join(cells).rstrip()
-
-
-def _wrapped(
-    heads: Sequence[TableColumn], texts: Sequence[str], widths: Sequence[int]
-) -> list[Sequence[str]]:
-    """The lines of a row whose last column is wrapped."""
-    if not heads[-1].wrap or len(texts[-1]) <= widths[-1]:
-        return [texts]
-    import textwrap
-
-    first, *more = textwrap.wrap(texts[-1], max(widths[-1], _NARROWEST)) or [""]
-    return [[*texts[:-1], first], *([*("" for _ in texts[:-1]), line] for line in more)]
-
-
-def _shrink(heads: Sequence[TableColumn], widths: list[int], out: TextIO) -> list[int]:
-    """Shrink the wide columns, the widest first, to the width of the terminal. Output to a pipe is
-    not shrunk.
-    """
-    if not out.isatty():
-        return widths
-    import shutil
-
-    excess = sum(widths) + len(_GAP) * (len(widths) - 1) - shutil.get_terminal_size().columns
-    while excess > 0:
-        wide = [
-            index
-            for index, head in enumerate(heads)
-            if (head.wide or head.wrap) and widths[index] > _NARROWEST
-        ]
-        if not wide:
-            break
-        widest = max(wide, key=lambda index: widths[index])
-        widths[widest] -= 1
-        excess -= 1
-    return widths
 
 
 def _bold(text: str, out: TextIO) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from cavvy.cli.view.bar import ProgressBar
+from cavvy.cli.view.formatting import show_clock
 from cavvy.cli.view.job_story import JobStory
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class _Plain:
 
     def event(self, event: "EventView") -> None:
         for step in self._story.tell(event):
-            click.echo(f"[cavvy {step.at:%H:%M:%S}] {self._story.text(step)}", err=True)
+            click.echo(f"[cavvy {show_clock(step.at)}] {self._story.text(step)}", err=True)
 
     def job(self, job: "JobDetail") -> None:
         """Do nothing, because only a live screen shows progress."""
@@ -139,7 +140,9 @@ class _Live:
         from rich.text import Text
 
         for step in self._story.tell(event):
-            self._console.print(Text(f"{step.at:%H:%M:%S}  {self._story.text(step)}", style="cyan"))
+            self._console.print(
+                Text(f"{show_clock(step.at)}  {self._story.text(step)}", style="cyan")
+            )
 
     def job(self, job: "JobDetail") -> None:
         self._bar.show(job)

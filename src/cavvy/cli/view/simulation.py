@@ -14,12 +14,12 @@ _HOUR_S = 3600.0
 _COLUMNS = (
     TableColumn("policy"),
     TableColumn("work_hr", "WORK", show=lambda value: f"{value:g}h"),
-    TableColumn("deadline_hr", "DEADLINE", show=lambda value: f"{value:g}h"),
-    TableColumn("overhead_hr", "OVERHEAD", show=lambda value: f"{value:g}h"),
+    TableColumn("deadline_hr", "DEADLINE", show=lambda value: f"{value:g}h", drop=4),
+    TableColumn("overhead_hr", "OVERHEAD", show=lambda value: f"{value:g}h", drop=1),
     TableColumn("cost_over_optimum_mean", "COST/OPTIMUM", show=lambda value: f"{value:.3f}"),
-    TableColumn("cost_over_optimum_worst", "WORST", show=lambda value: f"{value:.3f}"),
+    TableColumn("cost_over_optimum_worst", "WORST", show=lambda value: f"{value:.3f}", drop=3),
     TableColumn("mean_usd", "MEAN COST", show=lambda value: f"${value:.2f}"),
-    TableColumn("mean_optimum_usd", "OPTIMUM", show=lambda value: f"${value:.2f}"),
+    TableColumn("mean_optimum_usd", "OPTIMUM", show=lambda value: f"${value:.2f}", drop=2),
     TableColumn("missed_deadlines", "MISSED"),
     TableColumn("runs"),
 )

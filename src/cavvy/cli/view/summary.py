@@ -104,7 +104,7 @@ def elsewhere_out(elsewhere: "list[CounterfactualCost]", file_is_error: bool = F
 
     bases = {e.basis for e in elsewhere}
     columns = [
-        TableColumn("offer", "  THE SAME RUN ELSEWHERE", lambda text: f"  {text}", wide=True),
+        TableColumn("offer", "  THE SAME RUN ELSEWHERE", lambda text: f"  {text}"),
         TableColumn("rate", "PRICE", format_rate, right=True),
         TableColumn("cost", "WOULD COST", format_usd, right=True),
         TableColumn("basis", wrap=True, hidden=len(bases) == 1),

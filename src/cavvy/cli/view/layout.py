@@ -1,0 +1,132 @@
+"""Fits tables into the width of a terminal. Names are never shortened: a narrow terminal gets fewer
+columns, wrapped texts or, if that is not enough, one block of lines per row.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, TextIO
+
+GAP = "  "
+_TEXT = 20  # characters; a text column is made no narrower than this
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """One column. `name` is the key in JSON and CSV, and its suffix is the unit; `title` is the
+    heading in tables.
+
+    `show` formats a raw value that is not None; without `show`, money is shown by the unit in
+    `name`, and times in local time. Numbers, and columns with `right`, are aligned on the right.
+    `hidden` columns appear only in JSON and CSV.
+
+    A narrow terminal leaves out columns with a `drop`, those with the lowest number first. It
+    continues a `wrap` column on the next line, and shortens a `cut` column, which contains free
+    text. Other columns are names and stay whole.
+    """
+
+    name: str
+    title: str | None = None
+    show: Callable[[Any], str] | None = None
+    right: bool = False
+    hidden: bool = False
+    drop: int = 0
+    wrap: bool = False
+    cut: bool = False
+
+
+def terminal_width(out: TextIO) -> int | None:
+    """The width of the terminal in characters, or None if the output is not a terminal."""
+    if not out.isatty():
+        return None
+    import shutil
+
+    return shutil.get_terminal_size().columns
+
+
+def text_width(text: str) -> int:
+    """The number of cells that a terminal uses for the text."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(char) else 1 + (east_asian_width(char) in "WF") for char in text)
+
+
+def wrap_text(text: str, width: int | None) -> list[str]:
+    """The lines of a text, which is wrapped between words. A longer word gets its own line."""
+    if width is None or text_width(text) <= width:
+        return [text]
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and text_width(lines[-1]) + 1 + text_width(word) > width:
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}".lstrip()
+    return lines
+
+
+def longest_word(text: str) -> int:
+    """The width of the longest word."""
+    return max(map(text_width, text.split()), default=0)
+
+
+def choose_widths(
+    heads: Sequence[TableColumn], table: Sequence[Sequence[str]], width: int | None
+) -> dict[int, int] | None:
+    """The width of each column to show, by its index, or None if no choice fits into `width`.
+    `table` is the heading and the rows. Columns that are the same in all rows are dropped first.
+    """
+    columns = list(zip(*table, strict=True))
+    full = [max(map(text_width, column)) for column in columns]
+    if width is None:
+        return dict(enumerate(full))
+    least = list(map(_least, heads, columns, full))
+    kept = list(range(len(heads)))
+    order = [index for index in kept if heads[index].drop]
+    order.sort(key=lambda index: (len(set(columns[index][1:])) > 1, heads[index].drop))
+    while (room := width - len(GAP) * (len(kept) - 1)) < sum(least[index] for index in kept):
+        if not order or len(kept) == 1:
+            return None
+        kept.remove(order.pop(0))
+    while sum(full[index] for index in kept) > room:
+        full[max(kept, key=lambda index: (full[index] > least[index], full[index]))] -= 1
+    return {index: full[index] for index in kept}
+
+
+def _least(head: TableColumn, cells: Sequence[str], full: int) -> int:
+    """The smallest width of a column."""
+    if head.wrap:
+        return min(full, max(_TEXT, *map(longest_word, cells)))
+    return min(full, _TEXT) if head.cut else full
+
+
+def row_lines(
+    heads: Sequence[TableColumn], texts: Sequence[str], widths: Mapping[int, int]
+) -> list[str]:
+    """The lines of one row, with the columns that `choose_widths` chose."""
+    cells = [
+        wrap_text(texts[index], width) if heads[index].wrap else [_cut(texts[index], width)]
+        for index, width in widths.items()
+    ]
+    return [
+        GAP.join(
+            pad(text, width, heads[index].right)
+            for text, (index, width) in zip(line, widths.items(), strict=True)
+        ).rstrip()
+        for line in zip_longest(*cells, fillvalue="")
+    ]
+
+
+def pad(text: str, width: int, right: bool = False) -> str:
+    """The text with spaces up to the width, before it if it is aligned on the right."""
+    spaces = " " * (width - text_width(text))
+    return spaces + text if right else text + spaces
+
+
+def _cut(text: str, width: int) -> str:
+    if text_width(text) <= width:
+        return text
+    while text_width(text) >= width:
+        text = text[:-1]
+    return f"{text}…"

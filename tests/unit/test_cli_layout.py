@@ -1,0 +1,249 @@
+"""Tables on narrow terminals: names stay whole, and lines fit where the names allow it."""
+
+import ast
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Raw
+from msgspec.json import encode
+from tests.unit.cli_client import (
+    OFFER,
+    FakeClient,
+    at,
+    client,
+    make_attempt,
+    make_event,
+    make_job,
+    make_node,
+)
+
+import cavvy.cli
+from cavvy.cli.main import cli
+from cavvy.cli.view import layout
+from cavvy.cli.view.layout import TableColumn, choose_widths, row_lines, text_width
+from cavvy.client import wire
+from cavvy.domain.tasks import Schedule, Task
+
+__all__ = ["client"]
+NAME = "fine-tune-llama-of-the-customer-support-team-0042"
+NIGHTLY = f"nightly-{NAME}"
+PROJECT = "research-and-development"
+PLACEMENT = "datacrunch/FIN-03/FIN-03/8xH100.80S.176V:1/on-demand"
+REASON = "no capacity for 8xH100.80S.176V in FIN-03, tried again at 2026-01-02 03:04:05 UTC; " * 2
+MACHINE = "workstation-of-the-robotics-lab-in-building-17"
+HEAD = st.builds(
+    TableColumn, st.just("x"), drop=st.integers(0, 3), wrap=st.booleans(), cut=st.booleans()
+)
+WORDS = st.lists(st.text("ab語", min_size=1, max_size=12), min_size=1, max_size=6).map(" ".join)
+# Modules whose tables need more than a client: a measurement, an engine, a simulation.
+APART = {"bench.py", "image.py", "estimate.py", "simulation.py"}
+
+
+@pytest.fixture
+def width(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
+    columns: int = request.param
+    monkeypatch.setattr(layout, "terminal_width", lambda out: columns)
+    return columns
+
+
+@pytest.fixture
+def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeClient:
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
+    offer = Raw(encode(OFFER))
+    failed = {"placement": PLACEMENT, "offer": offer, "reason": REASON, "outcome": "capacity"}
+    attempts = [make_attempt(number, **failed) for number in (1, 2)]
+    node = make_node(exit_reason=REASON, telemetry={"gpu_utilization": 0.93, "memory": 0.5})
+    attempts.append(make_attempt(3, placement=PLACEMENT, nodes=[node, node]))
+    facts = {"project": PROJECT, "placement": PLACEMENT, "reason": REASON, "attempts": attempts}
+    client.all_jobs = {
+        NAME: make_job(NAME, "running", attempt=3, avoid={PLACEMENT: at(1e10)}, **facts),
+        "b": make_job("b", "failed", **facts),
+    }
+    cron = Task(name="n", run="x", schedule=Schedule(cron="0 3 * * 1-5", time_zone="Asia/Tokyo"))
+    client.all_jobs[NIGHTLY] = make_job(
+        NIGHTLY, "queued", task=cron, held=True, not_before=at(9), project=PROJECT, reason=REASON
+    )
+    client.story = [make_event(1, "placed", REASON), make_event(86_400, "exited", REASON, rank=3)]
+    gang = "rm-0-01jdqk3w5t9xz7e2-12"
+    client.found = [
+        wire.CleanupItem(kind="gang", name=gang, where=PLACEMENT, why=REASON, done=False)
+    ]
+    client.rows = [
+        wire.NodeListing(
+            project=PROJECT,
+            job=NAME,
+            job_id="x",
+            attempt=3,
+            rank=rank,
+            gang=gang,
+            placement=PLACEMENT,
+            phase="running",
+            rank_phase="running",
+            rate_micros_per_hour=23_900_000,
+            since=at(0),
+            heard_at=at(1),
+            devices=[f"GPU-{number}" for number in range(8)],
+        )
+        for rank in range(2)
+    ]
+    bill = wire.AuditRow(
+        job=NAME,
+        attempt=1,
+        gang=gang,
+        placement=PLACEMENT,
+        billed_micros=1_000_000,
+        unsure_micros=0,
+        reported_micros=None,
+        verdict="forgotten",
+    )
+    answers = {
+        "machines": [
+            wire.MachineRow(
+                name=MACHINE, state="joined", has="2 x RTX4090 24GB, " * 6, joined_at=at(0)
+            )
+        ],
+        "audit": wire.AuditReport(bills=[bill], problems=[]),
+        "secrets": [wire.SecretRow(name=NAME.upper(), updated_at=at(0))],
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(client, name, lambda *_, answer=answer: answer, raising=False)
+    return client
+
+
+TABLES = {  # command -> the names that its table must contain
+    "ps": [NAME],
+    f"status {NAME}": [PLACEMENT],
+    f"events {NAME}": ["exited"],
+    "cost": [NAME],
+    f"cost {NAME}": [],
+    "cost --audit": [NAME],
+    "nodes": [NAME],
+    "machines": [MACHINE],
+    "gc": ["rm-0-01jdqk3w5t9xz7e2-12"],
+    "schedules": [NIGHTLY],
+    "secret list": [NAME.upper()],
+    f"diff {NAME} b": ["result.phase"],
+    "check": ["kubernetes"],
+    "init --list": ["hpo-sweep"],
+    "offers --gpu H100:8 --limit 40": ["p5.48xlarge", "datacrunch"],
+    "offers --accelerators": ["RTX-PRO-6000"],
+    "catalog info": ["primeintellect"],
+    "catalog sources": ["primeintellect"],
+    "plan TASK": ["datacrunch"],
+    "plan NONE": [],
+}
+
+
+@pytest.mark.parametrize("width", [80, 50, 200], indirect=True)
+@pytest.mark.parametrize("command", TABLES)
+def test_tables_keep_names_whole_and_fit_the_terminal(
+    long_names: FakeClient, width: int, command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "TASK").write_text("name: t\nrun: 'true'\nresources: {gpu: H100:8}\n")
+    (tmp_path / "NONE").write_text("name: t\nrun: 'true'\nresources: {gpu: H100:8, cpu: 9999}\n")
+    words = [
+        str(tmp_path / word) if word.isupper() and word in "TASK NONE" else word
+        for word in command.split()
+    ]
+    shown = CliRunner().invoke(cli, words, prog_name="cavvy")
+    assert shown.stdout, shown.output
+    for name in TABLES[command]:
+        assert name in shown.stdout
+    if not command.startswith(("ps", "nodes")):  # their free text may be cut
+        assert "…" not in shown.stdout
+    table = [line for line in shown.stdout.splitlines() if "  " in line]  # without sentences
+    longest = max(len(word) for line in table for word in line.split())
+    for line in table:
+        assert text_width(line) <= max(width, longest + 2), line
+
+
+def test_every_module_with_a_table_is_rendered_here() -> None:
+    root = Path(cavvy.cli.__file__).parent
+    with_table = {
+        path.name
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "rows_out"
+    }
+    rendered = {f"{command.split()[0]}.py" for command in TABLES}
+    assert with_table - rendered <= APART | {"down.py", "summary.py"}
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(HEAD, max_size=5).map(lambda heads: [TableColumn("name"), *heads]),
+    st.data(),
+    st.integers(20, 120),
+)
+def test_a_table_fits_or_there_is_none(
+    heads: list[TableColumn], data: st.DataObject, width: int
+) -> None:
+    cells = st.lists(WORDS, min_size=len(heads), max_size=len(heads))
+    table = data.draw(st.lists(cells, min_size=2, max_size=4))
+    widths = choose_widths(heads, table, width)
+    kept = [index for index, head in enumerate(heads) if not head.drop]
+    if widths is None:
+        full = [max(text_width(row[index]) for row in table) for index in kept]
+        assert sum(full) + 2 * (len(kept) - 1) > width
+        return
+    assert set(kept) <= set(widths)
+    for row in table:
+        made = row_lines(heads, row, widths)
+        assert max(map(text_width, made)) <= width
+        for index in widths:
+            if heads[index].wrap:
+                assert set(row[index].split()) <= set(" ".join(made).split())
+            elif not heads[index].cut:
+                assert row[index] in made[0]
+
+
+def test_columns_that_are_the_same_in_all_rows_are_dropped_first() -> None:
+    heads = [TableColumn("name"), TableColumn("site", drop=1), TableColumn("project", drop=2)]
+    rows = [["NAME", "SITE", "PROJECT"], ["a", "here", "same"], ["b", "there", "same"]]
+    assert choose_widths(heads, rows, 12) == {0: 4, 1: 5}
+    assert choose_widths(heads, rows, 5) == {0: 4}
+    assert choose_widths(heads, rows, 3) is None
+
+
+@pytest.mark.parametrize("width", [50], indirect=True)
+def test_wide_output_has_all_columns(long_names: FakeClient, width: int) -> None:
+    shown = CliRunner().invoke(cli, ["ps", "-o", "wide"], prog_name="cavvy").stdout
+    assert PLACEMENT in shown
+    assert "PROJECT" in shown
+    assert "…" not in shown
+
+
+@pytest.fixture
+def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def test_people_read_local_time_with_its_zone_and_programs_read_utc(
+    client: FakeClient, new_york: None
+) -> None:
+    def run(*words: str) -> str:
+        return CliRunner().invoke(cli, words, prog_name="cavvy").stdout
+
+    client.story = [make_event(1, "placed", "starts")]
+    assert run("events", "good").splitlines()[0].startswith("2026-01-01 EST")
+    assert "22:04:06  " in run("events", "good")
+    assert run("events", "good", "-f").startswith("22:04:06 EST  placed")
+    assert "2026-01-01 22:04:05 EST by ada" in run("status", "good")
+    charges = run("cost", "good").splitlines()
+    assert "FROM (EST)" in charges[0]
+    assert "2026-01-01 22:04:05" in charges[1]
+    assert json.loads(run("events", "good", "-o", "json"))[0]["at"] == "2026-01-02T03:04:06+00:00"
+    client.story.append(make_event(180 * 86_400, "done", "ended"))
+    both = run("events", "good")
+    assert "22:04:06 EST" in both
+    assert " EDT  " in both
