@@ -14,6 +14,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from cavvy.planner.estimate.memory import estimate_memory
 from cavvy.planner.estimate.profile import WorkProfile
 from cavvy.planner.estimate.roofline import CALIBRATED, RooflineConstants, estimate_step
 from cavvy.planner.estimate.settings import StepSettings
-from cavvy.planner.estimate.transfer import MeasuredRate, carry
+from cavvy.planner.estimate.transfer import MeasuredRate, carry, spread_of
 
 DATA = (
     Path(os.environ.get("CAVVY_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
@@ -282,6 +283,40 @@ def check_table(rows: Sequence[Row], say: Callable[[str], None]) -> None:
     )
 
 
+def check_pairs(rows: Sequence[Row], say: Callable[[str], None]) -> list[float]:
+    """Every row from each other row of its workload alone, as `work.duration` is scaled. Returns
+    whether each measured rate lies within the range that plans show.
+    """
+    loads: dict[tuple[str, ...], dict[MeasuredRate, str]] = defaultdict(dict)
+    for key, name, count, rate, precision in rows:
+        if device := find_device(name):
+            loads[key][MeasuredRate(device=device, count=count, rate=rate)] = precision
+    kinds: dict[str, list[tuple[float, bool]]] = defaultdict(list)
+    for group in loads.values():
+        for known, (wanted, precision) in product(group, group.items()):
+            same_device, same_count = known.device == wanted.device, known.count == wanted.count
+            if same_device and same_count:
+                continue
+            ratio = carry([known], wanted.device, wanted.count, precision) / wanted.rate
+            spread = spread_of(known, wanted.device, wanted.count)
+            kind = "the same" if same_device else "another"
+            kind += " | the same" if same_count else " | another"
+            kinds[kind].append((ratio - 1, 1 / spread <= ratio <= spread))
+    say("| accelerator | count | pairs | median error | within the range |")
+    say("|---|---|--:|--:|--:|")
+    for kind, found in kinds.items():
+        held = statistics.mean(inside for _, inside in found)
+        say(f"| {kind} | {len(found)} | {_median([off for off, _ in found]):.0%} | {held:.0%} |")
+    every = [each for found in kinds.values() for each in found]
+    held = statistics.mean(inside for _, inside in every)
+    say("")
+    say(
+        f"All {len(every)} pairs: median {_median([off for off, _ in every]):.1%} off; the range "
+        f"holds {held:.0%} of them (bar: 80 %)."
+    )
+    return [float(inside) for _, inside in every]
+
+
 TITLES: tuple[tuple[str, Callable[[], Iterator[Row]]], ...] = (
     ("Lambda's training throughput", read_lambda),
     ("MLPerf Training, time to train", read_mlperf),
@@ -306,6 +341,9 @@ def main() -> None:
     for title, read in TITLES:
         lines += ["", f"### {title}, each accelerator left out", ""]
         check_table(list(read()), lines.append)
+    for title, read in TITLES:
+        lines += ["", f"### {title}, one measurement scaled to each other", ""]
+        check_pairs(list(read()), lines.append)
     text = "\n".join(lines) + "\n"
     print(text)
     if given.write:

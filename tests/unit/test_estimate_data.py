@@ -96,3 +96,9 @@ def test_rates_on_an_accelerator_that_was_not_seen(
     ]
     assert len(off) > 100
     assert statistics.median(off) <= 0.15
+
+
+def test_the_range_of_a_scaled_duration_holds_four_of_five_measurements() -> None:
+    inside = bench.check_pairs(list(bench.read_foundry()), lambda line: None)
+    assert len(inside) > 1000
+    assert statistics.mean(inside) >= 0.8

@@ -371,6 +371,16 @@ def test_a_place_that_cannot_say_where_its_volumes_are_is_planned_for_without_th
     assert "the location of data is currently unknown" in named.stdout
 
 
+def test_a_duration_is_scaled_and_shown_with_its_range(planned: Path) -> None:
+    text = "resources: {gpu: [L4, H100]}\nwork: {duration: 10h, measured_on: L4}\n"
+    h100, l4 = plan_of(planned, text)["placements"]  # type: ignore[misc]  # a list of two rows
+    assert (l4["run_time_s"], l4["run_time_range_s"]) == (36000, None)
+    low, high = h100["run_time_range_s"]
+    assert low < h100["run_time_s"] < high < 36000
+    assert " to " in run(planned, text).stdout
+    assert "RANGE" not in run(planned, "resources: {gpu: L4}\nwork: {duration: 10h}\n").stdout
+
+
 class Cloud(Farm):
     """A cloud of the catalog that is configured for one of its regions, at prices of its own."""
 

@@ -163,6 +163,72 @@ def test_a_scaled_rate_says_so() -> None:
     )
 
 
+HOURS = timedelta(hours=10)
+
+
+@pytest.mark.parametrize(
+    ("measured_on", "offer", "expected"),
+    [
+        ("A100:8", make_offer("A100", 8), 10),
+        ("A100:8", make_offer("A100", 8, memory_mib=40960), 10),
+        ("A100-80GB:8", make_offer("A100", 8, memory_mib=81920), 10),
+        (None, make_offer("L4", 2), 10),
+        ("cpu", make_offer(vcpus=4), 10),
+        ("cpu:16", make_offer(vcpus=64), 10),
+        ("cpu:16", make_offer(vcpus=4), 40),
+    ],
+)
+def test_a_duration_stands_where_it_was_measured(
+    measured_on: str | None, offer: Offer, expected: float
+) -> None:
+    work = Workload(duration=HOURS, measured_on=measured_on)
+    found = estimate(make_task(work, accelerated=offer.accelerator is not None), offer)
+    assert found.run_time == timedelta(hours=expected)
+    assert found.spread == 1
+
+
+@pytest.mark.parametrize(
+    ("offer", "low", "high", "spread"),
+    [
+        (make_offer("H100", 8, memory_mib=81920), 4, 6, 1.5),
+        (make_offer("A100", 4, memory_mib=81920), 16, 20, 1.23),  # the same device, half of them
+        (make_offer("A100", 8, memory_mib=40960), 10, 12, 1.5),  # less bandwidth
+        (make_offer("L4", 2), 50, 300, 1.79),
+    ],
+)
+def test_a_duration_is_scaled_by_data_sheets_with_a_range(
+    offer: Offer, low: float, high: float, spread: float
+) -> None:
+    work = Workload(duration=HOURS, measured_on="A100-80GB:8")
+    found = estimate(make_task(work), offer)
+    assert found.run_time is not None
+    assert low < found.run_time / timedelta(hours=1) < high
+    assert found.spread == pytest.approx(spread, abs=0.01)
+    assert found.notes == ("scaled from A100-80GB:8 by data sheets",)
+
+
+def test_a_duration_counts_for_all_nodes_of_the_task() -> None:
+    work = Workload(duration=HOURS, measured_on="A100:8")
+    assert estimate(make_task(work, nodes=4), make_offer("A100", 8)).run_time == HOURS
+
+
+@pytest.mark.parametrize(
+    ("measured_on", "offer", "note"),
+    [
+        ("cpu:8", make_offer("A100"), "a time on A100 does not follow"),
+        ("A100:8", make_offer(), "a time on CPUs does not follow"),
+        ("A100:8", make_offer("Mystery"), "no data sheet of Mystery is known"),
+    ],
+)
+def test_a_duration_that_cannot_be_scaled_says_why(
+    measured_on: str, offer: Offer, note: str
+) -> None:
+    work = Workload(duration=HOURS, measured_on=measured_on)
+    found = estimate(make_task(work, accelerated=offer.accelerator is not None), offer)
+    assert found.run_time is None
+    assert note in found.notes[0]
+
+
 def test_absurd_lengths_are_unknown() -> None:
     assert estimate(make_task(Workload(flops=1e40)), make_offer("H100")).run_time is None
 

@@ -312,6 +312,14 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("schedule: {at: 2030-05-01T00:00Z, time_zone: UTC}", "2:35", "belongs to `cron`"),
         ("work: {flops: 1e20, samples: 3}", "2:8", "cannot be used together"),
         ("work: {samples: 3}", "2:7", "is incomplete"),
+        ("work: {rates: {H100: 1}}", "2:7", "is incomplete"),
+        ("work: {duration: 1h, samples: 3}", "2:8", "cannot be used together"),
+        ("work: {flops: 1, measured_on: cpu}", "2:18", "has no effect without `duration`"),
+        ("work: {duration: 1h, measured_on: A10O}", "2:35", "did you mean A100"),
+        ("work: {duration: 1h, measured_on: 'gpu:8'}", "2:35", "not one accelerator"),
+        ("work: {duration: 1h, measured_on: 'A100:1..8'}", "2:35", "not one accelerator"),
+        ("work: {duration: 1h}\nresources: {gpu: [L4, H100:8]}", "2:1", "`measured_on: L4:1`"),
+        ("work: {duration: 1h}\nresources: {gpu: 24GB}", "2:1", "`measured_on` is needed"),
         ("work: {flops: 0}", "2:15", "out of bounds"),
         ("work: {flops: nan}", "2:15", "out of bounds"),
         ("work: {flops: 1, precision: bfloat16}", "2:29", "did you mean `bf16`?"),
@@ -409,6 +417,7 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         "samples": {"rates": {"cpu": 1}},
         "rates": {"samples": 1},
         "profile": {"samples": 1},
+        "measured_on": {"duration": "10h"},
     }.get(name) or BESIDE.get(path, {})
     if path == "work" and name in ("precision", "efficiency"):
         beside = {"flops": 1}

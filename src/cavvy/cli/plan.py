@@ -1,7 +1,7 @@
 """`cavvy plan`: ranks offers for a task by cost or duration, without a server."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -216,6 +216,19 @@ def _length(seconds: float) -> str:
     return format_duration(timedelta(seconds=seconds))
 
 
+def _range(bounds: Sequence[float]) -> str:
+    return " to ".join(map(_length, bounds))
+
+
+def _range_s(placement: "Placement") -> tuple[float, float] | None:
+    """The range of the running time in seconds, if it is scaled from another device."""
+    if placement.run_time is None or placement.spread == 1:
+        return None
+    seconds, spread = placement.run_time.total_seconds(), placement.spread
+    return round(seconds / spread, 1), round(seconds * spread, 1)
+
+
+_RANGE = TableColumn("run_time_range_s", "RANGE", _range, drop=2)
 _COLUMNS = (
     TableColumn("rank", "#"),
     TableColumn("provider"),
@@ -228,6 +241,7 @@ _COLUMNS = (
     TableColumn("rate_micros_per_hour", "$/H", _rate, drop=5),
     TableColumn("run_time_s", hidden=True),
     TableColumn("wall_time_s", "TIME", _length, drop=6),
+    _RANGE,
     TableColumn("cost_micros", "TOTAL", drop=7),
     TableColumn("spot_loss_s", hidden=True),
     TableColumn("spot_loss_micros", hidden=True),
@@ -265,6 +279,7 @@ def _row(
         placement.rate.micros_per_hour,
         None if placement.run_time is None else placement.run_time.total_seconds(),
         None if placement.wall_time is None else placement.wall_time.total_seconds(),
+        _range_s(placement),
         None if placement.cost is None else placement.cost.micros,
         None if loss is None or loss.time is None else loss.time.total_seconds(),
         None if loss is None or loss.cost is None else loss.cost.micros,
@@ -310,7 +325,10 @@ def _tables_out(answer: _Answer, which: str) -> None:
     )
     rows = _rows(answer, notes)
     if rows:
-        rows_out(_COLUMNS, rows, title=title)
+        scaled = any(placement.spread != 1 for placement in made.placements)
+        shown = replace(_RANGE, hidden=not scaled)
+        columns = [shown if each is _RANGE else each for each in _COLUMNS]
+        rows_out(columns, rows, title=title)
         for number, note in enumerate(notes, 1):
             click.echo(f"[{number}] {note}")
         click.echo(f"{_sources_text(made, which)}; `cavvy run` can use {_usable_text(answer)}")

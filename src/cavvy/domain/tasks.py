@@ -288,7 +288,8 @@ class Workload:
 
     Either `flops` (total floating-point operations of the whole job, at `precision` and with the
     share `efficiency` of peak), or `samples` with `rates` (samples per second measured on one node,
-    by the name of its accelerator, or "cpu").
+    by the name of its accelerator, or "cpu"), or `duration` (of the whole job, measured on as many
+    nodes as the task has, each with `measured_on`).
     """
 
     flops: float | None = None
@@ -299,6 +300,10 @@ class Workload:
     profile: str | None = (
         None  # a work profile's file, beside the task file: it has the rates that `rates` does not
     )
+    duration: timedelta | None = None
+    # A node's accelerators such as "A100-80GB:8", or "cpu:16". None: every node that fits the task
+    # counts as the one that was measured.
+    measured_on: str | None = None
 
 
 class Delivery(StrEnum):

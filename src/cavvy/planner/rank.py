@@ -186,6 +186,7 @@ class _Course:
     """The expected times and preemptions, which are equal for all offers of one shape."""
 
     run_time: timedelta | None
+    spread: float
     wall_time: timedelta | None
     loss: SpotLoss | None
     notes: tuple[str, ...]
@@ -211,11 +212,12 @@ class _Courses:
 
 def _expect(task: Task, offer: Offer, done: float) -> _Course:
     estimated = estimate(task, offer)
-    start = start_time(offer)
+    start, spread = start_time(offer), estimated.spread
     run = None if estimated.run_time is None else estimated.run_time * (1 - done)
     if offer.purchase is not Purchase.SPOT:
         return _Course(
             run_time=run,
+            spread=spread,
             wall_time=None if run is None else start + run,
             loss=None,
             notes=estimated.notes,
@@ -235,7 +237,7 @@ def _expect(task: Task, offer: Offer, done: float) -> _Course:
                 *notes,
                 "is unlikely to finish on spot: write checkpoints, or write them more often",
             )
-        return _Course(run_time=run, wall_time=None, loss=loss, notes=notes)
+        return _Course(run_time=run, spread=spread, wall_time=None, loss=loss, notes=notes)
     extra = course.wall_time - start - run
     loss = SpotLoss(
         per_hour=per_hour, checkpoint_every=every, preemptions=course.preemptions, time=extra
@@ -246,7 +248,7 @@ def _expect(task: Task, offer: Offer, done: float) -> _Course:
             f"more preemptions are expected than the {task.retry.preemption} that "
             "retry.preemption allows",
         )
-    return _Course(run_time=run, wall_time=course.wall_time, loss=loss, notes=notes)
+    return _Course(run_time=run, spread=spread, wall_time=course.wall_time, loss=loss, notes=notes)
 
 
 def _spot_notes(task: Task, per_hour: float, every: timedelta | None) -> tuple[str, ...]:
@@ -351,6 +353,7 @@ def _placement(task: Task, scored: _Scored, known: PlanningContext, now: datetim
         nodes=task.nodes,
         rate=scored.rate,
         run_time=course.run_time,
+        spread=course.spread,
         wall_time=course.wall_time,
         finish=None if course.wall_time is None else now + course.wall_time,
         cost=scored.cost,

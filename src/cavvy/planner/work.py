@@ -1,5 +1,5 @@
 """Estimate how long a task's work takes on an offer: from its FLOPs and the peak rates of the
-devices, or from a measured rate.
+devices, from a measured rate, or from a duration that was measured elsewhere.
 """
 
 from dataclasses import dataclass, replace
@@ -8,6 +8,8 @@ from datetime import timedelta
 from cavvy.catalog.accelerators import Precision, find_accelerator, names_matching
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import DEFAULT_CPUS, Task, Workload
+from cavvy.planner.estimate.devices import device_of
+from cavvy.planner.estimate.transfer import MeasuredRate, carry, spread_of
 
 # Peak FLOP/s of one virtual CPU in fp32: half a core (one of two hardware threads) at 2.5 GHz with
 # two 256-bit fused multiply-add units, 32 operations per cycle and core
@@ -39,9 +41,14 @@ _CPU_FALLBACK = (Precision.BF16, Precision.FP16, Precision.TF32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeEstimate:
-    """The running time without interruptions, or None if unknown. `notes` state its basis."""
+    """The running time without interruptions, or None if unknown. `notes` state its basis.
+
+    80 % of the times measured on other devices are between `run_time` / `spread` and `run_time` *
+    `spread`. The spread is 1 if the time was not scaled by data sheets, or if it is not known.
+    """
 
     run_time: timedelta | None
+    spread: float = 1.0
     notes: tuple[str, ...] = ()
 
 
@@ -69,8 +76,9 @@ def estimate(task: Task, offer: Offer) -> TimeEstimate:
 
     For work stated in FLOPs, the time is FLOPs / (nodes x accelerators x peak at the precision x
     efficiency). For work stated in samples, it is samples / (rate x nodes). Both assume that the
-    work spreads over nodes and accelerators without loss beyond the stated efficiency. A task that
-    requests no accelerator runs on the CPUs, even on a node with accelerators.
+    work spreads over nodes and accelerators without loss beyond the stated efficiency. A stated
+    duration is scaled to other devices by `estimate.transfer`. A task that requests no accelerator
+    runs on the CPUs, even on a node with accelerators.
     """
     work = task.work
     if work is None:
@@ -80,7 +88,47 @@ def estimate(task: Task, offer: Offer) -> TimeEstimate:
         return _by_rate(work, counted, task)
     if work.flops is not None:
         return _by_flops(work, counted, task.nodes)
-    return TimeEstimate(run_time=None)
+    return _by_duration(work, counted)
+
+
+def _by_duration(work: Workload, offer: Offer) -> TimeEstimate:
+    """The stated duration, scaled to the devices of the offer."""
+    if work.duration is None or work.measured_on is None:
+        return TimeEstimate(run_time=work.duration)
+    name, stated = _split(work.measured_on)
+    if name == "cpu" or offer.accelerator is None:
+        if name != "cpu" or offer.accelerator is not None:
+            return TimeEstimate(run_time=None, notes=(_not_scaled(work, offer),))
+        rate, notes = _cpu_rate(replace(work, rates={work.measured_on: 1.0}), offer)
+        return TimeEstimate(run_time=work.duration / rate if rate else None, notes=notes)
+    known, count = find_accelerator(name), stated or 1
+    product = known.accelerator.name if known else name
+    size = known.memory_mib if known else None
+    same = product == offer.accelerator and size in (None, offer.accelerator_memory_mib)
+    if same and count == offer.accelerator_count:
+        return TimeEstimate(run_time=work.duration)
+    source = device_of(name, offer.accelerator_memory_mib if same else None)
+    target = device_of(offer.accelerator, offer.accelerator_memory_mib or None)
+    if source is None or target is None:
+        return TimeEstimate(run_time=None, notes=(_not_scaled(work, offer),))
+    measured = MeasuredRate(device=source, count=count, rate=1.0)
+    rate = carry([measured], target, offer.accelerator_count, work.precision)
+    return TimeEstimate(
+        run_time=_length(work.duration.total_seconds() / rate),
+        spread=spread_of(measured, target, offer.accelerator_count),
+        notes=(f"scaled from {work.measured_on} by data sheets",),
+    )
+
+
+def _not_scaled(work: Workload, offer: Offer) -> str:
+    """Why the duration says nothing about the devices of the offer."""
+    there = offer.accelerator or "CPUs"
+    for name in (_split(work.measured_on or "")[0], offer.accelerator or "cpu"):
+        if name != "cpu" and device_of(name) is None:
+            return (
+                f"{work.measured_on} cannot be scaled to {there}: no data sheet of {name} is known"
+            )
+    return f"measured on {work.measured_on}; a time on {there} does not follow from that"
 
 
 def _as_used(offer: Offer, task: Task) -> Offer:

@@ -45,11 +45,18 @@ def describe_task(task: Task) -> list[tuple[str, str]]:
         ("params", ", ".join(f"{name}={_scalar(value)}" for name, value in task.params.items())),
         ("secrets", ", ".join(task.secrets)),
         ("checkpoint", _checkpoint(task)),
+        ("takes", _takes(task)),
         ("starts", _start(task)),
         ("stops", _limits(task)),
         ("tries again", _retry(task)),
     ]
     return [(name, text) for name, text in rows if text]
+
+
+def _takes(task: Task) -> str:
+    if task.work is None or task.work.duration is None:
+        return ""
+    return f"{format_duration(task.work.duration)} on {task.work.measured_on or 'such a node'}"
 
 
 def describe_nodes(task: Task) -> str:

@@ -53,6 +53,9 @@ run: |
 # A folder within the working folder that outlives a node: write checkpoints to it, and resume from it at the start.
 {_checkpoint(answers.checkpoint)}
 
+# How long the work takes, and where; `cavvy plan` scales it to other GPUs and shows the cost.
+# work: {{duration: 10h, measured_on: A100:8}}
+
 limits:
 {_line("budget", answers.budget, "25", "US dollars; the job is stopped before it costs more")}
   # duration: 6h

@@ -4,10 +4,16 @@ prior.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, hypot, log
 
 from cavvy.planner.estimate.devices import DeviceRates
 from cavvy.planner.estimate.roofline import peak_of
+
+# The spread of rates that are carried from one measurement, in e-folds: for another device, and for
+# each e-fold of another count. `benchmarks/estimate.py` shows that the range holds 80 % of the
+# pairs of measurements in public tables (docs/reference/estimate.md).
+_OTHER_DEVICE = 0.4
+_OTHER_COUNT = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,12 @@ def carry(
     target = _features(device, count, precision)
     steps = zip(powers, target, centre, strict=True)
     return exp(level + sum(power * (value - mean) for power, value, mean in steps))
+
+
+def spread_of(measured: MeasuredRate, device: DeviceRates, count: int) -> float:
+    """The factor within which 80 % of rates are that `carry` derives from one measurement."""
+    other = (device.name, device.memory_mib) != (measured.device.name, measured.device.memory_mib)
+    return exp(hypot(_OTHER_DEVICE if other else 0.0, _OTHER_COUNT * log(count / measured.count)))
 
 
 def _equations(

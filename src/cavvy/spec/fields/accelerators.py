@@ -1,6 +1,7 @@
 """The field `resources.gpu`: the accelerators of each node, in one line or as a table."""
 
 import re
+from collections.abc import Sequence
 
 from cavvy.domain.tasks import AcceleratorNeed
 from cavvy.spec.fields.kinds import (
@@ -23,6 +24,33 @@ def _accelerators(text: str) -> tuple[AcceleratorNeed, ...]:
     except NeedError as error:
         hint = error.hint or ""
         raise WrongValue(str(error).removesuffix(f"; {hint}"), suggestion=hint) from error
+
+
+def read_device(text: str) -> str:
+    """Parse the accelerators of one node, such as A100:8 or A100:80GB:8, or its CPUs, such as cpu
+    or cpu:16. Returns a key of `work.rates`. Raises WrongValue.
+    """
+    if re.fullmatch(r"cpu(:[1-9][0-9]{0,4})?", plain := filled(text).strip().lower()):
+        return plain
+    key = name_device(_accelerators(text))
+    if key is None:
+        raise WrongValue(f"{shown(text)} is not one accelerator with one count")
+    return key
+
+
+def name_device(needs: Sequence[AcceleratorNeed]) -> str | None:
+    """The key of `work.rates` for the only accelerator and count that `needs` accepts, such as
+    A100-80GB:8; None if it accepts several.
+    """
+    from cavvy.catalog.accelerators import find_accelerator
+
+    if len(needs) != 1 or not needs[0].name or not find_accelerator(needs[0].name):
+        return None
+    [need] = needs
+    low, high = need.memory_min_mib, need.memory_max_mib
+    if need.count_max not in (None, need.count_min) or low != high:
+        return None
+    return f"{need.name}{f'-{low // 1024}GB' if low else ''}:{need.count_min}"
 
 
 def _no_colon(text: str) -> str:

@@ -1,10 +1,12 @@
 """The top-level keys of a task file, and the conversion of the file to a `Task`."""
 
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from cavvy.domain.tasks import Limits, Task
+from cavvy.domain.tasks import Limits, Resources, Task, Workload
 from cavvy.domain.units import format_duration
+from cavvy.spec.fields.accelerators import name_device
 from cavvy.spec.fields.checkpoints import CHECKPOINT
 from cavvy.spec.fields.image import IMAGE
 from cavvy.spec.fields.kinds import (
@@ -89,7 +91,22 @@ def _build(table: SectionReader) -> Task | None:
             suggestion="add `workdir: .`",
         )
     check_volumes(table)
-    return table.make(Task, name="")
+    task = table.make(Task, name="")
+    return task and replace(task, work=_with_device(table, task.work, task.resources))
+
+
+def _with_device(table: SectionReader, work: Workload | None, needs: Resources) -> Workload | None:
+    """The work with the device on which its duration was measured, if the task names one."""
+    if work is None or work.duration is None or work.measured_on is not None:
+        return work
+    asked = dict.fromkeys(need for each in needs.choices for need in each.accelerators)
+    device = name_device(tuple(asked))
+    if asked and device is None:
+        message = "the task accepts several accelerators, so `measured_on` is needed"
+        named = filter(None, (name_device([need]) for need in asked))
+        hint = f"state where it takes this long, such as `measured_on: {next(named, 'A100:8')}`"
+        table.wrong("work", message, suggestion=hint)
+    return replace(work, measured_on=device)
 
 
 def _check_keep(table: SectionReader, limits: Limits) -> None:

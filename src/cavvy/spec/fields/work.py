@@ -7,6 +7,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from cavvy.domain.tasks import Delivery, Webhook, Workload
+from cavvy.spec.fields.accelerators import read_device
 from cavvy.spec.fields.kinds import (
     FieldSpec,
     ListKind,
@@ -20,6 +21,7 @@ from cavvy.spec.fields.kinds import (
     section,
     text_kind,
 )
+from cavvy.spec.fields.times import length_kind
 from cavvy.spec.problems import shown
 
 
@@ -67,20 +69,20 @@ def _check_rate_name(name: str) -> None:
         )
 
 
+_WAYS = "`duration`, `flops`, or `samples` with `rates` or `profile`"
+
+
 def _build_work(table: SectionReader) -> Workload | None:
-    measured = table.has("rates") or table.has("profile")
-    if table.has("flops") and (table.has("samples") or measured):
-        table.wrong(
-            "flops",
-            "`flops` and `samples` cannot be used together",
-            expected="`flops`, or `samples` with `rates`",
-        )
-    elif not table.has("flops") and not (table.has("samples") and measured):
-        table.notes.add(
-            table.node.mark,
-            "the amount of work is incomplete",
-            expected="`flops`, or `samples` with `rates` or `profile`",
-        )
+    keys = ("duration", "flops", "samples", "rates", "profile")
+    given = [key for key in keys if table.has(key)]
+    if len(given) > 1 and given[0] in ("duration", "flops"):
+        message = f"`{given[0]}` and `{given[1]}` cannot be used together"
+        table.wrong(given[0], message, expected=_WAYS)
+    elif given in ([], ["samples"], ["rates"], ["profile"], ["rates", "profile"]):
+        message = "the amount of work is incomplete"
+        table.notes.add(table.node.mark, message, expected=_WAYS)
+    if table.has("measured_on") and "duration" not in given:
+        table.wrong("measured_on", "`measured_on` has no effect without `duration`")
     work = table.make(Workload)
     return work and replace(work, precision=str(work.precision))
 
@@ -97,6 +99,8 @@ WORK = section(
         _check_rate_name,
         number("samples per second on one node", 0, 1e18, above=True),
     ),
+    duration=length_kind(),
+    measured_on=text_kind("the accelerators of a node such as A100:8, or cpu", read_device),
     profile=text_kind("the path of a work profile, such as work.json", lambda path: path),
 )
 
