@@ -1,5 +1,6 @@
 """Running time from operations and peak rates, or from a measured rate; unknown stays unknown."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -164,6 +165,31 @@ def test_a_scaled_rate_says_so() -> None:
 
 
 HOURS = timedelta(hours=10)
+
+
+@pytest.mark.parametrize(
+    ("work", "hours"),
+    [
+        (Workload(flops=125e12 * 8 * 3600, precision="fp16", efficiency=0.5), 2),
+        (Workload(samples=7200, rates={"V100": 1}), 2),
+        (Workload(samples=7200, rates={"V100:4": 1}), 1),
+        (Workload(duration=HOURS, measured_on="V100:8"), 10),
+    ],
+)
+def test_a_named_instance_counts_with_its_accelerators(work: Workload, hours: float) -> None:
+    task = Task(name="t", run="x", work=work, resources=Resources(instance="t"))
+    found = estimate(task, make_offer("V100", 8)).run_time
+    assert found == timedelta(hours=hours)
+
+
+def test_an_instance_on_a_shared_host_holds_no_accelerators() -> None:
+    task = Task(
+        name="t",
+        run="x",
+        work=Workload(samples=60, rates={"V100": 60, "cpu": 1}),
+        resources=Resources(instance="t"),
+    )
+    assert seconds(task, replace(make_offer("V100", 8), shared=True)) == 60
 
 
 @pytest.mark.parametrize(

@@ -215,10 +215,11 @@ def node_key(job: "JobDetail") -> str | None:
         return None
     offer = decode(job.attempts[-1].offer)
     task = decode(job.task, type=Task)
-    if not offer.get("accelerator") or not task.resources.accelerators:
+    shared = bool(offer.get("shared"))
+    if not offer.get("accelerator") or not task.resources.uses_accelerators(shared):
         return "cpu"
     count = offer["accelerator_count"]
-    if offer.get("shared"):
+    if shared:
         count = max(1, min(need.count_min for need in task.resources.accelerators))
     size = offer.get("accelerator_memory_mib")
     return f"{offer['accelerator']}{f'-{size // 1024}GB' if size else ''}:{count}"

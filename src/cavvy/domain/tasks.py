@@ -123,6 +123,12 @@ class Resources:
         """The minimum memory of a node with that many CPUs."""
         return max(self.memory_min_mib or 0, ceil((self.memory_per_cpu_mib or 0) * cpus))
 
+    def uses_accelerators(self, shared: bool) -> bool:
+        """Whether a task computes on the accelerators of its node. If it does not request them, it
+        does so only on a machine that it names and that it does not share.
+        """
+        return bool(self.accelerators) or (self.instance is not None and not shared)
+
     @property
     def choices(self) -> tuple["Resources", ...]:
         """All acceptable alternatives; each of them has the whole list in `any_of`."""

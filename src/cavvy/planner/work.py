@@ -5,7 +5,7 @@ devices, from a measured rate, or from a duration that was measured elsewhere.
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from cavvy.catalog.accelerators import Precision, find_accelerator, names_matching
+from cavvy.catalog.accelerators import Precision, find_accelerator, is_match, names_matching
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import DEFAULT_CPUS, Task, Workload
 from cavvy.planner.estimate.devices import device_of
@@ -77,8 +77,8 @@ def estimate(task: Task, offer: Offer) -> TimeEstimate:
     For work stated in FLOPs, the time is FLOPs / (nodes x accelerators x peak at the precision x
     efficiency). For work stated in samples, it is samples / (rate x nodes). Both assume that the
     work spreads over nodes and accelerators without loss beyond the stated efficiency. A stated
-    duration is scaled to other devices by `estimate.transfer`. A task that requests no accelerator
-    runs on the CPUs, even on a node with accelerators.
+    duration is scaled to other devices by `estimate.transfer`. A task that requests neither an
+    accelerator nor an instance type runs on the CPUs, even on a node with accelerators.
     """
     work = task.work
     if work is None:
@@ -132,10 +132,10 @@ def _not_scaled(work: Workload, offer: Offer) -> str:
 
 
 def _as_used(offer: Offer, task: Task) -> Offer:
-    """The part of the offer that the task uses: no accelerators if the task requests none, and only
-    its share of the CPUs of a shared host.
+    """The part of the offer that the task uses: no accelerators if it does not compute on them, and
+    only its share of the CPUs of a shared host.
     """
-    if offer.accelerator is not None and not task.resources.accelerators:
+    if offer.accelerator is not None and not task.resources.uses_accelerators(offer.shared):
         offer = replace(offer, accelerator=None, accelerator_count=0)
     if offer.shared:
         offer = replace(offer, vcpus=min(offer.vcpus, task.resources.cpus_min or DEFAULT_CPUS))
@@ -214,7 +214,7 @@ def _accelerator_rate(
     precedence over a rate of its group.
     """
     assert offer.accelerator is not None
-    fewest = _fewest(task, offer.accelerator)
+    fewest = _fewest(task, offer)
     own: dict[int, float] = {}
     group: dict[int, float] = {}
     for key, rate in work.rates.items():
@@ -267,15 +267,13 @@ def _cpu_rate(work: Workload, offer: Offer) -> tuple[float | None, tuple[str, ..
     )
 
 
-def _fewest(task: Task, accelerator: str) -> int:
-    """The smallest number of accelerators of this kind that a node of the task requests."""
+def _fewest(task: Task, offer: Offer) -> int:
+    """The smallest number of the offer's accelerators that a node of the task requests. A task that
+    requests an instance type requests all of its accelerators.
+    """
     needs = task.resources.accelerators
-    counts = [
-        need.count_min
-        for need in needs
-        if need.name is None or accelerator in names_matching(need.name)
-    ]
-    return max(1, min(counts, default=1))
+    counts = [need.count_min for need in needs if is_match(offer.accelerator or "", need.name)]
+    return max(1, min(counts, default=1 if needs else offer.accelerator_count))
 
 
 def _split(key: str) -> tuple[str, int | None]:
