@@ -212,16 +212,17 @@ class _Courses:
 
 def _expect(task: Task, offer: Offer, done: float) -> _Course:
     estimated = estimate(task, offer)
-    start, spread = start_time(offer), estimated.spread
+    start = start_time(offer)
     run = None if estimated.run_time is None else estimated.run_time * (1 - done)
+    steady = _Course(
+        run_time=run,
+        spread=estimated.spread,
+        wall_time=None if run is None else start + run,
+        loss=None,
+        notes=estimated.notes,
+    )
     if offer.purchase is not Purchase.SPOT:
-        return _Course(
-            run_time=run,
-            spread=spread,
-            wall_time=None if run is None else start + run,
-            loss=None,
-            notes=estimated.notes,
-        )
+        return steady
     per_hour = SPOT_PREEMPTIONS_PER_HOUR * task.nodes
     every, write = chosen_interval(task.checkpoint, per_hour)
     course = (
@@ -229,7 +230,7 @@ def _expect(task: Task, offer: Offer, done: float) -> _Course:
         if run is None
         else disturb(run, start=start, per_hour=per_hour, every=every, write=write)
     )
-    notes = (*estimated.notes, *_spot_notes(task, per_hour, every))
+    notes = (*steady.notes, *_spot_notes(task, per_hour, every))
     if run is None or course is None:
         loss = SpotLoss(per_hour=per_hour, checkpoint_every=every)
         if run is not None:
@@ -237,7 +238,7 @@ def _expect(task: Task, offer: Offer, done: float) -> _Course:
                 *notes,
                 "is unlikely to finish on spot: write checkpoints, or write them more often",
             )
-        return _Course(run_time=run, spread=spread, wall_time=None, loss=loss, notes=notes)
+        return replace(steady, wall_time=None, loss=loss, notes=notes)
     extra = course.wall_time - start - run
     loss = SpotLoss(
         per_hour=per_hour, checkpoint_every=every, preemptions=course.preemptions, time=extra
@@ -248,7 +249,7 @@ def _expect(task: Task, offer: Offer, done: float) -> _Course:
             f"more preemptions are expected than the {task.retry.preemption} that "
             "retry.preemption allows",
         )
-    return _Course(run_time=run, spread=spread, wall_time=course.wall_time, loss=loss, notes=notes)
+    return replace(steady, wall_time=course.wall_time, loss=loss, notes=notes)
 
 
 def _spot_notes(task: Task, per_hour: float, every: timedelta | None) -> tuple[str, ...]:

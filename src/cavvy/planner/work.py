@@ -5,7 +5,13 @@ devices, from a measured rate, or from a duration that was measured elsewhere.
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from cavvy.catalog.accelerators import Precision, find_accelerator, is_match, names_matching
+from cavvy.catalog.accelerators import (
+    KnownAccelerator,
+    Precision,
+    find_accelerator,
+    is_match,
+    names_matching,
+)
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import DEFAULT_CPUS, Task, Workload
 from cavvy.planner.estimate.devices import device_of
@@ -95,29 +101,32 @@ def _by_duration(work: Workload, offer: Offer) -> TimeEstimate:
     """The stated duration, scaled to the devices of the offer."""
     if work.duration is None or work.measured_on is None:
         return TimeEstimate(run_time=work.duration)
-    name, stated = _split(work.measured_on)
-    if name == "cpu" or offer.accelerator is None:
-        if name != "cpu" or offer.accelerator is not None:
-            return TimeEstimate(run_time=None, notes=(_not_scaled(work, offer),))
+    name, count = _split(work.measured_on)
+    if name == "cpu" and offer.accelerator is None:
         rate, notes = _cpu_rate(replace(work, rates={work.measured_on: 1.0}), offer)
         return TimeEstimate(run_time=work.duration / rate if rate else None, notes=notes)
-    known, count = find_accelerator(name), stated or 1
-    product = known.accelerator.name if known else name
-    size = known.memory_mib if known else None
-    same = product == offer.accelerator and size in (None, offer.accelerator_memory_mib)
-    if same and count == offer.accelerator_count:
+    known = find_accelerator(name)
+    same = _is_device(known, name, offer)
+    if same and (count or 1) == offer.accelerator_count:
         return TimeEstimate(run_time=work.duration)
     source = device_of(name, offer.accelerator_memory_mib if same else None)
-    target = device_of(offer.accelerator, offer.accelerator_memory_mib or None)
+    target = device_of(offer.accelerator or "cpu", offer.accelerator_memory_mib or None)
     if source is None or target is None:
         return TimeEstimate(run_time=None, notes=(_not_scaled(work, offer),))
-    measured = MeasuredRate(device=source, count=count, rate=1.0)
+    measured = MeasuredRate(device=source, count=count or 1, rate=1.0)
     rate = carry([measured], target, offer.accelerator_count, work.precision)
     return TimeEstimate(
         run_time=_length(work.duration.total_seconds() / rate),
         spread=spread_of(measured, target, offer.accelerator_count),
         notes=(f"scaled from {work.measured_on} by data sheets",),
     )
+
+
+def _is_device(known: KnownAccelerator | None, name: str, offer: Offer) -> bool:
+    """Whether the offer has the accelerator `name`, in its memory size if the name states one."""
+    size = known.memory_mib if known else None
+    product = known.accelerator.name if known else name
+    return product == offer.accelerator and size in (None, offer.accelerator_memory_mib)
 
 
 def _not_scaled(work: Workload, offer: Offer) -> str:
