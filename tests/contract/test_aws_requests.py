@@ -451,6 +451,21 @@ def test_a_task_names_its_machine_image(provider_rig: Callable[..., ProviderRig]
     play(scenario)
 
 
+def test_a_task_names_its_zone(provider_rig: Callable[..., ProviderRig]) -> None:
+    here = provider_rig()
+
+    async def scenario() -> None:
+        gang = await here.gang("t3.medium")
+        zone = f"{gang.offer.region}b"
+        await here.provider.launch(replace(gang, options={"zone": zone}))
+        assert here.launch()["Placement.AvailabilityZone"] == zone
+        with pytest.raises(NoCapacity, match="nowhere"):
+            await here.provider.launch(replace(gang, name="rm-b-1", options={"zone": "nowhere"}))
+        await here.clear()
+
+    play(scenario)
+
+
 def test_a_type_that_the_quota_allows_none_of_is_not_offered(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:

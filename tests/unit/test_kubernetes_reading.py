@@ -30,6 +30,7 @@ from cavvy.providers.kubernetes.cluster import (
     read_quantity,
     requested,
 )
+from cavvy.providers.kubernetes.docker_sidecar import find_fault
 from cavvy.providers.kubernetes.export import make_export
 from cavvy.providers.kubernetes.options import read_options
 from cavvy.providers.kubernetes.pods import OwnerObject, make_pod
@@ -534,6 +535,56 @@ def test_a_task_names_fields_of_its_pods() -> None:
     assert pod["spec"]["volumes"] == [*plain["spec"]["volumes"], {"name": "fast", "emptyDir": {}}]
     assert pod["spec"]["tolerations"][-1]["key"] == "spot"
     assert (pod["spec"]["hostIPC"], pod["spec"]["restartPolicy"]) == (True, "Never")
+
+
+@pytest.mark.parametrize("mode", ["all", "build"])
+def test_docker_beside_the_work_has_its_own_container_and_socket(mode: str) -> None:
+    node = read_nodes([make_node("a", {"nvidia.com/gpu": "8"})], (), {}, ())[0]
+    owner, read = OwnerObject(name="g", uid="u"), read_options({})
+
+    def make(option: object) -> dict[str, Any]:
+        fields = {"spec": {"containers": [{"env": [{"name": "A", "value": "b"}]}]}}
+        spec = make_spec(options={"docker": option, "pod": fields})
+        return dict(make_pod(spec, 1, "m", owner, node, read, "agent")["spec"])
+
+    pod = make(mode)
+    engine, client = pod["initContainers"]
+    (work,) = pod["containers"]
+    assert engine["restartPolicy"] == "Always"
+    socket = engine["volumeMounts"][0]
+    assert socket in work["volumeMounts"]
+    variables = {each["name"]: each.get("value") for each in work["env"]}
+    address = variables["DOCKER_HOST" if mode == "all" else "BUILDKIT_HOST"]
+    assert address.startswith(f"unix://{socket['mountPath']}/")
+    assert any(address in each for each in engine["args"])
+    assert variables["A"] == "b"
+    paths = [each["mountPath"] for each in work["volumeMounts"]]
+    assert {"/usr/local/bin/docker", "/usr/local/libexec/docker/cli-plugins"} <= set(paths)
+    names = {each["name"] for each in pod["volumes"]}
+    mounts = [*engine["volumeMounts"], *client["volumeMounts"], *work["volumeMounts"]]
+    assert {each["name"] for each in mounts} <= names
+    cached = make({"mode": mode, "cache": "claim"})
+    assert {"name": "docker-data", "persistentVolumeClaim": {"claimName": "claim"}} in cached[
+        "volumes"
+    ]
+    assert cached["initContainers"][0]["volumeMounts"][1]["subPathExpr"] == f"{mode}-$(POD_NAME)"
+
+
+def test_a_volume_is_mounted_at_several_paths() -> None:
+    node = read_nodes([make_node("a", {"nvidia.com/gpu": "8"})], (), {}, ())[0]
+    mounts = [{"name": "fast", "mountPath": path} for path in ("/a", "/b")]
+    fields = {"spec": {"containers": [{"volumeMounts": mounts}]}}
+    owner, read = OwnerObject(name="g", uid="u"), read_options({})
+    pod = make_pod(make_spec(options={"pod": fields}), 1, "m", owner, node, read, "agent")
+    assert pod["spec"]["containers"][0]["volumeMounts"][-2:] == mounts
+
+
+@pytest.mark.parametrize(
+    ("option", "right"),
+    [("all", True), ({"mode": "build", "cache": "c"}, True), ("none", False), ({"mode": 1}, False)],
+)
+def test_a_wrong_mode_of_docker_is_an_objection(option: object, right: bool) -> None:
+    assert (find_fault(option) is None) is right
 
 
 def test_an_export_names_what_it_leaves_out() -> None:

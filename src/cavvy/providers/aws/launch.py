@@ -151,9 +151,10 @@ class AwsLauncher:
         """Make the choices that the gang spec leaves open. Raises NoCapacity, Refused, TryAgain."""
         offer = gang.offer
         disks, zone = await self._volumes.plan(gang)
-        zones = self._zones(offer, zone)
-        chooses = bool(disks) and zone is None
-        subnet = await self._choose_subnet(gang, shape, launch_options, zones, chooses=chooses)
+        zones = self._zones(offer, zone := _choose_zone(gang, zone))
+        subnet = await self._choose_subnet(
+            gang, shape, launch_options, zones, chooses=bool(disks) and zone is None
+        )
         reserved = await self._reserve(offer, gang.nodes)
         image = await self._images.choose(offer.region, shape, str(gang.options.get("image") or ""))
         together = gang.nodes > 1 and shape.efa > 0 and shape.cluster
@@ -321,6 +322,16 @@ class AwsLauncher:
             await self._ledger.drop(record.name)
         else:
             await self._ledger.put(replace(record, ended_at=self._now()))
+
+
+def _choose_zone(gang: GangSpec, zone: str | None) -> str | None:
+    """The zone that the task asks for, else that of its volumes. Raises NoCapacity if they
+    differ.
+    """
+    asked = str(gang.options.get("zone") or zone or "") or None
+    if zone not in (None, asked):
+        raise NoCapacity(f"{gang.offer.key}: the volumes are in {zone}, the task asks for {asked}")
+    return asked
 
 
 def make_market_options(record: AwsGangRecord) -> dict[str, object]:

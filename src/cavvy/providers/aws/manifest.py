@@ -58,7 +58,10 @@ MANIFEST = Manifest(
     visibility_delay=timedelta(seconds=30),
     notices=NOTICES,
     notice=timedelta(minutes=2),
-    options={"image": "the machine image: an AMI's id, or a parameter's name"},
+    options={
+        "image": "the machine image: an AMI's id, or a parameter's name",
+        "zone": "the availability zone, such as us-east-1a",
+    },
     settings=(
         text(
             "regions",

@@ -42,7 +42,11 @@ MANIFEST = Manifest(
         CLOSEABLE,
     ),
     visibility_delay=timedelta(0),
-    options={"pod": "fields of its pods, merged as in a patch: {spec: {…}, metadata: {…}}"},
+    options={
+        "pod": "fields of its pods, merged as in a patch: {spec: {…}, metadata: {…}}",
+        "docker": "a container engine beside the work: `all`, or `build` for image builds only; "
+        "{mode: …, cache: CLAIM} keeps its data",
+    },
     settings=(
         text(
             "kubeconfig",

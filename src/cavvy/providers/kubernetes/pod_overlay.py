@@ -6,7 +6,7 @@ from typing import Any
 Object = dict[str, Any]
 
 # The fields that identify a list item, in order of preference. Items without these are appended.
-_KEYS = ("name", "mountPath", "key", "containerPort", "ip", "topologyKey")
+_KEYS = ("mountPath", "devicePath", "containerPort", "name", "key", "ip", "topologyKey")
 # The fields that Cavvy needs in order to find its pods and to run its agent in them.
 _OWN = (
     ("apiVersion",),

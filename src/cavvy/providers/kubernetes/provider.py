@@ -23,6 +23,7 @@ from cavvy.providers.kubernetes.calls.api import KubernetesApi
 from cavvy.providers.kubernetes.calls.kubeconfig import KubeContext, KubeLogin, read_contexts
 from cavvy.providers.kubernetes.cluster import list_offers
 from cavvy.providers.kubernetes.context import ClusterContext, ContextTerms
+from cavvy.providers.kubernetes.docker_sidecar import find_fault
 from cavvy.providers.kubernetes.exec_tunnels import ExecTunnels
 from cavvy.providers.kubernetes.export import make_export
 from cavvy.providers.kubernetes.options import read_options
@@ -30,6 +31,7 @@ from cavvy.providers.kubernetes.policy import make_policy
 from cavvy.providers.kubernetes.quota import limit
 from cavvy.providers.kubernetes.watch import PodWatch
 from cavvy.providers.kubernetes.whoami import whoami
+from cavvy.spec.support import read_options as read_task_options
 
 
 class KubernetesProvider:
@@ -102,7 +104,9 @@ class KubernetesProvider:
         if any(not volume.keep for volume in task.volumes):
             reason = "a claim outlives its pods; leave `keep: false` out, and delete it yourself"
             return [Objection("volumes", reason)]
-        return []
+        docker = read_task_options(task.resources, self.manifest.name).get("docker")
+        fault = None if docker is None else find_fault(docker)
+        return [Objection("resources.options.kubernetes.docker", fault)] if fault else []
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
         clusters = self.clusters().items()
