@@ -65,6 +65,8 @@ def main() -> int:
     for path in files:
         their = theirs[str(path)]
         mine = read_ours(path, options.kind)
+        if their.get("given") and mine["accepted"] and needs_values(mine["found"]):
+            their, mine = give_values(their, path, options.kind)
         verdict = (
             ("both" if mine["accepted"] else "theirs only")
             if their["accepted"]
@@ -73,10 +75,11 @@ def main() -> int:
         counts[verdict] += 1
         if verdict.endswith("only") or (verdict == "neither" and options.verbose):
             print(f"{path}: {verdict}: {their.get('reason') or mine.get('reason')}")
-        if verdict == "both" and any(
-            each.refused or each.until_submitted for each in mine["found"].kept
-        ):
+        if verdict == "both" and (mine["found"].refused or needs_values(mine["found"])):
             counts["refused by `run`, with the reason"] += 1
+            if options.verbose:
+                kept = mine["found"].kept
+                print(f"{path}:", *(each for each in kept if each.refused or each.until_submitted))
         elif verdict == "both":
             found = list_differences(options.kind, their, mine["found"])
             different += bool(found)
@@ -109,10 +112,29 @@ def ask(kind: str, python: str, files: list[Path]) -> list[Facts]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def read_ours(path: Path, kind: str) -> Facts:
+def needs_values(found: Translation) -> bool:
+    """Whether `cavvy run` needs `--env` for paths and buckets with empty variables."""
+    return any(each.until_submitted and each.key.startswith("file_mounts") for each in found.kept)
+
+
+def give_values(their: Facts, path: Path, kind: str) -> tuple[Facts, Facts]:
+    """Both readings with `--env NAME=given` for each variable that the file leaves empty."""
+    given = dict.fromkeys(their["given"], "given")
+    tasks = [
+        {
+            **task,
+            "env": {**task["env"], **given},
+            "secrets": [name for name in task["secrets"] if name not in given],
+        }
+        for task in their["tasks"]
+    ]
+    return {**their, "tasks": tasks}, read_ours(path, kind, json.dumps({"env": given}))
+
+
+def read_ours(path: Path, kind: str, overrides: str = "") -> Facts:
     """Cavvy's reading of a file, as with `--as`."""
     try:
-        found = load_file(path, options=ReadOptions(dialect=kind))
+        found = load_file(path, options=ReadOptions(dialect=kind, overrides=overrides))
     except SpecError as error:
         return {"accepted": False, "reason": str(error)}
     return {"accepted": True, "found": found}
@@ -150,7 +172,7 @@ def compare_skypilot(their: Facts, found: Translation, task: Task) -> list[Pair]
         ("run", their["run"] if their["run"].strip() else WAIT, task.run),
         ("setup", their["setup"], task.setup),
         ("env", their["env"], task.env),
-        ("secrets", their["secrets"], sorted(task.secrets)),
+        ("secrets", their["secrets"], sorted({*task.secrets} - {_ENDPOINT})),
         ("nodes", their["nodes"], task.nodes),
         ("workdir", _workdir(their["workdir"]), _our_workdir(task)),
         ("resources", theirs, ours),
@@ -171,15 +193,17 @@ def compare_skypilot(their: Facts, found: Translation, task: Task) -> list[Pair]
 def _compare_files(their: Facts, found: Translation, task: Task) -> list[Pair]:
     """Buckets, and files of this machine by their paths."""
     usual = {each["cloud"] for each in their["resources"] if each["cloud"]}
-    store = {"gcp": "gs", "azure": "az"}.get(next(iter(usual)), "s3") if len(usual) == 1 else "s3"
+    store = _SCHEMES.get(next(iter(usual)), "s3") if len(usual) == 1 else "s3"
     inputs, outputs, local = set(), set(), set()
+    elsewhere = False
     for path, mount in their["files"].items():
         table = mount if isinstance(mount, dict) else {"source": mount, "mode": "COPY"}
         source, target = table.get("source"), _path(path)
-        scheme = {"gcs": "gs", "azure": "az"}.get(table.get("store", "").lower(), store)
+        scheme = _SCHEMES.get(table.get("store", "").lower(), store)
         url = source if "://" in str(source) else f"{scheme}://{table.get('name')}"
         if source is None or "://" in str(source):
             inputs.add((_url(url), target))
+            elsewhere |= _LIKE_S3.match(url) is not None
         else:
             paths = source if isinstance(source, list) else [source]
             for each in paths:
@@ -189,8 +213,10 @@ def _compare_files(their: Facts, found: Translation, task: Task) -> list[Pair]:
         read_only = any(config.get(key, {}).get("read_only") for key in ("mount", "mount_cached"))
         if table["mode"] != "COPY" and not read_only and not table.get("type", "").endswith("_RO"):
             outputs.add((target, _url(url)))
+            elsewhere |= _LIKE_S3.match(url) is not None
     ours = _our_files(found, task)
     pairs: list[Pair] = [
+        ("secrets", elsewhere, _ENDPOINT in task.secrets),
         ("inputs", inputs, {(_url(each.source), _path(each.target)) for each in task.inputs}),
         ("outputs", outputs, {(_path(each.source), _url(each.target)) for each in task.outputs}),
     ]
@@ -223,7 +249,14 @@ def _path(path: str) -> str:
     return posixpath.normpath(path.removeprefix("~/sky_workdir/"))
 
 
+_SCHEMES = {"gcs": "gs", "gcp": "gs", "azure": "az", "ibm": "cos", "coreweave": "cw"}
+_SCHEMES |= {name: name for name in ("s3", "r2", "nebius", "oci", "vastdata")}
+_LIKE_S3 = re.compile("(r2|nebius|oci|vastdata|cw|cos)://")  # at an address of their own
+_ENDPOINT = "AWS_ENDPOINT_URL_S3"
+
+
 def _url(url: str) -> str:
+    url = _LIKE_S3.sub("s3://", re.sub("^cos://[^/]+/", "s3://", url))
     return re.sub(r"https://\w+\.blob\.core\.windows\.net/", "az://", url).rstrip("/")
 
 
@@ -289,6 +322,8 @@ def _points(each: Facts, ours: list[set[Point]]) -> set[Point]:
         {"low": "standard", "high": "gp3"}.get(each["tier"] or ""),
         each["price"],
         each["pod"] and json.dumps(each["pod"], default=str),
+        _engine(each.get("containers")),
+        json.dumps({k: v for k, v in (each.get("tpu") or {}).items() if k != "tpu_vm"}),
     )
     return {
         (each["cloud"], place, each["instance"], device, each["spot"], image, *rest)
@@ -313,14 +348,31 @@ def _points_of(need: Resources) -> set[Point]:
         need.disk_type,
         need.max_rate and need.max_rate.micros_per_hour / 1e6,
         pod and json.dumps(pod),
+        json.dumps(options.get("kubernetes", {}).get("docker")),
     )
     return {
-        (cloud, region, need.instance, device, spot, options.get(cloud, {}).get("image"), *rest)
+        (
+            *(cloud, "/".join(part for part in (region, known.get("zone")) if part)),
+            *(need.instance, device, spot, known.get("image"), *rest),
+            json.dumps({k: v for k, v in known.items() if k not in _OPTIONS}),
+        )
         for cloud in need.providers or ("",)
+        for known in [options.get(cloud, {})]
         for region in need.regions or ("",)
         for device in [_describe(each) for each in need.accelerators] or [None]
         for spot in spots[need.spot]
     }
+
+
+_OPTIONS = ("image", "zone", "pod", "docker")  # the options that are compared by themselves
+
+
+def _engine(wish: Any) -> str:
+    """SkyPilot's `enable_docker` as the option `docker` of Kubernetes, in JSON."""
+    table = wish if isinstance(wish, dict) else {"mode": "ALL" if wish is True else wish}
+    mode, cache = table.get("mode"), table.get("cache_volume")
+    plain = mode.lower() if mode else None
+    return json.dumps({"mode": plain, "cache": cache} if plain and cache else plain)
 
 
 def _is_size(device: object) -> bool:

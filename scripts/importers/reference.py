@@ -15,15 +15,15 @@ Facts = dict[str, Any]
 
 
 def read_skypilot(path: str) -> Facts:
-    """Load a file as `sky launch` does, with empty values for the variables that it must be
-    given.
+    """Load a file as `sky launch --env NAME=given` does, with this value for each variable that
+    the file leaves empty.
     """
     from sky.utils import dag_utils, yaml_utils
 
     with open(path, encoding="utf-8") as file:
         documents = [each for each in yaml_utils.read_yaml_all_str(file.read()) if each]
     given = [
-        (str(name), "")
+        (str(name), "given")
         for each in documents
         if isinstance(each, dict)
         for name, value in (each.get("envs") or {}).items()
@@ -36,7 +36,8 @@ def read_skypilot(path: str) -> Facts:
         if isinstance(each, dict) and isinstance(each.get("secrets"), dict)
         for name in each["secrets"]
     }
-    return {"tasks": [_describe_skypilot(task, missing) for task in dag.tasks]}
+    tasks = [_describe_skypilot(task, missing) for task in dag.tasks]
+    return {"tasks": tasks, "given": [name for name, _ in given]}
 
 
 def _describe_skypilot(task: Any, missing: set[str]) -> Facts:
@@ -76,7 +77,9 @@ def _describe_resources(each: Any) -> Facts:
         "price": each.max_hourly_cost,
         "image": {region or "": image for region, image in (each.image_id or {}).items()},
         "docker": each._docker_image,
+        "tpu": each.accelerator_args or {},
         "pod": each.cluster_config_overrides.get("kubernetes", {}).get("pod_config"),
+        "containers": each.cluster_config_overrides.get("kubernetes", {}).get("enable_docker"),
         "labels": each.labels or {},
         "priority": each.priority or 0,
         "recovery": each.job_recovery or {},

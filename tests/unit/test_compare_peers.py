@@ -22,6 +22,8 @@ WANT: dict[str, Any] = {
     "image": {"": "docker:a/b:1"},
     "docker": None,
     "pod": None,
+    "containers": None,
+    "tpu": {},
     "labels": {"team": "x"},
     "priority": 5,
     "recovery": {"strategy": "FAILOVER", "max_restarts_on_errors": 3},
@@ -149,7 +151,29 @@ DSTACK_FACTS: dict[str, Any] = {
     "backends": ["aws", "gcp"],
     "regions": ["eu"],
 }
+STORES = """\
+name: x
+resources:
+  accelerators: tpu-v6e-8
+  accelerator_args: {runtime_version: v2-alpha}
+  any_of: [{infra: gcp/*/us-east1-b}, {infra: gcp/us-west1}]
+config: {kubernetes: {enable_docker: {mode: BUILD, cache_volume: c}}}
+file_mounts: {/a: r2://b, /c: {name: d, store: r2}}
+run: y
+"""
+TPU: dict[str, Any] = {
+    **{**PLAIN, "accelerators": {"tpu-v6e-8": 1}, "instance": None, "image": {}, "pod": None},
+    **{"cloud": "gcp", "region": "us-east1", "zone": "us-east1-b"},
+    **{"tpu": {"runtime_version": "v2-alpha"}},
+    **{"containers": {"mode": "BUILD", "cache_volume": "c"}},
+}
+STORES_FACTS: dict[str, Any] = {
+    **{**MACHINE_FACTS, "name": "x", "run": "y", "workdir": None},
+    "files": {"/a": "r2://b", "/c": {"name": "d", "store": "R2", "mode": "MOUNT"}},
+    "resources": [TPU, {**TPU, "region": "us-west1", "zone": ""}],
+}
 CASES = {
+    "stores": (STORES, STORES_FACTS, "skypilot"),
     "skypilot": (SKYPILOT, SKYPILOT_FACTS, "skypilot"),
     "machine": (MACHINE, MACHINE_FACTS, "skypilot"),
     "dstack": (DSTACK, DSTACK_FACTS, "dstack"),

@@ -296,10 +296,8 @@ def test_memory_may_go_with_however_many_cpus_there_are(
     [
         "{any_of: [{image_id: 'docker:a'}, {image_id: 'docker:b'}]}",
         "{accelerators: H1000:8}",
-        "{infra: aws/us-east-1/us-east-1a}",
         "{disk_tier: ultra}",
         "{image_id: ami-123}",
-        "{any_of: [{infra: aws/us-east-1/us-east-1a}, {infra: gcp}]}",
         "{local_disk: nvme}",
         "{accelerators: tpu-v4-32}",
     ],
@@ -320,23 +318,17 @@ def test_what_has_no_place_is_kept_and_refused_when_run(resources: str) -> None:
 @pytest.mark.parametrize(
     ("line", "key"),
     [
-        ("service: {readiness_probe: /health, replicas: 2}", "service"),
-        ("pool: {workers: 2}", "pool"),
-        ("file_mounts: {/data: r2://bucket}", "file_mounts./data"),
+        ("file_mounts: {/a: r2://b, /data: s3://c}", "file_mounts./data"),
+        ("file_mounts: {/data: {name: b, store: hf}}", "file_mounts./data"),
         ("file_mounts: {/etc: s3://bucket}", "file_mounts./etc"),
         ("file_mounts: {/data: {source: [s3://a, s3://b]}}", "file_mounts./data"),
         ("volumes: {data: vol}", "volumes.data"),
         ("file_mounts: {/data: ~/.ssh/id_rsa}", "file_mounts./data"),
         ("file_mounts: {/data: $HERE/x}", "file_mounts./data"),
-        ("file_mounts: {/data: {name: b, store: r2}}", "file_mounts./data"),
         ("file_mounts: {/data: {name: b, source: s3://c}}", "file_mounts./data"),
         (
             "file_mounts: {/data: ../x}\nworkdir: {url: https://x/y, ref: abcdef1}",
             "file_mounts./data",
-        ),
-        (
-            "config: {kubernetes: {enable_docker: true}}\nresources: {infra: k8s}",
-            "config.kubernetes.enable_docker",
         ),
         (
             "config: {docker: {run_options: --a}}\nresources: {image_id: docker:a}",
@@ -497,8 +489,8 @@ def test_local_mounts_are_parts_of_the_working_folder_or_submitted_beside_it(
 @pytest.mark.parametrize(
     ("config", "resources"),
     [
-        ("kubernetes: {enable_docker: true}", "{infra: aws}"),
-        ("kubernetes: {enable_docker: true}", "{cpus: 2}"),
+        ("kubernetes: {remote_identity: a}", "{infra: aws}"),
+        ("kubernetes: {remote_identity: a}", "{cpus: 2}"),
         ("kubernetes: {provision_timeout: 900}", "{infra: k8s}"),
         ("active_workspace: a", "{cpus: 2}"),
         ("gcp: {enable_gvnic: true}", "{infra: gcp}"),

@@ -30,13 +30,25 @@ _NOTED = frozenset(
 )
 
 
+_OPTIONS = ("pod_config", "enable_docker")
+
+
 def read_options(config: Node | None) -> tuple[ProviderOptions, ...]:
-    """The settings that become options of a provider: the fields of pods on Kubernetes."""
-    fields = child(child(config, "kubernetes"), "pod_config")
-    if fields is None:
+    """The settings that become options of Kubernetes: fields of pods, and a container engine."""
+    pod, docker = (
+        None if node is None else to_value(node)
+        for node in (child(child(config, "kubernetes"), name) for name in _OPTIONS)
+    )
+    if not isinstance(docker, dict):
+        docker = {"mode": "all" if docker is True else docker}
+    mode, cache = docker.get("mode"), docker.get("cache_volume")
+    options: dict[str, object] = {} if pod is None else {"pod": pod}
+    if mode:
+        mode = str(mode).lower()
+        options["docker"] = {"mode": mode, "cache": cache} if cache else mode
+    if not options:
         return ()
-    values = json.dumps({"pod": to_value(fields)}, default=str)
-    return (ProviderOptions(provider="kubernetes", values=values),)
+    return (ProviderOptions(provider="kubernetes", values=json.dumps(options, default=str)),)
 
 
 def _are_met(options: Node) -> bool:
@@ -59,7 +71,7 @@ def keep_config(
         for inner, value in keys:
             path = key.text if inner is key else f"{key.text}.{inner.text}"
             where = f"config.{path}"
-            if path == "kubernetes.pod_config" or (
+            if (key.text == "kubernetes" and inner.text in _OPTIONS) or (
                 isinstance(value, MapNode) and not value.entries
             ):
                 continue

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -28,7 +28,20 @@ _UPLOADED = (
     "are sent to the bucket every 30 s and at its end, and the bucket's contents are not read"
 )
 # Cavvy's URL scheme for buckets, by the name of the store or of its cloud
-_STORES = {"s3": "s3", "aws": "s3", "gcs": "gs", "gcp": "gs", "azure": "az"}
+_STORES = {
+    **{"s3": "s3", "aws": "s3", "gcs": "gs", "gcp": "gs", "azure": "az"},
+    **{"r2": "r2", "nebius": "nebius", "oci": "oci", "ibm": "cos", "coreweave": "cw"},
+    "vastdata": "vastdata",
+}
+# The URL schemes of stores with S3's protocol. One address, `_ENDPOINT`, applies to a whole job.
+_LIKE_S3 = ("s3", "r2", "nebius", "oci", "cos", "cw", "vastdata")
+_ENDPOINT = "AWS_ENDPOINT_URL_S3"
+# The stores, clouds and URL schemes of stores that use S3's protocol at an address of their own
+_COMPATIBLE = {
+    **{name: name for name in ("r2", "nebius", "coreweave", "oci", "vastdata", "ibm")},
+    **{"cw": "coreweave", "cos": "ibm"},
+}
+_ENDPOINT = "AWS_ENDPOINT_URL_S3"
 _BLOB = re.compile(r"https://([a-z0-9]+)\.blob\.core\.windows\.net/", re.IGNORECASE)
 _CREDENTIALS = re.compile(
     r"~/\.(ssh|aws|azure|kube|gnupg|netrc|docker|config/gcloud)(/(?!.*\.pub$)|$)"
@@ -46,6 +59,7 @@ class TranslatedMounts:
     inputs: tuple[Transfer, ...] = ()
     outputs: tuple[Transfer, ...] = ()
     volumes: tuple[Volume, ...] = ()
+    secrets: tuple[str, ...] = ()
 
 
 def read_mounts(
@@ -56,12 +70,13 @@ def read_mounts(
     if there are several clouds or none.
     """
     found = TranslatedMounts()
+    stores: set[str] = set()
     usual = _STORES.get(next(iter(clouds)), "s3") if len(clouds) == 1 else "s3"
     for key, value in entries(child(table, "file_mounts")):
         where = f"file_mounts.{key.text}"
         try:
             target = _read_target(key.text)
-            one = _read_mount(value, target, workdir, usual, kept_keys)
+            one = _use_s3(_read_mount(value, target, workdir, usual, kept_keys), stores)
         except WrongValue as error:
             unset = isinstance(error, _UnsetVariable)
             kept_keys.refuse(key.mark, where, str(error), until_submitted=unset)
@@ -73,11 +88,35 @@ def read_mounts(
             outputs=(*found.outputs, *one.outputs),
             volumes=(*found.volumes, *one.volumes),
         )
-    return TranslatedMounts(
-        inputs=found.inputs,
-        outputs=found.outputs,
-        volumes=(*found.volumes, *_read_volumes(table, kept_keys)),
-    )
+    secrets = (_ENDPOINT,) if stores - {"s3"} else ()
+    for name in secrets:
+        reason = f"the address of the {min(stores)} store comes from `cavvy secret set {name}`"
+        kept_keys.note_at(table, "file_mounts", reason)
+    volumes = (*found.volumes, *_read_volumes(table, kept_keys))
+    return replace(found, volumes=volumes, secrets=secrets)
+
+
+def _use_s3(found: TranslatedMounts, stores: set[str]) -> TranslatedMounts:
+    """Give the buckets of a mount S3's scheme if their store has S3's protocol. `stores` collects
+    the schemes of these stores. Raises WrongValue if there are several.
+    """
+    urls = [each.source for each in found.inputs] + [each.target for each in found.outputs]
+    schemes = stores | {url.partition(":")[0] for url in urls} & set(_LIKE_S3)
+    if len(schemes) > 1:
+        names = " and ".join(f"{each}://" for each in sorted(schemes))
+        raise WrongValue(f"one job cannot use buckets of {names}: {_ENDPOINT} applies to all")
+    stores |= schemes
+    for each in stores:
+        found = replace(
+            found,
+            inputs=tuple(
+                replace(one, source=re.sub(f"^{each}:", "s3:", one.source)) for one in found.inputs
+            ),
+            outputs=tuple(
+                replace(one, target=re.sub(f"^{each}:", "s3:", one.target)) for one in found.outputs
+            ),
+        )
+    return found
 
 
 def _read_mount(
@@ -175,16 +214,22 @@ def _read_bucket(table: Node, name: str | None, usual: str) -> str:
     if "$" in name:
         raise _UnsetVariable(f"the bucket {name} has a variable without a value; --env sets it")
     store = (text_at(table, "store") or usual).lower()
-    if store not in (*_STORES, *_STORES.values()):
+    store = _STORES.get(store, store)
+    if store not in _STORES.values():
         raise WrongValue(f"a bucket of the store {store} cannot be reached")
     path = text_at(table, "_bucket_sub_path") or ""
-    return f"{_STORES.get(store, store)}://{name}/" + (f"{path.strip('/')}/" if path else "")
+    return f"{store}://{name}/" + (f"{path.strip('/')}/" if path else "")
 
 
 def _read_url(text: str) -> str:
     if "$" in text:
         raise _UnsetVariable(f"{text} has a variable without a value; --env sets it")
+    scheme, _, rest = text.partition("://")
+    if scheme == "cos":  # cos://REGION/BUCKET/KEY
+        rest = rest.partition("/")[2]
     try:
+        if scheme in _LIKE_S3:
+            return scheme + read_source(f"s3://{rest}").removeprefix("s3")
         return read_source(_BLOB.sub("az://", text))
     except WrongValue as error:
         raise WrongValue(f"it cannot be fetched: {error}") from error

@@ -4,7 +4,8 @@ possible; otherwise the result has several alternatives.
 
 import json
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -30,7 +31,7 @@ from cavvy.importers.skypilot.needs import (
     split_accelerator,
 )
 from cavvy.spec.problems import SourceMark
-from cavvy.spec.tree import MapNode, Node, ScalarNode
+from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 
 # For each key that makes no difference to the work, the reason
 _NOTED = {
@@ -43,9 +44,6 @@ _NOTED = {
     "_requires_fuse": "it only concerns SkyPilot itself",
 }
 _REFUSED = {
-    # On-demand offers are for a whole region. The catalog identifies zones by id, but SkyPilot by
-    # name.
-    "zone": "zones are chosen by price and capacity; write only the region",
     "volumes": "volumes are not attached yet",
     "local_disk": "a local disk cannot be requested yet",
     "priority_class": "a Kubernetes priority class is not passed on yet",
@@ -53,6 +51,8 @@ _REFUSED = {
     "_cluster_config_overrides": "SkyPilot's settings have no meaning in Cavvy",
 }
 
+# The region in the name of a zone of AWS (us-east-1a) or Google (us-east1-b)
+_REGION_OF_ZONE = re.compile(r"^([a-z]+(?:-[a-z]+)+-?\d+)(?:[a-z]|-[a-z])$")
 _DISK_TYPES = {"low": "standard", "high": "gp3"}
 
 
@@ -195,13 +195,10 @@ def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> Re
     accelerator is only noted.
     """
     kept_keys.keep_listed((key for key, _ in entries(table)), _REFUSED, _NOTED, "resources.")
-    providers, regions = _read_place(table, kept_keys)
-    if not providers and "tpu" in (name := (text_at(table, "accelerators") or "").lower()):
-        # Like SkyPilot, use the provider of the TPU's name: names with these endings are GKE's.
-        at_gke = name.partition(":")[0].endswith(("slice", "device"))
-        providers = ("kubernetes",) if at_gke else ("gcp",)
+    providers, regions, zone = _read_location(table, kept_keys)
     cpus, memory, per_cpu = _read_amounts(table)
-    image, options = _read_image(table, providers, kept_keys)
+    image, machine = _read_image(table, providers, kept_keys)
+    options = {"image": machine, "zone": zone, **_read_tpu(table, kept_keys)}
     resources = Resources(
         instance=text_at(table, "instance_type"),
         accelerators=_read_accelerators(table, kept_keys, spare=spare),
@@ -216,7 +213,7 @@ def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> Re
         providers=providers,
         regions=regions,
         max_rate=read_price(table, "max_hourly_cost"),
-        options=options,
+        options=_make_options(providers, options),
     )
     return ResourceRequest(
         resources=resources,
@@ -227,21 +224,42 @@ def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> Re
     )
 
 
-def _read_place(
+def _make_options(
+    providers: tuple[str, ...], options: Mapping[str, object]
+) -> tuple[ProviderOptions, ...]:
+    """The options that are set, for each of the providers."""
+    values = json.dumps({name: value for name, value in options.items() if value is not None})
+    if values == "{}":
+        return ()
+    return tuple(ProviderOptions(provider=name, values=values) for name in providers)
+
+
+def _read_location(
     table: MapNode, kept_keys: TranslationNotes
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+) -> tuple[tuple[str, ...], tuple[str, ...], str | None]:
+    """Return the providers, the regions, and the zone."""
     infra = text_at(table, "infra")
     if infra is None:
-        cloud, region = text_at(table, "cloud"), text_at(table, "region")
-        return ((cloud.lower(),) if cloud else ()), ((region,) if region else ())
-    cloud, _, rest = infra.partition("/")
+        cloud, region, zone = (text_at(table, key) or "" for key in ("cloud", "region", "zone"))
+    else:
+        cloud, _, region = infra.partition("/")
+        zone = ""
+        if cloud.lower() not in ("k8s", "kubernetes", "ssh"):
+            region, _, zone = region.partition("/")
     cloud = {"k8s": "kubernetes", "*": ""}.get(cloud.lower(), cloud.lower())
-    region, _, zone = (rest, "", "") if cloud in ("kubernetes", "ssh") else rest.partition("/")
-    if cloud == "slurm" and zone not in ("", "*"):
-        region = f"{region}/{zone}"  # a partition of a cluster; `regions` may also list partitions
-    elif zone not in ("", "*"):
-        kept_keys.refuse_at(table, "resources.infra", _REFUSED["zone"])
-    return ((cloud,) if cloud else ()), ((region,) if region not in ("", "*") else ())
+    region, zone = region.strip("*"), zone.strip("*")
+    if cloud == "slurm" and zone:
+        region, zone = f"{region}/{zone}", ""  # a partition; `regions` may also list partitions
+    elif zone and not cloud:
+        key = "resources.zone" if infra is None else "resources.infra"
+        kept_keys.refuse_at(table, key, f"the zone {zone} needs its cloud, such as infra: aws")
+    elif zone and not region:
+        region = "".join(_REGION_OF_ZONE.findall(zone))
+    if not cloud and "tpu" in (name := (text_at(table, "accelerators") or "").lower()):
+        # Like SkyPilot, use the provider of the TPU's name: names with these endings are GKE's.
+        at_gke = name.partition(":")[0].endswith(("slice", "device"))
+        cloud = "kubernetes" if at_gke else "gcp"
+    return ((cloud,) if cloud else ()), ((region,) if region else ()), zone or None
 
 
 _Bounds = tuple[float | None, float | None]
@@ -297,14 +315,18 @@ def _read_accelerators(
         kept_keys.note(mark, key, f"{found.problem}. Only the other alternatives are used")
     elif found.problem:
         kept_keys.refuse(mark, key, found.problem)
-    if child(table, "accelerator_args") is not None and set(
-        _names(child(table, "accelerator_args"))
-    ) != {"tpu_vm"}:
-        where = mark_of(table, "accelerator_args")
-        kept_keys.refuse(
-            where, "resources.accelerator_args", "a TPU's runtime cannot be chosen yet"
-        )
     return found.needs
+
+
+def _read_tpu(table: MapNode, kept_keys: TranslationNotes) -> dict[str, object]:
+    """The options for Google's TPUs."""
+    options = {
+        key.text: to_value(value) for key, value in entries(child(table, "accelerator_args"))
+    }
+    if options.pop("tpu_vm", True) is False:
+        key = "resources.accelerator_args"
+        kept_keys.refuse_at(table, key, "Google no longer has TPU nodes, only TPU VMs")
+    return options
 
 
 def _find(name: str, size: str, count: float) -> TranslatedNeeds:
@@ -327,11 +349,11 @@ def _names(node: Node | None) -> list[str]:
 
 def _read_image(
     table: MapNode, providers: tuple[str, ...], kept_keys: TranslationNotes
-) -> tuple[str | None, tuple[ProviderOptions, ...]]:
-    """Return the container image, and the machine image as an option of its provider."""
+) -> tuple[str | None, str | None]:
+    """Return the container image and the machine image."""
     node = child(table, "image_id")
     if node is None:
-        return None, ()
+        return None, None
     values = _list_images(node)
     docker = values.pop("docker", "")
     boxes = [each for each in (docker, *values.values()) if each.startswith("docker:")]
@@ -351,9 +373,8 @@ def _read_image(
             mark, key, f"the machine image {machines[0]} belongs to one cloud: name it in `infra`"
         )
     elif machines:
-        option = json.dumps({"image": machines[0]})
-        return image, (ProviderOptions(provider=providers[0], values=option),)
-    return image, ()
+        return image, machines[0]
+    return image, None
 
 
 def _list_images(node: Node) -> dict[str, str]:

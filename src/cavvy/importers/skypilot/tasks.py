@@ -22,13 +22,14 @@ from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value
 
 KIND = "SkyPilot"
 _LATER = {
-    "service": "services are not supported yet",
-    "pool": "pools of warm workers are not supported yet",
     "file_mounts_mapping": "it only concerns SkyPilot itself",
     "event_callback": "state changes trigger no calls; the `webhooks` of a Cavvy file are called "
     "when the job ends",
 }
+_ONE_COPY = "`cavvy run` does what `sky launch` does: it ignores this section and starts {}"
 _NOTED = {
+    "service": _ONE_COPY.format("one copy; `cavvy forward NAME PORT` forwards its port"),
+    "pool": _ONE_COPY.format("one worker"),
     "inputs": "SkyPilot only uses it to price traffic",
     "outputs": "SkyPilot only uses it to price traffic",
     "api_server_access": "Cavvy has no SkyPilot server to reach",
@@ -205,9 +206,7 @@ def _translate_task(
     if not run.strip():
         kept_keys.note_at(table, "run", f"it has nothing to run: {WAITS}")
         run = WAIT
-    if re.search(r"\bconda\b", f"{setup}\n{run}") and request.image is None:
-        where = "setup" if "conda" in (setup or "") else "run"
-        kept_keys.note_at(table, where, "a node has no conda unless it is installed there")
+    _note_conda(table, request.image, kept_keys)
     return Task(
         name=_name(table, header, number, kept_keys),
         run=run,
@@ -219,12 +218,19 @@ def _translate_task(
         image=request.image,
         workdir=workdir,
         env=env,
-        secrets=secrets,
+        secrets=tuple(dict.fromkeys((*secrets, *mounts.secrets))),
         inputs=mounts.inputs,
         outputs=mounts.outputs,
         volumes=mounts.volumes,
         retry=request.retry,
     )
+
+
+def _note_conda(table: Node, image: str | None, kept_keys: TranslationNotes) -> None:
+    for key in ("setup", "run"):
+        if image is None and re.search(r"\bconda\b", text_at(table, key) or ""):
+            kept_keys.note_at(table, key, "a node has no conda unless it is installed there")
+            break
 
 
 def _keep_keys(table: Node, header: Node | None, kept_keys: TranslationNotes) -> None:
