@@ -247,6 +247,8 @@ def test_a_lost_rank_takes_the_gang_to_another_place() -> None:
     )
     assert outcomes(trace) == [AttemptOutcome.NODE, AttemptOutcome.SUCCEEDED]
     assert pool(trace) == ["cheap", "dear"]
+    first = trace.nodes[0][0]
+    assert (first.exit_outcome, first.exit_code) == (AttemptOutcome.STOPPED, 143), tell(trace)
 
 
 def test_a_place_that_never_boots_is_left() -> None:

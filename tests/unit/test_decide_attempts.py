@@ -116,6 +116,13 @@ def with_exit(
     return replace(old, nodes=tuple(nodes))
 
 
+def with_order(old: AttemptSnapshot, rank: int, kind: str, given: datetime) -> AttemptSnapshot:
+    nodes = list(old.nodes)
+    order = Order(seq=1, kind=kind, seconds=10, reason="", at=given)
+    nodes[rank] = replace(nodes[rank], order=order)
+    return replace(old, nodes=tuple(nodes))
+
+
 def with_progress(
     old: AttemptSnapshot, rank: int, values: dict[str, float | str]
 ) -> AttemptSnapshot:
@@ -300,10 +307,37 @@ class TestRunning:
         assert (end.outcome, end.exit_code, end.rank) == (AttemptOutcome.EXIT, 7, 1)
 
     def test_stubborn_ranks_are_not_waited_for_without_end(self) -> None:
-        failed = with_exit(view(ranks=2), 1, AttemptOutcome.EXIT, 7)
-        assert ends_as(
-            decide_attempt(failed, at(1) + timedelta(seconds=10) + a.MARGIN), AttemptOutcome.EXIT
-        )
+        failed = with_order(with_exit(view(ranks=2), 1, AttemptOutcome.EXIT, 7), 0, "stop", at(20))
+        until = at(20) + timedelta(seconds=10) + a.MARGIN
+        assert decide_attempt(failed, at(20)) == a.RecheckAttempt(after=until - at(20))
+        assert ends_as(decide_attempt(failed, until), AttemptOutcome.EXIT)
+
+    def test_a_rank_that_dies_in_its_notice_leaves_the_others_their_grace(self) -> None:
+        gang = view(ranks=3)
+        noticed = replace(gang, nodes=(*gang.nodes[:2], replace(gang.nodes[2], notice_until=at(4))))
+        taken = with_exit(noticed, 2, AttemptOutcome.PREEMPTED, 143)
+        told = decide_attempt(taken, at(2))
+        assert isinstance(told, a.OrderRanks)
+        assert (told.ranks, told.kind, told.seconds) == ((0, 1), "notice", 10)
+        for rank in told.ranks:
+            taken = with_order(taken, rank, "notice", at(2))
+        assert isinstance(decide_attempt(taken, at(16)), a.RecheckAttempt)
+        assert ends_as(decide_attempt(taken, at(17)), AttemptOutcome.PREEMPTED)
+        for rank in told.ranks:
+            taken = with_exit(taken, rank, AttemptOutcome.PREEMPTED, 143, 9)
+        action = decide_attempt(taken, at(9))
+        assert ends_as(action, AttemptOutcome.PREEMPTED)
+
+    def test_a_short_notice_of_one_node_leaves_the_others_their_grace(self) -> None:
+        gang = view(ranks=2)
+        noticed = replace(gang, nodes=(gang.nodes[0], replace(gang.nodes[1], notice_until=at(3))))
+        told = decide_attempt(noticed, at(1))
+        assert isinstance(told, a.OrderRanks)
+        assert told.seconds == 10
+        for rank in (0, 1):
+            noticed = with_order(noticed, rank, "notice", at(1))
+        assert isinstance(decide_attempt(noticed, at(3)), a.RecheckAttempt)
+        assert ends_as(decide_attempt(noticed, at(16)), AttemptOutcome.PREEMPTED)
 
     def test_the_first_failure_is_the_earliest(self) -> None:
         both = with_exit(
@@ -325,8 +359,17 @@ class TestRunning:
 
     def test_one_lost_node_is_the_gangs_loss_unless_its_work_was_over(self) -> None:
         lost = view(ranks=2, seen=alive(ended_rank=1, ranks=2))
-        action = decide_attempt(lost, at(10))
+        told = decide_attempt(lost, at(100))
+        assert isinstance(told, a.OrderRanks)
+        assert (told.ranks, told.kind, told.seconds) == ((0,), "stop", 10)
+        saving = with_order(lost, 0, "stop", at(100))
+        assert isinstance(decide_attempt(saving, at(114)), a.RecheckAttempt)
+        assert ends_as(decide_attempt(saving, at(115)), AttemptOutcome.NODE)
+        saved = with_exit(saving, 0, AttemptOutcome.STOPPED, 143, 103)
+        action = decide_attempt(saved, at(103))
         assert ends_as(action, AttemptOutcome.NODE)
+        assert isinstance(action, a.AdvanceAttempt)
+        assert (action.rank, action.reason) == (1, "the node of rank 1 was lost")
         done = with_exit(lost, 1, AttemptOutcome.SUCCEEDED, 0)
         assert isinstance(decide_attempt(done, at(10)), a.RecheckAttempt)
 
@@ -359,6 +402,11 @@ class TestRunning:
             decide_attempt(quiet, T0 + lease - timedelta(seconds=1)), a.RecheckAttempt
         )
         assert ends_as(decide_attempt(quiet, T0 + lease), AttemptOutcome.NODE)
+        pair = view(ranks=2, seen=alive(ranks=2))
+        half = replace(pair, nodes=(replace(pair.nodes[0], heard_at=T0 + lease), pair.nodes[1]))
+        told = decide_attempt(half, T0 + lease)
+        assert isinstance(told, a.OrderRanks)
+        assert told.ranks == (0,)
         restarted = replace(quiet, listening_since=T0 + lease)
         assert isinstance(decide_attempt(restarted, T0 + lease), a.RecheckAttempt)
 
@@ -440,6 +488,25 @@ class TestRunning:
         assert ends_as(decide_attempt(complete, at(2)), AttemptOutcome.SUCCEEDED)
         limited = replace(told, job=replace(job, stop_cause=StopCause.BUDGET))
         assert ends_as(decide_attempt(limited, at(2)), AttemptOutcome.LIMIT)
+
+    @pytest.mark.parametrize(
+        ("exited", "outcome"), [(1, AttemptOutcome.EXIT), (3, AttemptOutcome.STOPPED)]
+    )
+    def test_a_failure_counts_only_if_it_precedes_the_stop_of_the_other_ranks(
+        self, exited: float, outcome: AttemptOutcome
+    ) -> None:
+        job = make_job(
+            JobPhase.STOPPING, stop_reason="enough", stop_cause=StopCause.USER, since=at(2)
+        )
+        gang = with_exit(view(ranks=2, job=job), 0, AttemptOutcome.STOPPED, 143, 4)
+        assert ends_as(
+            decide_attempt(with_exit(gang, 1, AttemptOutcome.EXIT, 1, exited), at(5)), outcome
+        )
+
+    def test_a_failure_before_the_signal_stands(self) -> None:
+        job = make_job(JobPhase.STOPPING, stop_reason="enough", stop_cause=StopCause.USER)
+        failed = with_exit(view(job=job), 0, AttemptOutcome.EXIT, 3)
+        assert ends_as(decide_attempt(failed, at(2)), AttemptOutcome.EXIT)
 
     def test_an_attempt_that_was_overtaken_goes(self) -> None:
         assert ends_as(decide_attempt(view(job=make_job(attempt=2)), at(1)), AttemptOutcome.STOPPED)

@@ -218,6 +218,8 @@ def test_a_stop_waits_for_the_attempt() -> None:
         None,
     )
     assert turned(decide_job(ended(AttemptOutcome.SUCCEEDED, **stopping), T0)) == (JobPhase.DONE, 0)
+    failed = decide_job(ended(AttemptOutcome.EXIT, exit_code=3, **stopping), T0)
+    assert turned(failed) == (JobPhase.FAILED, 3)
     limit = {**stopping, "stop_cause": StopCause.BUDGET}
     assert turned(decide_job(ended(AttemptOutcome.LIMIT, **limit), T0)) == (JobPhase.FAILED, None)
 

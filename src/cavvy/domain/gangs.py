@@ -41,7 +41,7 @@ class GangSeen:
     state: GangState
     engine_id: str = ""
     reason: str = ""  # why the gang waits or ended, for users
-    preempted: bool = False  # ended because the provider reclaimed it
+    preempted: bool = False  # the provider reclaimed the gang or one of its nodes
     exit_code: int | None = None
     eta: datetime | None = None
     nodes: Sequence[NodeSeen] = ()

@@ -72,7 +72,7 @@ JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
     },
     JobPhase.STOPPING: {
         JobPhase.STOPPED: "the work was stopped by the user",
-        JobPhase.FAILED: "the work was stopped by one of its limits",
+        JobPhase.FAILED: "a limit stopped the work, or it failed before the stop reached it",
         JobPhase.DONE: "the work succeeded before the stop reached it",
     },
     JobPhase.DONE: {},
@@ -350,6 +350,7 @@ class Order:
     kind: str  # "stop" (seconds: grace) | "notice" (seconds: until the node is reclaimed)
     seconds: float
     reason: str
+    at: datetime | None = None  # when it was given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

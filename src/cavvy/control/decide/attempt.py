@@ -174,7 +174,7 @@ def _booting(view: AttemptSnapshot, now: datetime) -> Action:
     action = _reported(view, now) or _unwanted(view, now) or _noticed(view, now)
     if action is None and all(node.running_at is not None for node in view.nodes):
         action = AdvanceAttempt(phase=AttemptPhase.RUNNING, reason="the work runs")
-    action = action or _gone(view, now) or _silent(view, now)
+    action = action or _gone(view, now)
     if action is not None:
         return action
     if all(node.claim for node in view.nodes):
@@ -195,7 +195,6 @@ def _running(view: AttemptSnapshot, now: datetime) -> Action:
         or _unwanted(view, now)
         or _noticed(view, now)
         or _gone(view, now)
-        or _silent(view, now)
         or RecheckAttempt(after=_next_look(view, now))
     )
 
@@ -262,37 +261,79 @@ DECIDE: dict[AttemptPhase, Callable[[AttemptSnapshot, datetime], Action]] = {
 
 
 def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """The end of the work according to the agents' reports. A gang fails as a whole, with the exit
-    code of the first failure.
+    """The end of the work according to the agents' reports, lost nodes and silent agents. A gang
+    fails as a whole, with the exit code of the first failure.
     """
-    exited = [node for node in view.nodes if node.phase is NodePhase.EXITED]
+    lost = _losses(view, now)
+    exited = [node for node in view.nodes if node.phase is NodePhase.EXITED] + lost
     complete = is_complete(view.nodes)
     failures = [node for node in exited if not _succeeded(node, complete)]
     if not failures:
         if len(exited) < len(view.nodes):
             return None
         return _ending(AttemptOutcome.SUCCEEDED, "the work succeeded", exit_code=0)
-    # A rank that stopped on an order is not the cause; the cause is another rank's failure.
-    causes = [
-        node for node in failures if node.exit_outcome is not AttemptOutcome.STOPPED
-    ] or failures
-    first = min(causes, key=lambda node: (node.exited_at or now, node.rank))
-    waiting = _told_or_waited_for(view, first, now)
+    first = _first_cause(view, failures, now)
+    waiting = _let_others_save(view, first, [node.rank for node in exited], now)
     if waiting is not None:
         return waiting
     outcome = first.exit_outcome or AttemptOutcome.NODE
-    if outcome is AttemptOutcome.STOPPED:
-        outcome = _stop_outcome(view.job) if not _wanted(view) else AttemptOutcome.NODE
+    if not _wanted(view) and (outcome is AttemptOutcome.STOPPED or first in lost):
+        outcome = _stop_outcome(view.job)
+    elif outcome is AttemptOutcome.STOPPED:
+        outcome = AttemptOutcome.NODE
     alone = len(view.nodes) > 1 and outcome in (
         AttemptOutcome.EXIT,
         AttemptOutcome.SETUP,
         AttemptOutcome.NODE,
     )
-    where = f" on rank {first.rank}" if alone else ""
+    where = f" on rank {first.rank}" if alone and first not in lost else ""
     early = "; it ended with exit code 0, but did not report that it is complete"
     reason = f"{first.exit_reason or outcome}{where}{early if first.exit_code == 0 else ''}"
     failure = first.exit_failure if outcome is AttemptOutcome.NODE else None
     return _ending(outcome, reason, failure, exit_code=first.exit_code, rank=first.rank)
+
+
+def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
+    """The ranks whose node is gone or whose agent was silent for longer than its lease, as if they
+    had exited. The end of the whole gang is not among them.
+    """
+    seen, lost = view.seen, []
+    gone = seen.nodes if isinstance(seen, GangSeen) and seen.state is not GangState.ENDED else ()
+    ends = {node.rank: node.ended_at for node in gone if node.ended_at}
+    lease = view.job.task.limits.unattended + view.job.task.grace + MARGIN
+    for node in view.nodes:
+        if node.phase is NodePhase.EXITED:
+            continue
+        if isinstance(seen, GangSeen) and node.rank in ends:
+            end = _lost(seen, node.rank)
+            at = ends[node.rank]
+        elif node.claim and now - _heard(view, node) >= lease:
+            reason = f"the agent of rank {node.rank} was silent for longer than its lease"
+            end = _ending(AttemptOutcome.NODE, reason, FailureKind.NETWORK)
+            at = _heard(view, node) + lease
+        else:
+            continue
+        lost.append(
+            replace(
+                node,
+                exit_outcome=end.outcome,
+                exit_reason=end.reason,
+                exit_failure=end.failure,
+                exited_at=at,
+            )
+        )
+    return lost
+
+
+def _first_cause(view: AttemptSnapshot, failures: Sequence[Node], now: datetime) -> Node:
+    """The failure that ended the gang. A rank that stopped on an order is not the cause of a
+    failure; and if the user or a limit stopped the job, only failures before that are causes.
+    """
+    stopped = [node for node in failures if node.exit_outcome is AttemptOutcome.STOPPED]
+    causes = [node for node in failures if node.exit_outcome is not AttemptOutcome.STOPPED]
+    if stopped and not _wanted(view):
+        causes = [node for node in causes if (node.exited_at or now) < view.job.since]
+    return min(causes or stopped, key=lambda node: (node.exited_at or now, node.rank))
 
 
 def is_complete(nodes: Sequence[Node]) -> bool:
@@ -317,24 +358,42 @@ def _succeeded(node: Node, complete: bool) -> bool:
     return node.exit_outcome is AttemptOutcome.SUCCEEDED or (told and complete)
 
 
-def _told_or_waited_for(view: AttemptSnapshot, first: Node, now: datetime) -> Action | None:
-    """Stop the remaining ranks after the first failure and give them their grace period, so that
-    two attempts never overlap.
+def _let_others_save(
+    view: AttemptSnapshot, first: Node, over: Sequence[int], now: datetime
+) -> Action | None:
+    """After the first failure, order the remaining ranks to end, and give them their grace period.
+
+    They can then save their state, and two attempts never overlap.
     """
-    left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]
-    until = (first.exited_at or now) + view.job.task.grace + MARGIN
+    if not all(node.claim for node in view.nodes):
+        return None  # no rank has received its work
+    left = [node for node in view.nodes if node.rank not in over]
     deadline = taken_at(view.attempt, view.nodes)
-    if deadline is not None and first.exit_outcome is AttemptOutcome.PREEMPTED:
-        until = max(until, deadline)
-    if not left or now >= until:
-        return None
-    untold = tuple(node.rank for node in left if node.order is None or node.order.kind != "stop")
-    if untold and not (deadline and first.exit_outcome is AttemptOutcome.PREEMPTED):
-        grace = view.job.task.grace.total_seconds()
+    taken = deadline is not None and first.exit_outcome is AttemptOutcome.PREEMPTED
+    kinds = ("stop", "notice") if taken else ("stop",)
+    untold = tuple(node.rank for node in left if not _is_told(node, kinds))
+    grace = view.job.task.grace
+    if untold:
+        seconds = max(grace, deadline - now) if taken and deadline else grace
         return OrderRanks(
-            ranks=untold, kind="stop", seconds=grace, reason=f"rank {first.rank} failed"
+            ranks=untold,
+            kind=kinds[-1],
+            seconds=seconds.total_seconds(),
+            reason=f"rank {first.rank} " + ("is being reclaimed" if taken else "failed"),
         )
-    return RecheckAttempt(after=until - now)
+    until = max([first.exited_at or now, *_told_at(left)]) + grace + MARGIN
+    if taken and deadline:
+        until = max(until, deadline)
+    return RecheckAttempt(after=until - now) if left and now < until else None
+
+
+def _is_told(node: Node, kinds: Sequence[str]) -> bool:
+    return node.order is not None and node.order.kind in kinds
+
+
+def _told_at(nodes: Sequence[Node]) -> list[datetime]:
+    """When these ranks got their orders."""
+    return [node.order.at for node in nodes if node.order is not None and node.order.at is not None]
 
 
 def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
@@ -370,13 +429,20 @@ def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
         return None
     drill = until == view.attempt.drill_until
     reason = _ours(view) if drill else "the provider reclaims the node"
+    left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]
+    others = [] if drill else [node for node in left if node.notice_until is None]
+    grace = view.job.task.grace
+    until = max([until, *(at + grace + MARGIN for at in _told_at(others))])
     if now >= until:
         return _ending(AttemptOutcome.PREEMPTED, reason)
-    left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]
-    untold = tuple(node.rank for node in left if node.order is None)
+    untold = [node for node in left if node.order is None]
     if untold:
+        rest = until - now
         return OrderRanks(
-            ranks=untold, kind="notice", seconds=(until - now).total_seconds(), reason=reason
+            ranks=tuple(node.rank for node in untold),
+            kind="notice",
+            seconds=(rest if drill else max(rest, grace)).total_seconds(),
+            reason=reason,
         )
     return None
 
@@ -399,10 +465,6 @@ def _gone(view: AttemptSnapshot, now: datetime) -> Action | None:
     if isinstance(seen, GangSeen):
         if seen.state is GangState.ENDED:
             return _lost(seen)
-        working = {node.rank for node in view.nodes if node.phase is not NodePhase.EXITED}
-        dead = [node.rank for node in seen.nodes if node.ended_at and node.rank in working]
-        if dead:
-            return _lost(seen, rank=min(dead))
         return ClearMisses() if attempt.missed_looks else None
     if seen is GangAbsence.UNKNOWN:
         return None
@@ -425,17 +487,6 @@ def _lost(seen: GangSeen, rank: int | None = None) -> AdvanceAttempt:
     return _ending(
         AttemptOutcome.NODE, f"{what}: {seen.reason}" if seen.reason else what, rank=rank
     )
-
-
-def _silent(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """End the attempt if an agent was silent for longer than its lease: it has then stopped its
-    work."""
-    lease = view.job.task.limits.unattended + view.job.task.grace + MARGIN
-    for node in view.nodes:
-        if node.claim and node.phase is not NodePhase.EXITED and now - _heard(view, node) >= lease:
-            reason = f"the agent of rank {node.rank} was silent for longer than its lease"
-            return _ending(AttemptOutcome.NODE, reason, FailureKind.NETWORK)
-    return None
 
 
 def _ending(

@@ -120,6 +120,8 @@ def _stopping(view: JobSnapshot, now: datetime) -> Action:
             reason="the work succeeded before the stop reached it",
             exit_code=0,
         )
+    if attempt is not None and attempt.outcome in (AttemptOutcome.EXIT, AttemptOutcome.SETUP):
+        return _failed(attempt, f"{attempt.reason}, before the stop reached it")
     return _stopped(view.job, attempt.exit_code if attempt else None)
 
 

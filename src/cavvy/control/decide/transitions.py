@@ -292,7 +292,9 @@ def order_ranks(
     for rank in action.ranks:
         node = rows.nodes_of(attempt)[rank]
         seq = node.order.seq + 1 if node.order else 1
-        order = Order(seq=seq, kind=action.kind, seconds=action.seconds, reason=action.reason)
+        order = Order(
+            seq=seq, kind=action.kind, seconds=action.seconds, reason=action.reason, at=now
+        )
         nodes.append(replace(node, order=order))
     text = f"{action.reason}: {_describe(action)}"
     event = make_event(rows.job, now, action.kind, text, attempt.number)

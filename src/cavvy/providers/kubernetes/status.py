@@ -322,6 +322,7 @@ def _current(record: PodGangRecord, ranks: Sequence[PodRank]) -> GangSeen:
         state=state,
         engine_id=record.uid,
         reason=reason,
+        preempted=any(each.preempted for each in ranks),
         nodes=_nodes([each for each in ranks if each.node]),
     )
 
