@@ -307,9 +307,10 @@ def qdel(folder: Path, arguments: list[str]) -> None:
             if job["state"] == "F":
                 fail(f"qdel: Job has finished {number}", 35)
             if job["state"] == "Q":
-                job |= {"state": "F", "etime": int(time.time()), "comment": "Job deleted"}
+                deleted = {"comment": "Job deleted", "substate": 91}
+                job |= {"state": "F", "etime": int(time.time())} | deleted
                 continue
-            job["state"] = "E"
+            job |= {"state": "E", "substate": 91}
         if os.fork() == 0:
             end_all(number)
             os._exit(0)
@@ -374,6 +375,8 @@ def _facts(job: dict) -> dict:  # type: ignore[type-arg]
         }
     if "etime" in job:
         facts |= {"mtime": _shown(job["etime"]), "history_timestamp": job["etime"]}
+    if "substate" in job:
+        facts["substate"] = job["substate"]
     if "exit" in job:
         facts["Exit_status"] = job["exit"]
     return {**facts, "comment": job.get("comment", "")}

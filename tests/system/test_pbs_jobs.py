@@ -68,6 +68,18 @@ def test_a_job_that_pbs_takes_away_goes_on(user: User) -> None:
     check_gone(user)
 
 
+def test_a_job_that_an_administrator_deletes_is_stopped(user: User) -> None:
+    user.submit(f"name: no\n{SMALL}\nrun: sleep 300")
+    user.wait("no", "running")
+    (number,) = list_jobs(user, "R")
+    pbs_stand_in.qdel(user.root.parent / "pbs", [number])
+    job = user.ended("no")
+    assert (job.phase, job.attempt, job.attempts[0].outcome) == ("stopped", 1, "stopped")
+    assert job.reason == "the job was deleted in PBS, not by Cavvy"
+    check_gone(user)
+    assert list_jobs(user, "F") == [number]
+
+
 @pytest.mark.proves(PROOF, "notice")
 def test_a_walltime_is_asked_for_and_its_end_is_a_notice(user: User) -> None:
     user.settings(

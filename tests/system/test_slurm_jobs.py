@@ -48,6 +48,14 @@ def check_gone(user: User, cluster: Cluster) -> None:
     assert user.json("nodes") == []
 
 
+def fill(cluster: Cluster) -> str:
+    """Submit a job that occupies every node, and return its id."""
+    whole = ("--partition=main", "--exclusive", "--nodes=4", "--output=/dev/null")
+    job = cluster.run("sbatch", "--parsable", *whole, "--wrap=sleep 600").strip()
+    cluster.until(lambda: cluster.job(job) == "RUNNING")
+    return job
+
+
 def test_a_job_runs_to_its_end_with_its_log_and_its_bill(user: User, cluster: Cluster) -> None:
     (user.work / "main.py").write_text("import sys\nprint('hello', *sys.argv[1:])\nsys.exit(7)\n")
     text = (
@@ -64,6 +72,7 @@ def test_a_job_runs_to_its_end_with_its_log_and_its_bill(user: User, cluster: Cl
     assert charge["rate_micros_per_hour"] == 7200 * 10**6
     assert job.spent_micros == charge["amount_micros"]
     check_gone(user, cluster)
+    assert [cluster.job(each) for each in cluster.jobs()] == ["COMPLETED"]
 
 
 def test_ranks_of_a_gang_have_a_node_each_and_meet(user: User, cluster: Cluster) -> None:
@@ -155,16 +164,7 @@ def test_a_long_queue_is_shown_with_its_reason(user: User, cluster: Cluster) -> 
 
 @pytest.mark.parametrize("when", ["queued", "starting", "running"])
 def test_a_job_is_cancelled_in_every_phase(user: User, cluster: Cluster, when: str) -> None:
-    if when == "queued":
-        whole = (
-            "--partition=main",
-            "--exclusive",
-            "--nodes=4",
-            "--output=/dev/null",
-            "--wrap=sleep 600",
-        )
-        other = cluster.run("sbatch", "--parsable", *whole).strip()
-        cluster.until(lambda: cluster.job(other) == "RUNNING")
+    other = fill(cluster) if when == "queued" else ""
     name = user.submit(f"{{name: no, {SMALL}, run: 'echo here; sleep 300'}}")
     if when == "queued":
         cluster.until(lambda: cluster.jobs("PD"))
@@ -176,6 +176,29 @@ def test_a_job_is_cancelled_in_every_phase(user: User, cluster: Cluster, when: s
     if when == "queued":
         cluster.run("scancel", other)
     check_gone(user, cluster)
+
+
+@pytest.mark.parametrize("when", ["queued", "running"])
+def test_a_job_that_an_administrator_cancels_is_stopped(
+    user: User, cluster: Cluster, when: str
+) -> None:
+    other = fill(cluster) if when == "queued" else ""
+    run = "trap 'exit 0' TERM; sleep 300 & wait"
+    name = user.submit(f'{{name: no, {SMALL}, run: "{run}"}}')
+    if when == "queued":
+        cluster.until(lambda: cluster.jobs("PD"))
+    else:
+        user.wait(name, "running")
+    (job_id,) = set(cluster.jobs("PD,R")) - {other}
+    before = set(cluster.jobs())
+    cluster.run("scancel", job_id)
+    job = user.ended(name)
+    assert (job.phase, job.attempt, job.attempts[0].outcome) == ("stopped", 1, "stopped")
+    assert job.reason == "the job was cancelled in Slurm, not by Cavvy"
+    if when == "queued":
+        cluster.run("scancel", other)
+    check_gone(user, cluster)
+    assert set(cluster.jobs()) == before, "the job was submitted again"
 
 
 def _counting(name: str, user: User, resources: str) -> str:

@@ -353,6 +353,18 @@ class TestRunning:
         )
         assert ends_as(decide_attempt(view(seen=gone()), at(10)), AttemptOutcome.NODE)
 
+    def test_a_cancelled_gang_was_stopped_even_if_its_agents_took_it_for_a_preemption(self) -> None:
+        cancelled = replace(gone(), cancelled=True, reason="cancelled in Slurm")
+        assert ends_as(decide_attempt(view(seen=cancelled), at(10)), AttemptOutcome.STOPPED)
+        ending = view(AttemptPhase.ENDING, seen=cancelled, outcome=AttemptOutcome.PREEMPTED)
+        action = decide_attempt(ending, at(10))
+        assert isinstance(action, a.AdvanceAttempt)
+        assert (action.phase, action.outcome, action.reason) == (
+            AttemptPhase.ENDED,
+            AttemptOutcome.STOPPED,
+            "cancelled in Slurm",
+        )
+
     def test_an_exit_that_was_reported_counts_more_than_the_gangs_end(self) -> None:
         done = with_exit(view(seen=gone()), 0, AttemptOutcome.SUCCEEDED, 0)
         assert ends_as(decide_attempt(done, at(10)), AttemptOutcome.SUCCEEDED)

@@ -124,10 +124,8 @@ def test_a_preemption_is_tried_again_without_end_by_default() -> None:
     assert turned(decide_job(once, T0)) == (JobPhase.FAILED, None)
 
 
-@pytest.mark.parametrize(
-    "outcome", [AttemptOutcome.NODE, AttemptOutcome.TIMEOUT, AttemptOutcome.STOPPED]
-)
-def test_a_lost_node_is_tried_three_times_and_elsewhere(outcome: AttemptOutcome) -> None:
+@pytest.mark.parametrize("outcome", [AttemptOutcome.NODE, AttemptOutcome.TIMEOUT, None])
+def test_a_lost_node_is_tried_three_times_and_elsewhere(outcome: AttemptOutcome | None) -> None:
     action = decide_job(ended(outcome, retries={"node": 2}), T0)
     assert isinstance(action, j.RequeueJob)
     assert action.avoid == 4 * (
@@ -169,6 +167,16 @@ def test_a_gang_that_we_take_away_ourselves_may_work_until_it_is_gone() -> None:
         replace(ours, attempt=replace(ours.attempt, phase=AttemptPhase.ENDED)),
     ):
         assert isinstance(decide_job(over, T0), j.RequeueJob)
+
+
+def test_a_cancelled_gang_ends_its_job_and_no_gang_replaces_it_before_that_is_known() -> None:
+    reclaimed = replace(ended(AttemptOutcome.PREEMPTED), awaits_end=True)
+    assert isinstance(decide_job(reclaimed, T0), j.RecheckJob)
+    assert reclaimed.attempt is not None
+    over = replace(reclaimed, attempt=replace(reclaimed.attempt, phase=AttemptPhase.ENDED))
+    assert isinstance(decide_job(over, T0), j.RequeueJob)
+    cancelled = ended(AttemptOutcome.STOPPED, reason="the job was cancelled", exit_code=143)
+    assert turned(decide_job(cancelled, T0)) == (JobPhase.STOPPED, 143)
 
 
 def test_no_capacity_is_looked_for_elsewhere_at_once_and_here_later_and_later() -> None:

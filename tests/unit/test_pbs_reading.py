@@ -76,6 +76,17 @@ def test_ends(code: int | None, words: str, taken: bool, broke: bool) -> None:
     assert words in row.reason
 
 
+@pytest.mark.parametrize("spot", [False, True])
+@pytest.mark.parametrize("code", [271, None])  # while it ran, and while it waited
+def test_a_deleted_job_was_cancelled_unless_its_queue_is_preempted(
+    code: int | None, spot: bool
+) -> None:
+    facts = {"job_state": "F", "substate": 91, "comment": "gone", "Exit_status": code}
+    row = read_row("1.s", facts, spot=spot)
+    assert (row.cancelled, row.taken) == (not spot, spot)
+    assert ("not by Cavvy" in row.reason) == (not spot)
+
+
 def test_a_queue_has_its_own_nodes_or_those_of_no_queue() -> None:
     def node(state: str = "free", **more: object) -> dict[str, object]:
         return {"state": state, "resources_available": {"ncpus": 4, "mem": "8gb"}, **more}

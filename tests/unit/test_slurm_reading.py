@@ -223,8 +223,9 @@ def test_ends_of_jobs(state: str, preempted: bool, words: str) -> None:
     assert row(state).phase is BatchPhase.OVER
     over = judge(row(state), record(), "", NOW)
     assert (over.preempted, words in over.reason) == (preempted, True)
+    assert over.cancelled == (state == "CANCELLED")
     removed = judge(row(state), record(removing=True), "", NOW)
-    assert (removed.preempted, removed.reason) == (False, "removed")
+    assert (removed.preempted, removed.cancelled, removed.reason) == (False, False, "removed")
     assert judge(row(state), record(refusal="no python"), "", NOW).reason == "no python"
 
 

@@ -104,6 +104,11 @@ class ProviderPool:
         provider = self.providers.get(name)
         return provider.manifest.notice if provider is not None else None
 
+    def reports_cancelled(self, name: str) -> bool:
+        """Whether the end of this provider's gangs shows if a person cancelled them."""
+        provider = self.providers.get(name)
+        return provider is not None and provider.manifest.reports_cancelled
+
     def expire(self) -> None:
         """Discard the cached offers, since capacity or prices have changed."""
         self._snapshot = None

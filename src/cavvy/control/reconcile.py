@@ -120,10 +120,11 @@ class JobReconciler:
         now = self._clock.now()
         for attempt in uow.rows.open:
             uow.apply(self._operator.accrue(attempt))
-        action, rows = jobs.decide_job(await self._job_view(uow, now), now), uow.rows
+        view = await self._job_view(uow, now)
+        action, rows = jobs.decide_job(view, now), uow.rows
         match action:
             case jobs.RecheckJob():
-                beside = await self._out.standbys.step(uow)
+                beside = await self._out.standbys.step(uow, awaits_end=view.awaits_end)
                 return None if beside is None else min(action.after, beside)
             case jobs.TakeOver():
                 step = take_over(rows, action, now)
@@ -146,13 +147,15 @@ class JobReconciler:
             spent, rate = spending(uow.rows, stored, self._operator.looks, now)
             self._bound_leases(uow.rows, spent, rate, now)
             uow.set_spent(spent)
+        own = uow.rows.own
         return jobs.JobSnapshot(
             job=uow.job,
-            attempt=uow.rows.own,
+            attempt=own,
             spent=spent,
             rate=rate,
             ran=uow.rows.ran(now),
             standby=bool(uow.rows.standbys),
+            awaits_end=own is not None and self._out.pool.reports_cancelled(own.offer.provider),
         )
 
     def _bound_leases(self, rows: JobRows, spent: Money, rate: HourlyRate, now: datetime) -> None:

@@ -62,10 +62,12 @@ JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
         JobPhase.STOPPING: "the user or a limit stops it",
         JobPhase.DONE: "the work succeeded before its start was noticed",
         JobPhase.FAILED: "the attempt failed in a way that is not retried",
+        JobPhase.STOPPED: "a person cancelled its gang at the provider",
     },
     JobPhase.RUNNING: {
         JobPhase.DONE: "the work ended with exit code 0",
         JobPhase.FAILED: "the work failed and is not retried",
+        JobPhase.STOPPED: "a person cancelled its gang at the provider",
         JobPhase.QUEUED: "the attempt was lost or failed and is retried",
         JobPhase.STARTING: "its standby gang takes over",
         JobPhase.STOPPING: "the user or a limit stops it",
@@ -123,7 +125,7 @@ class AttemptOutcome(StrEnum):
     CAPACITY = "capacity"  # the provider had no capacity
     REFUSED = "refused"  # the provider refused: quota, credentials, policy
     TIMEOUT = "timeout"  # the boot took too long
-    STOPPED = "stopped"  # the user stopped it
+    STOPPED = "stopped"  # the user stopped it, or a person cancelled its gang at the provider
     LIMIT = "limit"  # duration, budget, deadline or idle limit
 
 

@@ -127,6 +127,9 @@ class Manifest:
     notice: timedelta | None = (
         None  # minimum notice before a node is reclaimed; None: no notice is given
     )
+    # True: `GangSeen.cancelled` shows whether a person cancelled a gang; before that is known, no
+    # reclaimed gang is replaced
+    reports_cancelled: bool = False
     visibility_delay: timedelta = timedelta(
         minutes=2
     )  # a new gang may be missing from `gangs` for this long; 0: it is always listed

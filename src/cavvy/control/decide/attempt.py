@@ -204,6 +204,8 @@ def _ending_phase(view: AttemptSnapshot, now: datetime) -> Action:
     age = now - attempt.since
     closed = AdvanceAttempt(phase=AttemptPhase.ENDED, reason=attempt.reason)
     if isinstance(seen, GangSeen) and seen.state is GangState.ENDED:
+        if seen.cancelled and attempt.outcome is AttemptOutcome.PREEMPTED:
+            closed = replace(_lost(seen), phase=AttemptPhase.ENDED)
         told = all(node.ended_at for node in seen.nodes if node.started_at)
         return (
             closed
@@ -475,6 +477,8 @@ def _gone(view: AttemptSnapshot, now: datetime) -> Action | None:
 
 
 def _lost(seen: GangSeen, rank: int | None = None) -> AdvanceAttempt:
+    if seen.cancelled:
+        return _ending(AttemptOutcome.STOPPED, seen.reason or "it was cancelled at its provider")
     if seen.preempted:
         return _ending(
             AttemptOutcome.PREEMPTED, seen.reason or "the provider reclaimed it", rank=rank

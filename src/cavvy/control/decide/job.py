@@ -26,6 +26,8 @@ class JobSnapshot:
     rate: HourlyRate  # the rate of all nodes of this job
     ran: timedelta = timedelta(0)  # running time, over all attempts
     standby: bool = False  # a standby gang can take over
+    # the end of the attempt's gang will show whether a person cancelled it at the provider
+    awaits_end: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +157,13 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
             return _failed(attempt, attempt.reason)
         case AttemptOutcome.EXIT | AttemptOutcome.SETUP:
             return _again_or_fail(view, attempt, "exit", _tries_of(job, attempt.exit_code))
-        case AttemptOutcome.PREEMPTED if _may_work_still(attempt):
+        case AttemptOutcome.STOPPED:
+            return AdvanceJob(
+                phase=JobPhase.STOPPED, reason=attempt.reason, exit_code=attempt.exit_code
+            )
+        case AttemptOutcome.PREEMPTED if _may_work_still(attempt) or (
+            view.awaits_end and attempt.phase is not AttemptPhase.ENDED
+        ):
             return RecheckJob(after=SOON)
         case AttemptOutcome.PREEMPTED if attempt.moved:
             return RequeueJob(kind="move", reason=attempt.reason)
@@ -169,7 +177,7 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
             return RequeueJob(
                 kind="refused", reason=attempt.reason, avoid=_rest(job, attempt, "refused")
             )
-        case AttemptOutcome.NODE | AttemptOutcome.TIMEOUT | AttemptOutcome.STOPPED | None:
+        case AttemptOutcome.NODE | AttemptOutcome.TIMEOUT | None:
             return _again_or_fail(view, attempt, "node", retry.node, _rest(job, attempt, "node"))
 
 

@@ -80,11 +80,12 @@ class AskAdvisor:
 
 
 def decide_standby(
-    rows: JobRows, reviews: Mapping[str, datetime], now: datetime
+    rows: JobRows, reviews: Mapping[str, datetime], now: datetime, *, awaits_end: bool = False
 ) -> Step | AskAdvisor:
     """The next step that concerns standby gangs; it precedes the job's own next step.
 
-    `reviews` maps keys to the earliest time at which the advisor is asked again.
+    `reviews` maps keys to the earliest time at which the advisor is asked again. `awaits_end`: no
+    gang replaces one that its provider reclaims, since a person may have cancelled it.
     """
     job, own = rows.job, rows.own
     if (changes := _drop_failed(rows, now)) is not None:
@@ -96,9 +97,9 @@ def decide_standby(
         return Step(after=NEVER)
     if rows.standbys:
         return _watch(rows, own, now)
-    if own.drill_until is not None and gives_back(job):
-        return Step(after=NEVER)
     until = taken_at(own, rows.nodes_of(own))
+    if gives_back(job) if own.drill_until is not None else awaits_end and until is not None:
+        return Step(after=NEVER)
     if until is not None and until > now and own.phase is AttemptPhase.RUNNING:
         return _follow(rows, own, reviews, now)
     if not _is_at_risk(rows, own):

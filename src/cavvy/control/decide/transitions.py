@@ -170,7 +170,13 @@ def _move(
 ) -> RowChanges:
     nodes = rows.nodes_of(attempt)
     fresh = replace(
-        attempt, phase=action.phase, since=now, reason=action.reason, expected_at=None, wait=None
+        attempt,
+        phase=action.phase,
+        outcome=action.outcome or attempt.outcome,
+        since=now,
+        reason=action.reason,
+        expected_at=None,
+        wait=None,
     )
     found = replace(fresh, missed_looks=0, missed_since=None)
     match action.phase:

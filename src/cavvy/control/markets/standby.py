@@ -29,13 +29,13 @@ class StandbyGangs:
         self._name_gang = name_gang
         self._reviews: dict[str, dict[str, datetime]] = {}  # job -> key -> when to ask again
 
-    async def step(self, uow: UnitOfWork) -> timedelta | None:
-        """Do what is due before the job's own next step. Returns None after an action, otherwise
-        the time until the next check.
+    async def step(self, uow: UnitOfWork, *, awaits_end: bool = False) -> timedelta | None:
+        """Do what is due before the job's own next step, see `decide_standby`. Returns None after
+        an action, otherwise the time until the next check.
         """
         now, job_id = self._clock.now(), uow.job.id
         reviews = self._reviews.setdefault(job_id, {})
-        step = decide_standby(uow.rows, reviews, now)
+        step = decide_standby(uow.rows, reviews, now, awaits_end=awaits_end)
         if step.changes is not None:
             uow.apply(step.changes)
         if isinstance(step, AskAdvisor):

@@ -66,6 +66,7 @@ class BatchGangs:
         self._looks = 0
         self._last: tuple[int, dict[str, GangSeen]] = (0, {})
         self._couriers: dict[str, asyncio.Task[None]] = {}
+        self._leaving: set[str] = set()  # gangs whose removal waits for their agents to leave
 
     async def launch(self, gang: GangSpec, taking: ReclaimRules, submit: Submit) -> None:
         """See `Provider.launch`. Calls `submit` at most once, after the gang was recorded."""
@@ -95,11 +96,17 @@ class BatchGangs:
         return [seen for seen in found.values() if name in (None, seen.name)]
 
     async def remove(self, name: str) -> None:
-        """See `Provider.remove`."""
+        """See `Provider.remove`. If the work of all ranks has ended, the first call cancels
+        nothing, so that the batch system records how the job ended by itself.
+        """
         workspace = await self._grounded()
         if name in await self._remembered(workspace):
             return
-        if await workspace.record(name) is not None:
+        if (record := await workspace.record(name)) is not None:
+            nodes = _count(record)
+            if name not in self._leaving and len(await workspace.exits(name, nodes)) == nodes:
+                self._leaving.add(name)
+                return
             await workspace.note_removal(name)
         rows = [row for row in await self._jobs(workspace) if row.name == name]
         await self._system.commands.cancel(
@@ -259,6 +266,7 @@ class BatchGangs:
         await workspace.close(ended, nodes)
         (await self._remembered(workspace))[ended.name] = ended
         self._couriers.pop(ended.name, None)
+        self._leaving.discard(ended.name)
         return ended
 
     async def _remembered(self, workspace: SharedWorkspace) -> dict[str, BatchGangEnd]:

@@ -29,6 +29,7 @@ def make_manifest(
             Feature.DISK: "jobs use the nodes' existing disks; size and type cannot be chosen",
         },
         abilities=(WHO_AM_I, EXPORTS_TASKS, RELAYS_AGENTS, CLOSEABLE),
+        reports_cancelled=True,
         visibility_delay=timedelta(0),
         settings=(
             *login_node(),

@@ -21,8 +21,8 @@ class BatchJobRow:
     """One job. Times in the future, in `start` and `end`, are estimates.
 
     `reason` describes to users why the job waits, what it is doing, or how it ended. If `taken`,
-    the job ended because the batch system reclaimed its nodes. If `broke`, the job failed by
-    itself, and its log may explain the failure.
+    the job ended because the batch system reclaimed its nodes; if `cancelled`, a person or Cavvy
+    cancelled it. If `broke`, the job failed by itself, and its log may explain the failure.
     """
 
     id: str
@@ -33,6 +33,7 @@ class BatchJobRow:
     start: datetime | None = None
     end: datetime | None = None
     taken: bool = False
+    cancelled: bool = False
     broke: bool = False
 
 

@@ -23,6 +23,7 @@ class JobEnd:
 
     reason: str
     preempted: bool
+    cancelled: bool = False
     began: GangStart | None
     ended_at: datetime
 
@@ -61,6 +62,7 @@ def judge(row: BatchJobRow, record: BatchGangRecord, words: str, now: datetime) 
     return JobEnd(
         reason=reason,
         preempted=row.taken and not record.removing,
+        cancelled=row.cancelled and not record.removing and not record.refusal,
         began=began_of(row, record),
         ended_at=ended_at,
     )
@@ -103,6 +105,7 @@ def close(
         job=job,
         reason=over.reason,
         preempted=over.preempted,
+        cancelled=over.cancelled,
         exit_code=next((code for code in codes if code), codes[0] if codes else None),
         began=over.began,
         ended_at=over.ended_at,

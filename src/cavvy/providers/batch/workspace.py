@@ -90,6 +90,7 @@ class BatchGangEnd:
     job: str
     reason: str
     preempted: bool = False
+    cancelled: bool = False
     exit_code: int | None = None
     began: GangStart | None = None  # None: the gang never ran
     ended_at: datetime
@@ -256,6 +257,7 @@ def as_seen(ended: BatchGangEnd) -> GangSeen:
         engine_id=ended.job,
         reason=ended.reason,
         preempted=ended.preempted,
+        cancelled=ended.cancelled,
         exit_code=ended.exit_code,
         nodes=nodes,
     )

@@ -35,6 +35,7 @@ DIALECT = BatchDialect(
     gone="unknown job id|has finished|request invalid for state",
     environ={"TZ": "UTC"},  # so that qstat prints times in UTC
 )
+_DELETED = "91"  # JOB_SUBSTATE_TERMINATED in PBS's job.h: ended by qdel
 _WALLTIME = -29  # JOB_EXEC_KILL_WALLTIME in PBS's job.h
 _ENDS: dict[object, str] = {
     0: "its agents left",
@@ -60,6 +61,7 @@ class PbsSystem:
         self._settings = settings
         self._gpu, self._gpu_resource = self._text("gpu"), self._text("gpu_resource")
         self._asked_resource = "" if self._gpu else self._gpu_resource
+        self._spot = [name.strip() for name in self._text("spot_queues").split(",")]
         self._user = ""
 
     async def read_cluster(self) -> BatchCluster:
@@ -72,7 +74,7 @@ class PbsSystem:
             await self._read("nodes", "pbsnodes", "-a"),
             gpu=self._gpu,
             gpu_resource=self._gpu_resource,
-            spot=[name.strip() for name in self._text("spot_queues").split(",")],
+            spot=self._spot,
             reclaim_s=float(self._settings.get("kill_delay_s", 10)),
         )
 
@@ -85,7 +87,7 @@ class PbsSystem:
         out = await self._ask_with_history("qstat", "-f", "-F", "json", *ids, gone=True)
         jobs = _decode(out).get("Jobs", {})
         return [
-            read_row(job, facts)
+            read_row(job, facts, spot=facts.get("queue") in self._spot)
             for job, facts in jobs.items()
             if _variables(facts).get(MARK) == mark
         ]
@@ -172,20 +174,21 @@ def _is_usable(queue: Facts) -> bool:
     return runs and str(queue.get("enabled")) == str(queue.get("started")) == "True"
 
 
-def read_row(job: str, facts: Facts) -> BatchJobRow:
-    """Parse one job from `qstat -f -F json`."""
+def read_row(job: str, facts: Facts, *, spot: bool = False) -> BatchJobRow:
+    """Parse one job from `qstat -f -F json`. PBS also ends jobs of a `spot` queue by itself."""
     code = facts.get("Exit_status")
+    deleted = _text(facts, "substate") == _DELETED
     row = BatchJobRow(
         id=job,
-        name=str(facts.get("Job_Name", "")),
+        name=_text(facts, "Job_Name"),
         phase=BatchPhase.OVER,
         hosts=_list_hosts(facts),
         start=_time(facts.get("stime")),
-        taken=code == _WALLTIME,
+        taken=code == _WALLTIME or (deleted and spot),
+        cancelled=deleted and not spot,
         broke=isinstance(code, int) and 0 < code < _SIGNALLED,
     )
-    comment = " ".join(str(facts.get("comment", "")).split())
-    state = str(facts.get("job_state", ""))
+    comment, state = " ".join(_text(facts, "comment").split()), _text(facts, "job_state")
     if state in ("Q", "W", "T", "H"):
         waits = "PBS: " + (comment.removeprefix("Not Running: ") or "queued")
         start = _time(facts.get("estimated", {}).get("start_time"))
@@ -194,14 +197,24 @@ def read_row(job: str, facts: Facts) -> BatchJobRow:
     if state in ("R", "E", "B", "S", "U"):
         reason = "PBS suspended it" if state in ("S", "U") else ""
         return replace(row, phase=BatchPhase.WORKS, reason=reason)
-    usual = f"PBS ended it: {comment}" if comment else "PBS ended it"
-    reason = "its agents broke" if row.broke else _ENDS.get(code, usual)
-    return replace(row, reason=reason, end=_find_end(facts))
+    return replace(row, reason=_explain_end(row, code, comment), end=_find_end(facts))
+
+
+def _explain_end(row: BatchJobRow, code: object, comment: str) -> str:
+    if row.cancelled:
+        return "the job was deleted in PBS, not by Cavvy"
+    if row.broke:
+        return "its agents broke"
+    return _ENDS.get(code, f"PBS ended it: {comment}" if comment else "PBS ended it")
+
+
+def _text(facts: Facts, name: str) -> str:
+    return str(facts.get(name, ""))
 
 
 def _list_hosts(facts: Facts) -> tuple[str, ...]:
     """The hosts in a list such as `n1/0*8+n2/1*8`."""
-    parts = str(facts.get("exec_host", "")).split("+")
+    parts = _text(facts, "exec_host").split("+")
     return tuple(part.partition("/")[0] for part in parts if part)
 
 

@@ -203,6 +203,7 @@ def read_row(parts: Sequence[str]) -> BatchJobRow:
         start=_time(start),
         end=_time(end),
         taken=state in _TAKEN,
+        cancelled=state == "CANCELLED",
         broke=state == "FAILED",
     )
 
