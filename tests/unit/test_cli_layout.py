@@ -211,6 +211,23 @@ def test_columns_that_are_the_same_in_all_rows_are_dropped_first() -> None:
     assert choose_widths(heads, rows, 3) is None
 
 
+def test_a_long_name_moves_below_its_row_rather_than_take_the_room_of_others() -> None:
+    heads = [TableColumn("rank"), TableColumn("name", below=True), TableColumn("price", drop=1)]
+    rows = [["#", "NAME", "PRICE"], ["1", "a-long-name", "$10.00"]]
+    assert choose_widths(heads, rows, 22) == {0: 1, 1: 11, 2: 6}
+    assert (widths := choose_widths(heads, rows, 21)) == {0: 1, 1: 0, 2: 6}
+    assert row_lines(heads, rows[1], widths or {}) == ["1  $10.00", "    a-long-name"]
+    assert choose_widths(heads, rows, 14) == {0: 1, 1: 11}
+
+
+@pytest.mark.parametrize("width", [80], indirect=True)
+def test_a_plan_on_a_narrow_terminal_shows_prices(width: int, tmp_path: Path) -> None:
+    task = "name: t\nrun: 'true'\nresources: {gpu: A100:8}\nwork: {duration: 10h}\n"
+    (tmp_path / "task.yaml").write_text(task)
+    shown = CliRunner().invoke(cli, ["plan", str(tmp_path / "task.yaml")]).stdout
+    assert {"$/H", "TOTAL"} <= set(shown.split())
+
+
 @pytest.mark.parametrize("width", [50], indirect=True)
 def test_wide_output_has_all_columns(long_names: FakeClient, width: int) -> None:
     shown = CliRunner().invoke(cli, ["ps", "-o", "wide"], prog_name="cavvy").stdout

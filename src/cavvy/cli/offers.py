@@ -213,7 +213,7 @@ def _columns() -> "list[TableColumn]":
         TableColumn("provider"),
         TableColumn("region", drop=6),
         TableColumn("zone", drop=2),
-        TableColumn("instance_type", "INSTANCE"),
+        TableColumn("instance_type", "INSTANCE", below=True),
         TableColumn("accelerator", hidden=True),
         TableColumn("accelerator_count", hidden=True),
         TableColumn("accelerator_memory_mib", hidden=True),

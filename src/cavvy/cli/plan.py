@@ -233,7 +233,7 @@ _COLUMNS = (
     TableColumn("rank", "#"),
     TableColumn("provider"),
     TableColumn("location", drop=4),
-    TableColumn("instance_type", "INSTANCE"),
+    TableColumn("instance_type", "INSTANCE", below=True),
     TableColumn("accelerators", drop=3),
     TableColumn("vcpus", "CPUS", lambda number: f"{number:g}", drop=1),
     TableColumn("purchase", "BUY"),

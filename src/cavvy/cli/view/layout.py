@@ -2,12 +2,13 @@
 columns, wrapped texts or, if that is not enough, one block of lines per row.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, TextIO
 
 GAP = "  "
+INDENT = "    "
 _TEXT = 20  # characters; a text column is made no narrower than this
 
 
@@ -22,7 +23,8 @@ class TableColumn:
 
     A narrow terminal leaves out columns with a `drop`, those with the lowest number first. It
     continues a `wrap` column on the next line, and shortens a `cut` column, which contains free
-    text. Other columns are names and stay whole.
+    text. Other columns are names and stay whole. A `below` column is a name that moves to a line of
+    its own below each row where it would take the room of other columns.
     """
 
     name: str
@@ -33,6 +35,7 @@ class TableColumn:
     drop: int = 0
     wrap: bool = False
     cut: bool = False
+    below: bool = False
 
 
 def terminal_width(out: TextIO) -> int | None:
@@ -74,15 +77,36 @@ def longest_word(text: str) -> int:
 def choose_widths(
     heads: Sequence[TableColumn], table: Sequence[Sequence[str]], width: int | None
 ) -> dict[int, int] | None:
-    """The width of each column to show, by its index, or None if no choice fits into `width`.
+    """The width of each column to show, by its index, or None if no choice fits into `width`. A
+    column of width 0 is on a line of its own below the row.
+
     `table` is the heading and the rows. Columns that are the same in all rows are dropped first.
     """
+    found = _fit(heads, table, width, set(range(len(heads))))
+    below = {index for index, head in enumerate(heads) if head.below}
+    if width is None or not below or (found is not None and len(found) == len(heads)):
+        return found
+    if any(text_width(row[index]) + len(INDENT) > width for index in below for row in table):
+        return found
+    other = _fit(heads, table, width, set(range(len(heads))) - below)
+    if other is None or (found is not None and len(found) >= len(other) + len(below)):
+        return found
+    return other | dict.fromkeys(below, 0)
+
+
+def _fit(
+    heads: Sequence[TableColumn],
+    table: Sequence[Sequence[str]],
+    width: int | None,
+    among: Collection[int],
+) -> dict[int, int] | None:
+    """As `choose_widths`, with some of the columns, each of them in the row itself."""
     columns = list(zip(*table, strict=True))
     full = [max(map(text_width, column)) for column in columns]
     if width is None:
         return dict(enumerate(full))
     least = list(map(_least, heads, columns, full))
-    kept = list(range(len(heads)))
+    kept = sorted(among)
     order = [index for index in kept if heads[index].drop]
     order.sort(key=lambda index: (len(set(columns[index][1:])) > 1, heads[index].drop))
     while (room := width - len(GAP) * (len(kept) - 1)) < sum(least[index] for index in kept):
@@ -105,17 +129,19 @@ def row_lines(
     heads: Sequence[TableColumn], texts: Sequence[str], widths: Mapping[int, int]
 ) -> list[str]:
     """The lines of one row, with the columns that `choose_widths` chose."""
+    beside = {index: width for index, width in widths.items() if width}
     cells = [
         wrap_text(texts[index], width) if heads[index].wrap else [_cut(texts[index], width)]
-        for index, width in widths.items()
+        for index, width in beside.items()
     ]
-    return [
+    lines = [
         GAP.join(
             pad(text, width, heads[index].right)
-            for text, (index, width) in zip(line, widths.items(), strict=True)
+            for text, (index, width) in zip(line, beside.items(), strict=True)
         ).rstrip()
         for line in zip_longest(*cells, fillvalue="")
     ]
+    return lines + [INDENT + texts[index] for index, width in widths.items() if not width]
 
 
 def pad(text: str, width: int, right: bool = False) -> str:
