@@ -167,7 +167,7 @@ def check_steps(say: Callable[[str], None]) -> None:
         "10 % and 20 %)."
     )
     say(
-        f"Below what was measured, reserved memory included, with the margin: {below} of "
+        f"Estimates with margin that are below the measured reserved memory: {below} of "
         f"{len(steps)} (bar: none)."
     )
 
@@ -277,7 +277,7 @@ def check_table(rows: Sequence[Row], say: Callable[[str], None]) -> None:
         f"{statistics.median(_median(values) for values in off.values()):.0%}."
     )
     say(
-        f"Left aside: {alone} rows of workloads measured on one accelerator only, {unknown} on "
+        f"Left out: {alone} rows of workloads measured on one accelerator only, {unknown} on "
         "accelerators without "
         "known figures."
     )
