@@ -43,7 +43,7 @@ class Setting:
 
 
 def _make_setting(row: Mapping[str, str]) -> Setting:
-    """Make a setting: a whole number if the row has a minimum, otherwise a text."""
+    """Make a setting: a whole number if the row has a minimum, otherwise a string."""
     is_number = row["minimum"] != ""
     return Setting(
         name=row["name"],
@@ -196,7 +196,7 @@ def _checked(name: str, value: object, where: str) -> Scalar:
     if setting is None:
         raise _unknown(name, list(_BY_NAME), where, "setting")
     if type(value) is not type(setting.default):
-        expected = "a whole number" if isinstance(setting.default, int) else "a text"
+        expected = "a whole number" if isinstance(setting.default, int) else "a string"
         raise SettingsError(
             f"{where}: `{name}` must be {expected}, not {value!r}",
             f"the default is {setting.default!r}",

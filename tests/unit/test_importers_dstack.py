@@ -297,7 +297,7 @@ def wrong(text: str) -> list[str]:
     [
         ("commands: [x]\nnode: 2", "3:1: unknown key 'node'"),
         ("commands: x", "2:11: `commands` is the text 'x'"),
-        ("commands: [no]", "2:12: `commands[0]`: no, which YAML reads as false, is not a text"),
+        ("commands: [no]", "2:12: `commands[0]`: no, which YAML reads as false, is not a string"),
         ("commands: []", "1:1: the file has nothing to run"),
         ("commands: [x]\nnodes: 0", "3:8: `nodes`: 0 is too small"),
         ("commands: [x]\nnodes: true", "3:8: `nodes`: the truth value true is not a whole number"),
@@ -334,7 +334,7 @@ def wrong(text: str) -> list[str]:
             "commands: [x]\nresources: {memory: 64GB..16GB}",
             "3:21: `resources.memory`: cannot use '64GB..16GB'",
         ),
-        ("commands: [x]\nenv: {A: true}", "3:10: `env.A`: the truth value true is not a text"),
+        ("commands: [x]\nenv: {A: true}", "3:10: `env.A`: the truth value true is not a string"),
         ("commands: [x]\nenv: [A=1, A=2]", "3:12: the variable A appears twice"),
         ("commands: [x]\nports: [99999]", "3:9: `ports[0]`: cannot use '99999'"),
         ("commands: [x]\nvolumes: ['a:b']", "3:11: `volumes[0]`: cannot use 'a:b'"),

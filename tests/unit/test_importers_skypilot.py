@@ -568,7 +568,7 @@ def test_a_volume_is_kept() -> None:
         ("num_nodes: 0\nrun: x", "1:12: `num_nodes`: 0 is too small"),
         ("num_node: 2\nrun: x\nenvs: {}", "1:1: unknown key 'num_node'"),
         ("run: [a]\nenvs: {}", "1:6: `run` is a list"),
-        ("run: 8\nenvs: {}", "1:6: `run`: the number 8 is not a text"),
+        ("run: 8\nenvs: {}", "1:6: `run`: the number 8 is not a string"),
         ("run: x\nresources: {cpus: many}", "2:19: `resources.cpus`: cannot use the text 'many'"),
         ("run: x\nresources: {cpus: -1}", "2:19: `resources.cpus`: cannot use the number -1"),
         (
@@ -630,7 +630,7 @@ def test_a_volume_is_kept() -> None:
             "run: x\nfile_mounts: {/a: {mode: MOUTN}}",
             "2:26: `file_mounts./a.mode`: 'MOUTN' is not one of the choices",
         ),
-        ("run: x\nfile_mounts: {/a: 5}", "2:19: `file_mounts./a`: the number 5 is not a text"),
+        ("run: x\nfile_mounts: {/a: 5}", "2:19: `file_mounts./a`: the number 5 is not a string"),
         ("name: a\nexecution: parallel\n---\nrun: x", "4:1: a job of a group needs a name"),
         (
             "run: x\nresources: {accelerators: tpu-v4-8, infra: aws}",

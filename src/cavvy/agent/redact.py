@@ -56,7 +56,7 @@ class Redactor:
         return self._pattern.sub(MASK, held) if self._pattern else held
 
     def text(self, text: str) -> str:
-        """Redact secrets and repair the Unicode of a text, for reasons, progress and events."""
+        """Redact secrets and repair the Unicode of a string, for reasons, progress and events."""
         data = text.encode("utf-8", "replace")
         return (self._pattern.sub(MASK, data) if self._pattern else data).decode("utf-8", "replace")
 

@@ -18,7 +18,7 @@ from cavvy.store.documents import plain
 
 LARGEST = 1 << 50  # maximum bytes of one file or log; in practice, the disk is the limit
 _LONGEST_S = 30 * 86400  # maximum seconds of a notice, and of saving a checkpoint
-_TEXT = 8192  # maximum characters of a text for users; the rest is cut
+_TEXT = 8192  # maximum characters of a string for users; the rest is cut
 _FAULT = 300  # maximum characters of a fault's text
 _NUMBER = 1e300  # sums of larger numbers could overflow
 

@@ -92,7 +92,7 @@ def command(output: str, accelerators: bool, **given: object) -> None:
         raise click.ClickException(str(error)) from error
 
 
-# How rejected rows differ, by constraint: the rest of a text such as "1,200 cost more".
+# How rejected rows differ, by constraint: the rest of a string such as "1,200 cost more".
 _FAULTS = {
     "purchase": "are sold in another way",
     "accelerator": "have other accelerators or none",

@@ -82,7 +82,7 @@ def load_task(
 ) -> LoadedTask:
     """Read a task file of Cavvy, SkyPilot or dstack, to run the task.
 
-    `params` are the values that override parameters, typed or as texts. With `now`, times in the
+    `params` are the values that override parameters, typed or as strings. With `now`, times in the
     past are refused. Raises SpecError with every problem.
     """
     file = Path(path)
@@ -183,8 +183,8 @@ def _parse(
     now: datetime | None,
     options: ReadOptions,
 ) -> Translation:
-    """Translate a text. If `file` is a `Path` and not a text, the task is read to be submitted, and
-    the path may also identify the tool.
+    """Translate a string. If `file` is a `Path` and not a string, the task is read to be submitted,
+    and the path may also identify the tool.
     """
     from cavvy.spec.overrides import apply_overrides, list_overridden
     from cavvy.spec.tree import compose_all

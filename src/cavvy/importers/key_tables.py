@@ -5,7 +5,7 @@ An entry of this file describes a shape, which is the set of allowed values. A s
 * a word: a shape that the importer defines, or the name of another entry of the file
 * a word with its arguments, such as `whole 1..8`, `number above 0` or `one-of aws gcp`
 * `list of SHAPE`, or `{$list: SHAPE, $least: 1}`
-* `{$match: PATTERN, $words: WHAT}`: a text that matches a regular expression
+* `{$match: PATTERN, $words: WHAT}`: a string that matches a regular expression
 * a list: any of these shapes
 * a table. `key!` is required, and `key?` may have no value. `$with` names entries whose keys are
   added to the table; the other `$` keys are the options of a `TableRule`.
@@ -74,7 +74,7 @@ class KeyTables:
                 made = [self._make(each) for each in written]
                 return OneOfRule(tuple(inner for each in made for inner in alternatives(each)))
             case {"$match": pattern, **words}:
-                return self._text(words.get("$words", "a text"), pattern=pattern)
+                return self._text(words.get("$words", "a string"), pattern=pattern)
             case {"$list": item, **options}:
                 return ListRule(self._make(item), **_plain(options))
             case _:

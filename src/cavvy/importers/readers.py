@@ -25,13 +25,13 @@ def items(node: Node | None) -> tuple[Node, ...]:
 
 
 def text_at(table: Node | None, key: str) -> str | None:
-    """The value of a key as a text, in which a number is formatted by Python; None if absent."""
+    """The value of a key as a string, in which a number is formatted by Python; None if absent."""
     node = child(table, key)
     return as_text(node) if isinstance(node, ScalarNode) else None
 
 
 def as_text(node: ScalarNode) -> str:
-    """A value as a text. It is converted by `str()`, as in the other tools."""
+    """A value as a string. It is converted by `str()`, as in the other tools."""
     return str(node.value)
 
 

@@ -1,5 +1,5 @@
 """The rules for single values that the importers share. Each importer defines which values count as
-a text or as true.
+a string or as true.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,33 +13,33 @@ NodeTest = Callable[[ScalarNode], bool]
 
 
 def describe_value(node: ScalarNode) -> str:
-    """Describe a node by its value in YAML 1.1, because `describe` would call `yes` a text."""
+    """Describe a node by its value in YAML 1.1, because `describe` would call `yes` a string."""
     if isinstance(node.value, bool) and node.text.lower() not in ("true", "false"):
         return f"{node.text}, which YAML reads as {str(node.value).lower()},"
     return describe(node)
 
 
 def is_string(node: ScalarNode) -> bool:
-    """Whether YAML reads the value as a text."""
+    """Whether YAML reads the value as a string."""
     return isinstance(node.value, str) and not isinstance(node.value, UnquotedDate)
 
 
 def make_text(
     is_text: NodeTest,
-    words: str = "a text",
+    words: str = "a string",
     *,
     pattern: str = "",
     fits: Callable[[str], object] | None = None,
     check: Callable[[str], str] | None = None,
 ) -> ScalarRule:
-    """A rule for a text that matches `pattern` and for which `fits` is true. `check` returns the
-    problem of a text, or "".
+    """A rule for a string that matches `pattern` and for which `fits` is true. `check` returns the
+    problem of a string, or "".
     """
     import re
 
     def test(node: ScalarNode) -> str:
         if not is_text(node):
-            return f"{describe_value(node)} is not a text"
+            return f"{describe_value(node)} is not a string"
         value = str(node.value)
         if (pattern and not re.search(pattern, value)) or (fits is not None and not fits(value)):
             return f"cannot use {shown(value)}"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class UnquotedDate(str):
-    """The value of an unquoted date or time, which the other tools do not accept as a text."""
+    """The value of an unquoted date or time, which the other tools do not accept as a string."""
 
     __slots__ = ()
 

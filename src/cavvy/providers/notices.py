@@ -59,9 +59,9 @@ class NoticeSource:
     """One URL that the node polls over plain HTTP. An empty answer, or the status 404, 410 or 204,
     means that there is no notice.
 
-    The answer is a text, an object, or, with `list_field`, an object with a list of events. An
+    The answer is a string, an object, or, with `list_field`, an object with a list of events. An
     event counts if every field in `match` has one of the values listed for it (the field "" is the
-    whole text of a text answer). Times are in ISO 8601 or in the form of HTTP headers.
+    whole text of a string answer). Times are in ISO 8601 or in the form of HTTP headers.
     """
 
     source: str  # shown to users, such as "AWS"

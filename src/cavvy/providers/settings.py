@@ -6,7 +6,7 @@ _CONSENT = "Above 0, a job needs consent to costs, as on any paid offer."
 
 
 def text(name: str, consequence: str, default: str | None = None) -> ProviderSetting:
-    """A text setting. If `default` is None, the setting is unset by default."""
+    """A string setting. If `default` is None, the setting is unset by default."""
     return ProviderSetting(
         name=name, kind=SettingKind.TEXT, default=default, consequence=consequence
     )

@@ -1,4 +1,4 @@
-"""Conversions that all stores use: documents to JSON, times to microseconds, and texts to what
+"""Conversions that all stores use: documents to JSON, times to microseconds, and strings to what
 every database accepts.
 """
 

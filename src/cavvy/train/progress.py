@@ -118,7 +118,7 @@ def _fit(parts: list[str], width: int) -> str:
 
 
 def plain(value: Any) -> object:
-    """Convert a value of `run.log` to a number, a list or a text."""
+    """Convert a value of `run.log` to a number, a list or a string."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 else value.tolist()
     return value if isinstance(value, int | float | str | bool) else str(value)

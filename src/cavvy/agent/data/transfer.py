@@ -272,8 +272,8 @@ def say_size(size: float) -> str:
 
 
 def tell_to(channel: int, word: str = "moved") -> Tell:
-    """Return a function that sends texts to the agent, which records them as events named `word`.
-    If the channel is negative, the function does nothing.
+    """Return a function that sends messages to the agent, which records them as events named
+    `word`. If the channel is negative, the function does nothing.
     """
     return lambda text: None if channel < 0 else _write(channel, word, text)
 

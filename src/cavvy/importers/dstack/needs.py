@@ -26,7 +26,7 @@ Unit = Callable[[str], float | None]
 
 
 def to_int(text: str) -> float | None:
-    """A whole number, written as pydantic accepts it in a text; None if it is not one."""
+    """A whole number, written as pydantic accepts it in a string; None if it is not one."""
     return float(text) if re.fullmatch(r"[-+]?\d{1,15}(\.0+)?", text.strip()) else None
 
 
@@ -47,7 +47,7 @@ def read_range(value: str, unit: Unit) -> Range | None:
 
 
 def range_of(node: Node | None, unit: Unit) -> Range | None:
-    """The bounds of a range, which is a text or a table with `min` and `max`; None if absent."""
+    """The bounds of a range, which is a string or a table with `min` and `max`; None if absent."""
     if isinstance(node, ScalarNode):
         return read_range(str(node.value), unit)
     if node is None:
@@ -78,7 +78,7 @@ def _check_size_bounds(table: MapNode, notes: ProblemNotes) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRequest:
-    """The parts of one accelerator request as texts; "" for a missing part."""
+    """The parts of one accelerator request as strings; "" for a missing part."""
 
     vendor: str = ""
     names: tuple[str, ...] = ()
@@ -158,7 +158,7 @@ RULES = (_check_whole_bounds, _check_size_bounds)
 
 
 def read_gpu(node: Node | None) -> GpuRequest | None:
-    """Read a checked accelerator request, which is a text or a table; None if absent."""
+    """Read a checked accelerator request, which is a string or a table; None if absent."""
     if isinstance(node, ScalarNode):
         return split_gpu(str(node.value))
     if not isinstance(node, MapNode):

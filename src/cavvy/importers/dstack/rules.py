@@ -101,7 +101,7 @@ def _is_path(path: str) -> bool:
 
 
 def split_pair(value: str) -> list[str]:
-    """Split a text at its colons, except at the colon of a drive letter or a git URL."""
+    """Split a string at its colons, except at the colon of a drive letter or a git URL."""
     parts = value.split(":")
     drive = len(parts) > 1 and re.fullmatch("[A-Za-z]", parts[0]) and parts[1][:1] in ("\\", "/")
     url = len(parts) > 1 and ("@" in parts[0] or parts[1].startswith("//"))
@@ -120,7 +120,7 @@ def _is_user(value: str) -> bool:
 SHAPES: Mapping[str, ShapeRule] = {
     "variables": _Variables(),
     "tag": written(
-        "a text of at most 256 letters, digits and .:/=_-+@",
+        "a string of at most 256 letters, digits and .:/=_-+@",
         pattern=r"^[a-zA-Z0-9 .:/=_\-+@]{0,256}$",
     ),
     "cron_line": text("a cron line such as 0 8 * * mon-fri", check=_check_cron),

@@ -1,5 +1,5 @@
 """Rules for scalars by dstack's types (pydantic's lax mode): "8" counts as a number and 8 as a
-text, but true is not a text.
+text, but true is not a string.
 """
 
 import re
@@ -20,13 +20,13 @@ _SIZES = {"tb": 1024 * 1024, "gb": 1024, "mb": 1}
 
 
 def is_text(node: ScalarNode) -> bool:
-    """Whether a value counts as a text: texts and numbers do."""
+    """Whether a value counts as a string: strings and numbers do."""
     value = node.value
     return isinstance(value, str | int | float) and not isinstance(value, bool | UnquotedDate)
 
 
 text = partial(make_text, is_text)
-written = partial(make_text, is_string)  # only a value that YAML reads as a text
+written = partial(make_text, is_string)  # only a value that YAML reads as a string
 
 
 def choice(names: Iterable[str]) -> ScalarRule:
@@ -41,8 +41,8 @@ def choice(names: Iterable[str]) -> ScalarRule:
 
 
 def to_number(node: ScalarNode) -> float | None:
-    """The value as a number; a text may contain the number. None if it is not a number. true is not
-    a number here, although pydantic would read it as 1.
+    """The value as a number; a string may contain the number. None if it is not a number. true is
+    not a number here, although pydantic would read it as 1.
     """
     value = None if isinstance(node.value, bool) else node.value
     if isinstance(value, str):

@@ -25,13 +25,13 @@ Amount = tuple[float, str]
 
 
 def read_cpus(value: str) -> Amount | None:
-    """Parse a number of CPUs such as `8` or `8+`; None for other texts."""
+    """Parse a number of CPUs such as `8` or `8+`; None for other strings."""
     return _amount(value.removesuffix("+"), "+" if value.endswith("+") else "", "")
 
 
 def read_memory(value: str) -> Amount | None:
     """Parse memory such as `16`, `16+`, `16GB` or `16GB+`, or `4x` for a number per CPU, into GiB;
-    None for other texts.
+    None for other strings.
     """
     plus = value.endswith("+")
     rest = value.removesuffix("+")
@@ -68,7 +68,7 @@ def read_size(value: str) -> int | None:
 
 def split_accelerator(value: str) -> tuple[str, str, float] | None:
     """Split `A100:8`, `80GB+` or `NVIDIA:24GB:2` into name, memory and count; None for other
-    texts.
+    strings.
     """
     parts = value.split(":")
     name, memory, count = parts[0], "", "1"
@@ -112,7 +112,7 @@ def _check_infra(value: str) -> str:
 
 
 def list_ports(value: object) -> list[str]:
-    """Split a text such as `8080`, `8080-8090` or `8000,9000` into its ports and ranges."""
+    """Split a string such as `8080`, `8080-8090` or `8000,9000` into its ports and ranges."""
     return [part.strip() for part in str(value).split(",") if part.strip()]
 
 

@@ -1,4 +1,4 @@
-"""Rules for scalars by the types of JSON Schema, which SkyPilot uses: a number is not a text, and
+"""Rules for scalars by the types of JSON Schema, which SkyPilot uses: a number is not a string, and
 true is not a number.
 """
 

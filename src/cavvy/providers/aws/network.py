@@ -269,8 +269,8 @@ def _read_address(server: str) -> IPv4Address | None:
 
 
 def _fit(text: str, length: int) -> str:
-    """Make a text valid as a tag: AWS allows letters, digits and spaces of any language, and + - =
-    . _ : / @. Other characters become "_".
+    """Make a string valid as a tag: AWS allows letters, digits and spaces of any language, and + -
+    = . _ : / @. Other characters become "_".
     """
     return "".join(char if char.isalnum() or char in " +-=._:/@" else "_" for char in text)[
         :length

@@ -308,7 +308,7 @@ def _count(record: BatchGangRecord) -> int:
 
 
 def _epoch(text: str, at: int) -> datetime | None:
-    """Read the time at one position of a text that is split into words; None if there is none."""
+    """Read the time at one position of a string that is split into words; None if there is none."""
     words = text.split()
     return (
         datetime.fromtimestamp(int(words[at]), UTC)

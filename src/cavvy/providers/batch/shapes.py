@@ -32,7 +32,7 @@ class PartPrices:
 
 
 class AcceleratorRates:
-    """The hourly prices of accelerators, from a text such as "2.5" or "H100=2.5 A100=1.2 1". The
+    """The hourly prices of accelerators, from a string such as "2.5" or "H100=2.5 A100=1.2 1". The
     price without a name applies to all others.
     """
 
@@ -113,7 +113,7 @@ def make_offer(
 
 
 def count_gpus(shapes: Iterable[NodeShape]) -> str:
-    """The GPUs of nodes as a text for users, such as "8 x h100, 4 x a100"."""
+    """The GPUs of nodes as a description for users, such as "8 x h100, 4 x a100"."""
     found = Counter[str]()
     for shape in shapes:
         if shape.gpus:
@@ -179,7 +179,7 @@ def _part(shape: NodeShape, share: float, gpus: int) -> NodeShape:
 
 
 def say_accelerators(gpus: Iterable[tuple[str, int, int]]) -> str:
-    """The accelerators of nodes as a text for users, from each node's (kind, number, free
+    """The accelerators of nodes as a description for users, from each node's (kind, number, free
     number).
     """
     has, free = Counter[str](), Counter[str]()

@@ -42,7 +42,7 @@ def instance_type(model: DeviceModel | None) -> str:
 
 
 def say_models(machine: ThisMachine) -> str:
-    """A text for users about the machine's accelerators, such as "8 x H100"."""
+    """A string for users about the machine's accelerators, such as "8 x H100"."""
     return (
         ", ".join(f"{count} x {model.name}" for model, count in count_models(machine).items())
         or "none"

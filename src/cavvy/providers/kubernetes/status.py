@@ -369,7 +369,7 @@ def _why_taken(status: Object, deleting: bool) -> str:
 
 
 def _join(*found: str | Object) -> str:
-    """Join texts, and the reasons and messages of objects, into one sentence."""
+    """Join strings, and the reasons and messages of objects, into one sentence."""
     parts: list[str | None] = []
     for each in found:
         parts += [each] if isinstance(each, str) else [each.get("reason"), each.get("message")]

@@ -23,7 +23,8 @@ TaskImage = tuple[str | None, ImageBuild | None, str | None]
 
 
 def _check_name(text: str) -> str:
-    """Check that a text is an image name in the syntax of container engines. Raises WrongValue."""
+    """Check that a string is an image name in the syntax of container engines. Raises
+    WrongValue."""
     name = text.strip().removeprefix("docker:").removeprefix("docker://")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,400}", name):
         raise WrongValue(f"{shown(text)} is not an image name")
@@ -59,7 +60,7 @@ _TABLE = section(
     dockerfile=text_kind("a path within that folder", inner_path),
     target=text_kind("a stage's name", numbers=True),
     args=named_texts(
-        "build arguments, each with a text value",
+        "build arguments, each with a string value",
         matching(_VARIABLE, "is not a build argument name", expected="letters, digits and _"),
         missing="the argument has no value",
     ),

@@ -472,8 +472,8 @@ def filled(text: str) -> str:
 
 
 def matching(pattern: str, wrong: str, *, expected: str | None = None) -> Callable[[str], str]:
-    """Return a function that checks whether a text matches a pattern. `wrong` is the message for a
-    text that does not.
+    """Return a function that checks whether a string matches a pattern. `wrong` is the message for
+    a text that does not.
     """
 
     def check(text: str) -> str:
@@ -487,9 +487,9 @@ def matching(pattern: str, wrong: str, *, expected: str | None = None) -> Callab
 def text_kind(
     words: str, check: Callable[[str], Any] = filled, *, numbers: bool = False
 ) -> ScalarKind:
-    """A text. `check` returns the text, possibly changed, or raises WrongValue.
+    """A string. `check` returns the text, possibly changed, or raises WrongValue.
 
-    With `numbers`, the schema also accepts numbers, which are read as texts.
+    With `numbers`, the schema also accepts numbers, which are read as strings.
     """
     return ScalarKind(
         words, lambda node: check(read_text(node)), TEXT_OR_NUMBER if numbers else STRING
@@ -565,14 +565,14 @@ def named_texts(
     missing: str,
     hint: str = "write '' for an empty one",
 ) -> MapKind:
-    """A table of texts. `missing` is the message for a key without a value."""
+    """A table of strings. `missing` is the message for a key without a value."""
 
     def parse(node: ScalarNode) -> str:
         if node.value is None and node.plain:
             raise WrongValue(missing, suggestion=hint)
         return read_text(node)
 
-    value = ScalarKind("a text", parse, {"type": ["string", "number", "boolean"]})
+    value = ScalarKind("a string", parse, {"type": ["string", "number", "boolean"]})
     return MapKind(words, check_key, value, key_schema)
 
 

@@ -38,7 +38,7 @@ _EXPRESSION = re.compile(r"\$\$\{\{|\$\{\{(.*?)\}\}", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenValue:
-    """A value with its original spelling, so that 1e-3 is inserted into texts as 1e-3."""
+    """A value with its original spelling, so that 1e-3 is inserted into strings as 1e-3."""
 
     value: Scalar
     text: str
@@ -90,7 +90,7 @@ class ParamSpec:
 _TYPE_WORDS = {
     "int": "a whole number",
     "float": "a number",
-    "str": "a text",
+    "str": "a string",
     "bool": "true or false",
 }
 
@@ -155,7 +155,7 @@ def substitute(node: Node, values: Mapping[str, WrittenValue | None], notes: Pro
 
 
 def escape(text: str) -> str:
-    """Escape a text so that `substitute` returns the original text."""
+    """Escape a string so that `substitute` returns the original text."""
     return text.replace("${{", "$${{")
 
 
@@ -388,7 +388,7 @@ def _read_alone(node: ScalarNode) -> ParamSpec:
 
 
 _SCALAR_SCHEMA = {"type": ["string", "number", "boolean"]}
-_WRITTEN = ScalarKind("a text, a number, true or false", _read_scalar_param, _SCALAR_SCHEMA)
+_WRITTEN = ScalarKind("a string, a number, true or false", _read_scalar_param, _SCALAR_SCHEMA)
 _BOUND = ScalarKind("a number", _read_bound, {"type": "number"})
 PARAM = section(
     "params.NAME",
@@ -398,7 +398,7 @@ PARAM = section(
     min=_BOUND,
     max=_BOUND,
     choices=ListKind(_WRITTEN),
-    help=ScalarKind("a text", read_text),
+    help=ScalarKind("a string", read_text),
 )
 _ALONE = ScalarKind("a default", _read_alone, _SCALAR_SCHEMA)
 PARAMS = MapKind(

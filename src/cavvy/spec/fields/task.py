@@ -38,7 +38,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def check_slug(text: str) -> str:
-    """Check that a text is a valid name, and return it. Raises WrongValue."""
+    """Check that a string is a valid name, and return it. Raises WrongValue."""
     if _SLUG.fullmatch(text):
         return text
     close = slug(text)
@@ -47,8 +47,8 @@ def check_slug(text: str) -> str:
 
 
 def check_variable(name: str) -> str:
-    """Check that a text is a valid name of an environment variable that is not reserved for Cavvy,
-    and return it. Raises WrongValue.
+    """Check that a string is a valid name of an environment variable that is not reserved for
+    Cavvy, and return it. Raises WrongValue.
     """
     if not _VARIABLE.fullmatch(name):
         close = re.sub(r"[^A-Za-z0-9_]", "_", name)
@@ -154,13 +154,13 @@ TASK = section(
     name=_NAME,
     project=_NAME,
     tags=MapKind(
-        "tag names, each with a text value",
+        "tag names, each with a string value",
         matching(
             r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?",
             "cannot be a tag's name",
             expected="letters, digits and . _ / -, at most 63",
         ),
-        text_kind("a text", _check_tag_value, numbers=True),
+        text_kind("a string", _check_tag_value, numbers=True),
     ),
     priority=whole(-100, 100),
     params=FieldSpec(PARAMS, to=()),
@@ -171,7 +171,7 @@ TASK = section(
     setup=FieldSpec(SETUP, to=("setup", "setup_uses")),
     run=FieldSpec(text_kind("shell commands"), required=True),
     env=named_texts(
-        "variable names, each with a text value",
+        "variable names, each with a string value",
         check_variable,
         {"pattern": f"^{_VARIABLE.pattern}$"},
         missing="the variable has no value",

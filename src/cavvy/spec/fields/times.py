@@ -125,8 +125,8 @@ _CRON_PART = re.compile(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,2}))?")
 
 
 def check_cron(text: str) -> str:
-    """Check that a text is a cron line with five numeric fields, and return it with single spaces.
-    Raises WrongValue.
+    """Check that a string is a cron line with five numeric fields, and return it with single
+    spaces. Raises WrongValue.
     """
     parts = text.split()
     if len(parts) != 5:

@@ -92,7 +92,7 @@ class KnownHost:
     ready: bool
 
     def describe(self) -> str:
-        """A text for users about the host's hardware."""
+        """A string for users about the host's hardware."""
         engine = f"containers by {self.facts.engine}" if self.facts.engine else "no containers"
         return (
             f"accelerators {say_models(self.machine)}, {self.machine.cpus:g} CPUs, "
