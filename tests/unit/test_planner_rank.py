@@ -268,7 +268,7 @@ def test_too_few_retries_for_the_expected_preemptions_are_said() -> None:
     )
     task = replace(task, retry=Retry(preemption=2))
     (placement,) = rank(task, [make_offer("s", 1, purchase=Purchase.SPOT)], now=NOW)
-    assert any("retry.preemption: 2" in note for note in placement.notes)
+    assert any("the 2 that retry.preemption allows" in note for note in placement.notes)
 
 
 def test_egress_is_priced_where_size_and_price_are_known() -> None:

@@ -107,8 +107,8 @@ def now_text() -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Format seconds since the epoch as RFC 3339 with milliseconds, in UTC. Times of files can be
-    out of the valid range and are limited to it."""
+    """Format seconds since the epoch as RFC 3339 with milliseconds, in UTC. File times can be
+    outside the valid range; such a time is replaced by the nearest valid one."""
     seconds = max(0.0, min(seconds, LAST_SECOND))
     return (
         time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))

@@ -1,4 +1,4 @@
-"""The states of one rank's agent, and every legal move between two of them with its reason."""
+"""The states of one rank's agent, and every legal move between two states with its reason."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def document(
 
 
 def _is_required(ask: type[msgspec.Struct] | None) -> bool:
-    """Whether the body has a field without a default, so that it must not be left out."""
+    """Whether the body has a field without a default, so that the body is required."""
     return ask is not None and any(field.required for field in msgspec.structs.fields(ask))
 
 

@@ -59,6 +59,6 @@ class Catalog(Protocol):
     """A source of offers."""
 
     def match(self, need: Resources, *, limit: int | None = None, misses: int = 5) -> OfferMatches:
-        """Find the offers that fit one node of `need`. The result has at most `limit` of them,
-        cheapest first, or all if `limit` is None, and at most `misses` near misses.
+        """Find the offers that fit one node of `need`. The result has at most `limit` offers,
+        cheapest first, or all offers if `limit` is None, and at most `misses` near misses.
         """

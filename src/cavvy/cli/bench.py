@@ -65,8 +65,8 @@ def command(
 
     The script must report its progress: `cavvy.train` does so, and any program can by printing a
     line `CAVVY_PROGRESS {"done": 1280}`. The rates are saved in the task's `work.profile`, and
-    `cavvy plan` ranks by them. Rates of accelerators that were not tried are estimated from
-    the measured ones.
+    `cavvy plan` ranks by them. Rates of accelerators that were not tried are estimated from the
+    measured rates.
     """
 
     params = read_params(param)

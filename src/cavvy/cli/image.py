@@ -47,8 +47,8 @@ def build(file: str, base: str, push: str | None, show: bool, param: tuple[str, 
     """Build an image that contains the result of the task's `setup`; use its name as the task's
     `image`.
 
-    The image's name is a hash of setup, files and base, so that equal ones are built once. If the
-    task's `image` is a Dockerfile, that Dockerfile is built.
+    The image's name is a hash of setup, files and base, so that equal images are built only once.
+    If the task's `image` is a Dockerfile, that Dockerfile is built.
     """
     task = read_any_task(file, read_params(param))
     recipe = _recipe(task, base)

@@ -316,7 +316,7 @@ class Client:
     def invite(
         self, *, name: str | None = None, group: str | None = None, valid_s: float = 3600
     ) -> wire.InvitationView:
-        """Commands that turn a machine into a node when one of them is run on the machine."""
+        """Two commands, each of which turns a machine into a node when run on it."""
         ask = wire.InviteAsk(name=name, group=group, valid_s=valid_s)
         return self._ask("/v1/invitations", wire.InvitationView, ask, wait_s=30)
 
@@ -362,8 +362,8 @@ class Client:
         *,
         progress: Callable[[int, int], None] | None = None,
     ) -> int:
-        """Upload those of the blobs (paths or bytes by their SHA-256) that the server does not
-        have. Returns the number of bytes sent.
+        """Upload the blobs (paths or bytes by their SHA-256) that the server does not have. Returns
+        the number of bytes sent.
 
         Any upload thread may call `progress`, with the bytes sent and the total bytes.
         """

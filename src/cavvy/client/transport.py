@@ -1,8 +1,8 @@
 """The CLI's HTTP/1.1 client over a Unix socket or TCP, with persistent connections.
 
-It replaces `http.client`, whose import takes as long as that of all other modules of a command. It
-supports only answers that Cavvy's server gives, with Content-Length or chunked bodies. A connection
-belongs to one thread.
+It replaces `http.client`, because importing that module takes as long as importing all other
+modules of a command. It supports only answers that Cavvy's server gives, with Content-Length or
+chunked bodies. A connection belongs to one thread.
 """
 
 import select

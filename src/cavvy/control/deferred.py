@@ -4,7 +4,7 @@ there is space.
 A removal may act at the provider first and be recorded later. A purchase is never deferred, since
 its row must be written first. Therefore `put` keeps changes to existing rows in memory, while
 `commit` raises StoreFull. Reads include the kept changes. All row writes pass through this class in
-order, the kept ones first.
+order, and kept changes are written first.
 """
 
 import asyncio

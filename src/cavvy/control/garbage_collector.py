@@ -42,8 +42,8 @@ class GarbageCollector:
         return EVERY
 
     async def sweep(self, *, remove: bool, at_once: bool = False) -> OrphanReport:
-        """List unwanted gangs. With `remove`, remove those that two observations show to be
-        unwanted, or with `at_once` all of them.
+        """List unwanted gangs. If `remove` is set, remove the gangs that two observations show to
+        be unwanted, or all unwanted gangs if `at_once` is set.
 
         The first observation: the database does not contain the gang, or its attempt has ended. The
         second: the provider already showed the gang some time ago, or its nodes are old enough.

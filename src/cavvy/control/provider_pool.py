@@ -158,8 +158,8 @@ class ProviderPool:
         return dict(self._placed)
 
     async def _ask_all(self) -> OfferedMarket:
-        """Query all providers at the same time. A slow one delays the result by OFFERS_TIMEOUT at
-        most for each of its calls."""
+        """Query all providers at the same time. A slow provider delays the result by at most
+        OFFERS_TIMEOUT for each of its calls."""
         answers = await asyncio.gather(
             *(self._ask(name, place) for name, place in self.providers.items())
         )

@@ -45,7 +45,7 @@ from cavvy.scheduler.queue import JobScheduler, JobWait, QueueCapacity
 from cavvy.store.base import AllocationConflict, AtomicWrite, RowNotFound, StaleVersion, Store
 
 _HEAD = 16  # jobs read by one pass
-_DEEP = 1000  # jobs read by a pass while the first ones are blocked
+_DEEP = 1000  # jobs read by a pass while the first jobs are blocked
 _HOSTS = "hosts"  # key under which the control plane publishes shared hosts again
 _SOON = timedelta(milliseconds=200)  # delay until a kept gang that was not ready is tried again
 _LOOK_AGAIN = timedelta(

@@ -190,7 +190,7 @@ class JobReconciler:
                 return action.after
             case gangs.LaunchGang():
                 await self._flush(uow)
-                # Use the attempt as it was written, since it may be new.
+                # The written rows may have a newer version of the attempt.
                 answer = await self._operator.launch(uow.rows, uow.rows.attempts[attempt.number])
                 if answer is not None:
                     uow.apply(await self._operator.advance(uow.rows, attempt.number, answer))

@@ -33,10 +33,10 @@ def price_counterfactuals(
     interruptions.
 
     `ran` is the measured running time. `lengths` gives the scaled running time by offer key, if the
-    task states its work; for other offers the measured time is assumed, and `basis` states which of
-    the two it is. `start` is the time that is billed before the work begins. The result has one
-    offer per provider, instance type and purchase option, because more zones of one machine add
-    nothing.
+    task states its work; for other offers, the measured time is assumed. `basis` states which of
+    the two times was used. `start` is the time that is billed before the work begins. The result
+    has one offer per provider, instance type and purchase option, because more zones of one machine
+    add nothing.
     """
     cheapest: dict[tuple[str, str, str], CounterfactualCost] = {}
     for offer in offers:

@@ -35,7 +35,7 @@ def bill(
 
     The charges cover contiguous, half-open periods, split where the price changes; each charge is
     rounded once. If `until` grows and `rates` gain entries that begin after the last period, only
-    that period is replaced and new ones are appended.
+    that period is replaced, and new periods are appended.
     """
     prices = _prices(rates or ((started, attempt.offer.rate),), started)
     charges = [

@@ -1,5 +1,5 @@
 """Observations of markets: an offer's key is a market, and every launch, node lifetime and price is
-an observation of it.
+an observation of that market.
 """
 
 from dataclasses import dataclass

@@ -47,7 +47,7 @@ class AgentMessage:
     seconds: float | None = (
         None  # notice: seconds until the node is reclaimed; checkpoint: seconds of its upload
     )
-    cost_s: float | None = None  # checkpoint: how long the work reports to have paused for it
+    cost_s: float | None = None  # checkpoint: for how long the work paused, as it reports
     source: str = ""  # notice
     name: str = ""  # event
     text: str = ""  # event
@@ -98,7 +98,7 @@ class CheckpointWork:
 
     path: str
     storage: str | None = None  # None if the node cannot reach the storage
-    sync: bool = field(  # download the newest checkpoint first, and upload new ones
+    sync: bool = field(  # download the newest checkpoint first, and upload new checkpoints
         default=False, metadata=since(UPLOADED_CHECKPOINTS, "uploaded checkpoints")
     )
     every_s: float | None = None

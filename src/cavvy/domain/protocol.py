@@ -30,7 +30,7 @@ def list_unknown(version: int, work: Assignment) -> list[str]:
 
 
 def _list_marks(value: Any) -> Iterator[Since]:
-    """The marks of all fields, including nested ones, whose values use the marked feature."""
+    """The marks of all marked fields, including nested fields, whose values use the feature."""
     for each in fields(value):
         inner, mark = getattr(value, each.name), each.metadata.get("since")
         if mark is not None and mark.used(inner):

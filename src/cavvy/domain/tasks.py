@@ -131,7 +131,7 @@ class Resources:
 
     @property
     def choices(self) -> tuple["Resources", ...]:
-        """All acceptable alternatives; each of them has the whole list in `any_of`."""
+        """All acceptable alternatives, each with the whole list in `any_of`."""
         return tuple(
             replace(each, any_of=self.any_of, ordered=self.ordered) for each in self.any_of
         ) or (self,)

@@ -1,9 +1,9 @@
 """Add lines before the author's commands. They provide the environment variables and the shell that
 the commands expect.
 
-The agent sets Cavvy's variables when a node starts, and these lines set the other tool's variables
-from them. The lines are POSIX shell. Cavvy's shell stops at the first failing command; the shells
-of the other tools do not, so the lines begin with `set +e`.
+The agent sets Cavvy's variables when a node starts, and these lines derive the other tool's
+variables from Cavvy's. The lines are POSIX shell. Cavvy's shell stops at the first failing command;
+the shells of the other tools do not, so the lines begin with `set +e`.
 """
 
 from dataclasses import replace
@@ -51,7 +51,7 @@ for _address in $DSTACK_NODES_IPS; do
 done > "$DSTACK_MPI_HOSTFILE"
 trap 'rm -rf "$DSTACK_MPI_HOSTFILE" "${_venv:-}"' EXIT
 """
-# For a word that occurs in the commands, the lines that make it work as on a node of SkyPilot
+# Words that commands may contain, and the lines that make each of them work as on a SkyPilot node
 _SKYPILOT_NODE = {
     "sky_workdir": """\
 if [ -L ~/sky_workdir ] || [ ! -e ~/sky_workdir ]; then ln -sfn "$PWD" ~/sky_workdir; fi

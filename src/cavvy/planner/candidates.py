@@ -205,7 +205,7 @@ def _hopeless(task: Task, market: OfferedMarket, reason: str) -> Candidates:
     return Candidates(reason=reason, hopeless=True)
 
 
-# A task with alternatives is considered once for each of them. The job is placed with the
+# A task with alternatives is considered once for each alternative. The job is placed with the
 # alternative that got an offer, and keeps the other alternatives for its next attempt.
 
 
@@ -230,10 +230,10 @@ def rank_candidates(
 ) -> list[tuple[Job, tuple[Offer, ...]]]:
     """The offers to try, best first, each with the job of its alternative.
 
-    If the task states that its alternatives are ordered, all offers of one alternative come before
-    those of the next. Otherwise the alternatives are merged by the expected cost of the work, as in
-    `plan`; the offers of one alternative keep their order. `avoid` are offers that recently failed
-    for other jobs.
+    If the task states that its alternatives are ordered, all offers of an alternative come before
+    the offers of the next alternative. Otherwise the alternatives are merged by the expected cost
+    of the work, as in `plan`; the offers of one alternative keep their order. `avoid` are offers
+    that recently failed for other jobs.
     """
     some = [(job, candidates.offers) for job, candidates in found if candidates.offers]
     if len(some) < 2 or some[0][0].task.resources.ordered:

@@ -18,7 +18,8 @@ def compare_counterfactuals(
 
     If the task's stated work gives an estimated time for both offers, the measured time is scaled
     by the ratio of the two estimates, so that errors in the stated work, such as its efficiency,
-    cancel out. Otherwise the same time is assumed. Each result states which of the two was done.
+    cancel out. Otherwise the same time is assumed. Each result states which of the two methods was
+    used.
     """
     at_hand = list(offers)
     expected_here = estimate(task, here).run_time

@@ -108,8 +108,8 @@ class TaskLimiter:
         """Whether the whole work would fit into the whole limit by this estimate. The rest then
         exceeds the rest of the limit only because work was lost.
 
-        Estimates are too rough to end such a job: it may still finish in time, and it is stopped
-        anyway when it reaches the limit.
+        The job is not ended because of such an estimate: it may still finish in time, and it is
+        stopped anyway when it reaches the limit.
         """
         limits = self._limits
         if not self._goes_on:

@@ -108,8 +108,8 @@ class LimitMiss:
 class PlacementPlan:
     """The ranked placements, and the counts of the offers that fit but break a limit.
 
-    `considered` == `kept` + sum(rejected.values()). `placements` are the kept ones, or the part of
-    them that the `RankingView` asked for.
+    `considered` == `kept` + sum(rejected.values()). `placements` contains the placements that break
+    no limit, or the part of these that the `RankingView` asked for.
     """
 
     placements: tuple[Placement, ...]

@@ -33,7 +33,7 @@ MACHINE_START = timedelta(minutes=2)
 SHARED_HOST_START = timedelta(0)
 
 # The precisions that a program uses instead if the device lacks the requested one, best first. If
-# the device supports none of them either, the time is unknown.
+# the device supports none of these precisions, the time is unknown.
 _FALLBACKS: dict[Precision, tuple[Precision, ...]] = {
     Precision.BF16: (Precision.FP16, Precision.FP32),
     Precision.FP16: (Precision.BF16, Precision.FP32),

@@ -227,7 +227,7 @@ class NodeEndpoint:
     agent: Callable[[], str]  # the hash of the agent's archive
     pythons: Callable[
         [], Mapping[str, str]
-    ]  # hash of each .tar.gz with a self-contained Python, by `uname -sm` output
+    ]  # hash of each .tar.gz with a Python runtime, by `uname -sm` output
     publish: Callable[[bytes], str]  # serves a file that the provider made; returns its hash
     claim_token: Callable[[str, int], str]  # a token for (gang, rank), valid for one claim only
 

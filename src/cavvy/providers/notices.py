@@ -60,8 +60,8 @@ class NoticeSource:
     means that there is no notice.
 
     The answer is a string, an object, or, with `list_field`, an object with a list of events. An
-    event counts if every field in `match` has one of the values listed for it (the field "" is the
-    whole text of a string answer). Times are in ISO 8601 or in the form of HTTP headers.
+    event counts if every field in `match` has one of its listed values (the field "" is the whole
+    answer if the answer is a string). Times are in ISO 8601 or in the form of HTTP headers.
     """
 
     source: str  # shown to users, such as "AWS"

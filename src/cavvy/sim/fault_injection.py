@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 class CrashPoint:
-    """Counts external calls and simulates the death of the server at the scripted ones: the caller
-    of such a call never gets an answer.
+    """Counts external calls, and simulates the death of the server at the scripted calls: their
+    callers never get an answer.
     """
 
     def __init__(self, crashes: Sequence[ServerCrash]) -> None:

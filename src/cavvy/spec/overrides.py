@@ -34,11 +34,11 @@ _OVERRIDES = replace(
 
 
 def apply_overrides(task: Task, text: str, now: datetime | None = None) -> Task:
-    """Replace values of a task by those of `text`, a YAML table with keys of the task file.
+    """Replace values of a task by the values in `text`, a YAML table with keys of the task file.
 
     In a section, such as `resources`, only the keys in `text` change, and they change in every
-    alternative. Variables and secrets are added to those of the task. With `now`, times in the past
-    are refused. Raises SpecError for invalid values.
+    alternative. Variables and secrets are added to the variables and secrets of the task. With
+    `now`, times in the past are refused. Raises SpecError for invalid values.
     """
     if not text:
         return task

@@ -157,8 +157,8 @@ class SealedSecret:
 
 
 class Store(Protocol):
-    """A store of jobs and what belongs to them. Reads of a tenant's rows take the project's name;
-    only the control plane itself passes None.
+    """A store of jobs and of the rows that belong to jobs. Reads of a tenant's rows take the
+    project's name; only the control plane itself passes None.
     """
 
     async def open(self) -> None:
@@ -249,7 +249,7 @@ class Store(Protocol):
         self, markets: Collection[str], since: datetime, limit: int = 2000
     ) -> Sequence[Observation]:
         """Observations of these markets at `since` or later, oldest first; if there are more than
-        `limit`, only the newest ones.
+        `limit`, only the newest `limit` observations.
         """
 
     async def tallies(self, since: datetime) -> Sequence[MarketTally]:

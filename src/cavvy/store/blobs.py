@@ -23,7 +23,7 @@ from msgspec.json import Decoder
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 
 _FOLDERS = 8  # number of manifests whose lists are cached: 10 MB for 100,000 files
-_SYNCS = 8  # files flushed at once: the file system's journal writes waiting ones together
+_SYNCS = 8  # files flushed at once: the file system's journal writes waiting files together
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -90,8 +90,8 @@ class BlobStore:
         """Accept a part of a blob of `size` bytes. Returns the offset of the next part, which is
         `size` when the blob is stored.
 
-        Parts must arrive in order: a part that does not continue the stored ones is ignored, and
-        the expected offset returned. An unfinished blob outlives this process, until garbage
+        Parts must arrive in order: a part that does not continue the stored parts is ignored, and
+        the expected offset is returned. An unfinished blob outlives this process, until garbage
         collection removes it. Raises HashMismatch (start again), StoreFull.
         """
         path = self._path(name)

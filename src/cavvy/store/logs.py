@@ -5,7 +5,7 @@ A log is the file `ATTEMPT.RANK.log`, with its bytes from 0 on, and segments
 `ATTEMPT.RANK.log.OFFSET`, if it grew past its first tenth or lost bytes. Offsets count all bytes
 ever written, so they never change. Bytes between two files were dropped; readers get a line that
 reports the gap. Methods block on disk I/O. There is no fsync: stored bytes survive the end of this
-process, but a system crash may lose the newest ones.
+process, but a system crash may lose the newest bytes.
 """
 
 import errno
@@ -24,7 +24,9 @@ LIMIT = 1 << 30  # maximum bytes of one rank's log on disk
 _PART = 10  # the head and each segment have at most 1/10 of the limit
 # maximum number of segments of one log: a sender that often loses bytes creates short ones
 _FILES = 64
-_KNOWN = 4096  # number of logs whose state is cached; that of others is read from their folder
+_KNOWN = (
+    4096  # number of logs whose state is cached; the state of other logs is read from their folder
+)
 _BLOCK = 65536  # bytes read at once, backwards from the end
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # names of projects or jobs that can be folders
 _FILE = re.compile(r"(\d+)\.(\d+)\.log(?:\.(\d{20}))?")

@@ -18,7 +18,7 @@ class StopNotes:
         self._path = path
 
     def read(self) -> dict[str, str]:
-        """The reason for the stop of each job that must stop, by job id. Creates the file if it is
+        """The reasons of the requested stops, by job id. Creates the file if it is
         missing and there is space.
         """
         with suppress(OSError, ValueError):

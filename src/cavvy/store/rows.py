@@ -169,7 +169,7 @@ def job_values(job: Job, document: int) -> list[object]:
 
 
 _CACHED = 512  # number of jobs; a task and its origin take a few KB
-_CACHED_CHARACTERS = 65536  # characters of a task and its origin; longer ones are not cached
+_CACHED_CHARACTERS = 65536  # characters of a task and its origin; longer texts are not cached
 
 
 class DocumentCache:

@@ -178,8 +178,8 @@ class Run:
         return facts is not None
 
     def batches(self, data: Data, *, epochs: float) -> Iterator[Any]:
-        """Yield this rank's batches until `epochs` passes over the data are complete, counting
-        those of earlier attempts.
+        """Yield this rank's batches until `epochs` passes over the data are complete, counting the
+        passes of earlier attempts.
 
         Between two batches the run saves if a save is due, and exits with code 75 after a
         preemption notice.

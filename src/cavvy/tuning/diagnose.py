@@ -124,8 +124,8 @@ class Diagnoser:
         return self._window(name, skip=2, steps=steps, watch=True)
 
     def _traceable(self, steps: int) -> int:
-        """The number of steps to trace: at least that of other windows, and at most as many as fit
-        into half of LONGEST_S.
+        """The number of steps to trace: at least as many as in other windows, and at most as many
+        as fit into half of LONGEST_S.
         """
         if steps <= self._steps:
             return steps
@@ -343,7 +343,7 @@ class Diagnoser:
 
     def _judge_python(self) -> float:
         """Record the time of the user's own Python while no operation runs, on the rank that has
-        the least. Returns the part of it that `_bare` does not leave out.
+        the least. Returns the part of this time that `_bare` does not leave out.
         """
         windows = self._windows["own"]
         between, inside = self._seen_between("python"), self._least_own(windows)
@@ -411,8 +411,9 @@ class Diagnoser:
 
     def _seen_between(self, kind: str) -> float:
         """Seconds per step that the script spends on this kind of work between the parts of its
-        steps. Work in each step counts on the rank with the least of it, because the excess of
-        another rank is reported as a straggler. Work in few steps counts on the rank with the most.
+        steps. Work in each step is measured on the rank with the least such work, because the
+        excess of another rank is reported as a straggler. Work in few steps counts on the rank with
+        the most.
         """
         ranks = range(self._facts["ranks"])
         each = [self._between(rank) * self._seen(rank)[kind] for rank in ranks]

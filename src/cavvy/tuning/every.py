@@ -90,5 +90,5 @@ def _period(steps: Sequence[StepSample]) -> float:
 
 
 def _is_usual(steps: Sequence[float]) -> bool:
-    """Whether the median is close to the mean, so that it represents the steps."""
+    """Whether the median is close to the mean. If so, it represents the steps."""
     return 0.6 * fmean(steps) <= median(steps) <= 1.1 * fmean(steps)

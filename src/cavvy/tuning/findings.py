@@ -73,8 +73,8 @@ class StepWindow:
         ]
 
     def shared(self) -> list[float]:
-        """Seconds of communication in each step on the rank with the least of it: the exchange
-        itself, without waits for other ranks.
+        """Seconds of communication in each step, measured on the rank with the least communication:
+        the exchange itself, without waits for other ranks.
         """
         by_rank = [self.part("communication", rank) for rank in range(len(self.ranks))]
         return [min(each) for each in zip(*by_rank, strict=True)]

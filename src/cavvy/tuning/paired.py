@@ -1,4 +1,5 @@
-"""Paired differences: two variants are measured in turn, so that other load affects both alike."""
+"""Paired differences: two variants are measured alternately, so that other load affects both
+equally."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""Tries changes of a plan, one at a time. A change is measured in turn with the best plan so far,
-and is kept if it is faster.
+"""Tries changes of a plan, one at a time. A change is measured alternately with the best plan so
+far, and is kept if it is faster.
 """
 
 from collections.abc import Callable, Iterator, Sequence

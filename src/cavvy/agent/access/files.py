@@ -43,7 +43,7 @@ def answer(root: Callable[[], str], payload: bytes) -> bytes:
 
 
 class NodeFileCalls:
-    """Resolves the user's paths below `root`; the root "" is that of the node itself."""
+    """Resolves the user's paths below `root`, which is "" for the node itself."""
 
     def __init__(self, root: str) -> None:
         self.root = root

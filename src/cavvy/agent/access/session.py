@@ -263,7 +263,7 @@ class RemoteSession:
     # Moving bytes
 
     def _watch(self, channel: SessionChannel) -> None:
-        """Poll the sources while there is credit, and the sink while data waits for it."""
+        """Poll the sources while the peer accepts data, and the sink while data waits for it."""
         for fd in channel.sources:
             self._want(fd, select.POLLIN if channel.credit > 0 else 0)
         if channel.sink >= 0:

@@ -69,7 +69,7 @@ def _find_output(
 
 
 def remember(config: AgentConfig, index: int, path: str) -> None:
-    """Record the fetched files, so that unchanged ones are not sent back."""
+    """Record the fetched files, so that unchanged files are not sent back."""
     found = {}
     for folder, _, names in os.walk(path):
         for name in names:

@@ -1,6 +1,6 @@
 """Cleans the cache that the agents of one machine share. It removes entries that were not used for
-a long time and, if the cache is too large, the least recently used ones. Agents update the time of
-the entries that they use, so that entries in use are never old.
+a long time and, if the cache is too large, also the least recently used entries. Agents update the
+time of the entries that they use, so that entries in use are never old.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def touch(path: str, *, make: bool = False) -> bool:
 
 
 def sweep(cache: str, *, limit: float | None = None) -> int:
-    """Remove old entries, then the least recently used ones until the cache has at most `limit`
+    """Remove old entries, then the least recently used entries until the cache has at most `limit`
     bytes (by default a share of the file system). Always returns 0.
     """
     os.nice(19)

@@ -50,7 +50,8 @@ DEVICE_VARIABLES = {
 
 
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
-# The shell ignores SIGTERM, which its commands receive too, so that it can report their exit code.
+# The shell ignores SIGTERM so that it can report the exit code of its commands, which also receive
+# the signal.
 SHELL_LINE = 'trap : TERM; . "$0"'
 
 

@@ -1,5 +1,5 @@
-"""Files that any node may fetch by hash without a token: the agent, a Python, a supervisor. None of
-them is secret.
+"""Files that any node may fetch by hash without a token: the agent, a Python runtime, a supervisor.
+None of them is secret.
 """
 
 import hashlib

@@ -307,8 +307,8 @@ def _walk(source: Path) -> Sequence[CopyItem]:
 
 
 def _local_item(path: Path, name: str) -> CopyItem:
-    """The attributes of a local file. For a link they are those of the link itself, unless it is
-    the top of the copy.
+    """The attributes of a local file. For a link, these are the attributes of the link itself,
+    unless the link is the top of the copy.
     """
     found = path.lstat() if name else path.stat()
     link = os.readlink(path) if stat.S_ISLNK(found.st_mode) else None

@@ -26,8 +26,8 @@ def load_settings() -> "Settings":
 
 
 def load_providers(only: Collection[str] | None = None) -> "Mapping[str, Provider]":
-    """The configured providers, or those of them in `only`; they can be used only to read offers.
-    Raises CommandFailure.
+    """The configured providers, or only those named in `only`; they can be used only to read
+    offers. Raises CommandFailure.
     """
     from cavvy.providers import registry
     from cavvy.providers.base import ProviderContext, ProviderError

@@ -158,7 +158,7 @@ class LiveMatches:
 
 
 def match_configured(need: Resources, names: Collection[str] | None) -> LiveMatches:
-    """Ask the configured providers, or those of them in `names`. Raises CommandFailure."""
+    """Ask the configured providers, or only those named in `names`. Raises CommandFailure."""
     providers = load_providers(names)
     matches, problems, usable = dict[str, OfferMatches](), list[str](), set[tuple[str, str]]()
     for name, answer in asyncio.run(_ask_all(providers)).items():

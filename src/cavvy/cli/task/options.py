@@ -57,8 +57,8 @@ class TaskCommand(click.Command):
 
 
 def task_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the arguments for the file, its tool and the overrides to a command, whose function gets
-    `file` and `options`.
+    """Decorate a command: it gets arguments for the file, its tool and the overrides, which its
+    function receives as `file` and `options`.
     """
 
     @wraps(function)

@@ -220,8 +220,8 @@ class AgentSessions:
         return all(at is not None and at >= since for at in asked)
 
     def afford(self, attempt_id: str, until: datetime | None) -> None:
-        """Limit the attempt's leases, since the budget pays for it only until this time; None
-        removes the limit."""
+        """Limit the attempt's leases to this time, until which the budget pays for the attempt;
+        None removes the limit."""
         if until is None:
             self._affordable.pop(attempt_id, None)
         else:

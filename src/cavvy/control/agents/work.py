@@ -40,7 +40,7 @@ def make_assignment(
     """Build the work of one attempt.
 
     `secrets` are decrypted values by name; `checkpoint` describes where checkpoints are stored;
-    `manifest` is that of the frozen working folder, for the key of a setup with `uses`;
+    `manifest` is the manifest of the frozen working folder, for the key of a setup with `uses`;
     `losses_per_hour` is the expected rate for the whole gang in its market.
     """
     task = job.task

@@ -252,8 +252,7 @@ def _limits(view: JobSnapshot, now: datetime) -> Action:
             times.append(duration - view.ran)
     cap = cap_of(job)
     if cap is not None:
-        # The budget also covers the cost of the grace period, but reserves at most half of itself
-        # for it.
+        # At most half of the budget is reserved for the cost of the grace period.
         ending = view.rate.over(job.task.grace + MARGIN)
         left = cap.micros - view.spent.micros - min(ending.micros, cap.micros // 2)
         if (view.rate.micros_per_hour and left <= 0) or (view.spent.micros and view.spent >= cap):

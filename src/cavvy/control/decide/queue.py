@@ -35,7 +35,8 @@ class QueueWait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Start the job as `place` describes; `candidates` are those of the chosen alternative."""
+    """Start the job as `place` describes; `candidates` are the candidates of the chosen
+    alternative."""
 
     place: JobPlacement
     candidates: Candidates
@@ -104,8 +105,8 @@ def looks_deep(
     last: datetime | None,
     now: datetime,
 ) -> bool:
-    """Whether to read the jobs behind the blocked first ones, since they may fit on an offer for
-    which no job waits. `behind` are the offers for which jobs wait."""
+    """Whether to read the jobs that are behind the blocked first jobs, because they may fit on an
+    offer for which no job waits. `behind` are the offers for which jobs wait."""
     if snapshot is None or (last is not None and now - last < _DEEP_EVERY):
         return False
     return not is_blocked(snapshot, behind)

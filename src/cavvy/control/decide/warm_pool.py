@@ -125,7 +125,7 @@ def list_kept(kept: Iterable[Attempt], project: str) -> list[Attempt]:
 def hand_over(
     old: Attempt, former: Job, charges: Sequence[Charge], job: Job, now: datetime
 ) -> RowChanges:
-    """Make the gang a new attempt of the job; `charges` are those of the former attempt."""
+    """Make the gang a new attempt of the job; `charges` are the charges of the former attempt."""
     reason = f"took over the gang of {former.name}"
     fresh, nodes = make_attempt(job, old.offer, lambda _: old.gang, now, reason)
     adopted = replace(fresh, phase=AttemptPhase.BOOTING, launched_at=now, adopted_at=now)

@@ -66,7 +66,7 @@ def read_mounts(
     table: Node, workdir: Workdir | None, clouds: Collection[str], kept_keys: TranslationNotes
 ) -> TranslatedMounts:
     """Translate the supported mounts, and refuse the others. Local files are submitted with the
-    working folder. If a bucket has no store, its store is that of the only one of `clouds`, or S3
+    working folder. If a bucket has no store, the store of the only cloud in `clouds` is used, or S3
     if there are several clouds or none.
     """
     found = TranslatedMounts()

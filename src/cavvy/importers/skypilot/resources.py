@@ -458,7 +458,7 @@ def _combine(found: list[Resources]) -> Resources | None:
 
 
 def _join(found: list[Resources]) -> Resources:
-    """The first alternative, extended so that it also accepts what the others accept."""
+    """The first alternative, extended to also accept what the other alternatives accept."""
     spots = {each.spot for each in found}
     return replace(
         found[0],

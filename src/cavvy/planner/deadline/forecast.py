@@ -1,6 +1,6 @@
 """Forecast the cost and end of a job with a deadline before anything is rented. The production
-policies run on simulated markets that change as often as the recorded ones. The random numbers are
-seeded, so equal inputs give equal results. No I/O.
+policies run on simulated markets that change as often as the recorded markets. The random numbers
+are seeded, so equal inputs give equal results. No I/O.
 """
 
 from collections.abc import Mapping, Sequence

@@ -78,7 +78,7 @@ Rule = Callable[[PolicyQuestion, PolicyDecision], PolicyDecision]
 
 def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
     """Leave on-demand to wait for spot only if the core would still wait after an hour or ten
-    launches, whichever is longer: a shorter wait does not pay for the new start.
+    launches, whichever is longer: a shorter wait would save less than the new start costs.
     """
     view = question.view
     if decision.mode is not RunMode.IDLE or view.mode is not RunMode.ON_DEMAND:
@@ -147,8 +147,8 @@ def ahead(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
     """Move a running gang that may soon be preempted to spot capacity in another market at about
     the same price.
 
-    This rule does not move the gang to on-demand: the time for such a move is always reserved, and
-    the gang may not be preempted at all.
+    This rule does not move the gang to on-demand: the policy always reserves time for that, and the
+    gang may never be preempted.
     """
     view = question.view
     stays = decision.mode is view.mode is RunMode.SPOT and decision.market == view.market
@@ -199,7 +199,7 @@ def within_budget(question: PolicyQuestion, decision: PolicyDecision) -> PolicyD
     )
 
 
-# The order of the rules: a later rule overrules the earlier ones.
+# The order of the rules: a later rule overrules the earlier rules.
 RULES: tuple[Rule, ...] = (
     only_long_waits,
     last_moment,

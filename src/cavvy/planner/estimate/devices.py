@@ -1,5 +1,5 @@
 """The rates of an accelerator: the peaks of its data sheet (from the catalog), and the share of
-them that real programs reach.
+these peaks that real programs reach.
 """
 
 import re
@@ -40,7 +40,7 @@ _BUS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRates:
-    """The rates of one accelerator: peak FLOP/s by precision, the share of them that programs
+    """The rates of one accelerator: peak FLOP/s by precision, the share of the peak that programs
     reach, and bytes per second.
     """
 

@@ -41,8 +41,8 @@ class MemoryEstimate:
 
 
 def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
-    """Estimate the memory of `profile` with these settings. The peak is that of the forward and
-    backward pass or that of the optimizer's step, whichever is higher.
+    """Estimate the memory of `profile` with these settings. The result is the peak of the forward
+    and backward pass or the peak of the optimizer's step, whichever is higher.
     """
     batch = run.batch or profile.batch
     scale = batch / profile.batch

@@ -14,8 +14,8 @@ class ProfileError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelProfile:
-    """`count` equal kernels of one step. The other figures are for one of them; `bytes` is what it
-    reads and writes.
+    """`count` equal kernels of one step. The other figures are for a single kernel; `bytes` is the
+    number of bytes that it reads and writes.
     """
 
     kind: str  # matmul, conv, attention, reduction, copy, index, pointwise

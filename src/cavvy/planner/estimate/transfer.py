@@ -47,7 +47,7 @@ def carry(
     FLOPs^a · bandwidth^b · count^n, fitted to `measured`.
 
     The prior gives arithmetic and memory traffic about the same weight; measurements on several
-    kinds of accelerators move the exponents away from it. Raises ValueError without measurements.
+    kinds of accelerators change these weights. Raises ValueError without measurements.
     """
     if not measured:
         raise ValueError("nothing was measured")

@@ -3,10 +3,10 @@ which the slack lasts until the deadline.
 
 The unit of money is the price of an hour on demand, and the unit of time is an hour. Running on
 demand is the reference with value 0: it does an hour's work for an hour's money and uses no slack.
-Compared with it, an hour of spot gains 1 - s, where s is the spot price divided by the on-demand
-price; an idle hour costs `price`, because it uses up slack; and a launch, which takes d hours,
-costs d (1 + price). At a given price, one spell of spot does not depend on the next, so the best
-thresholds follow from the spell lengths alone:
+Compared with on-demand, an hour of spot gains 1 - s, where s is the spot price divided by the
+on-demand price; an idle hour costs `price`, because it uses up slack; and a launch, which takes d
+hours, costs d (1 + price). At a given price, one spell of spot does not depend on the next, so the
+best thresholds follow from the spell lengths alone:
 
 * When spot becomes unavailable, idle for at most `patience` hours and then run on demand. This is a
   ski-rental problem with known odds.

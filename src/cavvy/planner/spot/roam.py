@@ -1,8 +1,8 @@
 """Decide how long to wait for spot in one market before moving to another, for a job with several
 markets and enough slack to finish on spot alone.
 
-The reference is work on spot in the current market. Compared with it, an idle hour costs the price
-of slack; a launch costs its loading time; and a move to another market costs the copy of the
+The reference is work on spot in the current market. Compared with this, an idle hour costs the
+price of slack; a launch costs its loading time; and a move to another market costs the copy of the
 checkpoint, a launch and the difference in price. As in `cycle`, the patience solves a ski-rental
 problem over the spells without spot. The price of slack is the lowest price at which the remaining
 cycles of the job are expected to use no more slack than it has.

@@ -116,8 +116,8 @@ class AwsMarket:
         return offers
 
     def quotas(self, region: str) -> tuple[Mapping[str, float], str]:
-        """Return the account's vCPU limits by AWS's names for them, as of the last `offers`, and
-        why the last attempt to read them failed ("" if it succeeded).
+        """Return the account's vCPU limits by their AWS names, as of the last `offers`, and the
+        reason why the last attempt to read the limits failed ("" if it succeeded).
         """
         known = self._regions[region]
         return {
@@ -246,8 +246,8 @@ class AwsMarket:
         known.spot_at = now
 
     async def _read_quotas(self, region: str, known: _Region) -> None:
-        """Read the quotas. If this fails, the known ones stay in use; quotas that have never been
-        read allow everything.
+        """Read the quotas. If this fails, the last known quotas stay in use; quotas that have never
+        been read allow everything.
         """
         try:
             known.limits = await fetch_quotas(self._account, region)

@@ -254,8 +254,8 @@ class AwsProvider:
                     break
 
     async def _terminate(self, region: str, ids: Sequence[str]) -> bool:
-        """Terminate instances. Returns False if EC2 does not know one of the ids (yet, or any
-        longer), in which case no instance was terminated.
+        """Terminate instances. Returns False if EC2 does not know one of the ids yet, or no longer
+        knows it; then no instance was terminated.
         """
         if not ids:
             return True

@@ -37,7 +37,7 @@ def read_quotas(told: Sequence[Json]) -> Quotas:
 
 def allows(quotas: Quotas, kind: str, vcpus: int, *, spot: bool) -> bool:
     """True if the quotas allow one instance of this type. The quota of a generation (p5) overrides
-    that of its family (p).
+    the quota of its family (p).
     """
     match = re.match(r"([a-z]+)(\d*)", kind)
     if match is None:

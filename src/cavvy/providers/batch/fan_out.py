@@ -55,8 +55,8 @@ async def look_at_all(
 async def whoami_all(
     asked: Mapping[str, Callable[[], Coroutine[Any, Any, Sequence[tuple[str, str]]]]],
 ) -> Sequence[tuple[str, str]]:
-    """Return the facts of each cluster that answers, and the problems of the silent ones. If no
-    cluster answers, raises all problems as one error.
+    """Return the facts of each cluster that answers, and the problem of each cluster that does not.
+    If no cluster answers, raises all problems as one error.
     """
     parts = FanOut[Sequence[tuple[str, str]]]()
     try:

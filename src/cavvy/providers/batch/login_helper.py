@@ -76,7 +76,7 @@ class LoginHelper:
 
     def do_hello(self, data: bytes, folder: str, tools: list[str]) -> dict[str, Any]:
         """Create the shared folder. Returns facts about this login node, including which of the
-        tools exist.
+        named tools exist.
         """
         path = os.path.abspath(os.path.expanduser(folder))
         try:

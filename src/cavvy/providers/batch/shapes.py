@@ -89,7 +89,7 @@ def make_offer(
 ) -> Offer:
     """The offer for a part of nodes with this shape."""
     name, memory = identify_gpu(shape.gpu) if part.gpus else (None, 0)
-    # pads the number, so that of equal prices the smallest comes first
+    # pads the number, so that among offers with equal prices the smallest comes first
     width = len(str(place.widest))
     size = f"{part.cpus:0{width}}cpu-{round(part.memory_mib / 1024)}gb"
     kind = f"{shape.gpus}x{shape.gpu or 'gpu'}-{shape.cpus}cpu-{round(shape.memory_mib / 1024)}gb"

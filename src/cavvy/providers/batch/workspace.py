@@ -233,7 +233,7 @@ class SharedWorkspace:
         await self.forget(ended.name, nodes)
 
     async def remembered(self, now: datetime) -> dict[str, BatchGangEnd]:
-        """Return the records of ended gangs, and delete old ones."""
+        """Return the records of ended gangs, and delete old records."""
         texts = await self._login_session.texts(f"{self._own}/ended")
         read = {name: _decode(text, BatchGangEnd) for name, text in texts.items()}
         kept = {

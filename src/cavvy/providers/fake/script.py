@@ -95,7 +95,7 @@ class RecordScript:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudScript:
-    """The whole script. Launches and removals beyond the listed ones have no faults."""
+    """The whole script. Launches and removals that are not listed have no faults."""
 
     offers: tuple[Offer, ...] = ()
     hosts: tuple[Host, ...] = ()  # the shared hosts

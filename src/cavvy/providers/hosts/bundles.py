@@ -96,7 +96,7 @@ def pack_python(cache: Path) -> Bundle:
 
 
 def python_command(folder: str) -> Sequence[str]:
-    """The command that starts a Python unpacked in `folder`."""
+    """The command that starts a Python runtime unpacked in `folder`."""
     return [f"{folder}/lib/loader", "--library-path", f"{folder}/lib", f"{folder}/bin/python3"]
 
 

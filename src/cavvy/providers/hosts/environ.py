@@ -16,9 +16,9 @@ def clean_environ(
     """Return the variables with these names and prefixes, without the server's own Python
     environment.
 
-    `own` is the folder of that environment: "" means that there is none, None means that of this
-    process. Its folders are removed from PATH, since a job that finds the server's pip would
-    overwrite the server's packages.
+    `own` is the folder of that environment: "" means that there is no environment, and None means
+    the environment of this process. Its folders are removed from PATH, since a job that finds the
+    server's pip would overwrite the server's packages.
     """
     if own is None:
         own = _find_own()
@@ -36,7 +36,7 @@ def _find_own() -> str:
 
 
 def _without(path: str, own: str) -> str:
-    """A PATH without the environment's folders, except that of the command `conda`."""
+    """A PATH without the environment's folders, except the folder of the command `conda`."""
     if not own:
         return path
     root = os.path.realpath(own)

@@ -45,7 +45,7 @@ class MemberMachine:
     group: str | None = None
     heard_at: datetime | None = None
     dismissed: bool = False
-    there: bool = False  # it was connected when last checked; a starting server waits for it
+    there: bool = False  # whether it was connected at the last check
 
 
 class MachineRegister:

@@ -28,8 +28,8 @@ Object = Mapping[str, Any]
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("KMGTPE", 1)}
 _QUANTITY = re.compile(r"([0-9.]+(?:e[0-9+-]+)?)(m|[kMGTP]|[KMGTPE]i)?", re.IGNORECASE)
-# The resource names by which device plugins advertise accelerators: whole ones, slices (MIG) and
-# shared ones.
+# The resource names by which device plugins advertise accelerators: whole accelerators, slices
+# (MIG), and shared accelerators.
 _ACCELERATORS = re.compile(
     r"nvidia\.com/(gpu|gpu\.shared|mig-[0-9a-z.+-]+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)|"
     r"habana\.ai/gaudi|google\.com/tpu|aws\.amazon\.com/(neuron|neuroncore)"
@@ -129,7 +129,7 @@ def read_nodes(
 ) -> Sequence[KubernetesNode]:
     """The nodes that jobs may use, with one entry for each kind of accelerators on a node.
 
-    Cavvy's own pods that are not scheduled yet are deducted from nodes that have room for them.
+    Cavvy's own pods that are not scheduled yet are deducted from the nodes on which they fit.
     """
     by_node: dict[str, list[Object]] = {}
     unplaced = []
@@ -166,7 +166,7 @@ def _resources_of(pod: Object) -> Sequence[str]:
 def promise(
     nodes: Sequence[KubernetesNode], parts: Mapping[str, ResourceAmount], count: int
 ) -> list[KubernetesNode]:
-    """Deduct the resources of `count` pods from the nodes that have room for them. `parts` maps
+    """Deduct the resources of `count` pods from the nodes on which they fit. `parts` maps
     accelerator resources to the pods' sizes; the key "" matches any node.
     """
     left = list(nodes)

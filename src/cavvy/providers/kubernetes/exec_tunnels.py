@@ -106,8 +106,8 @@ class ExecTunnels:
         return woken
 
     async def _join(self, pod: str) -> str:
-        """Relay until the tunnel ends. If the pod needs a Python first, return the pod's platform,
-        else "".
+        """Relay until the tunnel ends. If the pod first needs a Python runtime, return the pod's
+        platform, else "".
         """
         async with self._api.run(pod, CONTAINER, ["sh", _COMMAND]) as stream:
             tunnel = _Tunnel(stream, self._server)
@@ -165,8 +165,8 @@ class _Tunnel:
         await self._stream.send(0, _FRAME.pack(kind, number, len(body)) + body)
 
     async def relay(self) -> str:
-        """Relay until the tunnel ends. If the pod asked for a Python, return its platform. Raises
-        ConnectionBroken.
+        """Relay until the tunnel ends. If the pod asked for a Python runtime, return its platform.
+        Raises ConnectionBroken.
         """
         unread, said = b"", b""
         while (message := await self._stream.receive()) is not None:

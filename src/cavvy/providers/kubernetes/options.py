@@ -55,7 +55,7 @@ class PodOptions:
 
     @property
     def waits(self) -> bool:
-        """True if pods may be created before there is room for them."""
+        """True if pods may be created before there is capacity for them."""
         return self.wait or bool(self.queue)
 
 

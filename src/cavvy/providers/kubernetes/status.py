@@ -86,7 +86,7 @@ class PodGangRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGangStatus:
-    """The judged state of a gang, and the actions that follow from it."""
+    """The judged state of a gang, and the actions that the state requires."""
 
     seen: GangSeen
     # ranks to store in the record since one of them started or ended
@@ -179,7 +179,7 @@ def look(
     now: datetime,
 ) -> PodGangStatus:
     """Judge a gang that is not recorded as ended. `pods` are its existing pods; `gone` is the last
-    known state of deleted ones.
+    known state of deleted pods.
     """
     names = record.pods
     ranks = _read_ranks(record, pods, gone, lost, now)

@@ -107,7 +107,7 @@ def _say_nodes(nodes: Sequence[KubernetesNode]) -> list[tuple[str, str]]:
 
 
 async def _list_missing(cluster: ClusterContext, namespaced: Sequence[Right]) -> list[str]:
-    """Return those of the wanted rights that the user does not have."""
+    """Return the wanted rights that the user does not have."""
     wanted = [(cluster.api.context.namespace, *right) for right in namespaced] + [
         ("", *right) for right in CLUSTER
     ]

@@ -140,7 +140,8 @@ def read_cluster(
     """The cluster from PBS's output, with the queues that accept and start jobs. If `gpu` is "",
     the resource `gpu_resource` names the nodes' GPUs.
 
-    A queue uses the nodes assigned to it, or else all nodes that are assigned to no queue.
+    A queue uses the nodes that are assigned to it. If there are none, it uses all nodes that are
+    assigned to no queue.
     """
     name, facts = server
     read = {node: _read_node(node, row, gpu, gpu_resource) for node, row in nodes.items()}

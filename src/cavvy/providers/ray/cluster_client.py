@@ -20,7 +20,7 @@ from cavvy.providers.ray.launch_ledger import KEPT, RayGangRecord
 
 _MISSED = timedelta(
     seconds=60
-)  # a job counts as gone if it was unlisted for this long and nothing is reserved for it
+)  # a job counts as gone if Ray has not listed it for this long and nothing is reserved for it
 _LONELY = timedelta(
     minutes=10
 )  # a launch that Ray has not listed for this long has never been granted

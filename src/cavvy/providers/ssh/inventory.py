@@ -49,7 +49,7 @@ class InventoryHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostInventory:
-    """All hosts by name, with the settings for connecting to them."""
+    """All hosts by name, and the settings for connecting to hosts."""
 
     entries: Mapping[str, InventoryHost]
     ssh_config: Path

@@ -25,7 +25,7 @@ from cavvy.providers.ssh.dial import SshOptions, SshRoute, dial
 from cavvy.providers.ssh.inventory import InventoryHost
 
 _T = TypeVar("_T")
-SETUP_TIMEOUT_S = 90  # time limit, enough to send a Python over a slow connection
+SETUP_TIMEOUT_S = 90  # time limit, enough to send a Python runtime over a slow connection
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # bounds of the pause between attempts to connect
 # The maximum silence counted between two failed attempts, since the server itself may have slept.
 _COUNTED_S = 60.0

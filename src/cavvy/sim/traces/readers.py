@@ -44,7 +44,7 @@ def read_series(
     on_demand_usd_hr: float = 1.0,
     prices: Sequence[float] | None = None,
 ) -> MarketSeries:
-    """Read the availability of one market. Its spot prices are `prices`, or else those of the
+    """Read the availability of one market. Its spot prices are `prices`, or else the prices in the
     trace, or else `spot_ratio` times the on-demand price.
     """
     document = _read_object(path)

@@ -27,8 +27,8 @@ _Group = tuple[float, Constraint, RowSelection]
 def nearest(
     connection: sqlite3.Connection, need: Resources, filters: NeedFilters, wanted: int
 ) -> Iterator[tuple[Constraint, OfferRow]]:
-    """The `wanted` nearest misses, at most one per instance type and constraint. Of equally near
-    ones, the cheaper comes first.
+    """The `wanted` nearest misses, at most one per instance type and constraint. Of two equally
+    near misses, the cheaper one comes first.
     """
     found: list[tuple[float, OfferRow, Constraint]] = []
     for distance, constraint, selection in sorted(
@@ -128,7 +128,7 @@ def _gap(need: Resources, constraint: Constraint, fact: float, cpus: float = 0) 
 
 
 def _order(row: OfferRow) -> Sequence[int | str]:
-    """The sort key of a row, equal to that of `catalog/fit.order`."""
+    """The sort key of a row, which equals the key of `catalog/fit.order`."""
     return (
         row.rate,
         row.provider,

@@ -3,7 +3,7 @@
 Positions count samples over all epochs: position p is sample `shuffled(p mod N)` of epoch `p div
 N`. A global batch is `global_batch` consecutive positions, of which each rank takes its share.
 Therefore any number of ranks can continue from any position, and gets the same samples and the same
-random augmentations. The idea is that of Grain's ElasticIterator, but here the batch need not be
+random augmentations. The idea comes from Grain's ElasticIterator, but here the batch need not be
 divisible by the number of ranks, and a sample's position seeds its augmentations. Grain shuffles,
 prefetches, and runs the worker processes.
 """

@@ -34,8 +34,8 @@ def clip(parameters: Iterable[Any], limit: float, pipeline: Any = None) -> Any:
 
 
 def sort(parameters: Iterable[Any]) -> tuple[list[Any], list[list[Any]]]:
-    """Separate plain parameters from sharded ones, and sharded ones by mesh, because an optimizer
-    cannot update different kinds at once.
+    """Group parameters by kind: plain parameters, and sharded parameters for each mesh. An
+    optimizer cannot update different kinds at once.
     """
     plain: list[Any] = []
     split: dict[Any, list[Any]] = {}

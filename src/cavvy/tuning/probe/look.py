@@ -59,7 +59,7 @@ def look_at_data(data: Any, count: int, size: int) -> dict[str, Any]:
 
 
 def _read_part(data: Any, chosen: list[int], number: int, took: dict[str, list[float]]) -> None:
-    """Read, transform and collate some samples. `number` is the position of the first of them."""
+    """Read, transform and collate some samples. `number` is the position of the first sample."""
     many = getattr(data.source, "__getitems__", None)
     if many is not None:
         samples = _timed(took["read"], lambda: many(chosen))
@@ -238,8 +238,8 @@ def find_own_line(frame: Any) -> str:
 def find_between(frame: Any, loop: "frozenset[Any]") -> tuple[str, str]:
     """The user's line that is running or has called the running code, and the kind of its work:
     `saving`, `work` (operations of PyTorch, or an evaluation), or "". The functions on the call
-    stack up to the loop show the kind, by their file or by their name. A function whose name is
-    that of an evaluation counts as `work` even if a saving function calls it.
+    stack up to the loop show the kind, by their file or by their name. A function that is named
+    like an evaluation counts as `work`, even if a saving function calls it.
     """
     line = kind = ""
     is_evaluation = False

@@ -119,8 +119,8 @@ class WindowModes:
         return SAVE if self._saves == 0 else 0
 
     def _time_collectives(self) -> None:
-        """Wrap collectives that are not wrapped yet: all of them at first, later those that the
-        script has replaced.
+        """Wrap collectives that are not wrapped yet: at first all collectives, and later the
+        collectives that the script has replaced.
         """
         for name in COLLECTIVES if dist.is_available() else ():
             made = getattr(dist, name)

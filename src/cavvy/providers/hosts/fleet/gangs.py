@@ -390,8 +390,8 @@ class HostFleet:
         return True
 
     async def _clean(self, link: HostLink, look: HostLook) -> None:
-        """Remove gangs from a host that have ended, whose launch failed, or that are being
-        removed.
+        """Remove from a host the gangs that have ended, that are being removed, or whose launch
+        failed.
         """
         host = link.name
         for there in look.gangs:

@@ -50,7 +50,7 @@ class FleetGangEnd:
 
 class FleetLedger:
     """The launches of one installation: the `intents` of gangs that have not ended, and the records
-    of `ended` ones.
+    of `ended` gangs.
     """
 
     def __init__(self, state: ProviderState, now: Callable[[], datetime]) -> None:

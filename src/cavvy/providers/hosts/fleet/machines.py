@@ -271,8 +271,8 @@ def make_offer(
     capacity: int | None = None,
 ) -> Offer:
     """The offer for these machines. `price` is for one accelerator, or for a node without
-    accelerators. CPUs and memory are those of the whole machine, but a job holds only the part that
-    it requests.
+    accelerators. The offer has the CPUs and memory of the whole machine, but a job holds only the
+    part that it requests.
     """
     model, count = shape
     return Offer(

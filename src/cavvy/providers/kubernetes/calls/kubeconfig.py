@@ -293,8 +293,8 @@ class KubeLogin:
             return known
 
     def forget(self, rejected: LoginProof) -> bool:
-        """Discard credentials that the API server rejected. Return False if the next ones would be
-        the same.
+        """Discard credentials that the API server rejected. Return False if the next credentials
+        would be the same.
         """
         if self._proof is not rejected:  # another request was also rejected and renewed them
             return True

@@ -90,9 +90,8 @@ def write_termination_message() -> None:
 
 
 def started_as() -> "list[str]":
-    """The command that started this Python; a Python copied from the server needs its own
-    loader.
-    """
+    """The command that started this Python; a runtime copied from the server needs its own
+    loader."""
     with open("/proc/self/cmdline", "rb") as file:
         words = file.read().decode().split("\0")
     return words[: next(at for at, word in enumerate(words) if word.endswith("init.py"))]

@@ -169,7 +169,8 @@ def main() -> int:
     while not line.endswith(b"\n"):  # reads no further than the first line
         line += os.read(0, 1) or b"\n"
     boot = json.loads(line)
-    # Ray kills the children of a worker that exits; the fork is no longer such a child
+    # Ray kills the children of a worker that exits; after the fork, this process is not a child of
+    # the worker
     if os.fork():
         os._exit(0)
     os.umask(0o077)
