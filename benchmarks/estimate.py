@@ -284,8 +284,8 @@ def check_table(rows: Sequence[Row], say: Callable[[str], None]) -> None:
 
 
 def check_pairs(rows: Sequence[Row], say: Callable[[str], None]) -> list[float]:
-    """Every row from each other row of its workload alone, as `work.duration` is scaled. Returns
-    whether each measured rate lies within the range that plans show.
+    """Predict every row from each other row of its workload, as `work.duration` is scaled.
+    Returns for each prediction whether the measured rate is within the range that plans show.
     """
     loads: dict[tuple[str, ...], dict[MeasuredRate, str]] = defaultdict(dict)
     for key, name, count, rate, precision in rows:
