@@ -123,7 +123,7 @@ def test_what_is_no_memory(text: str | bool) -> None:
 def test_shown_to_people() -> None:
     assert [format_usd(Money(micros)) for micros in (0, 500, 1_200_000, 1_234_567_890_000)] == [
         "$0.00",
-        "$0.000500",
+        "<$0.01",
         "$1.20",
         "$1,234,567.89",
     ]

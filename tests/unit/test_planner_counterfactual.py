@@ -1,7 +1,11 @@
 """A finished run priced on other offers, its measured time scaled where the work allows."""
 
+from dataclasses import replace
 from datetime import timedelta
 
+import pytest
+
+from cavvy.catalog.architectures import find_architecture
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task, Workload
 from cavvy.domain.units import HourlyRate
@@ -39,3 +43,42 @@ def test_a_place_whose_time_is_unknown_is_taken_to_need_the_same() -> None:
     )
     assert there.node_time == HOUR + MACHINE_START
     assert there.basis.startswith("same running time assumed")
+
+
+def test_offers_of_another_architecture_are_left_out() -> None:
+    """The architecture is reported by the provider, or follows from the instance type."""
+    arm = replace(make_offer("t4g.small", 2), provider="aws")
+    intel = replace(make_offer("t3.small", 2), provider="aws")
+
+    def found(here: Offer) -> list[str]:
+        compared = compare_counterfactuals(Task(name="t", run="x"), HOUR, here, [arm, intel])
+        return [each.offer.instance_type for each in compared]
+
+    here = make_offer("here", 2)
+    assert found(here) == ["t3.small"]
+    assert found(replace(here, architecture="x86_64")) == ["t3.small"]
+    assert found(replace(here, architecture="aarch64")) == ["t4g.small"]
+
+
+@pytest.mark.parametrize(
+    ("provider", "instance_type", "accelerator", "architecture"),
+    [
+        ("aws", "m7gd.large", None, "arm64"),
+        ("aws", "g5g.xlarge", "T4G", "arm64"),
+        ("aws", "im4gn.large", None, "arm64"),
+        ("aws", "g4dn.xlarge", "T4", "x86_64"),
+        ("aws", "p5.48xlarge", "H100", "x86_64"),
+        ("aws", "hpc7g.4xlarge", None, "arm64"),
+        ("aws", "dl2q.24xlarge", None, "x86_64"),
+        ("azure", "Standard_D4pds_v5", None, "arm64"),
+        ("azure", "Standard_D4ds_v5", None, "x86_64"),
+        ("gcp", "c4a-standard-8", None, "arm64"),
+        ("gcp", "a2-highgpu-1g", "A100", "x86_64"),
+        ("lambda", "gpu_1x_gh200", "GH200", "arm64"),
+    ],
+)
+def test_the_architecture_of_an_instance_type(
+    provider: str, instance_type: str, accelerator: str | None, architecture: str
+) -> None:
+    offer = replace(make_offer(instance_type, 2), provider=provider, accelerator=accelerator)
+    assert find_architecture(offer) == architecture

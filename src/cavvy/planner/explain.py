@@ -94,6 +94,7 @@ def explain(
     over = [
         OfferMiss(offer=miss.offer, reason=miss.limit, text=miss.text, change=miss.change)
         for miss in sorted(plan.misses, key=lambda miss: (miss.doubtful, miss.broken, miss.excess))
+        if not (plan.kept and miss.limit is PlanLimit.BUDGET)  # cheaper offers fit
     ]
     misses = sorted(
         [*over, *map(_miss, _interleave(answers))],

@@ -124,12 +124,9 @@ class TaskLimiter:
 
     def _dear(self, cost: Money) -> tuple[str, str]:
         left = self._budget or Money(0)
-        # Amounts that differ by less than a cent are shown with six decimals: "would cost $1.00,
-        # your budget leaves $1.00" explains nothing.
-        places = 2 if format_usd(cost) != format_usd(left) else 6
-        text = (
-            f"would cost {format_usd(cost, places)}, your budget leaves {format_usd(left, places)}"
-        )
+        # The cost is rounded up and the rest down, because they may differ by less than a cent.
+        rest = format_usd(Money(left.micros // 10_000 * 10_000))
+        text = f"would cost {format_usd(ceil_cent(cost))}, your budget leaves {rest}"
         return text, f"raise limits.budget by {format_usd(ceil_cent(cost - left))}"
 
     def _slow(self, verb: str, length: timedelta | None, limit: PlanLimit) -> tuple[str, str]:

@@ -172,7 +172,10 @@ class WorkMonitor:
             self._busy_at = now
         if now - self._told_at >= TELEMETRY_S - 0.5:
             self._told_at = now
-            values = {"cpu_percent": self.usage.cpu_percent, "memory_mib": self.usage.memory_mib}
+            values = {
+                name: getattr(self.usage, name)
+                for name in ("cpu_percent", "memory_mib", "memory_peak_mib")
+            }
             self._say("telemetry", values=dict(values, **self.gpus))
 
     def _tell(self, values: dict[str, object]) -> None:

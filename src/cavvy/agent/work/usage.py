@@ -28,6 +28,7 @@ class UsageMeter:
         self._at = time.monotonic()
         self.cpu_percent = 0.0  # share of one CPU since the previous measurement
         self.memory_mib = 0.0
+        self.memory_peak_mib = 0.0  # the highest measurement so far
 
     def look(self) -> None:
         """Measure now. Processes that start and end between two measurements are missed."""
@@ -41,6 +42,7 @@ class UsageMeter:
         used = sum(value - self._before.get(pid, 0) for pid, value in ticks.items())
         self.cpu_percent = round(100 * used / self._ticks / max(0.001, now - self._at), 1)
         self.memory_mib = round(pages * self._page / 1048576, 1)
+        self.memory_peak_mib = max(self.memory_peak_mib, self.memory_mib)
         self._before, self._at = ticks, now
 
 

@@ -2,7 +2,9 @@
 `cost`.
 """
 
+from dataclasses import replace
 from datetime import timedelta
+from math import ceil
 from typing import TYPE_CHECKING
 
 import click
@@ -80,20 +82,26 @@ def bill_text(job: "JobDetail", cost: "CostView") -> str:
 
 
 def price_counterfactuals(job: "JobDetail", cost: "CostView") -> "list[CounterfactualCost]":
-    """What this job would have cost on the three cheapest offers that fit it."""
+    """What this job would have cost on the three cheapest offers that fit it, and that have the
+    memory that it was measured to use.
+    """
     from msgspec.json import decode
 
     from cavvy.domain.offers import Offer
     from cavvy.domain.tasks import Task
-    from cavvy.planner.counterfactual import compare_counterfactuals
+    from cavvy.planner.counterfactual import SYSTEM_MIB, compare_counterfactuals
     from cavvy.store.snapshot import CatalogSnapshot
 
     ran = timedelta(seconds=cost.running_s)
     if not ran or not job.attempts:
         return []
     task, here = decode(job.task, type=Task), decode(job.attempts[-1].offer, type=Offer)
+    used = [node.telemetry for attempt in job.attempts for node in attempt.nodes]
+    peak = max((each.get("memory_peak_mib", 0.0) for each in used), default=0.0)
+    least = max(task.resources.memory_min_mib or 0, SYSTEM_MIB + ceil(peak))
     with CatalogSnapshot.open() as snapshot:
-        offers = snapshot.match(task.resources, limit=200, misses=0).offers
+        need = replace(task.resources, memory_min_mib=least)
+        offers = snapshot.match(need, limit=1000, misses=0).offers
     return compare_counterfactuals(task, ran, here, offers)
 
 

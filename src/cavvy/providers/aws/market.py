@@ -380,6 +380,7 @@ def _make(
         rate=rate,
         minimum_charge=MINUTE,
         capacity=capacity,
+        architecture=shape.architecture,
         source=source,
         as_of=day,
     )

@@ -49,6 +49,7 @@ class MachineSources:
     root: Path = Path("/")  # the folder that contains proc/, sys/ and dev/
     environ: Mapping[str, str]
     system: str  # the system's name according to uname: Linux, Darwin
+    architecture: str = ""  # the machine according to uname: x86_64, aarch64
     hostname: str
     cpus: Callable[[], int]  # number of CPUs that this process may run on
     memory_mib: Callable[[], int]  # installed memory

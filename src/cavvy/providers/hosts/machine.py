@@ -28,6 +28,7 @@ class ThisMachine:
     cpus: float
     memory_mib: int
     disk_gib: int
+    architecture: str = ""  # of the CPUs, as `uname -m` prints it
     devices: Sequence[HostDevice] = ()
     notes: Sequence[str] = ()
 
@@ -58,6 +59,7 @@ def discover(sources: MachineSources) -> ThisMachine:
             [sources.memory_mib(), *(limit for path in groups for limit in _memory_limits(path))]
         ),
         disk_gib=sources.disk_gib(),
+        architecture=sources.architecture,
         devices=[device for each in found for device in each.devices],
         notes=[note for each in found for note in each.notes],
     )
@@ -68,6 +70,7 @@ def this_machine(home: Path) -> MachineSources:
     return MachineSources(
         environ=os.environ,
         system=os.uname().sysname,
+        architecture=os.uname().machine,
         hostname=socket.gethostname(),
         cpus=_usable_cpus,
         memory_mib=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB,

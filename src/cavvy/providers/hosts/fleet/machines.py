@@ -74,6 +74,7 @@ class SupervisorFacts:
     cpus: int
     memory_mib: int
     disk_gib: int
+    architecture: str = ""  # older supervisors do not report it
     smi: SmiReading = SmiReading()
     files: Mapping[str, str] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
@@ -145,6 +146,7 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
             root=root,
             environ={},
             system=facts.system,
+            architecture=facts.architecture,
             hostname=entry.name,
             cpus=lambda: facts.cpus,
             memory_mib=lambda: facts.memory_mib,
@@ -289,5 +291,6 @@ def make_offer(
         rate=price.times(max(1, count)),
         capacity=capacity,
         shared=True,
+        architecture=machines[0].architecture,
         source=source,
     )

@@ -51,6 +51,7 @@ def read_facts(root: str) -> Fields:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "system": os.uname().sysname,
+        "architecture": os.uname().machine,
         "hostname": os.uname().nodename,
         "user": find_user(),
         "python": sys.version.split()[0],
