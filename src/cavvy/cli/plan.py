@@ -176,8 +176,10 @@ def _show(answers: Sequence[_Answer], ordered: bool, all_locations: bool) -> Non
     for at, each in enumerate(answers, 1):
         if len(answers) > 1:
             click.echo(f"Alternative {at} of {len(answers)} ({order})")
-        _tables_out(each, which)
+        _placements_out(each, which)
         _forecast_out(each.forecast)
+        if each.found.rejections:
+            _rejections_out(each)
 
 
 def _uncapital(text: str) -> str:
@@ -315,10 +317,10 @@ def accelerators_text(offer: "Offer") -> str | None:
     return f"{offer.accelerator_count} x {offer.accelerator}" if offer.accelerator else None
 
 
-def _tables_out(answer: _Answer, which: str) -> None:
+def _placements_out(answer: _Answer, which: str) -> None:
     from cavvy.planner.explain import wish
 
-    task, made, found = answer.task, answer.made, answer.found
+    task, made = answer.task, answer.made
     notes = list(dict.fromkeys(note for placement in made.placements for note in placement.notes))
     title = (
         f"{task.name}: {_wished(task.nodes, wish(task.resources))}; {_order_text(task, answer.by)}"
@@ -332,8 +334,6 @@ def _tables_out(answer: _Answer, which: str) -> None:
         for number, note in enumerate(notes, 1):
             click.echo(f"[{number}] {note}")
         click.echo(f"{_sources_text(made, which)}; `cavvy run` can use {_usable_text(answer)}")
-    if found.rejections:
-        _rejections_out(answer)
 
 
 def _order_text(task: "Task", by: str) -> str:

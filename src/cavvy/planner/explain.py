@@ -91,13 +91,8 @@ def explain(
         Rejection(reason=which, count=count, field=f"limits.{which}")
         for which, count in plan.rejected.items()
     ]
-    over = [
-        OfferMiss(offer=miss.offer, reason=miss.limit, text=miss.text, change=miss.change)
-        for miss in sorted(plan.misses, key=lambda miss: (miss.doubtful, miss.broken, miss.excess))
-        if not (plan.kept and miss.limit is PlanLimit.BUDGET)  # cheaper offers fit
-    ]
     misses = sorted(
-        [*over, *map(_miss, _interleave(answers))],
+        [*_list_broken(plan), *map(_miss, _interleave(answers))],
         key=lambda miss: readiness(miss.offer) is Readiness.PRICE_ONLY,
     )
     return Explanation(
@@ -106,6 +101,17 @@ def explain(
         rejections=tuple(rejections),
         misses=tuple(misses[:limit]),
     )
+
+
+def _list_broken(plan: PlacementPlan) -> list[OfferMiss]:
+    """The offers that break a limit, nearest first. Those above the budget are left out if cheaper
+    offers fit.
+    """
+    return [
+        OfferMiss(offer=miss.offer, reason=miss.limit, text=miss.text, change=miss.change)
+        for miss in sorted(plan.misses, key=lambda miss: (miss.doubtful, miss.broken, miss.excess))
+        if not plan.kept or miss.limit is not PlanLimit.BUDGET
+    ]
 
 
 def say_no_offer(task: Task, found: Explanation) -> str:
