@@ -1,76 +1,71 @@
-"""Machines and lines to nodes, where nobody can join and nothing runs: each is told why."""
+"""Named machines over HTTP: one gang by name, its queue, its price, and its end."""
+
+from typing import Any
 
 import pytest
-from tests.api.api_state import Api
-
-from cavvy.domain.protocol import PROTOCOL
+from tests.api.api_state import Api, until
 
 pytestmark = pytest.mark.anyio
+MACHINE = "/v1/projects/default/machines/dev"
+TASK = "{name: first, run: 'true', machine: dev, keep: 10m}"
 
 
-async def test_nobody_can_join_where_no_place_takes_machines(api: Api) -> None:
-    refused = await api.http.post("/v1/invitations", json={})
-    assert (refused.status_code, refused.json()["code"]) == (409, "no-joining")
-    assert (await api.http.get("/v1/machines")).json() == []
-    gone = await api.http.delete("/v1/machines/box")
-    assert (gone.status_code, gone.json()["code"]) == (404, "machine-not-found")
-    for body in ({"valid_s": 0}, {"valid_s": 1e12}, {"unknown": 1}):
-        assert (await api.http.post("/v1/invitations", json=body)).status_code == 422
+async def find(api: Api) -> dict[str, Any]:
+    found: dict[str, Any] = (await api.http.get(MACHINE)).json()
+    return found
 
 
-async def test_machines_routes_take_no_users_token_for_a_place_that_is_not_there(api: Api) -> None:
-    none = {"Authorization": ""}
-    assert (await api.http.post("/nodes/v1/fake/enter", headers=none)).status_code == 401
-    assert (await api.http.post("/nodes/v1/fake/enter")).json()["code"] == "no-joining"
-    assert (await api.http.get("/nodes/v1/fake/script", headers=none)).json()[
-        "code"
-    ] == "no-joining"
-    assert (await api.http.get(f"/boot/v1/{'0' * 64}", headers=none)).json()[
-        "code"
-    ] == "blob-not-found"
-    assert (await api.http.get("/v1/machines", headers=none)).status_code == 401
+async def wait_for(api: Api, state: str) -> dict[str, Any]:
+    async def reached() -> bool:
+        return bool((await find(api))["state"] == state)
+
+    await until(reached)
+    return await find(api)
 
 
-async def test_a_claim_token_claims_its_rank_and_opens_nothing_else(api: Api) -> None:
-    made = await api.submit()
-    gang = (await api.attempt(made["id"])).gang
-    spoken = {
-        "Cavvy-Agent-Protocol": str(PROTOCOL),
-        "Authorization": f"Bearer {api.app_state.tokens.of_claim(gang, 0)}",
-    }
-    assert (
-        await api.http.get(f"/agent/v1/orders?gang={gang}&rank=0", headers=spoken)
-    ).status_code == 403
-    ask = {"gang": gang, "rank": 0, "nonce": "n", "address": "a"}
-    claimed = (await api.http.post("/agent/v1/claim", json=ask, headers=spoken)).json()
-    assert (claimed["state"], claimed["token"]) == ("go", api.app_state.tokens.of(gang))
-    other = await api.http.post("/agent/v1/claim", json={**ask, "nonce": "m"}, headers=spoken)
-    assert (other.status_code, other.json()["code"]) == (409, "claimed")
-    kept = await api.http.post("/agent/v1/claim", json=ask, headers=api.agent(gang))
-    assert kept.json()["token"] is None
+async def test_a_machine_is_got_stopped_started_and_forgotten(api: Api) -> None:
+    await api.submit(TASK)
+    found = await wait_for(api, "starting")
+    assert (found["keep_s"], found["nodes"], found["waiting"], found["job"]) == (600, 1, 0, "first")
+    await api.submit("{name: second, run: 'true', machine: dev}")
+    assert (await find(api))["waiting"] == 1
+    [listed] = (await api.http.get("/v1/machines?project=default")).json()
+    assert listed["name"] == "dev"
+    assert (await api.http.get("/v1/machines?project=other")).json() == []
+    [row] = (await api.http.get("/v1/jobs?limit=1")).json()["jobs"]
+    assert row["machine"] == "dev"
+    kept = await api.http.post(f"{MACHINE}/keep", json={"keep_s": 60})
+    assert kept.json()["keep_s"] == 60
+    assert (await api.http.delete(MACHINE)).json()["code"] == "machine-in-use"
+    await api.http.post(f"{MACHINE}/stop")
+    assert (await wait_for(api, "stopped"))["waiting"] == 0, "jobs that wait are stopped too"
+    late = await api.http.post(f"{MACHINE}/keep", json={"keep_s": 60})
+    assert late.json()["code"] == "machine-stopped"
+    started = await api.http.post(f"{MACHINE}/start", json={})
+    assert started.json()["name"] == "dev-start"
+    assert (await wait_for(api, "starting"))["keep_s"] == 60, "the last keep time stays"
+    await api.http.post(f"{MACHINE}/stop")
+    await wait_for(api, "stopped")
+    assert (await api.http.delete(MACHINE)).status_code == 204
+    assert (await find(api))["code"] == "machine-not-found"
 
 
-async def test_a_line_needs_a_rank_that_runs_and_forgets_nothing_on_its_way(api: Api) -> None:
-    made = await api.submit()
-    lines = f"/v1/projects/default/jobs/{made['id']}/exec"
-    for body in ({}, {"command": ["x"], "session": True}, {"session": True, "rank": -1}):
-        assert (await api.http.post(lines, json=body)).status_code == 422
-    gang = (await api.attempt(made["id"])).gang
-    assert (await api.http.post(lines, json={"session": True})).json()["code"] == "job-not-running"
-    found = api.app_state.execs.start("e", made["id"], gang, 0, [], session=True)
-    agent = f"/agent/v1/execs/e/input?gang={gang}&rank=0"
-    for offset, data, wanted in ((0, b"one", 3), (0, b"onetwo", 6), (9, b"gap", 6)):
-        answer = await api.http.post(f"{lines}/e/input?offset={offset}", content=data)
-        assert answer.json() == {"next": wanted, "ended": False}
-    first = (await api.http.get(agent, headers=api.agent(gang))).json()
-    assert (
-        first
-        == (await api.http.get(agent, headers=api.agent(gang))).json()
-        == {"data": "b25ldHdv", "end": False}
-    )
-    await api.http.post(f"{lines}/e/input?offset=6&end=true")
-    last = await api.http.get(f"{agent}&offset=6", headers=api.agent(gang))
-    assert last.json() == {"data": "", "end": True}
-    assert not found.input  # what was confirmed is not kept
-    strange = await api.http.get(agent.replace("/e/", "/other/"), headers=api.agent(gang))
-    assert strange.json() == {"data": "", "end": True}
+async def test_a_machine_that_costs_money_is_started_with_consent_only(api: Api) -> None:
+    task = "{name: paid, run: 'true', machine: dev, resources: {cpu: 64}}"
+    assert (await api.post_job(task)).json()["code"] == "consent-needed"
+    assert (await find(api))["code"] == "machine-not-found"
+    await api.submit(task, consent=True)
+    assert (await wait_for(api, "starting"))["rate_micros_per_hour"] == 2_500_000
+    await api.submit("{name: next, run: 'true', machine: dev}")
+    await api.http.post(f"{MACHINE}/stop")
+    await wait_for(api, "stopped")
+    refused = await api.http.post(f"{MACHINE}/start", json={})
+    assert refused.json()["code"] == "consent-needed"
+
+
+async def test_a_task_that_does_not_fit_is_refused_with_what_the_machine_has(api: Api) -> None:
+    await api.submit(TASK)
+    await wait_for(api, "starting")
+    answer = await api.post_job("{name: big, run: 'true', machine: dev, resources: {cpu: 64}}")
+    assert answer.json()["code"] == "machine-unfit"
+    assert answer.json()["message"] == "machine dev has 4 CPUs, you asked for at least 64"

@@ -47,10 +47,10 @@ class Ranch:
 
     def join(self, client: Client, host: LabHost, **how: str) -> str:
         """Have a host join; its name."""
-        before = {machine.name for machine in client.machines()}
+        before = {machine.name for machine in client.joined()}
         self.paste(host, client.invite(**how).shell)
-        wait_until(lambda: any(m.name not in before and m.state == "up" for m in client.machines()))
-        return next(m.name for m in client.machines() if m.name not in before)
+        wait_until(lambda: any(m.name not in before and m.state == "up" for m in client.joined()))
+        return next(m.name for m in client.joined() if m.name not in before)
 
     def joiner(self, host: LabHost) -> int:
         """The process id, seen from here, of the host's far end."""
@@ -69,7 +69,7 @@ def ranch(tmp_path: Path) -> Iterator[Ranch]:
 
 
 def state_of(client: Client, name: str) -> str:
-    return next((machine.state for machine in client.machines() if machine.name == name), "")
+    return next((machine.state for machine in client.joined() if machine.name == name), "")
 
 
 def phase(client: Client, name: str) -> str:
@@ -89,7 +89,7 @@ def test_a_pasted_line_makes_a_node_once(ranch: Ranch) -> None:
         (host,) = ranch.lab.hosts
         ranch.paste(host, line)
         wait_until(lambda: state_of(client, "h1") == "up")
-        assert "2 x T4" in client.machines()[0].has
+        assert "2 x T4" in client.joined()[0].has
         made = client.submit(
             "{name: far, run: 'hostname; echo $CUDA_VISIBLE_DEVICES', resources: {accelerators: "
             "T4:1}}"
@@ -101,7 +101,7 @@ def test_a_pasted_line_makes_a_node_once(ranch: Ranch) -> None:
         other = ranch.lab.add()
         said = other.run(f"{line} 2>&1 || true")
         assert "works for one machine" in said
-        assert [machine.name for machine in client.machines()] == ["h1"]
+        assert [machine.name for machine in client.joined()] == ["h1"]
 
 
 def test_a_machine_without_curl_joins_in_the_background(ranch: Ranch) -> None:
@@ -140,7 +140,7 @@ def test_a_cut_line_stops_no_work_and_a_machine_that_leaves_gives_it_back(ranch:
         assert log_at_the_end(client, "long", attempt=2).endswith(b"h2\n")
 
         client.dismiss("second")
-        wait_until(lambda: [machine.name for machine in client.machines()] == ["first"])
+        wait_until(lambda: [machine.name for machine in client.joined()] == ["first"])
 
 
 def test_two_joined_machines_train_as_one(ranch: Ranch) -> None:
@@ -261,7 +261,7 @@ def test_a_machine_without_python_or_curl_joins_and_a_dismissed_one_that_was_awa
         client.stop("default", "bare")
         bare.mend()
         wait_until(lambda: "sleep 1000" not in bare.run("ps"))
-        assert not client.machines()
+        assert not client.joined()
 
 
 def test_a_shell_and_copies_reach_a_machine_that_nobody_can_call(ranch: Ranch) -> None:

@@ -49,6 +49,26 @@ def make_node(**changes: Any) -> wire.NodeView:
     return wire.NodeView(**{**facts, **changes})
 
 
+def make_machine(name: str = "dev", **changes: Any) -> wire.MachineView:
+    facts: dict[str, Any] = {
+        "name": name,
+        "project": "default",
+        "user": "ada",
+        "state": "idle",
+        "job": "good",
+        "waiting": 0,
+        "placement": OFFER.key,
+        "has": "4 CPUs",
+        "nodes": 1,
+        "since": at(0),
+        "kept_until": at(60),
+        "keep_s": 1800.0,
+        "rate_micros_per_hour": 3_600_000,
+        "spent_micros": 10_000,
+    }
+    return wire.MachineView(**{**facts, **changes})
+
+
 def make_attempt(number: int = 1, **changes: Any) -> wire.AttemptView:
     facts: dict[str, Any] = {
         "id": f"x-{number}",
@@ -129,6 +149,7 @@ class FakeClient:
     all_jobs: dict[str, wire.JobDetail] = field(default_factory=dict)
     story: list[wire.EventView] = field(default_factory=list)
     found: list[wire.CleanupItem] = field(default_factory=list)
+    named: list[wire.MachineView] = field(default_factory=list)
     stubborn: list[wire.CleanupItem] = field(
         default_factory=list
     )  # what `down` does not get rid of
@@ -269,8 +290,29 @@ class FakeClient:
     def markets(self) -> list[wire.MarketListing]:
         return []
 
-    def machines(self) -> list[wire.MachineRow]:
+    def joined(self) -> list[wire.MachineRow]:
         return []
+
+    def machines(self, project: str | None = None) -> list[wire.MachineView]:
+        return [each for each in self.named if project in (None, each.project)]
+
+    def machine(self, project: str, name: str) -> wire.MachineView:
+        return next(each for each in self.named if (each.project, each.name) == (project, name))
+
+    def stop_machine(self, project: str, name: str) -> wire.MachineView:
+        self.asked.append(("stop machine", project, name))
+        self.named = [
+            replace(each, state="stopped", waiting=0, rate_micros_per_hour=None)
+            for each in self.named
+        ]
+        return self.machine(project, name)
+
+    def delete_machine(self, project: str, name: str) -> None:
+        self.named = [each for each in self.named if each.name != name]
+
+    def keep_machine(self, project: str, name: str, *, keep_s: float) -> wire.MachineView:
+        self.asked.append(("keep machine", name, keep_s))
+        return self.machine(project, name)
 
     def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.CleanupItem]:
         self.asked.append(("down", project, dry_run))

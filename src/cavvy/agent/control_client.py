@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         def dismissed(self, reason: str) -> None: ...
         def delivered(self) -> None: ...
         def paced(self, every_s: float) -> None: ...
+        def kept(self, seconds: float) -> None: ...
 
 
 TIMEOUT_S = 30.0
@@ -179,6 +180,9 @@ class ControlPlaneClient:
         go = self._go
         work = fields.inner("work")
         if fields.read("state", "str") == "wait" or work is None:
+            keep_s = fields.read("keep_s", "float | None")
+            if keep_s is not None:
+                self._listener.kept(keep_s)
             self.loop.after(fields.read("after_s", "float", 0.2), self._claim)
         elif go is not None:
             self._go = None

@@ -58,6 +58,8 @@ KILL_WAIT_S = (
     30.0  # seconds in which the kernel must end a killed process before the node counts as broken
 )
 FAREWELL_S = 2.0  # seconds for the last messages when SIGTERM arrives after the work's end
+# Outcomes after which the node may get other work, if the control plane wants that.
+SPARES_NODE = ("succeeded", "exit", "setup", "stopped")
 LONGEST_SAVE_S = 86400.0  # longest checkpoint time that a task may report
 SIGNAL_WAIT_S = {True: 0.5, False: 0.05}
 DELIVER_S = 20.0  # seconds that an agent with --deliver keeps trying
@@ -96,6 +98,8 @@ class RankRunner:
         # Set when the agent leaves after its work: seconds for which the node's next agent waits
         # for more work.
         self.keep_s = 0.0
+        self._terminated = False  # whether SIGTERM has arrived
+        self._waiting: LoopTimer | None = None  # for more work after earlier work
         self.link = ControlPlaneClient(loop, config, nonce, self._outbox, self._log, self)
 
     def claim(self, waits_s: float | None = None) -> None:
@@ -104,8 +108,14 @@ class RankRunner:
         """
         self.link.claim(self._begin)
         if waits_s is not None:
-            self._loop.after(waits_s, self._give_up_waiting)
+            self._waiting = self._loop.after(waits_s, self._give_up_waiting)
         self._loop.after(1, self._tick)
+
+    def kept(self, seconds: float) -> None:
+        """Wait for more work for this time from now, if earlier work ran here."""
+        if self._waiting is not None:
+            self._loop.cancel(self._waiting)
+            self._waiting = self._loop.after(seconds, self._give_up_waiting)
 
     def recover(self, *, patient: bool) -> None:
         """Deliver the messages of an earlier agent. That agent's work is dead, and is never started
@@ -206,14 +216,15 @@ class RankRunner:
             if (
                 self._work is not None
                 and self._state is AgentState.EXITED
-                and self._exit.get("outcome") in ("succeeded", "exit")
+                and self._exit.get("outcome") in SPARES_NODE
+                and not self._terminated
             ):
                 self.keep_s = self._work.keep_s
             self._leave()
 
     def terminated(self) -> None:
         """Handle SIGTERM, by which the provider removes the gang or reclaims the node."""
-        taken = self._config.taken
+        taken, self._terminated = self._config.taken, True
         if taken is not None:
             self._move(AgentState.RECLAIMED)
         if self._over or self._work is None:

@@ -33,7 +33,7 @@ UNKNOWN = 1.5  # the distance if the offer does not state the property
 def first_failing(offer: Offer, need: Resources) -> Constraint | None:
     """The first constraint, in the order of `Constraint`, that the offer fails; None if it fits."""
     return next(
-        (constraint for constraint in Constraint if not _meets(offer, need, constraint)), None
+        (constraint for constraint in Constraint if not meets(offer, need, constraint)), None
     )
 
 
@@ -112,7 +112,7 @@ def near_miss(offer: Offer, need: Resources) -> tuple[Constraint, float] | None:
         if stage is not None and missed is None:
             return None
     for constraint in Constraint:
-        if constraint in _ACCELERATOR or _meets(offer, need, constraint):
+        if constraint in _ACCELERATOR or meets(offer, need, constraint):
             continue
         if missed is not None or constraint is Constraint.INSTANCE:
             return None
@@ -220,7 +220,8 @@ def relative_gap(value: float, low: float | None, high: float | None) -> float:
     return value / high - 1 if high else 0.0
 
 
-def _meets(offer: Offer, need: Resources, constraint: Constraint) -> bool:
+def meets(offer: Offer, need: Resources, constraint: Constraint) -> bool:
+    """Whether the offer meets this constraint."""
     match constraint:
         case Constraint.PURCHASE:
             return offer.purchase in PURCHASES[need.spot]

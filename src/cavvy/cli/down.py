@@ -26,8 +26,8 @@ _LOOK_AGAIN_S = 0.2
 def command(
     everything: bool, project: str | None, dry_run: bool, yes: bool, wait: bool, output: str
 ) -> None:
-    """Stop every unfinished job and terminate all nodes that this installation manages, including
-    nodes that the database does not know.
+    """Stop every unfinished job and machine, and terminate all nodes that this installation
+    manages, including nodes that the database does not know.
 
     Jobs get their grace period to save their work. The exit code is 1 if something is left after
     two minutes.
@@ -80,6 +80,9 @@ def _wait(
     until = time.monotonic() + _PATIENCE_S
     while True:
         left = {("job", row.job) for row in client.nodes(project)}
+        left |= {
+            ("machine", each.name) for each in client.machines(project) if each.state != "stopped"
+        }
         if any(kind == "gang" for kind, _ in asked):
             left |= {(each.kind, each.name) for each in client.down(project=project, dry_run=True)}
         left &= asked

@@ -1,41 +1,134 @@
-"""`cavvy machines`: lists and dismisses machines that joined."""
+"""`cavvy machines`: lists, starts, stops, keeps and forgets named machines."""
+
+import getpass
+import time
+from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import session
+from cavvy.cli.reach.session import any_project_option, named, project_option, session
+from cavvy.cli.task.load import yes_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.client import Client
+
+_LOOK_AGAIN_S = 0.2
 
 
 @click.group("machines", invoke_without_command=True)
+@any_project_option
 @output_option
 @click.pass_context
-def command(context: click.Context, output: str) -> None:
-    """List the machines that joined."""
+def command(context: click.Context, project: str | None, output: str) -> None:
+    """List named machines with their price and cost. `cavvy run --machine NAME` gets one.
+
+    A machine waits, billed, for its next job, and is released after its keep time without work.
+    """
     if context.invoked_subcommand is not None:
         return
     from cavvy.cli.view import formatting
 
+    with session() as client:
+        rows = client.machines(project)
     columns = [
         TableColumn("name"),
+        TableColumn("project", hidden=len({row.project for row in rows}) < 2),
         TableColumn("state"),
-        TableColumn("heard_at", "HEARD", formatting.show_ago, drop=2),
-        TableColumn("joined_at", "JOINED", formatting.show_ago, drop=1),
-        TableColumn("has", wrap=True),
+        TableColumn("job", drop=2),
+        TableColumn("waiting", hidden=True),
+        TableColumn("nodes", hidden=True),
+        TableColumn("has", drop=3),
+        TableColumn("placement", "WHERE", drop=1),
+        TableColumn("since", show=formatting.show_ago, drop=4),
+        TableColumn("kept_until", "IDLE UNTIL", formatting.show_clock),
+        TableColumn("keep_s", hidden=True),
+        TableColumn("rate_micros_per_hour", "PRICE"),
+        TableColumn("spent_micros", "COST"),
+        TableColumn("user", hidden=True),
     ]
-    with session() as client:
-        rows = client.machines()
     rows_out(
         columns,
         rows,
         output,
-        empty="no machine has joined; `cavvy join` prints the command for one",
+        empty="no machines yet; get one with `cavvy run --machine NAME -- COMMAND`",
     )
 
 
-@command.command("dismiss")
+@command.command("start")
 @click.argument("name")
-def dismiss(name: str) -> None:
-    """Dismiss a machine: its work ends as in a preemption, and its token is revoked."""
+@project_option
+@yes_option
+def start(name: str, project: str, yes: bool) -> None:
+    """Get a stopped machine again: new nodes at the best offer for its last request.
+
+    The disks of the old nodes are gone; the machine's setup runs again.
+    """
+    from cavvy.cli.task.submission import ask_consent
+
     with session() as client:
-        client.dismiss(name)
-    click.echo(f"{name} is dismissed")
+        job = ask_consent(
+            yes,
+            lambda consent: client.start_machine(
+                project, name, user=getpass.getuser(), consent=consent
+            ),
+        )
+    click.echo(f"job {job.name} starts machine {name}")
+    click.echo(f"follow it: cavvy logs -f {named(project, job.name)}")
+
+
+@command.command("stop")
+@click.argument("name")
+@project_option
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before jobs are stopped.")
+def stop(name: str, project: str, yes: bool) -> None:
+    """Stop a machine: its jobs end and its nodes are released. Its name and request stay.
+
+    Files on the nodes are lost, except outputs, checkpoints and volumes.
+    """
+    with session() as client:
+        _stop(client, project, name, yes)
+    click.echo(f"machine {name} is stopped; `cavvy machines start {named(project, name)}` gets it")
+
+
+@command.command("keep")
+@click.argument("name")
+@click.argument("length", metavar="TIME")
+@project_option
+def keep(name: str, length: str, project: str) -> None:
+    """Change how long a machine waits without work, such as 2h; if it is idle, from now on."""
+    from cavvy.cli.task.options import read_value
+    from cavvy.cli.view import formatting
+
+    keep_s = read_value("TIME", "keep", length).keep.total_seconds()
+    with session() as client:
+        found = client.keep_machine(project, name, keep_s=keep_s)
+    until = f", until {formatting.show_time(found.kept_until)}" if found.kept_until else ""
+    click.echo(f"machine {name} waits {length} without work{until}")
+
+
+@command.command("rm")
+@click.argument("name")
+@project_option
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before jobs are stopped.")
+def remove(name: str, project: str, yes: bool) -> None:
+    """Stop a machine and forget its name and request."""
+    with session() as client:
+        _stop(client, project, name, yes)
+        client.delete_machine(project, name)
+    click.echo(f"machine {name} is removed")
+
+
+def _stop(client: "Client", project: str, name: str, yes: bool) -> None:
+    """Stop the machine and wait until it has no nodes and no unfinished jobs."""
+    found = client.machine(project, name)
+    busy = found.state in ("busy", "starting")
+    if (busy or found.waiting) and not yes:
+        jobs = found.waiting + busy
+        click.confirm(f"stop {jobs} job{'' if jobs == 1 else 's'} of machine {name}?", abort=True)
+    client.stop_machine(project, name)
+    while True:
+        found = client.machine(project, name)
+        if found.state == "stopped" and not found.waiting:
+            return
+        time.sleep(_LOOK_AGAIN_S)

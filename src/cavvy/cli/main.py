@@ -42,6 +42,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "schedules": "List jobs that repeat and when they run next.",
     },
     "Work on nodes": {
+        "machines": "List, start, stop and keep named machines.",
         "exec": "Run a command next to a running job.",
         "ssh": "Open a shell on a job's node, or let plain ssh and editors reach it.",
         "cp": "Copy files to or from a job's node.",
@@ -52,7 +53,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "diff": "Show what differed between two runs.",
         "nodes": "List nodes that run or are billed now.",
         "join": "Print a command that turns any machine into a node.",
-        "machines": "List machines that joined, or dismiss one.",
+        "joined": "List machines that joined, or dismiss one.",
         "drill": "Rehearse failures on your own jobs, such as a preemption.",
         "down": "Terminate all nodes and jobs that this installation manages.",
         "gc": "Find and remove nodes that belong to no unfinished job.",

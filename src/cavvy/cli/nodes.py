@@ -31,7 +31,7 @@ def command(project: str | None, output: str) -> None:
     ]
     with session() as client:
         rows = client.nodes(project)
-        machines = client.machines() if output == "table" else []
+        machines = client.joined() if output == "table" else []
     rows_out(columns, rows, output, empty="nothing is running, and nothing is billed")
     if machines:
         click.echo(f"joined: {', '.join(f'{each.name} ({each.state})' for each in machines)}")

@@ -78,6 +78,7 @@ def _jobs_out(rows: "list[JobListing]", output: str) -> None:
         TableColumn("attempt", "TRY", drop=3),
         TableColumn("exit_code", "EXIT", drop=4),
         TableColumn("spent_micros", "SPENT", drop=5),
+        TableColumn("machine", hidden=not any(row.machine for row in rows)),
         TableColumn("placement", drop=1),
         TableColumn("reason", cut=True),
     ]

@@ -13,7 +13,7 @@ from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
     from cavvy.client import Client
-    from cavvy.client.wire import Submitted
+    from cavvy.client.wire import MachineView, Submitted
     from cavvy.importers import LoadedTask, ReadOptions
 
 
@@ -63,9 +63,26 @@ def command(
         job = _submit(client, loaded, file, params, project, name, yes)
         if detach:
             _print(job, output)
+            if loaded.task.machine is not None and output != "json":
+                click.echo(say_machine(client.machine(job.project, loaded.task.machine)))
         else:
             click.echo(f"{job.name} ({job.id}) submitted to project {job.project}", err=True)
+            if loaded.task.machine is not None:
+                click.echo(say_machine(client.machine(job.project, loaded.task.machine)), err=True)
             follow(client, project, job.name)
+
+
+def say_machine(machine: "MachineView") -> str:
+    """One line with the machine's state and price."""
+    from cavvy.cli.view.formatting import show_seconds
+    from cavvy.domain.units import HourlyRate, format_rate
+
+    kept = f"kept {show_seconds(machine.keep_s)} without work"
+    if machine.rate_micros_per_hour is None:
+        return f"machine {machine.name}: gets new nodes, {kept}"
+    price = format_rate(HourlyRate(machine.rate_micros_per_hour))
+    behind = f", {machine.waiting} jobs wait" if machine.waiting > 1 else ""
+    return f"machine {machine.name}: {machine.placement}, {price}, {kept}{behind}"
 
 
 def _show(loaded: "LoadedTask", name: str | None) -> None:

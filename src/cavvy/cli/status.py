@@ -49,10 +49,10 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
         ("reason", job.reason),
         ("submitted", f"{formatting.show_time(job.submitted_at)} by {job.user or 'unknown'}"),
     ]
+    facts += [("machine", job.machine)] if job.machine else []
     if tags := formatting.tags_of(job):
         facts.append(("tags", formatting.show_tags(tags)))
-    if job.queue_position is not None:
-        facts.append(("queue", f"position {job.queue_position}"))
+    facts += [("queue", f"position {job.queue_position}")] if job.queue_position else []
     if job.phase == "queued" and (window := formatting.window_of(job)):
         facts.append(("window", f"starts in window {window}"))
     if job.not_before is not None:
@@ -65,10 +65,14 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
         else ""
     )
     facts.append(("spent", formatting.show_money(job.spent_micros) + ceiling))
+    return facts + _progress_facts(job)
+
+
+def _progress_facts(job: "JobDetail") -> list[tuple[str, object]]:
     own = next((attempt for attempt in job.attempts if attempt.number == job.attempt), None)
-    if own is not None and own.nodes and (progress := own.nodes[0].progress):
-        facts.append(("progress", formatting.show_progress(progress)))
-    return facts
+    if own is None or not own.nodes or not (progress := own.nodes[0].progress):
+        return []
+    return [("progress", formatting.show_progress(progress))]
 
 
 def _plan_state_facts(

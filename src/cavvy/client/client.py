@@ -18,7 +18,7 @@ from cavvy.client.ids import make_key
 from cavvy.client.transport import ClientConnection, HttpAnswer
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 4  # increases with every change to the routes
+REVISION = 5  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4
@@ -320,13 +320,45 @@ class Client:
         ask = wire.InviteAsk(name=name, group=group, valid_s=valid_s)
         return self._ask("/v1/invitations", wire.InvitationView, ask, wait_s=30)
 
-    def machines(self) -> list[wire.MachineRow]:
+    def joined(self) -> list[wire.MachineRow]:
         """The machines that joined."""
-        return self._ask("/v1/machines", list[wire.MachineRow])
+        return self._ask("/v1/joined", list[wire.MachineRow])
 
     def dismiss(self, name: str) -> None:
-        """End the work on a machine and revoke its token."""
-        self._call("DELETE", f"/v1/machines/{quote(name)}", retry=False)
+        """End the work on a machine that joined, and revoke its token."""
+        self._call("DELETE", f"/v1/joined/{quote(name)}", retry=False)
+
+    # Named machines
+
+    def machines(self, project: str | None = None) -> list[wire.MachineView]:
+        """The named machines, of one project or, if it is None, of all projects."""
+        return self._ask("/v1/machines" + query(project=project), list[wire.MachineView])
+
+    def machine(self, project: str, name: str) -> wire.MachineView:
+        """A named machine. Raises ApiError `machine-not-found`."""
+        return self._ask(_machine(project, name), wire.MachineView)
+
+    def start_machine(
+        self, project: str, name: str, *, user: str = "", consent: bool = False
+    ) -> wire.Submitted:
+        """Submit a job without work that gets the machine again, with its last request. Raises
+        ApiError `machine-not-found`, `consent-needed`.
+        """
+        ask = wire.MachineStartAsk(user=user, consent=consent)
+        return self._ask(_machine(project, name) + "/start", wire.Submitted, ask, retry=False)
+
+    def stop_machine(self, project: str, name: str) -> wire.MachineView:
+        """Stop the machine's jobs and release its nodes; its name and request stay."""
+        return self._ask(_machine(project, name) + "/stop", wire.MachineView, method="POST")
+
+    def keep_machine(self, project: str, name: str, *, keep_s: float) -> wire.MachineView:
+        """Keep the machine's nodes for this long without work, from now on if it is idle."""
+        ask = wire.MachineKeepAsk(keep_s=keep_s)
+        return self._ask(_machine(project, name) + "/keep", wire.MachineView, ask)
+
+    def delete_machine(self, project: str, name: str) -> None:
+        """Forget a machine. Raises ApiError `machine-in-use` unless it is stopped."""
+        self._call("DELETE", _machine(project, name), retry=False)
 
     def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.CleanupItem]:
         """Stop every unfinished job, of one project or of all, and remove its nodes."""
@@ -467,6 +499,10 @@ class Client:
             return
         self.address, self._token = self._revive()
         self._connection = ClientConnection(self.address)
+
+
+def _machine(project: str, name: str) -> str:
+    return f"/v1/projects/{quote(project)}/machines/{quote(name)}"
 
 
 def _job(project: str, name: str) -> str:

@@ -61,7 +61,9 @@ class Submitted(Answer, frozen=True, kw_only=True):
 
 
 class JobListing(Answer, frozen=True, kw_only=True):
-    """A job in a listing. `placement` is the key of the offer of its latest attempt."""
+    """A job in a listing. `placement` is the key of the offer of its latest attempt, and `machine`
+    the name of the machine on which it runs.
+    """
 
     id: str
     project: str
@@ -78,6 +80,7 @@ class JobListing(Answer, frozen=True, kw_only=True):
     placement: str | None
     spent_micros: int
     held: bool = False  # the job is not in the queue, but waits for a schedule or a window
+    machine: str | None = None
 
 
 class JobPage(Answer, frozen=True, kw_only=True):
@@ -384,8 +387,8 @@ class GcAsk(Ask, frozen=True, kw_only=True):
 
 
 class CleanupItem(Answer, frozen=True, kw_only=True):
-    """One item that `down` or `gc` found: a job to stop, a gang to remove, or a provider that could
-    not be asked. `done` is true if it was removed.
+    """One item that `down` or `gc` found: a job or an idle machine to stop, a gang to remove, or a
+    provider that could not be asked. `done` is true if it was removed.
     """
 
     kind: str
@@ -460,13 +463,50 @@ class InvitationView(Answer, frozen=True, kw_only=True):
 
 
 class MachineRow(Answer, frozen=True, kw_only=True):
-    """A machine that joined."""
+    """A machine that joined by `cavvy join`."""
 
     name: str
     state: str
     has: str
     joined_at: datetime
     heard_at: datetime | None = None
+
+
+class MachineView(Answer, frozen=True, kw_only=True):
+    """A named machine. `state` is starting, busy, idle or stopped. A stopped machine has no nodes
+    and costs nothing; its placement, times, rate and cost are null.
+
+    `has` describes the hardware. `rate_micros_per_hour` and `spent_micros` are for all nodes,
+    since they were bought. `waiting` counts the jobs that wait for the machine.
+    """
+
+    name: str
+    project: str
+    user: str
+    state: str
+    job: str | None  # its newest job
+    waiting: int
+    placement: str | None
+    has: str
+    nodes: int
+    since: datetime | None
+    kept_until: datetime | None  # when it is released if no job comes; null unless it is idle
+    keep_s: float  # how long it waits without work
+    rate_micros_per_hour: int | None
+    spent_micros: int | None
+
+
+class MachineStartAsk(Ask, frozen=True, kw_only=True):
+    """Gets a stopped machine again. `consent` allows offers that cost money."""
+
+    user: str = ""
+    consent: bool = False
+
+
+class MachineKeepAsk(Ask, frozen=True, kw_only=True):
+    """Sets how long a machine waits without work."""
+
+    keep_s: float
 
 
 class ServerView(Answer, frozen=True, kw_only=True):

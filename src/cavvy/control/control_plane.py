@@ -19,6 +19,7 @@ from cavvy.control.gang_operator import GangOperator, GangOperatorDependencies
 from cavvy.control.garbage_collector import EVERY, SWEEP, GarbageCollector, OrphanReport
 from cavvy.control.job_service import JobIds, JobService, gang_name
 from cavvy.control.loop import ReconcilerDriver
+from cavvy.control.machine_service import MachineService
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor, ReadEgress
 from cavvy.control.markets.history import MarketHistory
 from cavvy.control.markets.standby import StandbyGangs
@@ -26,6 +27,7 @@ from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.queue import QueueReconciler
 from cavvy.control.reconcile import QUEUE, JobReconciler, JobReconcilerDependencies
 from cavvy.control.schedules import ScheduleReconciler
+from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmPool
 from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
 from cavvy.control.worklist import Worklist
@@ -87,6 +89,8 @@ class ControlPlane:
     call `stop`.
     """
 
+    _task: asyncio.Task[None] | None = None
+
     def __init__(
         self,
         store: Store,
@@ -109,15 +113,15 @@ class ControlPlane:
         self.advisor = self._make_advisor(dependencies.egress)
         self._operator = self._make_operator(installation, dependencies)
         self._name_gang: NameGang = partial(gang_name, installation)
-        warm = WarmPool(store, clock, self.agents)
-        self._queue = self._make_queue(warm)
-        self._jobs = self._make_reconciler(warm)
+        self._warm = WarmPool(store, clock, self.agents)
+        self._queue = self._make_queue()
+        self._jobs = self._make_reconciler()
         self.garbage_collector = GarbageCollector(store, self.pool, clock)
         self._tidy, self._notes = dependencies.tidy, dependencies.notes
         self._webhooks = Webhooks(store, clock, dependencies.post)
         self.jobs = self._make_jobs(ids or JobIds(clock))
+        self.machines = self._make_machines()
         self._driver = ReconcilerDriver(self, self._worklist, clock)
-        self._task: asyncio.Task[None] | None = None
 
     def _make_advisor(self, egress: ReadEgress | None) -> DeadlineAdvisor:
         history = MarketHistory(self._store, self._clock)
@@ -132,6 +136,10 @@ class ControlPlane:
             arrived=self._arrived,
             notify=self._notify,
         )
+
+    def _make_machines(self) -> MachineService:
+        pool = MachinePool(self._store, self._warm)
+        return MachineService(self._store, self._clock, pool, self.jobs, self.hint)
 
     def _make_checkpoints(self, dependencies: ControlPlaneDependencies) -> Checkpoints:
         providers = self._providers
@@ -169,19 +177,20 @@ class ControlPlane:
         )
         return GangOperator(self._store, self._clock, operator_dependencies)
 
-    def _make_queue(self, warm: WarmPool) -> QueueReconciler:
+    def _make_queue(self) -> QueueReconciler:
         return QueueReconciler(
             self._store,
             self.pool,
             self._clock,
             advisor=self.advisor,
-            warm=warm,
+            warm=self._warm,
+            machines=MachinePool(self._store, self._warm),
             name_gang=self._name_gang,
             hint=self.hint,
             notify=self._notify,
         )
 
-    def _make_reconciler(self, warm: WarmPool) -> JobReconciler:
+    def _make_reconciler(self) -> JobReconciler:
         history = self.advisor.history
         schedules = ScheduleReconciler(
             self._store, self._clock, self.pool, history, self._start_run, self._arrived
@@ -193,7 +202,7 @@ class ControlPlane:
             hint=self.hint,
             notify=self._notify,
             standbys=StandbyGangs(self._clock, self.advisor, self._name_gang),
-            warm=warm,
+            warm=self._warm,
             schedules=schedules,
         )
         return JobReconciler(self._deferred, self._clock, dependencies)
@@ -272,7 +281,7 @@ class ControlPlane:
         """Stop every job, and remove every gang without a known job at once."""
         for job_id in await self._store.unfinished():
             job = await self._store.job(job_id)
-            await self.jobs.stop(job.project, job.id, "everything is being removed")
+            await self.jobs.stop(job.project, job.id, "everything is being removed", release=True)
         return await self.garbage_collector.sweep(remove=True, at_once=True)
 
     async def reconcile(self, key: str) -> timedelta | None:

@@ -178,7 +178,7 @@ class GangOperator:
         job, task = rows.job, rows.job.task
         allocations = await self._store.allocations() if attempt.offer.shared else ()
         mine = [each for each in allocations if each.gang == attempt.gang]
-        longest = task.limits.duration
+        longest = task.limits.duration if task.machine is None else None
         return GangSpec(
             name=attempt.gang,
             installation=self._out.installation,

@@ -19,6 +19,7 @@ from cavvy.control.clock import ControlClock
 from cavvy.control.decide.requests import (
     drill_attempt,
     find_live,
+    forget_keep,
     hold_job,
     is_stopping,
     is_timed,
@@ -151,15 +152,25 @@ class JobService:
         self._arrived()
         return stored
 
-    async def stop(self, project: str, name: str, reason: str = "stopped by the user") -> Job:
+    async def stop(
+        self,
+        project: str,
+        name: str,
+        reason: str = "stopped by the user",
+        *,
+        release: bool = False,
+    ) -> Job:
         """Stop a job: at once if it is queued, otherwise with its grace period. Raises NotFound.
 
-        If the job has ended, its kept nodes are released.
+        If the job has ended, its kept nodes are released. A machine is kept unless `release` is
+        set.
         """
 
         async def stop(job: Job) -> Job:
-            now = self._clock.now()
-            if job.phase in JOB_ENDS:
+            now, machine = self._clock.now(), job.task.machine is not None
+            if machine and release and job.task.keep:
+                job = await self._write(self._put, job, RowChanges(job=forget_keep(job)))
+            if job.phase in JOB_ENDS and (release or not machine):
                 kept = release_kept(job, await self._store.attempts(job.id), now)
                 if kept is not None:
                     await self._write(self._put, job, kept)

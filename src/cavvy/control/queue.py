@@ -7,10 +7,12 @@ only occasionally, since some may fit on other offers.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.job import AdvanceJob
+from cavvy.control.decide.machines import MachineIsBusy, MachineIsUnfit
 from cavvy.control.decide.placement import (
     MarketSnapshot,
     find_allowed,
@@ -32,12 +34,15 @@ from cavvy.control.decide.queue import (
     looks_deep,
     note_arrival,
 )
+from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.transitions import advance_job
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.unit_of_work import make_write
+from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
-from cavvy.domain.jobs import Job
+from cavvy.domain.jobs import Job, JobPhase
+from cavvy.domain.machines import NamedMachine
 from cavvy.domain.tasks import Delivery
 from cavvy.planner.candidates import Candidates, jobs_of
 from cavvy.planner.placements import PlanningContext
@@ -48,6 +53,7 @@ _HEAD = 16  # jobs read by one pass
 _DEEP = 1000  # jobs read by a pass while the first jobs are blocked
 _HOSTS = "hosts"  # key under which the control plane publishes shared hosts again
 _SOON = timedelta(milliseconds=200)  # delay until a kept gang that was not ready is tried again
+_MACHINE_POLL = timedelta(seconds=1)  # interval while a job waits for its machine
 _LOOK_AGAIN = timedelta(
     seconds=5
 )  # interval while jobs wait: capacity may have returned without a signal
@@ -64,6 +70,7 @@ class QueueReconciler:
         *,
         advisor: DeadlineAdvisor,
         warm: WarmPool,
+        machines: MachinePool,
         name_gang: Callable[[str], str],
         hint: Callable[[str], None],
         notify: Callable[[str, Delivery], None],
@@ -73,6 +80,7 @@ class QueueReconciler:
         self._clock = clock
         self._advisor = advisor
         self._warm = warm
+        self._machines = machines
         self._name_gang = name_gang
         self._hint = hint
         self._notify = notify
@@ -130,12 +138,42 @@ class QueueReconciler:
         self, job: Job, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> QueueWait | None:
         """Start the job if it can start now, or fail it; otherwise return why it waits."""
+        if job.task.machine is not None:
+            return await self._give_machine(job, scheduler, snapshot, now)
         match await self._take_warm(job, scheduler, snapshot, now):
             case WarmGang():
                 return None
             case WarmGangNotReady(attempt=soon):
                 wait = JobWait(job=job, reason=f"takes over {soon.offer.key} shortly", behind=())
                 return QueueWait(wait=wait, again_at=now + _SOON)
+        return await self._place(job, scheduler, snapshot, now)
+
+    async def _give_machine(
+        self, job: Job, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
+    ) -> QueueWait | None:
+        """Start the job on its machine, whose gang is bought if it has none."""
+        match await self._machines.give_turn(job, now):
+            case MachineIsBusy(reason=reason):
+                wait = JobWait(job=job, reason=reason, behind=())
+                return QueueWait(wait=wait, again_at=now + _MACHINE_POLL)
+            case MachineIsUnfit(reason=reason):
+                failed = AdvanceJob(phase=JobPhase.FAILED, reason=reason)
+                await self._commit(job, advance_job(job, failed, now))
+            case NamedMachine() as row:
+                return await self._place(job, scheduler, snapshot, now, row)
+            case None:
+                self._hint(job.id)
+        return None
+
+    async def _place(
+        self,
+        job: Job,
+        scheduler: JobScheduler,
+        snapshot: MarketSnapshot,
+        now: datetime,
+        machine: NamedMachine | None = None,
+    ) -> QueueWait | None:
+        """Start the job on an offer, or fail it; otherwise return why it waits."""
         found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
         resting = await self._advisor.history.cooling_down()
         decision = decide_turn(job, found, resting, scheduler, self._name_gang, now)
@@ -144,15 +182,19 @@ class QueueReconciler:
                 return decision
             case Start(place=place, candidates=candidates):
                 changes = place_job(place, candidates, snapshot, self._name_gang, now)
+                changes = replace(changes, machine=machine)
             case AdvanceJob():
                 changes = advance_job(job, decision, now)
+        await self._commit(job, changes)
+        return None
+
+    async def _commit(self, job: Job, changes: RowChanges) -> None:
         await self._store.commit(make_write(changes))
         for attempt in changes.attempts:
             self._pool.place(attempt.gang, attempt.offer, attempt.nodes)
         self._hint(job.id)
         for what in changes.notices if job.task.webhooks else ():
             self._notify(job.id, what)
-        return None
 
     async def _take_warm(
         self, job: Job, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime

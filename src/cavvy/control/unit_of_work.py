@@ -93,4 +93,5 @@ def make_write(changes: RowChanges) -> AtomicWrite:
         allocations=changes.allocations,
         release=changes.release,
         observations=changes.observations,
+        machines=[] if changes.machine is None else [changes.machine],
     )

@@ -129,6 +129,17 @@ class AttemptOutcome(StrEnum):
     LIMIT = "limit"  # duration, budget, deadline or idle limit
 
 
+# outcomes of work that leave its node fit for other work
+NODE_SPARED = frozenset(
+    {
+        AttemptOutcome.SUCCEEDED,
+        AttemptOutcome.EXIT,
+        AttemptOutcome.SETUP,
+        AttemptOutcome.STOPPED,
+    }
+)
+
+
 class FailureKind(StrEnum):
     """The kind of a failure, which determines how long the control plane avoids the offer or
     provider.

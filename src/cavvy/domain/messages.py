@@ -205,6 +205,7 @@ class ClaimWait:
     """The claim is granted but other ranks are missing: repeat the request after this time."""
 
     after: timedelta
+    keep: timedelta | None = None  # how long the agent of a kept node waits for more work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -377,3 +377,4 @@ class Task:
     keep: timedelta = timedelta(
         0
     )  # how long the nodes are kept, and billed, for the project's next job
+    machine: str | None = None  # name of the machine on which the task runs, see `NamedMachine`

@@ -23,6 +23,7 @@ from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import FAR, Attempt, Job, JobPhase, Node
+from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
@@ -69,11 +70,11 @@ class AtomicWrite:
     an inserted row exists, or if an update changes a row's project or a job's name. It raises
     RowNotFound if the parent (job, attempt, host) of a row does not exist.
 
-    Rows are written in this order: `release`, jobs, attempts, nodes, charges, events, observations,
-    allocations. If an attempt renames its gang, a later attempt in the same write may use the old
-    name. `release` names gangs whose allocations are removed. `charges` are the whole bill so far
-    of each node in them, and replace the node's earlier charges. Allocations are checked in the
-    same transaction against their host and its other allocations.
+    Rows are written in this order: `release`, jobs, attempts, nodes, machines, charges, events,
+    observations, allocations. If an attempt renames its gang, a later attempt in the same write may
+    use the old name. `release` names gangs whose allocations are removed. `charges` are the whole
+    bill so far of each node in them, and replace the node's earlier charges. Allocations are
+    checked in the same transaction against their host and its other allocations.
     """
 
     jobs: Sequence[Job] = ()
@@ -84,6 +85,7 @@ class AtomicWrite:
     allocations: Sequence[Allocation] = ()
     release: Sequence[str] = ()
     observations: Sequence[Observation] = ()
+    machines: Sequence[NamedMachine] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,7 @@ class JobSummary:
     place: str | None  # key of the offer of the latest attempt
     spent: Money
     held: bool  # the job is not in the queue, but waits for a schedule or a window
+    machine: str | None = None  # name of the machine on which the job runs
 
 
 def summarize(job: Job, place: str | None, spent: Money) -> JobSummary:
@@ -125,6 +128,7 @@ def summarize(job: Job, place: str | None, spent: Money) -> JobSummary:
         place=place,
         spent=spent,
         held=job.not_before == FAR,
+        machine=job.task.machine,
     )
 
 
@@ -217,6 +221,21 @@ class Store(Protocol):
 
     async def open_attempts(self, project: str | None = None) -> Sequence[Attempt]:
         """All attempts that have not ended, and therefore may cost money now."""
+
+    async def gang_spent(self, gang: str) -> Money:
+        """The charges for the gang with this name, over all attempts that had it."""
+
+    async def machine(self, project: str, name: str) -> NamedMachine:
+        """The machine with this name. Raises RowNotFound."""
+
+    async def machines(self, project: str | None = None) -> Sequence[NamedMachine]:
+        """The machines by project and name."""
+
+    async def jobs_of_machine(self, project: str, name: str) -> Sequence[str]:
+        """Ids of the machine's unfinished jobs, oldest first."""
+
+    async def delete_machine(self, machine: NamedMachine) -> None:
+        """Delete a machine's row. Raises StaleVersion."""
 
     async def nodes(self, attempt_id: str) -> Sequence[Node]:
         """The nodes of an attempt, by rank."""

@@ -12,6 +12,7 @@ import msgspec
 
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import Attempt, Job, Node, RunOrigin
+from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import Observation
 from cavvy.domain.tasks import Task
 from cavvy.store.base import HashMismatch
@@ -50,6 +51,7 @@ decode_task = msgspec.json.Decoder(Task).decode
 decode_origin = msgspec.json.Decoder(RunOrigin).decode
 decode_rest: Callable[[str], Any] = msgspec.json.Decoder(_rest_fields).decode
 decode_attempt = msgspec.json.Decoder(Attempt).decode
+decode_machine = msgspec.json.Decoder(NamedMachine).decode
 decode_node = msgspec.json.Decoder(Node).decode
 decode_devices = msgspec.json.Decoder(tuple[str, ...]).decode
 

@@ -14,6 +14,7 @@ from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import FAR, Attempt, Job, Node, RunOrigin
+from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate, Money
@@ -22,6 +23,7 @@ from cavvy.store.documents import (
     JOB_FIELDS,
     decode_attempt,
     decode_devices,
+    decode_machine,
     decode_node,
     decode_origin,
     decode_rest,
@@ -156,16 +158,20 @@ SUMMARIES = RowCodec(
 ATTEMPTS: RowReader[Attempt] = RowReader(
     "SELECT document FROM attempts", lambda row: decode_attempt(row[0])
 )
+MACHINES: RowReader[NamedMachine] = RowReader(
+    "SELECT document FROM machines", lambda row: decode_machine(row[0])
+)
 NODES: RowReader[Node] = RowReader("SELECT document FROM nodes", lambda row: decode_node(row[0]))
 
 _JOBS = RowCodec(Job, "jobs", only=JOB_FIELDS, columns={"user": "user_name"})
-JOB_COLUMNS = (*_JOBS.columns, "priority", "rest", "document")
+JOB_COLUMNS = (*_JOBS.columns, "priority", "machine", "rest", "document")
 _APART = ("rest", "document", "task", "origin")  # columns that follow the codec's own in a row
 
 
 def job_values(job: Job, document: int) -> list[object]:
     """The encoded values of a job, in the order of JOB_COLUMNS."""
-    return [*_JOBS.values(job), job.task.priority, encode_rest(job), document]
+    task = job.task
+    return [*_JOBS.values(job), task.priority, task.machine, encode_rest(job), document]
 
 
 _CACHED = 512  # number of jobs; a task and its origin take a few KB

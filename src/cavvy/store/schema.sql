@@ -36,6 +36,7 @@ CREATE TABLE jobs (
     document BIGINT NOT NULL,  -- the version at which its row in documents was written
     version BIGINT NOT NULL,
     spent BIGINT DEFAULT 0 NOT NULL,  -- running sum of the charges
+    machine TEXT,  -- name of the machine on which the job runs
     PRIMARY KEY (id),
     CONSTRAINT jobs_name UNIQUE (project, name)
 );
@@ -43,6 +44,7 @@ CREATE INDEX jobs_phase ON jobs (phase, id);
 CREATE INDEX jobs_project ON jobs (project, id);
 CREATE INDEX jobs_project_phase ON jobs (project, phase, id);
 CREATE INDEX jobs_queue ON jobs (phase, priority DESC, id) WHERE phase = 'queued';
+CREATE INDEX jobs_machine ON jobs (project, machine, id) WHERE machine IS NOT NULL;
 
 -- Apart from jobs, so that a change of phase does not write the task and its diff again.
 CREATE TABLE documents (
@@ -199,4 +201,13 @@ CREATE TABLE provider_state (
     body TEXT NOT NULL,
     version BIGINT NOT NULL,
     PRIMARY KEY (provider, collection, name)
+);
+
+-- Names of gangs that users keep and use again.
+CREATE TABLE machines (
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (project, name)
 );

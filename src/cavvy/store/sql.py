@@ -15,6 +15,7 @@ from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, Job, JobPhase, Node
+from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
@@ -22,6 +23,7 @@ from cavvy.store.base import (
     AtomicWrite,
     RowNotFound,
     SealedSecret,
+    StaleVersion,
     StoreUnusable,
     SummaryPage,
     make_page,
@@ -35,6 +37,7 @@ from cavvy.store.rows import (
     CHECKPOINTS,
     EVENTS,
     HOSTS,
+    MACHINES,
     NODES,
     OBSERVATIONS,
     SECRETS,
@@ -227,6 +230,33 @@ class SqlStore:
     async def open_attempts(self, project: str | None = None) -> Sequence[Attempt]:
         where, values = _if_given("project", project)
         return await self._all(ATTEMPTS, f"WHERE phase <> 'ended' AND {where} ORDER BY id", *values)
+
+    async def gang_spent(self, gang: str) -> Money:
+        sql = (
+            "SELECT CAST(COALESCE(SUM(c.amount), 0) AS BIGINT) FROM attempts a JOIN charges c "
+            "ON c.attempt_id = a.id WHERE a.gang = ? OR a.gang LIKE ?"
+        )
+        return Money(await self._value(sql, gang, f"{gang}@%"))
+
+    async def machine(self, project: str, name: str) -> NamedMachine:
+        missing = f"project {project} has no machine named {name}"
+        return await self._one(missing, MACHINES, "WHERE project = ? AND name = ?", project, name)
+
+    async def machines(self, project: str | None = None) -> Sequence[NamedMachine]:
+        where, values = _if_given("project", project)
+        return await self._all(MACHINES, f"WHERE {where} ORDER BY project, name", *values)
+
+    async def jobs_of_machine(self, project: str, name: str) -> Sequence[str]:
+        sql = (
+            f"SELECT id FROM jobs WHERE project = ? AND machine = ? AND phase IN ({_LIVE})"
+            " ORDER BY id"
+        )
+        return [job_id for (job_id,) in await self._rows(sql, project, name)]
+
+    async def delete_machine(self, machine: NamedMachine) -> None:
+        sql = "DELETE FROM machines WHERE project = ? AND name = ? AND version = ?"
+        if await self._change(sql, machine.project, machine.name, machine.version) == 0:
+            raise StaleVersion(f"machine {machine.name} has changed")
 
     async def nodes(self, attempt_id: str) -> Sequence[Node]:
         return await self._all(NODES, "WHERE attempt_id = ? ORDER BY rank", attempt_id)

@@ -9,6 +9,7 @@ from cavvy.domain.allocations import Allocation
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import Attempt, Job, Node
+from cavvy.domain.machines import NamedMachine
 from cavvy.store.allocations import check_allocation
 from cavvy.store.base import (
     AllocationConflict,
@@ -80,6 +81,8 @@ def write_changes(
         _write_attempt(session, storable_attempt(attempt), attempt.version)
     for node in changes.nodes:
         _write_node(session, storable_node(node), node.version)
+    for machine in changes.machines:
+        _write_machine(session, machine)
     if changes.charges:
         _write_charges(session, changes.charges)
     if changes.events:
@@ -181,13 +184,19 @@ def _write_node(session: DatabaseSession, stored: Node, version: int) -> None:
     _write_document(session, "nodes", key, {}, version, stored)
 
 
+def _write_machine(session: DatabaseSession, machine: NamedMachine) -> None:
+    key: dict[str, object] = {"project": machine.project, "name": machine.name}
+    stored = replace(machine, version=machine.version + 1)
+    _write_document(session, "machines", key, {}, machine.version, stored)
+
+
 def _write_document(
     session: DatabaseSession,
     table: str,
     key: dict[str, object],
     columns: dict[str, object],
     version: int,
-    stored: Attempt | Node,
+    stored: Attempt | Node | NamedMachine,
     fixed: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     """Insert (version 0) or update a row: its document, and `columns` beside the document. Raises

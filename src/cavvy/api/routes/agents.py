@@ -63,6 +63,7 @@ class ClaimAnswer(Answer, frozen=True, kw_only=True):
 
     state: str
     after_s: float | None = None
+    keep_s: float | None = None  # how long the agent of a kept node waits for more work
     work: Assignment | None = None
     lease_s: float | None = None
     token: str | None = (
@@ -127,8 +128,9 @@ async def claim(request: Request) -> Response:
             return reply(
                 ClaimAnswer(state="go", work=work, lease_s=lease.total_seconds(), token=token)
             )
-        case ClaimWait(after=after):
-            return reply(ClaimAnswer(state="wait", after_s=after.total_seconds()))
+        case ClaimWait(after=after, keep=keep):
+            keep_s = None if keep is None else keep.total_seconds()
+            return reply(ClaimAnswer(state="wait", after_s=after.total_seconds(), keep_s=keep_s))
         case ClaimRefused(reason=reason):
             raise ApiProblem("claimed", reason)
 

@@ -18,6 +18,7 @@ from cavvy.client import wire
 from cavvy.control.decide.orphans import OrphanGang
 from cavvy.control.garbage_collector import OrphanReport
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase
+from cavvy.domain.machines import MachineStatus
 from cavvy.store.base import JobSummary, RowNotFound
 
 _LIVE = tuple(phase for phase in JobPhase if phase not in JOB_ENDS)
@@ -61,6 +62,11 @@ async def down(request: Request) -> Response:
     app_state = app_state_of(request)
     ask = await read(request, wire.DownAsk)
     jobs = await _unfinished(app_state, ask.project)
+    idle = [
+        each
+        for each in await app_state.control_plane.machines.list(ask.project)
+        if each.state == "idle" and each.gang is not None
+    ]
     sweep = OrphanReport()
     if ask.dry_run:
         sweep = (
@@ -68,7 +74,7 @@ async def down(request: Request) -> Response:
             if ask.project
             else await app_state.control_plane.garbage_collector.living()
         )
-        shown = {job.id for job in jobs}
+        shown = {job.id for job in jobs} | {each.machine.job_id for each in idle}
         sweep = replace(
             sweep, orphans=[_over(orphan) for orphan in sweep.orphans if orphan.job_id not in shown]
         )
@@ -77,21 +83,14 @@ async def down(request: Request) -> Response:
     else:
         for job in jobs:
             await app_state.control_plane.jobs.stop(
-                job.project, job.id, f"project {ask.project} is being removed"
+                job.project, job.id, f"project {ask.project} is being removed", release=True
             )
         for attempt in await app_state.store.open_attempts(ask.project):
             if attempt.phase is AttemptPhase.KEPT:
-                await app_state.control_plane.jobs.stop(attempt.project, attempt.job_id)
-    found = [
-        wire.CleanupItem(
-            kind="job",
-            name=job.name,
-            where=job.place or f"project {job.project}",
-            why=job.phase,
-            done=not ask.dry_run,
-        )
-        for job in jobs
-    ]
+                await app_state.control_plane.jobs.stop(
+                    attempt.project, attempt.job_id, release=True
+                )
+    found = _jobs_and_machines(jobs, idle, done=not ask.dry_run)
     return reply(wire.CleanupReport(found=found + _gangs(sweep)))
 
 
@@ -114,6 +113,23 @@ async def gc(request: Request) -> Response:
             )
         )
     )
+
+
+def _jobs_and_machines(
+    jobs: Sequence[JobSummary], idle: Sequence[MachineStatus], *, done: bool
+) -> list[wire.CleanupItem]:
+    found = [("job", job.name, job.place or f"project {job.project}", job.phase) for job in jobs]
+    return [
+        wire.CleanupItem(kind=kind, name=name, where=where, why=why, done=done)
+        for kind, name, where, why in [
+            *found,
+            *(
+                ("machine", each.machine.name, each.gang.offer.key, each.state)
+                for each in idle
+                if each.gang
+            ),
+        ]
+    ]
 
 
 async def _unfinished(app_state: AppState, project: str | None) -> Sequence[JobSummary]:

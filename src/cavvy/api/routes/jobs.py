@@ -53,6 +53,7 @@ KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", pattern=PATTER
             "task-refused",
             "no-offer",
             "consent-needed",
+            "machine-unfit",
             "secret-missing",
             "snapshot-missing",
             "key-reused",

@@ -1,128 +1,118 @@
-"""Routes for machines that join: users invite and dismiss machines, and calls of machines are
-passed to their provider.
-"""
+"""Routes for named machines: list, start, stop, keep and forget them."""
 
 from datetime import timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.app_state import app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
-from cavvy.api.wire import MIB, done, read, read_bytes, reply, view
+from cavvy.api.routes import views
+from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.routes.submission import start_machine
+from cavvy.api.wire import done, read, reply, view
 from cavvy.client import wire
-from cavvy.providers.abilities import SERVES_NODES, ServesNodes, ability
-from cavvy.providers.base import NotFound, Refused, TryAgain
+from cavvy.control.machine_service import MachineInUse, MachineService, MachineStopped
+from cavvy.domain.machines import MachineStatus
+from cavvy.store.base import RowNotFound
 
-_LIMIT = 16 * MIB
-_LONGEST_H = 24 * 30
-ProviderPath = Annotated[str, Path(max_length=63)]
+_LONGEST_H = 24
+MachinePath = Annotated[str, Path(max_length=63)]
 
-router = APIRouter(tags=["fleet"])
-
-
-@router.post(
-    "/v1/invitations",
-    **document(
-        "Commands that join a machine; run one of them on the machine.",
-        ask=wire.InviteAsk,
-        answer=wire.InvitationView,
-        status=201,
-        errors=("no-joining", "join-refused"),
-    ),
-)
-async def invite(request: Request) -> Response:
-    ask = await read(request, wire.InviteAsk)
-    if not 0 < ask.valid_s <= _LONGEST_H * 3600:
-        raise ApiProblem(
-            "invalid-request", f"`valid_s` must be more than 0 and at most {_LONGEST_H} hours"
-        )
-    serving = _joinable(app_state_of(request))
-    if not serving:
-        raise ApiProblem("no-joining", "no enabled provider accepts joining machines")
-    try:
-        made = await serving[0].invite(
-            name=ask.name, group=ask.group, valid=timedelta(seconds=ask.valid_s)
-        )
-    except Refused as error:
-        raise ApiProblem("join-refused", str(error)) from error
-    return reply(view(wire.InvitationView, made), 201)
+router = APIRouter(prefix="/v1", tags=["machines"])
 
 
-@router.get("/v1/machines", **document("Machines that joined.", answer=list[wire.MachineRow]))
-async def machines(request: Request) -> Response:
-    serving = _joinable(app_state_of(request))
-    return reply([view(wire.MachineRow, each) for one in serving for each in await one.machines()])
-
-
-@router.delete(
-    "/v1/machines/{name}",
-    **document(
-        "Dismiss a machine: its work ends, and its token becomes invalid.",
-        status=204,
-        errors=("machine-not-found",),
-    ),
-)
-async def dismiss(request: Request, name: Annotated[str, Path(max_length=63)]) -> Response:
-    for serving in _joinable(app_state_of(request)):
-        try:
-            await serving.dismiss(name)
-        except NotFound:
-            continue
-        return done()
-    raise ApiProblem("machine-not-found", f"no machine {name} has joined")
+@router.get("/machines", **document("Named machines.", answer=list[wire.MachineView]))
+async def list_all(
+    request: Request, project: Annotated[str | None, Query(max_length=63)] = None
+) -> Response:
+    return reply([views.machine_view(each) for each in await _machines(request).list(project)])
 
 
 @router.get(
-    "/nodes/v1/{provider}/script",
-    **document("The script that joins a machine.", gives=True, errors=("no-joining",)),
+    "/projects/{project}/machines/{name}",
+    **document("One named machine.", answer=wire.MachineView, errors=("machine-not-found",)),
 )
-async def script(request: Request, provider: ProviderPath) -> Response:
-    try:
-        text = await _serving(app_state_of(request), provider).script()
-    except Refused as error:
-        raise ApiProblem("no-joining", str(error)) from error
-    return Response(text, media_type="text/x-shellscript")
+async def get(request: Request, project: ProjectPath, name: MachinePath) -> Response:
+    return reply(views.machine_view(await _find(request, project, name)))
 
 
 @router.post(
-    "/nodes/v1/{provider}/{call}",
+    "/projects/{project}/machines/{name}/start",
     **document(
-        "A machine's call to its provider.",
-        sends=True,
-        gives=True,
-        errors=("forbidden", "no-joining"),
+        "Get a stopped machine again, by a job without work.",
+        ask=wire.MachineStartAsk,
+        answer=wire.Submitted,
+        status=201,
+        errors=("machine-not-found", "no-offer", "consent-needed", "secret-missing"),
     ),
 )
-async def answer(
-    request: Request, provider: ProviderPath, call: Annotated[str, Path(max_length=63)]
-) -> Response:
-    kind, _, token = request.headers.get("authorization", "").partition(" ")
-    if kind != "Bearer" or not token:
-        raise ApiProblem("unauthorised", "the request has no token")
-    serving = _serving(app_state_of(request), provider)
-    body = await read_bytes(request, _LIMIT)
+async def start(request: Request, project: ProjectPath, name: MachinePath) -> Response:
+    ask = await read(request, wire.MachineStartAsk)
+    await _find(request, project, name)
+    job = await start_machine(app_state_of(request), project, name, ask)
+    return reply(view(wire.Submitted, job, created=True), 201)
+
+
+@router.post(
+    "/projects/{project}/machines/{name}/stop",
+    **document(
+        "Stop a machine's jobs and release its nodes.",
+        answer=wire.MachineView,
+        errors=("machine-not-found",),
+    ),
+)
+async def stop(request: Request, project: ProjectPath, name: MachinePath) -> Response:
+    await _find(request, project, name)
+    return reply(views.machine_view(await _machines(request).stop(project, name)))
+
+
+@router.post(
+    "/projects/{project}/machines/{name}/keep",
+    **document(
+        "Set how long a machine waits without work.",
+        ask=wire.MachineKeepAsk,
+        answer=wire.MachineView,
+        errors=("machine-not-found", "machine-stopped"),
+    ),
+)
+async def keep(request: Request, project: ProjectPath, name: MachinePath) -> Response:
+    ask = await read(request, wire.MachineKeepAsk)
+    if not 0 < ask.keep_s <= _LONGEST_H * 3600:
+        text = f"`keep_s` must be more than 0 and at most {_LONGEST_H} hours"
+        raise ApiProblem("invalid-request", text)
+    await _find(request, project, name)
+    length = timedelta(seconds=ask.keep_s)
     try:
-        return Response(await serving.answer(call, token, body), media_type="application/json")
-    except Refused as error:
-        raise ApiProblem("forbidden", str(error)) from error
-    except NotFound as error:
-        raise ApiProblem("not-found", str(error)) from error
-    except TryAgain as error:
-        raise ApiProblem("conflict", str(error)) from error
+        return reply(views.machine_view(await _machines(request).keep(project, name, length)))
+    except MachineStopped as error:
+        raise ApiProblem("machine-stopped", str(error)) from error
 
 
-def _serving(app_state: AppState, name: str) -> ServesNodes:
-    provider = app_state.control_plane.pool.providers.get(name)
-    serving = provider and ability(provider, SERVES_NODES)
-    if not serving:
-        raise ApiProblem("no-joining", f"this server has no provider {name} for joining machines")
-    return serving
+@router.delete(
+    "/projects/{project}/machines/{name}",
+    **document(
+        "Forget a stopped machine.", status=204, errors=("machine-not-found", "machine-in-use")
+    ),
+)
+async def delete(request: Request, project: ProjectPath, name: MachinePath) -> Response:
+    await _find(request, project, name)
+    try:
+        await _machines(request).forget(project, name)
+    except MachineInUse as error:
+        raise ApiProblem("machine-in-use", str(error)) from error
+    return done()
 
 
-def _joinable(app_state: AppState) -> list[ServesNodes]:
-    providers = app_state.control_plane.pool.providers.values()
-    return [serving for each in providers if (serving := ability(each, SERVES_NODES))]
+def _machines(request: Request) -> MachineService:
+    return app_state_of(request).control_plane.machines
+
+
+async def _find(request: Request, project: str, name: str) -> MachineStatus:
+    try:
+        return await _machines(request).get(project, name)
+    except RowNotFound as error:
+        raise ApiProblem("machine-not-found", str(error)) from error

@@ -14,6 +14,7 @@ from cavvy.api.errors import ApiProblem
 from cavvy.client import wire
 from cavvy.client.ids import read_time
 from cavvy.control.decide.placement import MarketSnapshot, find_placements
+from cavvy.control.machine_service import MachineUnfit
 from cavvy.domain.jobs import Job, RunOrigin
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
@@ -52,14 +53,14 @@ async def submit_task(
     await check_secrets(app_state, task)
     await check_snapshot(app_state, origin.snapshot)
     await check_uses(app_state, task, origin.snapshot)
-    await check_offers(app_state, task, ask, now)
+    task, consented = await admit_task(app_state, task, now, ask.user, consented=ask.consent)
     try:
         job = await app_state.control_plane.jobs.submit(
             task,
             origin,
             project,
             user=ask.user,
-            consented=ask.consent,
+            consented=consented,
             ceiling=None if ask.ceiling_micros is None else Money(ask.ceiling_micros),
             job_id=key,
         )
@@ -72,6 +73,42 @@ async def submit_task(
             origin.snapshot
         )  # the stored job now protects these blobs from garbage collection
     return job, True
+
+
+async def start_machine(
+    app_state: AppState, project: str, name: str, ask: wire.MachineStartAsk
+) -> Job:
+    """Submit the job that starts a machine. Raises ApiProblem."""
+    now = app_state.now()
+    task, origin = await app_state.control_plane.machines.start_task(project, name)
+    await check_secrets(app_state, task)
+    task, consented = await admit_task(app_state, task, now, ask.user, consented=ask.consent)
+    return await app_state.control_plane.jobs.submit(
+        task, origin, project, user=ask.user, consented=consented
+    )
+
+
+async def admit_task(
+    app_state: AppState, task: Task, now: datetime, user: str, *, consented: bool
+) -> tuple[Task, bool]:
+    """The task as it will run, and whether the user agreed to pay for it, on its machine if it
+    names one. Raises ApiProblem if no offer or not the machine can run it, or without the needed
+    consent.
+    """
+    if task.machine is None:
+        await check_offers(app_state, task, now, consented=consented)
+        return task, consented
+    machines = app_state.control_plane.machines
+    try:
+        found = await machines.prepare(task)
+    except MachineUnfit as error:
+        raise ApiProblem("machine-unfit", str(error)) from error
+    if found.gang is None:
+        await check_offers(app_state, found.task, now, consented=consented)
+    elif found.machine is not None:
+        consented |= found.machine.consented  # the gang is paid for already
+    await machines.record(found, user, consented=consented)
+    return found.task, consented
 
 
 def _is_of_now(key: str, now: datetime) -> bool:
@@ -188,9 +225,7 @@ def _missing_parts(app_state: AppState, snapshot: str) -> Sequence[str]:
         raise ApiProblem("invalid-request", told) from error
 
 
-async def check_offers(
-    app_state: AppState, task: Task, ask: wire.SubmitRequest, now: datetime
-) -> None:
+async def check_offers(app_state: AppState, task: Task, now: datetime, *, consented: bool) -> None:
     """Raise ApiProblem if no offer can ever run the task, or if the user must first agree to the
     costs.
     """
@@ -206,13 +241,13 @@ async def check_offers(
         task=task,
         submitted_at=now,
         since=now,
-        consented=ask.consent,
+        consented=consented,
     )
     candidates = _look(app_state, job, snapshot, now)
     if not candidates.hopeless:
         return
     paid = (
-        candidates if ask.consent else _look(app_state, replace(job, consented=True), snapshot, now)
+        candidates if consented else _look(app_state, replace(job, consented=True), snapshot, now)
     )
     if not paid.offers:
         raise ApiProblem("no-offer", paid.reason or candidates.reason)

@@ -11,11 +11,13 @@ from cavvy.api.wire import view
 from cavvy.client import wire
 from cavvy.control.decide.bills import AuditedBill
 from cavvy.control.decide.failures import failure_of
+from cavvy.control.decide.machines import describe_hardware
 from cavvy.costs.metering import total
 from cavvy.costs.timeline import TimeUse, trace
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.events import Charge
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Job, Node, PlanState
+from cavvy.domain.machines import MachineStatus
 from cavvy.domain.markets import Observation
 from cavvy.domain.units import Money
 from cavvy.planner.deadline.forecast import Forecast
@@ -118,6 +120,28 @@ def node_row(
         heard_at=node.heard_at,
         devices=[] if allocation is None else list(allocation.devices),
         kept_until=attempt.kept_until if attempt.phase is AttemptPhase.KEPT else None,
+    )
+
+
+def machine_view(found: MachineStatus) -> wire.MachineView:
+    machine, gang, holder = found.machine, found.gang, found.holder
+    nodes = gang.nodes if gang else machine.task.nodes
+    hardware = describe_hardware(machine, gang)
+    rate = gang and gang.offer.rate.times(gang.nodes).micros_per_hour
+    return view(
+        wire.MachineView,
+        machine,
+        state=found.state,
+        job=holder and holder.name,
+        waiting=found.waiting,
+        placement=gang and gang.offer.key,
+        has=hardware if nodes == 1 else f"{nodes} nodes with {hardware}",
+        nodes=nodes,
+        since=machine.bought_at if gang else None,
+        kept_until=gang.kept_until if gang and gang.phase is AttemptPhase.KEPT else None,
+        keep_s=machine.task.keep.total_seconds(),
+        rate_micros_per_hour=rate,
+        spent_micros=found.spent.micros if gang else None,
     )
 
 

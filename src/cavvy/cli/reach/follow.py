@@ -56,13 +56,14 @@ def follow(
 
 
 def _billed(client: "Client", project: str, name: str) -> "JobDetail":
-    """Wait at most `_BILL_S` until the job's last gang is removed and its bill is complete. Returns
-    the job.
+    """Wait at most `_BILL_S` until the job's last gang is removed, and its bill complete, or kept.
+    Returns the job.
     """
     until = monotonic() + _BILL_S
     while True:
         job = client.job(project, name)
-        if all(attempt.phase == "ended" for attempt in job.attempts) or monotonic() > until:
+        over = all(attempt.phase in ("ended", "kept") for attempt in job.attempts)
+        if over or monotonic() > until:
             return job
         sleep(_BILL_S / 50)
 

@@ -14,6 +14,7 @@ import click
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
+    from cavvy.domain.tasks import Task
     from cavvy.importers import ReadOptions
 
 _COMMAND = "cavvy.command"  # key in the click context for the words after `--`
@@ -33,6 +34,8 @@ _OVERRIDES = (
     ("--region", "resources.regions", "NAME +", "Only this region, or area such as eu."),
     ("--max-price", "resources.max_price", "USD", "The maximum cost of a node per hour."),
     ("--nodes", "nodes", "COUNT", "The number of nodes."),
+    ("--machine", "machine", "NAME", "Use the machine with this name, or get it."),
+    ("--keep", "keep", "TIME", "How long the nodes wait, billed, for the next job."),
     ("--image", "image", "IMAGE", "The container image."),
     ("--workdir", "workdir", "FOLDER", "The folder to submit."),
     ("--env", "env", "NAME=VALUE +", "Set a variable; NAME alone copies the local value."),
@@ -131,7 +134,7 @@ def _read_overrides(values: dict[str, Any]) -> dict[str, Any]:
         flag = flags.split("/")[0]
         section, _, key = path.rpartition(".")
         value = _convert(flag, value)
-        _check(flag, values[flags], {section: {key: value}} if section else {key: value})
+        read_value(flag, path, value, values[flags])
         (found.setdefault(section, {}) if section else found)[key] = value
     return found
 
@@ -156,18 +159,22 @@ def _read_variable(pair: str) -> tuple[str, str]:
     return name, value if equals else os.environ[name]
 
 
-def _check(flag: str, value: object, overrides: dict[str, Any]) -> None:
-    """Raise CommandFailure, with the name of the option, if the option's value is invalid."""
+def read_value(flag: str, path: str, value: object, given: object = None) -> "Task":
+    """A task with this value at `path`. Raises CommandFailure, with the name of the option and the
+    `given` text, if the value is invalid.
+    """
     from datetime import UTC, datetime
 
     from cavvy.domain.tasks import Task
     from cavvy.spec import SpecError
     from cavvy.spec.overrides import apply_overrides
 
+    section, _, key = path.rpartition(".")
+    overrides = {section: {key: value}} if section else {key: value}
     try:
-        apply_overrides(Task(name="", run=""), json.dumps(overrides), datetime.now(UTC))
+        return apply_overrides(Task(name="", run=""), json.dumps(overrides), datetime.now(UTC))
     except SpecError as error:
         first = error.problems[0]
-        shown = " ".join(value) if isinstance(value, tuple) else value
+        shown = " ".join(given) if isinstance(given, tuple) else given or value
         hint = first.suggestion or (f"expected: {first.expected}" if first.expected else "")
         raise CommandFailure(f"{flag} {shown}: {first.message}", hint, exit_code=2) from error

@@ -4,7 +4,7 @@
 
 import getpass
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,11 @@ def submit(
             key=key,
         )
 
+    return ask_consent(consent, ask_server)
+
+
+def ask_consent(consent: bool, ask_server: Callable[[bool], "Submitted"]) -> "Submitted":
+    """Send a request that may cost money. If the user must first agree, show the price and ask."""
     try:
         return ask_server(consent)
     except ApiError as error:

@@ -17,7 +17,7 @@ from cavvy.control.agents.work import make_assignment
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.bills import paid_time
 from cavvy.control.decide.job import MARGIN, cap_of
-from cavvy.control.decide.warm_pool import waits_on
+from cavvy.control.decide.warm_pool import FAREWELL, waits_on
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import GOING, Attempt, Job, Node, NodePhase, Order
 from cavvy.domain.messages import (
@@ -297,7 +297,9 @@ class AgentSessions:
             )
         asked = attempt.id, node.rank
         self._asked[asked] = self._heard[asked] = self._clock.now()
-        return ClaimWait(after=_KEPT_ASKS_AGAIN)
+        until = attempt.kept_until
+        keep = None if until is None else max(timedelta(0), until - self._clock.now()) + FAREWELL
+        return ClaimWait(after=_KEPT_ASKS_AGAIN, keep=keep)
 
     async def _grant(
         self,

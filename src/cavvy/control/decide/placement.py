@@ -99,7 +99,9 @@ def list_usable(job: Job, snapshot: MarketSnapshot, objections: Objections) -> S
 
 
 def is_steered(job: Job) -> bool:
-    """Whether the deadline policy applies to this job."""
+    """Whether the deadline policy applies to this job. Jobs on machines stay where they are."""
+    if job.task.machine is not None:
+        return False
     return job.task.resources.spot is SpotPolicy.AUTO and deadline_of(job) is not None
 
 

@@ -55,6 +55,11 @@ def stop_job(job: Job, reason: str, now: datetime) -> RowChanges:
     )
 
 
+def forget_keep(job: Job) -> Job:
+    """The job without its keep time, so that its nodes are released at the end of its work."""
+    return replace(job, task=replace(job.task, keep=timedelta(0)))
+
+
 def release_kept(job: Job, attempts: Sequence[Attempt], now: datetime) -> RowChanges | None:
     """Release the gangs that the job keeps for the next job; returns None if it keeps none."""
     kept = [attempt for attempt in attempts if attempt.phase is AttemptPhase.KEPT]

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.events import Charge, Event, replace_charges
 from cavvy.domain.jobs import COMING, Attempt, AttemptPhase, Job, Node
+from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import Observation
 from cavvy.domain.tasks import Delivery
 from cavvy.domain.units import Money
@@ -53,6 +54,7 @@ class RowChanges:
     allocations: tuple[Allocation, ...] = ()
     release: tuple[str, ...] = ()  # gangs whose allocations are released
     notices: tuple[Delivery, ...] = ()
+    machine: NamedMachine | None = None
     stale_market: bool = False  # offers that were read recently may be gone
 
     def then(self, later: "RowChanges") -> "RowChanges":
@@ -68,6 +70,7 @@ class RowChanges:
             allocations=self.allocations + later.allocations,
             release=self.release + later.release,
             notices=self.notices + later.notices,
+            machine=later.machine or self.machine,
             stale_market=self.stale_market or later.stale_market,
         )
 

@@ -9,10 +9,19 @@ from cavvy.control.decide.placement import make_attempt, start_job
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.costs.metering import total
 from cavvy.domain.events import Charge, ChargeKind
-from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Job, Node, NodePhase
+from cavvy.domain.jobs import (
+    NODE_SPARED,
+    Attempt,
+    AttemptOutcome,
+    AttemptPhase,
+    Job,
+    Node,
+    NodePhase,
+    StopCause,
+)
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
-from cavvy.domain.units import Money, format_usd
+from cavvy.domain.units import Money, format_rate, format_usd
 
 # Time that an agent waits beyond the keep time, unless the server orders it to leave.
 FAREWELL = timedelta(minutes=1)
@@ -25,22 +34,25 @@ _LONGEST_H = 24
 
 
 def may_keep(task: Task, offer: Offer) -> bool:
-    """Whether the task wants its nodes kept and this is possible. Shared hosts are not kept, since
-    they free their devices at once.
+    """Whether the task wants its nodes kept and this is possible. Without a machine, shared hosts
+    free their devices at once, and the next job cannot count on the same volumes and time limit.
     """
-    return (
-        task.keep > _NOTHING
-        and not offer.shared
-        and not task.volumes
-        and task.limits.duration is None
-    )
+    if task.keep <= _NOTHING:
+        return False
+    bound = offer.shared or task.volumes or task.limits.duration is not None
+    return task.machine is not None or not bound
+
+
+def _endings(task: Task) -> frozenset[AttemptOutcome]:
+    """The outcomes of a node's work after which the node can be kept."""
+    return _BY_ITSELF if task.machine is None else NODE_SPARED
 
 
 def waits_on(job: Job, attempt: Attempt, node: Node) -> bool:
     """Whether an agent that asks for work at this rank may be waiting for the next job."""
     if attempt.phase is AttemptPhase.KEPT:
         return True
-    over = node.phase is NodePhase.EXITED and node.exit_outcome in _BY_ITSELF
+    over = node.phase is NodePhase.EXITED and node.exit_outcome in _endings(job.task)
     return attempt.phase in _WORKED and over and may_keep(job.task, attempt.offer)
 
 
@@ -55,23 +67,29 @@ def keeps_until(
     """The time until which the gang is kept, or None if it is released.
 
     A gang is kept if its work ended by itself on every node, with an outcome and exit code that end
-    the job.
+    the job. A machine is kept after every end of its work that leaves the nodes intact.
     """
     if attempt.phase not in _WORKED or not may_keep(job.task, attempt.offer):
         return None
-    if job.stop_reason is not None or attempt.number != job.attempt or job.standbys:
-        return None
-    outcome, exit_code = end
-    if outcome not in _BY_ITSELF or not ends_job(job, outcome, exit_code):
+    if attempt.number != job.attempt or job.standbys or not _leaves_nodes(job, end):
         return None
     if attempt.drill_until is not None or any(node.notice_until is not None for node in nodes):
         return None
     if any(
-        node.phase is not NodePhase.EXITED or node.exit_outcome not in _BY_ITSELF for node in nodes
+        node.phase is not NodePhase.EXITED or node.exit_outcome not in _endings(job.task)
+        for node in nodes
     ):
         return None
     length = min(job.task.keep, _paid_for(job, attempt, spent))
     return now + length if length > _NOTHING else None
+
+
+def _leaves_nodes(job: Job, end: tuple[AttemptOutcome | None, int | None]) -> bool:
+    """Whether the nodes can do other work after this end."""
+    if job.task.machine is None:
+        return job.stop_reason is None and ends_job(job, *end)
+    timed = job.stop_cause in (StopCause.DURATION, StopCause.DEADLINE)
+    return end[0] in NODE_SPARED or (end[0] is AttemptOutcome.LIMIT and timed)
 
 
 def _paid_for(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
@@ -90,6 +108,7 @@ def fits(kept: Attempt, former: Job, job: Job) -> bool:
     old, new = former.task, job.task
     if (
         former.project != job.project
+        or old.machine is not None
         or kept.nodes != new.nodes
         or new.volumes
         or new.retry.parallel > 1
@@ -138,6 +157,9 @@ def hand_over(
         kept_until=now,
     )
     reason = f"starts on {old.offer.key}, on the gang kept by job {former.name}"
+    if job.task.machine is not None:
+        price = format_rate(old.offer.rate.times(old.nodes))
+        reason = f"starts on machine {job.task.machine}, {price}: {old.offer.key}"
     started = start_job(job, adopted, reason, now)
     cost = format_usd(total(each for each in charges if each.kind is ChargeKind.KEPT))
     text = f"job {job.name} took over the gang, whose last idle period cost {cost}"

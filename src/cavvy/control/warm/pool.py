@@ -1,7 +1,7 @@
 """Tracks the kept gangs. A waiting job takes a kept gang over in one write."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from cavvy.control.decide.warm_pool import fits, hand_over, is_fresh, is_kept, l
 from cavvy.control.unit_of_work import make_write
 from cavvy.domain.events import Charge
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job
+from cavvy.domain.machines import NamedMachine
 from cavvy.domain.offers import Offer
 from cavvy.store.base import RowNotFound, Store
 
@@ -79,18 +80,30 @@ class WarmPool:
             attempt = next((each for each in attempts if each.id == known.id), None)
             if attempt is None or not is_kept(attempt, now) or not fits(attempt, former, job):
                 continue
-            charges = closing_charges(attempt, await self._store.charges(former.id), now)
-            if waits and charges is not None:
-                return WarmGang(attempt=attempt, former=former, charges=charges)
+            ready = await self.prepare(attempt, former, now)
+            if ready is not None:
+                return ready
             if fresh:
                 soon = soon or WarmGangNotReady(attempt=attempt)
         return soon
 
-    async def hand_over(self, kept: WarmGang, job: Job, now: datetime) -> None:
-        """Give the gang to a new attempt of the job. Raises StaleVersion if the gang or the job has
-        changed since.
+    async def prepare(self, kept: Attempt, former: Job, now: datetime) -> WarmGang | None:
+        """The kept gang with the final charges of its former job, or None if a job cannot take it
+        over yet.
+        """
+        charges = closing_charges(kept, await self._store.charges(former.id), now)
+        if charges is None or not self._agents.waits(kept):
+            return None
+        return WarmGang(attempt=kept, former=former, charges=charges)
+
+    async def hand_over(
+        self, kept: WarmGang, job: Job, now: datetime, machine: NamedMachine | None = None
+    ) -> None:
+        """Give the gang to a new attempt of the job, and record it in its machine's row. Raises
+        StaleVersion if the gang, the job or the machine has changed since.
         """
         changes = hand_over(kept.attempt, kept.former, kept.charges, job, now)
+        changes = replace(changes, machine=machine)
         await self._store.commit(make_write(changes))
         for attempt in changes.attempts:
             self.note(attempt)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from cavvy.domain.jobs import AttemptOutcome, Order
+from cavvy.domain.jobs import NODE_SPARED, AttemptOutcome, Order
 from cavvy.domain.messages import (
     AgentCalls,
     AgentMessage,
@@ -173,10 +173,7 @@ class _Agent:
             if work is None:
                 return
             await self._do(work)
-            if not work.keep_s or self._outcome not in (
-                AttemptOutcome.SUCCEEDED,
-                AttemptOutcome.EXIT,
-            ):
+            if not work.keep_s or self._outcome not in NODE_SPARED:
                 return
             self._generation += 1
             self._nonce = f"{self._first_nonce}-{self._generation}"
@@ -217,6 +214,8 @@ class _Agent:
                     return answer.work
                 case _:
                     self._renew(self._gang.spec.lease)
+                    if answer.keep is not None:
+                        self._until = self._now() + answer.keep
                     await pause(answer.after.total_seconds() * 10)
         return None
 

@@ -110,7 +110,7 @@ def _with_device(table: SectionReader, work: Workload | None, needs: Resources) 
 
 
 def _check_keep(table: SectionReader, limits: Limits) -> None:
-    if not table.get("keep"):
+    if not table.get("keep") or table.has("machine"):
         return
     if table.has("volumes"):
         hint = "delete `keep`, or bring the data as `inputs`"
@@ -190,4 +190,5 @@ TASK = section(
     webhooks=WEBHOOKS,
     grace=length_kind(timedelta(0), timedelta(hours=1)),
     keep=length_kind(timedelta(0), timedelta(hours=24)),
+    machine=_NAME,
 )

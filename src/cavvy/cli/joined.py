@@ -1,0 +1,41 @@
+"""`cavvy joined`: lists and dismisses machines that joined."""
+
+import click
+
+from cavvy.cli.reach.session import session
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
+
+
+@click.group("joined", invoke_without_command=True)
+@output_option
+@click.pass_context
+def command(context: click.Context, output: str) -> None:
+    """List the machines that joined."""
+    if context.invoked_subcommand is not None:
+        return
+    from cavvy.cli.view import formatting
+
+    columns = [
+        TableColumn("name"),
+        TableColumn("state"),
+        TableColumn("heard_at", "HEARD", formatting.show_ago, drop=2),
+        TableColumn("joined_at", "JOINED", formatting.show_ago, drop=1),
+        TableColumn("has", wrap=True),
+    ]
+    with session() as client:
+        rows = client.joined()
+    rows_out(
+        columns,
+        rows,
+        output,
+        empty="no machine has joined; `cavvy join` prints the command for one",
+    )
+
+
+@command.command("dismiss")
+@click.argument("name")
+def dismiss(name: str) -> None:
+    """Dismiss a machine: its work ends as in a preemption, and its token is revoked."""
+    with session() as client:
+        client.dismiss(name)
+    click.echo(f"{name} is dismissed")

@@ -1,0 +1,208 @@
+"""Decides how jobs get, share and lose named machines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from cavvy.catalog import fit
+from cavvy.catalog.needs import format_need
+from cavvy.catalog.query import Constraint
+from cavvy.control.decide.rows import RowChanges, make_event
+from cavvy.control.decide.warm_pool import is_kept
+from cavvy.domain.jobs import GOING, Attempt, AttemptPhase, Job, JobPhase
+from cavvy.domain.machines import USUAL_KEEP, NamedMachine
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import DEFAULT_CPUS, Resources, Task
+from cavvy.domain.units import format_duration
+
+# What a job takes from its machine if its own task does not state it.
+_INHERITED = ("image", "image_build", "image_login", "volumes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineIsFree:
+    """No gang has the machine's name: the job gets a new one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineIsReady:
+    """The job takes over the machine's gang."""
+
+    gang: Attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineIsBusy:
+    """The job waits for the machine, for this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineIsUnfit:
+    """The machine cannot run the job, for this reason."""
+
+    reason: str
+
+
+MachineTurn = MachineIsFree | MachineIsReady | MachineIsBusy | MachineIsUnfit
+
+
+def find_gang(attempts: Sequence[Attempt], holder: Job | None) -> Attempt | None:
+    """The machine's gang among the attempts of its newest job, or None if it has no gang."""
+    if holder is None:
+        return None
+    live = [each for each in attempts if each.phase not in GOING]
+    return max(
+        live,
+        key=lambda each: (each.phase is AttemptPhase.KEPT, each.number == holder.attempt),
+        default=None,
+    )
+
+
+def decide_turn_on_machine(
+    job: Job,
+    machine: NamedMachine | None,
+    holder: Job | None,
+    gang: Attempt | None,
+    now: datetime,
+) -> MachineTurn:
+    """Decide whether a waiting job gets its machine now. `holder` is the machine's newest job, and
+    `gang` its gang.
+    """
+    if machine is None or holder is None or gang is None:
+        return MachineIsFree()
+    if reason := object_to_task(job.task, machine, gang):
+        return MachineIsUnfit(reason=reason)
+    if is_kept(gang, now):
+        return MachineIsReady(gang=gang)
+    ending = gang.phase is AttemptPhase.KEPT
+    state = "is being released" if ending else f"runs job {holder.name}"
+    return MachineIsBusy(reason=f"machine {machine.name} {state}")
+
+
+def complete_task(task: Task, machine: NamedMachine | None) -> Task:
+    """The task as it runs on the machine: values that it does not state come from the machine."""
+    if machine is None:
+        return replace(task, keep=task.keep or USUAL_KEEP)
+    request = machine.task
+    found = replace(
+        task,
+        keep=task.keep or request.keep,
+        **{name: getattr(request, name) for name in _INHERITED if not getattr(task, name)},
+    )
+    if task.image or task.image_build:
+        found = replace(found, image=task.image, image_build=task.image_build)
+    if task.resources == Resources() and task.nodes == 1:
+        found = replace(found, resources=request.resources, nodes=request.nodes)
+    return found
+
+
+def object_to_task(task: Task, machine: NamedMachine, gang: Attempt) -> str:
+    """Why the machine's gang cannot run the task, with what it has; "" if it can."""
+    has = f"machine {machine.name} has"
+    if task.nodes != gang.nodes:
+        return f"{has} {_count(gang.nodes)}, and the task asks for {task.nodes}"
+    for name in ("image", "image_build", "volumes"):
+        if getattr(task, name) != getattr(machine.task, name):
+            return f"{has} another value of `{name.partition('_')[0]}` than the task"
+    offer = _held_share(gang.offer, machine.task.resources)
+    reasons = [_object_to_need(offer, need) for need in task.resources.choices]
+    return f"machine {machine.name} {reasons[0]}" if all(reasons) else ""
+
+
+def _object_to_need(offer: Offer, need: Resources) -> str:
+    need = replace(need, options=())
+    failed = [
+        each
+        for each in Constraint
+        if each is not Constraint.PURCHASE and not fit.meets(offer, need, each)
+    ]
+    return fit.explain(offer, need, failed[0]) if failed else ""
+
+
+def _held_share(offer: Offer, request: Resources) -> Offer:
+    """What the gang holds of the offer. On a shared host, that is what the machine requested."""
+    if not offer.shared:
+        return offer
+    cpus = request.cpus_min or DEFAULT_CPUS
+    memory = request.least_memory_mib(cpus)
+    return replace(offer, vcpus=cpus, memory_mib=memory or offer.memory_mib, shared=False)
+
+
+def describe_hardware(machine: NamedMachine, gang: Attempt | None) -> str:
+    """The hardware of one node: what the gang holds or, without a gang, what the task requests."""
+    need = machine.task.resources
+    if gang is None:
+        asked = [format_need(each) for each in need.accelerators[:1]]
+        asked += [f"{need.cpus_min:g} CPUs"] if need.cpus_min else []
+        return ", ".join(asked) or need.instance or "CPUs"
+    offer = _held_share(gang.offer, need)
+    devices = f"{offer.accelerator_count} x {offer.accelerator}, " if offer.accelerator else ""
+    return f"{devices}{offer.vcpus:g} CPU{'' if offer.vcpus == 1 else 's'}"
+
+
+def _count(nodes: int) -> str:
+    return f"{nodes} node{'' if nodes == 1 else 's'}"
+
+
+def record_holder(
+    machine: NamedMachine | None, job: Job, *, bought_at: datetime | None
+) -> NamedMachine:
+    """The machine's row with the job as its newest; `bought_at` if the job gets a new gang, whose
+    request then becomes the machine's.
+    """
+    assert job.task.machine is not None
+    row = machine or NamedMachine(project=job.project, name=job.task.machine, task=job.task)
+    if bought_at is not None:
+        keep = row.task.keep
+        row = replace(row, task=replace(job.task, keep=keep), bought_at=bought_at)
+    user, consented = row.user or job.user, row.consented or job.consented
+    return replace(row, job_id=job.id, user=user, consented=consented)
+
+
+def extend_machine(job: Job, gang: Attempt, keep: timedelta, now: datetime) -> RowChanges:
+    """Keep the gang for `keep` after its work or, if it is idle, from now on."""
+    text = f"the machine is kept for {format_duration(keep)} without work"
+    kept = gang.phase is AttemptPhase.KEPT
+    return RowChanges(
+        job=replace(job, task=replace(job.task, keep=keep)),
+        attempts=(replace(gang, kept_until=now + keep),) if kept else (),
+        events=(make_event(job, now, "kept", text),),
+    )
+
+
+def make_start(machine: NamedMachine) -> Task:
+    """The task that starts a stopped machine: its setup, and no work."""
+    request = machine.task
+    return replace(
+        Task(name=f"{machine.name}-start", run="true"),
+        project=machine.project,
+        machine=machine.name,
+        **{
+            name: getattr(request, name)
+            for name in (
+                *_INHERITED,
+                "setup",
+                "setup_uses",
+                "tags",
+                "params",
+                "resources",
+                "nodes",
+                "workdir",
+                "env",
+                "secrets",
+                "grace",
+                "keep",
+            )
+        },
+    )
+
+
+def state_of(gang: Attempt | None, holder: Job | None) -> str:
+    """The machine's state, as users see it: stopped, starting, busy or idle."""
+    if gang is None or holder is None:
+        return "stopped"
+    if gang.phase is AttemptPhase.KEPT:
+        return "idle"
+    return "starting" if holder.phase is JobPhase.STARTING else "busy"

@@ -1,0 +1,164 @@
+"""Handles users' requests on named machines: list, start, stop, keep, forget; and the submission of
+jobs to them.
+
+Errors:
+
+* JobServiceError
+  + MachineUnfit       the machine cannot run the task
+  + MachineStopped     the machine has no nodes
+  + MachineInUse       the machine still has nodes or unfinished jobs
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from cavvy.control.clock import ControlClock
+from cavvy.control.decide.machines import (
+    complete_task,
+    extend_machine,
+    make_start,
+    object_to_task,
+    state_of,
+)
+from cavvy.control.job_service import JobService, JobServiceError
+from cavvy.control.unit_of_work import make_write
+from cavvy.control.warm.machines import MachinePool
+from cavvy.domain.jobs import Attempt, RunOrigin
+from cavvy.domain.machines import MachineStatus, NamedMachine
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import Money
+from cavvy.store.base import AtomicWrite, StaleVersion, Store
+
+_TRIES = 10  # tries of a write that fails because a row has a newer version
+
+
+class MachineUnfit(JobServiceError):
+    """The machine cannot run the task."""
+
+
+class MachineStopped(JobServiceError):
+    """The machine has no nodes."""
+
+
+class MachineInUse(JobServiceError):
+    """The machine still has nodes or unfinished jobs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSubmission:
+    """A task as it will run on its machine, the machine's row, and its gang if it has one."""
+
+    task: Task
+    machine: NamedMachine | None
+    gang: Attempt | None
+
+
+class MachineService:
+    """Handles users' requests on machines. `hint` puts a job's key on the worklist."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: ControlClock,
+        pool: MachinePool,
+        jobs: JobService,
+        hint: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._pool = pool
+        self._jobs = jobs
+        self._hint = hint
+
+    async def list(self, project: str | None) -> Sequence[MachineStatus]:
+        """All machines of the project, or of all projects."""
+        return [await self._status(each) for each in await self._store.machines(project)]
+
+    async def get(self, project: str, name: str) -> MachineStatus:
+        """One machine. Raises RowNotFound."""
+        return await self._status(await self._store.machine(project, name))
+
+    async def prepare(self, task: Task) -> MachineSubmission:
+        """Complete a task for its machine. Raises MachineUnfit."""
+        assert task.machine is not None
+        machine = await self._pool.read(task.project, task.machine)
+        _, gang = await self._pool.gang_of(machine)
+        task = complete_task(task, machine)
+        if machine and gang and (reason := object_to_task(task, machine, gang)):
+            raise MachineUnfit(reason)
+        return MachineSubmission(task=task, machine=machine, gang=gang)
+
+    async def record(self, found: MachineSubmission, user: str, *, consented: bool) -> None:
+        """Store the machine of a task that is about to be submitted, with its new keep time."""
+        row, task = found.machine, found.task
+        if row is None:
+            assert task.machine is not None
+            row = NamedMachine(project=task.project, name=task.machine, user=user, task=task)
+        changed = replace(
+            row,
+            task=replace(row.task, keep=task.keep),
+            consented=row.consented or consented,
+        )
+        if changed != found.machine:
+            with suppress(StaleVersion):  # another request has just stored the machine
+                await self._store.commit(AtomicWrite(machines=[changed]))
+
+    async def start_task(self, project: str, name: str) -> tuple[Task, RunOrigin]:
+        """The task that starts a machine, and the origin of its setup's files. Raises
+        RowNotFound.
+        """
+        machine = await self._store.machine(project, name)
+        holder, _ = await self._pool.gang_of(machine)
+        origin = RunOrigin() if holder is None else RunOrigin(snapshot=holder.origin.snapshot)
+        return make_start(machine), origin
+
+    async def stop(self, project: str, name: str) -> MachineStatus:
+        """Stop the machine's jobs and release its gang. Raises RowNotFound."""
+        machine = await self._store.machine(project, name)
+        jobs = [*await self._store.jobs_of_machine(project, name)]
+        if machine.job_id is not None and machine.job_id not in jobs:
+            jobs.append(machine.job_id)
+        for job_id in reversed(jobs):  # the last first, so that none takes the machine over
+            reason = f"machine {name} is being stopped"
+            await self._jobs.stop(project, job_id, reason, release=True)
+        return await self._status(machine)
+
+    async def keep(self, project: str, name: str, length: timedelta) -> MachineStatus:
+        """Keep the machine's gang for `length` without work, from now on if it is idle. Raises
+        RowNotFound, MachineStopped.
+        """
+        for _ in range(_TRIES):
+            machine = await self._store.machine(project, name)
+            holder, gang = await self._pool.gang_of(machine)
+            if holder is None or gang is None:
+                raise MachineStopped(f"machine {name} is stopped")
+            row = replace(machine, task=replace(machine.task, keep=length))
+            changes = extend_machine(holder, gang, length, self._clock.now())
+            with suppress(StaleVersion):
+                await self._store.commit(make_write(replace(changes, machine=row)))
+                self._hint(holder.id)
+                return await self._status(replace(row, version=row.version + 1))
+        raise StaleVersion(f"machine {name} keeps changing")
+
+    async def forget(self, project: str, name: str) -> None:
+        """Delete a stopped machine. Raises RowNotFound, MachineInUse."""
+        machine = await self._store.machine(project, name)
+        _, gang = await self._pool.gang_of(machine)
+        if gang is not None or await self._store.jobs_of_machine(project, name):
+            raise MachineInUse(f"machine {name} has nodes or unfinished jobs")
+        await self._store.delete_machine(machine)
+
+    async def _status(self, machine: NamedMachine) -> MachineStatus:
+        holder, gang = await self._pool.gang_of(machine)
+        jobs = await self._store.jobs_of_machine(machine.project, machine.name)
+        busy = machine.job_id in jobs and gang is not None
+        return MachineStatus(
+            machine=machine,
+            state=state_of(gang, holder),
+            holder=holder,
+            gang=gang,
+            waiting=len(jobs) - busy,
+            spent=Money(0) if gang is None else await self._store.gang_spent(gang.bought_as),
+        )

@@ -1,0 +1,65 @@
+"""Gives named machines to waiting jobs. All state is in the store."""
+
+from datetime import datetime
+
+from cavvy.control.decide.machines import (
+    MachineIsBusy,
+    MachineIsFree,
+    MachineIsReady,
+    MachineIsUnfit,
+    decide_turn_on_machine,
+    find_gang,
+    record_holder,
+)
+from cavvy.control.warm.pool import WarmPool
+from cavvy.domain.jobs import Attempt, Job
+from cavvy.domain.machines import NamedMachine
+from cavvy.store.base import RowNotFound, Store
+
+
+class MachinePool:
+    """Reads machines with their gangs, and hands gangs to jobs."""
+
+    def __init__(self, store: Store, warm: WarmPool) -> None:
+        self._store = store
+        self._warm = warm
+
+    async def read(self, project: str, name: str) -> NamedMachine | None:
+        """The machine's row, or None if there is none."""
+        try:
+            return await self._store.machine(project, name)
+        except RowNotFound:
+            return None
+
+    async def gang_of(self, machine: NamedMachine | None) -> tuple[Job | None, Attempt | None]:
+        """The machine's newest job and its gang, if it has one."""
+        if machine is None or machine.job_id is None:
+            return None, None
+        try:
+            holder = await self._store.job(machine.job_id)
+        except RowNotFound:
+            return None, None
+        return holder, find_gang(await self._store.attempts(holder.id), holder)
+
+    async def give_turn(
+        self, job: Job, now: datetime
+    ) -> MachineIsBusy | MachineIsUnfit | NamedMachine | None:
+        """Start the job on its machine and return None, or return why it must wait or fail. If the
+        machine has no gang, returns the row to write when the job gets a new one.
+        """
+        assert job.task.machine is not None
+        machine = await self.read(job.project, job.task.machine)
+        holder, gang = await self.gang_of(machine)
+        match decide_turn_on_machine(job, machine, holder, gang, now):
+            case MachineIsFree():
+                return record_holder(machine, job, bought_at=now)
+            case MachineIsReady(gang=kept):
+                assert holder is not None
+                ready = await self._warm.prepare(kept, holder, now)
+                if ready is None:
+                    return MachineIsBusy(reason=f"machine {job.task.machine} is almost ready")
+                row = record_holder(machine, job, bought_at=None)
+                await self._warm.hand_over(ready, job, now, row)
+                return None
+            case MachineIsBusy() | MachineIsUnfit() as answer:
+                return answer

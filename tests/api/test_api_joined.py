@@ -1,0 +1,76 @@
+"""Machines and lines to nodes, where nobody can join and nothing runs: each is told why."""
+
+import pytest
+from tests.api.api_state import Api
+
+from cavvy.domain.protocol import PROTOCOL
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_nobody_can_join_where_no_place_takes_machines(api: Api) -> None:
+    refused = await api.http.post("/v1/invitations", json={})
+    assert (refused.status_code, refused.json()["code"]) == (409, "no-joining")
+    assert (await api.http.get("/v1/joined")).json() == []
+    gone = await api.http.delete("/v1/joined/box")
+    assert (gone.status_code, gone.json()["code"]) == (404, "machine-not-found")
+    for body in ({"valid_s": 0}, {"valid_s": 1e12}, {"unknown": 1}):
+        assert (await api.http.post("/v1/invitations", json=body)).status_code == 422
+
+
+async def test_machines_routes_take_no_users_token_for_a_place_that_is_not_there(api: Api) -> None:
+    none = {"Authorization": ""}
+    assert (await api.http.post("/nodes/v1/fake/enter", headers=none)).status_code == 401
+    assert (await api.http.post("/nodes/v1/fake/enter")).json()["code"] == "no-joining"
+    assert (await api.http.get("/nodes/v1/fake/script", headers=none)).json()[
+        "code"
+    ] == "no-joining"
+    assert (await api.http.get(f"/boot/v1/{'0' * 64}", headers=none)).json()[
+        "code"
+    ] == "blob-not-found"
+    assert (await api.http.get("/v1/joined", headers=none)).status_code == 401
+
+
+async def test_a_claim_token_claims_its_rank_and_opens_nothing_else(api: Api) -> None:
+    made = await api.submit()
+    gang = (await api.attempt(made["id"])).gang
+    spoken = {
+        "Cavvy-Agent-Protocol": str(PROTOCOL),
+        "Authorization": f"Bearer {api.app_state.tokens.of_claim(gang, 0)}",
+    }
+    assert (
+        await api.http.get(f"/agent/v1/orders?gang={gang}&rank=0", headers=spoken)
+    ).status_code == 403
+    ask = {"gang": gang, "rank": 0, "nonce": "n", "address": "a"}
+    claimed = (await api.http.post("/agent/v1/claim", json=ask, headers=spoken)).json()
+    assert (claimed["state"], claimed["token"]) == ("go", api.app_state.tokens.of(gang))
+    other = await api.http.post("/agent/v1/claim", json={**ask, "nonce": "m"}, headers=spoken)
+    assert (other.status_code, other.json()["code"]) == (409, "claimed")
+    kept = await api.http.post("/agent/v1/claim", json=ask, headers=api.agent(gang))
+    assert kept.json()["token"] is None
+
+
+async def test_a_line_needs_a_rank_that_runs_and_forgets_nothing_on_its_way(api: Api) -> None:
+    made = await api.submit()
+    lines = f"/v1/projects/default/jobs/{made['id']}/exec"
+    for body in ({}, {"command": ["x"], "session": True}, {"session": True, "rank": -1}):
+        assert (await api.http.post(lines, json=body)).status_code == 422
+    gang = (await api.attempt(made["id"])).gang
+    assert (await api.http.post(lines, json={"session": True})).json()["code"] == "job-not-running"
+    found = api.app_state.execs.start("e", made["id"], gang, 0, [], session=True)
+    agent = f"/agent/v1/execs/e/input?gang={gang}&rank=0"
+    for offset, data, wanted in ((0, b"one", 3), (0, b"onetwo", 6), (9, b"gap", 6)):
+        answer = await api.http.post(f"{lines}/e/input?offset={offset}", content=data)
+        assert answer.json() == {"next": wanted, "ended": False}
+    first = (await api.http.get(agent, headers=api.agent(gang))).json()
+    assert (
+        first
+        == (await api.http.get(agent, headers=api.agent(gang))).json()
+        == {"data": "b25ldHdv", "end": False}
+    )
+    await api.http.post(f"{lines}/e/input?offset=6&end=true")
+    last = await api.http.get(f"{agent}&offset=6", headers=api.agent(gang))
+    assert last.json() == {"data": "", "end": True}
+    assert not found.input  # what was confirmed is not kept
+    strange = await api.http.get(agent.replace("/e/", "/other/"), headers=api.agent(gang))
+    assert strange.json() == {"data": "", "end": True}

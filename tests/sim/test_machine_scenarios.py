@@ -1,0 +1,128 @@
+"""Named machines: jobs run one after another on one gang, and the gang goes when it is idle."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from tests.sim.test_sim_scenarios import SPOT, run_scenario, task
+from tests.sim.test_warm_scenarios import bought, spans
+
+from cavvy.domain.events import ChargeKind
+from cavvy.domain.jobs import AttemptOutcome, JobPhase
+from cavvy.domain.tasks import Resources, Retry, SpotPolicy, Task
+from cavvy.providers.fake.script import FaultScript
+from cavvy.sim.scenario import (
+    CrashMoment,
+    ScenarioResult,
+    ServerCrash,
+    SimSubmission,
+    UserAction,
+    UserIntervention,
+)
+
+KEEP = timedelta(minutes=10)
+
+
+def on_machine(run_s: float = 120, **changes: object) -> Task:
+    return replace(task(run_s, **{"keep": KEEP, **changes}), machine="dev")
+
+
+def play(*tasks: tuple[Task, float], **more: object) -> ScenarioResult:
+    submissions = tuple(SimSubmission(task=each, at_s=at_s) for each, at_s in tasks)
+    return run_scenario(submissions=submissions, **more)
+
+
+def phases(ending: ScenarioResult) -> list[JobPhase]:
+    return [trace.job.phase for trace in ending.traces]
+
+
+def test_jobs_of_one_machine_run_in_order_on_one_gang() -> None:
+    ending = play(*((on_machine(name=f"job-{number}"), 0) for number in range(4)))
+    assert phases(ending) == [JobPhase.DONE] * 4
+    assert bought(ending) == 1
+    starts = [trace.attempts[0].running_at for trace in ending.traces]
+    assert starts == sorted(starts)  # type: ignore[type-var]
+
+
+def test_a_job_for_a_machine_never_takes_another_machines_gang() -> None:
+    other = replace(on_machine(name="other"), machine="other")
+    ending = play((on_machine(), 0), (other, 400), (task(name="loose"), 400))
+    assert bought(ending) == 3
+
+
+def test_two_projects_have_machines_of_the_same_name() -> None:
+    assert bought(play((on_machine(), 0), (on_machine(project="other"), 400))) == 2
+
+
+def test_an_idle_machine_is_charged_and_then_released() -> None:
+    ending = play((on_machine(), 0))
+    [trace] = ending.traces
+    assert KEEP <= spans(trace.charges, ChargeKind.KEPT) < KEEP + timedelta(minutes=1)
+
+
+def test_a_machine_outlives_failed_work() -> None:
+    ending = play((on_machine(env={"FAKE_EXIT_CODE": "3"}), 0), (on_machine(name="next"), 400))
+    assert phases(ending) == [JobPhase.FAILED, JobPhase.DONE]
+    assert bought(ending) == 1
+
+
+@pytest.mark.parametrize("at_s", [100, 800])
+def test_stopping_a_job_leaves_its_machine(at_s: float) -> None:
+    """The job runs until 630 s: it is stopped while it runs, or after its end."""
+    stop = UserIntervention(action=UserAction.STOP, job=0, at_s=at_s)
+    ending = play(
+        (on_machine(600), 0), (on_machine(name="next"), at_s + 100), interventions=(stop,)
+    )
+    phase = JobPhase.STOPPED if at_s < 600 else JobPhase.DONE
+    assert phases(ending) == [phase, JobPhase.DONE]
+    assert bought(ending) == 1
+
+
+def test_work_that_is_retried_stays_on_its_machine() -> None:
+    failing = on_machine(env={"FAKE_EXIT_CODE": "3"}, retry=Retry(exit=2))
+    ending = play((failing, 0))
+    assert [each.outcome for each in ending.traces[0].attempts] == [AttemptOutcome.EXIT] * 3
+    assert bought(ending) == 1
+
+
+def test_after_a_preemption_the_name_moves_with_the_job() -> None:
+    reclaimed = FaultScript(preempted_after_s=200)
+    spot = Resources(spot=SpotPolicy.ONLY)
+    ending = play(
+        (on_machine(600, resources=spot), 0),
+        (on_machine(name="next", resources=spot), 100),
+        offers=(SPOT,),
+        launches=(reclaimed,),
+    )
+    assert phases(ending) == [JobPhase.DONE, JobPhase.DONE]
+    assert bought(ending) == 2
+    first, second = ending.traces
+    assert first.attempts[0].outcome is AttemptOutcome.PREEMPTED
+    assert second.attempts[0].adopted_at is not None
+
+
+def test_a_job_that_the_machine_cannot_run_fails_with_what_the_machine_has() -> None:
+    large = on_machine(name="large", resources=Resources(cpus_min=500))
+    ending = play((on_machine(), 0), (large, 100))
+    assert phases(ending) == [JobPhase.DONE, JobPhase.FAILED]
+    assert "you asked for at least 500" in ending.traces[1].job.reason
+    assert "machine dev has" in ending.traces[1].job.reason
+
+
+def test_a_machine_is_bought_once_if_the_server_dies_at_any_step() -> None:
+    tasks = ((on_machine(30), 0), (on_machine(60, name="next"), 0))
+    calm = play(*tasks)
+    moments = list(CrashMoment)
+    for call in range(1, calm.calls + 1, 7):
+        when = moments[call % len(moments)]
+        ending = play(*tasks, crashes=(ServerCrash(call=call, when=when),))
+        assert phases(ending) == [JobPhase.DONE, JobPhase.DONE], (call, when)
+        assert bought(ending) == 1, (call, when)
+
+
+def test_a_machine_is_bought_once_if_writes_meet_newer_versions() -> None:
+    for stale in range(1, 40, 5):
+        ending = play(
+            (on_machine(30), 0), (on_machine(60, name="next"), 0), stale=frozenset({stale})
+        )
+        assert bought(ending) == 1, stale

@@ -1,0 +1,59 @@
+"""`cavvy machines`: what it shows, asks and does."""
+
+import json
+
+from tests.unit.cli_client import FakeClient, client, make_job, make_machine
+from tests.unit.test_cli_jobs import lines, run
+
+__all__ = ["client"]
+
+
+def test_the_list_shows_state_price_and_cost(client: FakeClient) -> None:
+    assert "cavvy run --machine" in run("machines").stdout
+    stopped = make_machine(
+        "old",
+        state="stopped",
+        placement=None,
+        since=None,
+        kept_until=None,
+        rate_micros_per_hour=None,
+        spent_micros=None,
+    )
+    client.named = [make_machine(), stopped]
+    shown = run("machines").stdout
+    assert "$3.60/h" in shown
+    assert "$0.01" in shown
+    assert [line[:2] for line in lines(run("machines"))[1:]] == [
+        ["dev", "idle"],
+        ["old", "stopped"],
+    ]
+    rows = json.loads(run("machines", "-o", "json").stdout)
+    assert rows[1]["rate_micros_per_hour"] is None
+
+
+def test_stopping_a_busy_machine_needs_agreement(client: FakeClient) -> None:
+    client.named = [make_machine(state="busy", waiting=2)]
+    refused = run("machines", "stop", "dev", given="n\n")
+    assert "stop 3 jobs of machine dev?" in refused.stdout
+    assert client.asked == []
+    assert run("machines", "stop", "dev", "--yes").exit_code == 0
+    assert client.asked == [("stop machine", "default", "dev")]
+
+
+def test_rm_stops_a_machine_and_forgets_it(client: FakeClient) -> None:
+    client.named = [make_machine()]
+    assert run("machines", "rm", "dev").stdout == "machine dev is removed\n"
+    assert client.named == []
+
+
+def test_keep_reads_a_length_of_time(client: FakeClient) -> None:
+    client.named = [make_machine()]
+    assert run("machines", "keep", "dev", "2h").exit_code == 0
+    assert client.asked == [("keep machine", "dev", 7200.0)]
+    assert run("machines", "keep", "dev", "soon").exit_code == 2
+
+
+def test_status_and_ps_name_the_machine(client: FakeClient) -> None:
+    client.all_jobs["good"] = make_job("good", "done", machine="dev")
+    assert ["machine", "dev"] in lines(run("status", "good"))
+    assert "MACHINE" in run("ps").stdout
