@@ -24,6 +24,7 @@ try:
     from cavvy.train.clock import StepRecord
     from cavvy.train.data import Data, Source, Tensors, open_source, register_reader
     from cavvy.train.micro import OutOfMemory
+    from cavvy.train.parallel.replicas import RanksDiverged
     from cavvy.train.plan import Plan
     from cavvy.train.run import Run, observers
     from cavvy.train.tracking.meter import Meter
@@ -42,6 +43,7 @@ __all__ = [
     "Meter",
     "OutOfMemory",
     "Plan",
+    "RanksDiverged",
     "Run",
     "Source",
     "StepRecord",

@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from cavvy.train.checkpoint.async_saver import LEAVE, SAVE, AsyncSaver
 from cavvy.train.checkpoint.notice import AGAIN
 from cavvy.train.clock import StepClock
 from cavvy.train.data import Batch, BatchShare, Data, move, open_source
+from cavvy.train.parallel.replicas import align_placed
 from cavvy.train.parallel.shard import ShardOptions
 from cavvy.train.plan import Plan
 from cavvy.train.progress import ProgressReporter
@@ -77,7 +79,7 @@ class Run:
         self._gradients: StepGradients | None = None
         self._batch: Batch | None = None
         self._reading: Data | None = None
-        self._resumed = False
+        self._read, self._resumed, self._used = 0, False, False
         atexit.register(self._abandon)
         for observer in observers:
             observer(self)
@@ -174,6 +176,8 @@ class Run:
         if facts is not None:
             self._state.from_facts(facts, self._builder.numbers)
             log.info("resumed at step %d", self.steps)
+        placed = self._ready().placed
+        align_placed(placed.model, placed.mesh, self.world)
         self._state.micro.known.update(self.keeper.fits)
         return facts is not None
 
@@ -203,6 +207,8 @@ class Run:
         try:
             while (values := self._next(stream, data, share)) is not None:
                 yield values
+                if self.world.size > 1 and not self._used:
+                    self._ready().skip(self._number)
                 self._between()
         finally:
             stream.close()
@@ -220,6 +226,7 @@ class Run:
             return None
         with self.clock.part("transfer"):
             values = move(values, device, pin=plan.pin, channels_last=plan.channels_last)
+        self._read, self._used = self._read + 1, False
         self._batch = Batch(values, high - low, data.global_batch, share.largest)
         self._reading = data
         return values
@@ -267,6 +274,7 @@ class Run:
         call this at the same step.
         """
         with self.clock.part("checkpoint"):
+            self._ready().replicas.compare()
             return self.keeper.save(
                 self.steps, self._ready().placed.model, self.optimizers, self._facts, wait=wait
             )
@@ -311,7 +319,7 @@ class Run:
                 "run.step"
             )
         mine, made = self._batch, self._ready()
-        batch = Batch(values, mine.size, mine.total, mine.largest)
+        batch, self._used = replace(mine, values=values, number=self._number), True
         try:
             return work(
                 loss,
@@ -322,6 +330,11 @@ class Run:
         except RuntimeError as error:
             self.keeper.part_ways(error, self.steps, made, self.optimizers, self._facts)
             raise
+
+    @property
+    def _number(self) -> int:
+        """The position in the loop: batches read in this process, and steps."""
+        return (self._read << 32) + self.steps
 
     def _facts(self) -> dict[str, Any]:
         return {"name": self.name, **self._state.to_facts(self._builder.numbers, self.plan)}

@@ -12,10 +12,12 @@ from cavvy.train.clock import StepClock
 from cavvy.train.data.stream import Batch, cut
 from cavvy.train.micro import MicroBatch, OutOfMemory, find, is_no_memory, optimizer_bytes
 from cavvy.train.parallel.buffers import ModelBuffers
+from cavvy.train.parallel.replicas import RanksDiverged, ReplicaCheck, are_equal
 from cavvy.train.parallel.shard import PlacedModel
 from cavvy.train.precision import PrecisionContext
 from cavvy.train.world import RankWorld
 
+SKIPPED = 2**62  # added to the number of a batch that a rank does not use
 Loss = Callable[[Any], Any]
 PairLoss = Callable[[Any, Any], Any]
 
@@ -46,6 +48,7 @@ class StepGradients:
             wish,
         )
         self._buffers = ModelBuffers(placed.model, placed.mesh)
+        self.replicas = ReplicaCheck(placed.model, placed.mesh, world)
         self._is_split = (
             placed.is_sharded or placed.data_ranks < world.size
         )  # other ranks wait for this rank within a pass
@@ -68,7 +71,7 @@ class StepGradients:
             with self._clock.part("communication"):
                 if self.placed.reducer is not None:
                     self.placed.reducer.finish()
-                failed, self.said = self._world.agree([fails, self._wish()])
+                failed = self._agree(batch.number, fails)
                 if not failed:
                     self._buffers.align()
             if not failed:
@@ -96,8 +99,38 @@ class StepGradients:
             if self.placed.reducer is not None:
                 self.placed.reducer.finish()
             self._buffers.align()
-            (self.said,) = self._world.agree([self._wish()])
+            self._agree(batch.number, False)
         return mean
+
+    def skip(self, number: int) -> None:
+        """Take part in the exchange of a batch that this rank does not use, so that ranks which use
+        it do not wait.
+
+        Raises: RanksDiverged: other ranks use the batch.
+        """
+        if self.placed.reducer is not None:
+            self.placed.reducer.finish()
+        self._agree(number + SKIPPED, False)
+
+    def _agree(self, number: int, fails: bool) -> bool:
+        """Exchange the facts of a step: whether a rank failed, and the highest request.
+
+        Raises: RanksDiverged: the ranks are at different batches, or their models differ.
+        """
+        facts = [int(fails), self._wish(), number, ~number]
+        if due := self.replicas.due():
+            facts += self.replicas.facts()
+        failed, self.said, *pairs = self._world.agree(facts)
+        if not are_equal(pairs[:2]):
+            every = [_describe(each) for each in self._world.gather(number)]
+            odd = next(rank for rank, each in enumerate(every) if each != every[0])
+            raise RanksDiverged(
+                f"rank {odd} {every[odd]} and rank 0 {every[0]}: a call of run.accumulate or "
+                "run.step may be left out for a batch only if all ranks leave it out"
+            )
+        if due and not are_equal(pairs[2:]):
+            self.replicas.explain()
+        return bool(failed)
 
     def _attempt(self, passes: Callable[[], Any], size: int, seed: int) -> tuple[Any, bool]:
         """Run the passes. Returns the mean loss, and whether this rank ran out of memory.
@@ -174,3 +207,8 @@ class StepGradients:
         self._buffers.undo()
         self.placed.model.zero_grad()
         self._world.device.free_cache()
+
+
+def _describe(number: int) -> str:
+    verb = "skipped" if number >= SKIPPED else "is at"
+    return f"{verb} batch {number % SKIPPED >> 32} after {number % 2**32} steps"

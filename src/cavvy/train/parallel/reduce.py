@@ -14,20 +14,51 @@ BUCKET_BYTES = 25 * 2**20  # bytes; the default of DistributedDataParallel
 
 
 class GradientBucket:
-    """Parameters whose gradients are sent together."""
+    """Parameters whose gradients are sent together, and behind them one number for each: how many
+    ranks have a gradient for it.
+    """
 
     def __init__(self, parameters: list[Any]) -> None:
         self.parameters = parameters
-        sizes = [local(p).numel() for p in parameters]
+        sizes = [*(local(p).numel() for p in parameters), len(parameters)]
         self.flat = torch.zeros(
             sum(sizes), dtype=parameters[0].dtype, device=local(parameters[0]).device
         )
-        self.views = [
-            v.view(local(p).shape)
-            for v, p in zip(torch.split(self.flat, sizes), parameters, strict=True)
-        ]
+        *parts, self.used = torch.split(self.flat, sizes)
+        self.views = [v.view(local(p).shape) for v, p in zip(parts, parameters, strict=True)]
         self.waiting = 0
         self.work: Any = None
+
+    def fill(self) -> None:
+        """Copy the gradients into the buffer that is sent."""
+        pairs = self._pairs()
+        if len(pairs) == len(self.parameters):
+            self.used.fill_(1)
+        else:
+            self.flat.zero_()
+            has = [float(p.grad is not None) for p in self.parameters]
+            self.used.copy_(torch.tensor(has))
+        if pairs:
+            torch._foreach_copy_([view for view, _ in pairs], [grad for _, grad in pairs])
+
+    def store(self) -> None:
+        """Store the sums in the gradients. A parameter that this rank has not used gets a gradient
+        if another rank has used it, because their updates would differ otherwise.
+        """
+        if any(p.grad is None for p in self.parameters):
+            for p, used in zip(self.parameters, self.used.tolist(), strict=True):
+                if p.grad is None and used:
+                    p.grad = torch.empty_like(p)
+        if pairs := self._pairs():
+            torch._foreach_copy_([grad for _, grad in pairs], [view for view, _ in pairs])
+
+    def _pairs(self) -> list[tuple[Any, Any]]:
+        """The part of the buffer and the gradient, for each parameter that has a gradient."""
+        return [
+            (view, local(p.grad))
+            for p, view in zip(self.parameters, self.views, strict=True)
+            if p.grad is not None
+        ]
 
 
 class GradientReducer:
@@ -62,9 +93,7 @@ class GradientReducer:
         for bucket in self._buckets:
             bucket.work.wait()
             bucket.work = None
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                if parameter.grad is not None:
-                    local(parameter.grad).copy_(view)
+            bucket.store()
 
     def _ready(self, parameter: Any) -> None:
         if not self._armed:
@@ -77,11 +106,7 @@ class GradientReducer:
 
     def _send(self, bucket: GradientBucket) -> None:
         self._next += 1
-        for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-            if parameter.grad is None:
-                view.zero_()
-            else:
-                view.copy_(local(parameter.grad))
+        bucket.fill()
         bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
 
 

@@ -16,11 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from cavvy.train.parallel.pipeline import Pipeline
 from cavvy.train.parallel.reduce import GradientReducer
+from cavvy.train.parallel.replicas import AXES
 from cavvy.train.plan import Plan
 from cavvy.train.precision import PrecisionContext
 from cavvy.train.world import RankWorld
-
-AXES = ("pipeline", "replicas", "shards", "tensor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,157 @@
+"""Keeps the copies of a model equal: all ranks begin with the values of the first rank, and a copy
+that differs later is found and named.
+
+Tensors are compared by fingerprints, one number per tensor: the sum of its bits as integers. Equal
+copies stay equal bit by bit, because each rank applies the same summed gradients.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cavvy.train.parallel.reduce import local
+from cavvy.train.world import RankWorld
+
+log = logging.getLogger("cavvy.train")
+AXES = ("pipeline", "replicas", "shards", "tensor")
+EVERY = 100  # batches between two comparisons, each of which reads all parameters once
+NONE = -(2**63)  # the smallest fact: another rank's fact is larger
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+Tensors = dict[str, Any]
+
+
+class RanksDiverged(RuntimeError):
+    """The ranks no longer train the same model. Their newest checkpoint is from before that."""
+
+
+class ReplicaCheck:
+    """Compares the parameters of this rank with the copies on other ranks."""
+
+    def __init__(self, model: Any, mesh: Any, world: RankWorld) -> None:
+        self._mesh, self._world = mesh, world
+        has_copies = mesh is not None and mesh["replicas"].size() > 1
+        self._named = dict(model.named_parameters()) if has_copies else {}
+        self._batches = 0
+
+    def due(self) -> bool:
+        """Count a batch. Returns whether the copies are compared after it: first after one step,
+        then once in EVERY batches. The answer is the same on all ranks.
+        """
+        self._batches += 1
+        return bool(self._named) and self._batches % EVERY == 2
+
+    def facts(self) -> list[int]:
+        """This rank's fingerprint for `are_equal`, in a list with two places for each part of a
+        split model.
+        """
+        pipeline, _, shards, tensor = self._mesh.mesh.shape
+        stage, _, shard, column = self._mesh.get_coordinate()
+        part = (stage * shards + shard) * tensor + column
+        facts = [NONE] * (2 * pipeline * shards * tensor)
+        total = int(fingerprints(self._named.values()).sum())
+        facts[2 * part : 2 * part + 2] = total, ~total
+        return facts
+
+    def compare(self) -> None:
+        """Compare the copies now. All ranks must call this.
+
+        Raises: RanksDiverged: some copies differ.
+        """
+        if self._named and not are_equal(self._world.agree(self.facts())):
+            self.explain()
+
+    def explain(self) -> None:
+        """Raises: RanksDiverged: with the ranks and parameters that differ."""
+        odd = {
+            name: ranks
+            for name, prints in _gather(self._named, self._mesh, ("replicas",), self._world).items()
+            if (ranks := _odd(prints))
+        }
+        first = sorted(self._world.gather(next(iter(odd.items()), None)), key=lambda one: not one)
+        name, ranks = first[0] or ("a parameter", [])
+        raise RanksDiverged(
+            f"rank {' and '.join(map(str, ranks))}: the copy of parameter {name!r} differs from "
+            f"the other ranks ({len(odd)} of {len(self._named)} parameters differ). Every rank "
+            "must update its model equally: whether to call run.step, the learning rate and "
+            "changes of parameters must not depend on the rank or on its share of the batch. "
+            "run.accumulate returns the same loss on all ranks. Saved checkpoints are not affected"
+        )
+
+
+def are_equal(maxima: Sequence[int]) -> bool:
+    """Whether all ranks had the same facts. The list has pairs: the largest fact and the largest
+    complement, which is the complement of the smallest fact.
+    """
+    return all(high == ~low for high, low in zip(maxima[::2], maxima[1::2], strict=True))
+
+
+def fingerprints(tensors: Any) -> Any:
+    """One 64-bit number per tensor, or per local part of a split tensor, on the CPU."""
+    sums = [
+        local(each).detach().view(INTEGERS[each.element_size()]).sum(dtype=torch.int64)
+        for each in tensors
+    ]
+    return torch.stack(sums).cpu() if sums else torch.zeros(0, dtype=torch.int64)
+
+
+def align(named: Tensors, axes: Sequence[str], mesh: Any, world: RankWorld) -> None:
+    """Give all ranks along these axes of the mesh the values of their first rank. Only tensors that
+    differ are sent. All ranks must call this.
+
+    Raises: ValueError: the ranks have different tensors.
+    """
+    if mesh is None:
+        return
+    odd, mine = [], []
+    for name, prints in _gather(named, mesh, axes, world).items():
+        if None in prints.values():
+            absent = next(rank for rank, value in prints.items() if value is None)
+            raise ValueError(f"the ranks built different models: rank {absent} has no {name!r}")
+        if _odd(prints):
+            odd.append(name)
+            first = min(prints)
+            mine += [name] if prints[world.rank] != prints[first] else []
+    for axis in axes:
+        group = mesh[axis].get_group()
+        for name in odd if mesh[axis].size() > 1 else ():
+            values = local(named[name]).to(world.device.torch, copy=True).contiguous()
+            dist.broadcast(values, src=dist.get_global_rank(group, 0), group=group)
+            with torch.no_grad():
+                local(named[name]).copy_(values)
+    if mine:
+        text = "rank %d: %d initial values, the first is %s, were replaced by those of rank %d"
+        log.warning(text, world.rank, len(mine), mine[0], first)
+
+
+def align_placed(model: Any, mesh: Any, world: RankWorld) -> None:
+    """Align the tensors of a model that is placed on the ranks: the copies of each part."""
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    split = {name: value for name, value in named.items() if hasattr(value, "device_mesh")}
+    align(split, ("replicas",), mesh, world)
+    plain = {name: value for name, value in named.items() if name not in split}
+    align(plain, ("shards", "replicas"), mesh, world)
+
+
+def _gather(
+    named: Tensors, mesh: Any, axes: Sequence[str], world: RankWorld
+) -> dict[str, dict[int, int | None]]:
+    """The fingerprints of each tensor by rank, for the ranks along these axes that have a copy."""
+    mine = dict(zip(named, fingerprints(named.values()).tolist(), strict=True))
+    every = world.gather(mine)
+    at = mesh.get_coordinate()
+    peers = mesh.mesh[
+        tuple(slice(None) if axis in axes else n for axis, n in zip(AXES, at, strict=True))
+    ]
+    ranks = sorted(peers.flatten().tolist())
+    names = dict.fromkeys(name for rank in ranks for name in every[rank])
+    return {name: {rank: every[rank].get(name) for rank in ranks} for name in names}
+
+
+def _odd(prints: dict[int, int | None]) -> list[int]:
+    """The ranks whose fingerprint is not the most common one; of equals, the first rank's."""
+    ((usual, _),) = Counter(prints.values()).most_common(1)
+    return [rank for rank, value in prints.items() if value != usual]

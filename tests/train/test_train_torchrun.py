@@ -1,0 +1,84 @@
+"""Runs under torchrun: what differs between ranks is repaired or refused, never silent."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+Found = Callable[[str], list[Any]]
+
+
+def torchrun(script: Path, *args: str, cwd: Path) -> tuple[int, str]:
+    """Returns the exit code and stderr."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("CAVVY_")}
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--standalone", str(script), *args]
+    env["GLOO_SOCKET_IFNAME"] = "lo"
+    process = subprocess.Popen(
+        command, cwd=cwd, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        _, said = process.communicate(timeout=150)
+        return process.returncode, said
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each rank returned in a case. All cases run in one torchrun."""
+    folder = tmp_path_factory.mktemp("cases")
+    _, said = torchrun(ROOT / "tests/train/cases.py", str(folder), cwd=folder)
+
+    def read(case: str) -> list[Any]:
+        files = [folder / f"{case}.{rank}.json" for rank in range(2)]
+        assert all(file.exists() for file in files), said[-3000:]
+        return [json.loads(file.read_text()) for file in files]
+
+    return read
+
+
+def test_all_ranks_begin_with_the_values_of_the_first_rank(found: Found) -> None:
+    assert found("other values") == [{"replicas": True, "shards": True}] * 2
+
+
+def test_ranks_that_take_different_branches_of_a_model_stay_equal(found: Found) -> None:
+    first, second = found("branch by rank")
+    assert first == second
+    assert first[1] == 5
+
+
+@pytest.mark.parametrize(
+    ("case", "text", "steps"),
+    [
+        (
+            "skipped batch",
+            "rank 1 skipped batch 3 after 2 steps and rank 0 is at batch 3 after 2 steps",
+            2,
+        ),
+        (
+            "skipped step",
+            "rank 1 is at batch 4 after 2 steps and rank 0 is at batch 4 after 3 steps",
+            None,
+        ),
+        ("learning rate", "rank 1: the copy of parameter 'one.weight' differs", 5),
+        ("changed parameter", "rank 1: the copy of parameter 'two.bias' differs", 5),
+        ("changed parameter, compared", "rank 1: the copy of parameter 'two.bias' differs", 4),
+    ],
+)
+def test_ranks_that_diverge_end_with_an_error(
+    case: str, text: str, steps: int | None, found: Found
+) -> None:
+    for said, done in found(case):
+        assert text in said
+        assert steps in (None, done)
