@@ -5,6 +5,8 @@ Each case gets a folder of its own and returns what a rank saw, as JSON.
 
 import faulthandler
 import json
+import os
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.train.programs import CLASSES, WIDTH, digest, make_samples
+from tests.train.programs import CLASSES, WIDTH, Normed, digest, make_samples
 from torch import nn
 from torch.nn import functional as F
 
@@ -130,6 +132,168 @@ def compare_always(case: Case) -> Case:
     return work
 
 
+class Average:
+    """A running mean of the parameters, as tensors that are placed as the parameters are."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._named = dict(model.named_parameters())
+        self.means = {name: p.detach().clone() for name, p in self._named.items()}
+        self.counts: dict[int, int] = {}
+
+    def update(self) -> None:
+        for name, mean in self.means.items():
+            mean.lerp_(self._named[name].detach(), 0.5)
+        self.counts[len(self.counts)] = 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"means": self.means, "counts": self.counts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.counts = dict(state["counts"])
+        for name, value in state["means"].items():
+            self.means[name].copy_(value)
+
+    def digest(self) -> str:
+        whole = nn.Module()
+        for name, mean in self.means.items():
+            whole.register_buffer(name.replace(".", "_"), mean)
+        return digest(whole)
+
+
+def learn(folder: Path, plan: train.Plan | None = None, *, stop: int, epochs: int = 1) -> Any:
+    """Train with a kept average and a schedule up to step `stop`, with two saves."""
+    run, model, optimizer, data = start(folder, Normed, plan)
+    average = run.keep("average", Average(model))
+    schedule = run.keep("schedule", torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4]))
+    shadow = run.keep("shadow", torch.optim.swa_utils.AveragedModel(nn.Linear(2, 2)))
+    run.resume()
+    first = run.steps
+    try:
+        for batch in run.batches(data, epochs=epochs):
+            run.accumulate(lambda part: F.cross_entropy(model(part[0]), part[1]), batch)
+            run.step(optimizer)
+            average.update()
+            shadow.update_parameters(nn.Linear(2, 2))
+            schedule.step()
+            if run.steps == stop:
+                run.save(wait=True)
+                break
+            if run.steps == stop - 1:
+                run.save()
+    finally:
+        run.close()
+    return [
+        first,
+        digest(model),
+        average.digest(),
+        average.counts == {n: 1 for n in range(run.steps)},
+        int(shadow.n_averaged),
+        schedule.get_last_lr(),
+    ]
+
+
+def kept_tensors(folder: Path) -> Any:
+    found = {}
+    for name, plan in (("replicas", train.Plan()), ("shards", SHARDED)):
+        whole = learn(folder / name / "whole", plan, stop=5)
+        learn(folder / name / "parts", plan, stop=3)
+        found[name] = [whole, learn(folder / name / "parts", plan, stop=5)]
+    learn(folder / "other", SHARDED, stop=3)
+    found["other plan"] = [whole, learn(folder / "other", train.Plan(), stop=5)]
+    return found
+
+
+def kept_function(folder: Path) -> str:
+    run, *_, data = start(folder)
+    odd = run.keep("odd", Average(nn.Linear(1, 1)))
+    odd.counts = {0: print}  # type: ignore[dict-item]
+    try:
+        next(run.batches(data, epochs=1))
+    except TypeError as error:
+        return str(error)
+    finally:
+        run.close()
+    return "none"
+
+
+def cut_file(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip_bit(path: Path) -> None:
+    held = bytearray(path.read_bytes())
+    held[len(held) // 2] ^= 1
+    path.write_bytes(held)
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "__0_0.distcp": flip_bit,
+    "__1_0.distcp": cut_file,
+    ".metadata": Path.unlink,
+    "complete.json": cut_file,
+}
+
+
+def damaged(folder: Path) -> Any:
+    """The newest checkpoint is damaged; then both are."""
+    whole = learn(folder / "whole", stop=5)
+    found: dict[str, Any] = {}
+    for name, act in DAMAGES.items():
+        part = folder / name.strip(".")
+        learn(part, stop=3)
+        damage(part / "step-000000000003" / name, act)
+        first, *rest = learn(part, stop=5)
+        found[name] = [first, rest == whole[1:]]
+    for step in (4, 5):
+        damage(folder / f"whole/step-00000000000{step}/__0_0.distcp", flip_bit)
+    for attempt in ("all", "all, again"):
+        try:
+            found[attempt] = learn(folder / "whole", stop=5)
+        except train.CheckpointUnreadable as error:
+            found[attempt] = str(error)
+    return found
+
+
+def damage(path: Path, act: Callable[[Path], None]) -> None:
+    if dist.get_rank() == 0:
+        act(path)
+    dist.barrier()
+
+
+def limit_files(most: int) -> None:
+    """As on a full disk, writes to files fail beyond this size in bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+
+
+def full_disk(folder: Path) -> Any:
+    """Saves fail on one rank from step 2 to step 3; then the final save fails."""
+    run, model, optimizer, data = start(folder, Normed)
+    saved, left = [], []
+    for batch in run.batches(data, epochs=1):
+        run.accumulate(lambda part: F.cross_entropy(model(part[0]), part[1]), batch)
+        run.step(optimizer)
+        if run.steps in (2, 3) and run.world.rank == 1:
+            limit_files(100)
+        saved.append(run.save(wait=True))
+        limit_files(resource.RLIM_INFINITY)
+        left.append(sorted(path.name[-1] for path in folder.glob("step-*")))
+        dist.barrier()
+    run.close()
+    run, model, optimizer, data = start(folder, Normed)
+    said = "none"
+    try:
+        for batch in run.batches(data, epochs=2):
+            run.accumulate(lambda part: F.cross_entropy(model(part[0]), part[1]), batch)
+            run.step(optimizer)
+            limit_files(100)
+    except train.CheckpointNotSaved as error:
+        said = str(error)
+    finally:
+        limit_files(resource.RLIM_INFINITY)
+        run.close()
+    return [saved, left, said.replace(str(folder), "FOLDER")]
+
+
 CASES: dict[str, Case] = {
     "other values": other_values,
     "branch by rank": branch_by_rank,
@@ -137,6 +301,10 @@ CASES: dict[str, Case] = {
     "skipped step": on_rank_1(lambda run, model, _: run.steps != 2),
     "learning rate": on_rank_1(raise_rate),
     "changed parameter": on_rank_1(change_parameter),
+    "kept tensors": kept_tensors,
+    "kept function": kept_function,
+    "damaged": damaged,
+    "full disk": full_disk,
     "changed parameter, compared": compare_always(on_rank_1(change_parameter)),
 }
 
@@ -145,7 +313,8 @@ def main(folder: Path) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     faulthandler.dump_traceback_later(100, exit=True)
-    for name, case in CASES.items():
+    chosen = sys.argv[2:] or CASES
+    for name, case in ((name, CASES[name]) for name in chosen):
         found = case(folder / name.replace(" ", "-").replace(",", ""))
         (folder / f"{name}.{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -82,3 +82,35 @@ def test_ranks_that_diverge_end_with_an_error(
     for said, done in found(case):
         assert text in said
         assert steps in (None, done)
+
+
+@pytest.mark.parametrize("plan", ["replicas", "shards", "other plan"])
+def test_a_kept_average_and_schedule_go_on_where_they_were(plan: str, found: Found) -> None:
+    for each in found("kept tensors"):
+        (begun, *whole), (resumed, *parts) = each[plan]
+        assert (begun, resumed) == (0, 3)
+        assert parts == whole
+        assert whole[2:] == [True, 5, [pytest.approx(1e-4)]]
+
+
+def test_an_object_that_cannot_be_saved_is_refused_at_the_start(found: Found) -> None:
+    for said in found("kept function"):
+        assert "run.keep('odd'): its state_dict has a builtin_function_or_method" in said
+
+
+def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(found: Found) -> None:
+    for each in found("damaged"):
+        refused = [each.pop("all"), each.pop("all, again")]
+        assert list(each.values()) == [[2, True]] * 4
+        for said in refused:
+            assert "the checkpoint of step 5 is damaged (__0_0.distcp has changed)" in said
+            assert "the checkpoint of step 4 is damaged" in said
+
+
+def test_failed_saves_leave_nothing_behind_and_a_failed_final_save_is_an_error(
+    found: Found,
+) -> None:
+    for saved, left, said in found("full disk"):
+        assert saved == [True, False, False, True, True]
+        assert left[3:] == [["1", "4"], ["4", "5"]]
+        assert said.startswith("the final checkpoint, of step 10, could not be saved to FOLDER")

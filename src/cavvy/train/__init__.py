@@ -20,6 +20,7 @@ This package imports no other module of Cavvy.
 """
 
 try:
+    from cavvy.train.checkpoint.async_saver import CheckpointNotSaved, CheckpointUnreadable
     from cavvy.train.checkpoint.notice import AGAIN
     from cavvy.train.clock import StepRecord
     from cavvy.train.data import Data, Source, Tensors, open_source, register_reader
@@ -39,6 +40,8 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "AGAIN",
+    "CheckpointNotSaved",
+    "CheckpointUnreadable",
     "Data",
     "Meter",
     "OutOfMemory",

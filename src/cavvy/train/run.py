@@ -19,7 +19,7 @@ from torch import nn
 from cavvy.train import plan as plans
 from cavvy.train import seeds
 from cavvy.train.build import ModelBuilder, make_optimizer, update
-from cavvy.train.checkpoint.async_saver import LEAVE, SAVE, AsyncSaver
+from cavvy.train.checkpoint.async_saver import LEAVE, SAVE, AsyncSaver, CheckpointNotSaved
 from cavvy.train.checkpoint.notice import AGAIN
 from cavvy.train.clock import StepClock
 from cavvy.train.data import Batch, BatchShare, Data, move, open_source
@@ -69,6 +69,7 @@ class Run:
             self.world,
             save_every,
         )
+        self.keeper.objects = self._state.things
         before = self.keeper.store.latest()
         self.name: str = self.world.tell(
             name_run(before.facts.get("name") if before else None)
@@ -160,7 +161,7 @@ class Run:
 
     def keep(self, name: str, thing: Any) -> Any:
         """Add an object with state_dict() and load_state_dict() to checkpoints, and return it. Its
-        state must be plain data.
+        state may have tensors, numbers, texts, lists and dicts.
         """
         self._state.things[name] = thing
         return thing
@@ -213,7 +214,11 @@ class Run:
         finally:
             stream.close()
             self.clock.end()
-        self.save(wait=True)
+        if not (self.save(wait=True) or self.save(wait=True)):
+            raise CheckpointNotSaved(
+                f"the final checkpoint, of step {self.steps}, could not be saved to "
+                f"{self.keeper.store.folder}: the warnings above have the reason"
+            )
 
     def _next(self, stream: Iterator[Any], data: Data, share: BatchShare) -> Any:
         """The next batch of a stream on this rank's device, or None at the end of the stream."""

@@ -25,7 +25,6 @@ class RunState:
             "version": 1,
             "step": self.steps,
             "positions": [data.position for data in self.data],
-            "things": {name: thing.state_dict() for name, thing in self.things.items()},
             "scale": numbers.state(),
             "micro": self.micro.known,
             "plan": plan.to_json(),

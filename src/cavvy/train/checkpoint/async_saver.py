@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
@@ -14,12 +15,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from cavvy.train.checkpoint import emergency_save
+from cavvy.train.checkpoint import emergency_save, kept_objects
 from cavvy.train.checkpoint.agent import tell_cost
 from cavvy.train.checkpoint.interval import follow, told
 from cavvy.train.checkpoint.notice import AGAIN, PreemptionNotices
 from cavvy.train.checkpoint.remote import CheckpointLocation
-from cavvy.train.checkpoint.store import CheckpointStore
+from cavvy.train.checkpoint.store import CheckpointStore, StoredCheckpoint, find_damage
 from cavvy.train.micro import OutOfMemory
 from cavvy.train.step import StepGradients
 from cavvy.train.world import RankWorld
@@ -31,6 +32,14 @@ FLAT = StateDictOptions(
 Facts = Callable[[], dict[str, Any]]  # the call is part of the measured cost of a save
 LEAVE, SAVE = 2, 1  # requests of a rank; the highest of all ranks wins
 LOOK_S = 1.0  # seconds between two reads of the interval that Cavvy sets
+
+
+class CheckpointUnreadable(RuntimeError):
+    """All checkpoints of the run are damaged. Repair one, or remove them to begin again."""
+
+
+class CheckpointNotSaved(RuntimeError):
+    """The final checkpoint could not be written. Free disk space, and run the script again."""
 
 
 class AsyncSaver:
@@ -45,6 +54,7 @@ class AsyncSaver:
         self._began = monotonic()
         self._looked = 0.0
         self._stall: float | None = None  # seconds that the save in flight has paused computation
+        self.objects: dict[str, Any] = {}  # with a state_dict, by name
         self.fits: dict[str, int] = {}  # sizes by key that fit, after a rank ran out of memory
 
     def wish(self) -> int:
@@ -56,36 +66,84 @@ class AsyncSaver:
         return SAVE if self._world.is_first and self._is_due() else 0
 
     def resume(self, model: Any, optimizers: list[Any], plan: str) -> dict[str, Any] | None:
-        """Load the newest complete checkpoint, or an emergency save if that is newer. Returns its
-        facts, or None if there is neither.
+        """Load the newest complete checkpoint that is not damaged, or an emergency save if that is
+        newer. Returns its facts, or None if there is no checkpoint.
+
+        Raises: CheckpointUnreadable: there are checkpoints, but all of them are damaged.
         """
-        self._place.fetch()
-        found = self.store.latest() if self._world.is_first else None
-        step = self._world.tell(found.step if found else None)
+        kept_objects.encode(self.objects)  # an object that cannot be saved is reported now
+        damaged: dict[int, str] = {}
+        while True:
+            below = min(damaged, default=inf)
+            self._place.fetch(below)
+            found = self.store.latest(below) if self._world.is_first else None
+            step = self._world.tell(found.step if found else None)
+            rescued = self._find_rescue(plan, -1 if step is None else step)
+            if rescued is not None:
+                facts, saved = emergency_save.load(self.store.folder, rescued, self._world)
+                state = self._make_targets(model, optimizers, facts)
+                emergency_save.fill(state, saved)
+                break
+            if step is None:
+                if damaged:
+                    raise CheckpointUnreadable(
+                        f"no checkpoint in {self.store.folder} can be read: {list_damage(damaged)}."
+                        " Repair one of them, or remove the folder to train from the beginning"
+                    )
+                return None
+            found = self._see(step)
+            if damage := self._find_damage(found):
+                log.warning(
+                    "%s; resuming from the checkpoint before it", list_damage({step: damage})
+                )
+                damaged[step] = damage
+                continue
+            facts = found.facts
+            state = self._make_targets(model, optimizers, facts)
+            self.store.load(found, state)
+            break
+        if self._world.is_first:
+            for number in damaged:
+                self.store.set_aside(number)
+        restore(model, optimizers, state)
+        things = {name: facts["things"][name] for name in self.objects if name in facts["things"]}
+        return facts | {"things": kept_objects.decode(things, state.get("things", {}))}
+
+    def _collect(
+        self, model: Any, optimizers: list[Any], facts: Facts
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The tensors of the run, and its facts. Tensors of the model are live."""
+        plain, tensors = kept_objects.encode(self.objects)
+        state = gather(model, optimizers) | ({"things": tensors} if tensors else {})
+        return state, facts() | {"things": plain}
+
+    def _make_targets(self, model: Any, optimizers: list[Any], facts: Any) -> dict[str, Any]:
+        """The tensors into which a checkpoint with these facts is loaded."""
+        things = kept_objects.make_targets(facts["things"], self.objects)
+        return gather(model, optimizers) | ({"things": things} if things else {})
+
+    def _find_rescue(self, plan: str, newest: int) -> int | None:
+        """The step of an emergency save that is newer than the checkpoint `newest`, or None."""
+        asked = None
         if self._world.is_first:
             self.store.clean()
-        newest = -1 if step is None else step
-        asked = (
-            emergency_save.find(self.store.folder, self._world, plan, newest)
-            if self._world.is_first
-            else None
-        )
-        rescued, self.fits = self._world.tell(asked)  # ranks wait here until the folder is clean
-        if rescued is None and step is None:
-            return None
-        state = gather(model, optimizers)
-        if rescued is not None:
-            facts = emergency_save.load(self.store.folder, rescued, self._world, state)
-        else:
-            found = self.store.latest()
-            if found is None or found.step != step:
-                raise RuntimeError(
-                    f"rank {self._world.rank} does not see checkpoint {step} in {self.store.folder}"
-                )
-            self.store.load(found, state)
-            facts = found.facts
-        restore(model, optimizers, state)
-        return facts
+            asked = emergency_save.find(self.store.folder, self._world, plan, newest)
+        step: int | None
+        step, self.fits = self._world.tell(asked)  # ranks wait here until the folder is clean
+        return step
+
+    def _see(self, step: int) -> StoredCheckpoint:
+        found = self.store.latest(step + 1)
+        if found is None or found.step != step:
+            raise RuntimeError(
+                f"rank {self._world.rank} does not see checkpoint {step} in {self.store.folder}"
+            )
+        return found
+
+    def _find_damage(self, found: StoredCheckpoint) -> str:
+        """The damage that any rank finds in a checkpoint, or ""."""
+        every = self._world.gather(find_damage(found, self._place.readers))
+        return next((damage for damage in every if damage), "")
 
     def save(
         self, step: int, model: Any, optimizers: list[Any], facts: Facts, *, wait: bool
@@ -96,7 +154,8 @@ class AsyncSaver:
         begun = perf_counter()
         self._measured()
         self.store.wait()
-        self.store.save(step, gather(model, optimizers), facts())
+        state, plain = self._collect(model, optimizers, facts)
+        self.store.save(step, state, plain)
         self._stall = perf_counter() - begun
         self._began = monotonic()
         safe = self.store.wait() if wait else True
@@ -134,11 +193,16 @@ class AsyncSaver:
         if self._world.size == 1 or not (fits or begun):
             return
         made.undo()
-        state = (
-            gather(made.placed.model, optimizers) if step else None
+        state, plain = self._collect(
+            made.placed.model, optimizers if step else [], facts
         )  # before the first step, torch would create the moments by stepping the optimizer
         emergency_save.write(
-            self.store.folder, step, self._world, state, facts(), fits and self.fits | fits
+            self.store.folder,
+            step,
+            self._world,
+            state if step else None,
+            plain,
+            fits and self.fits | fits,
         )
         log.warning(
             "%s: saved this rank's part of step %d, to resume with a smaller micro-batch",
@@ -174,6 +238,12 @@ class AsyncSaver:
             self._looked = now
             follow(self.interval)
         return not self.store.is_busy and now - self._began >= self.interval.seconds
+
+
+def list_damage(damaged: dict[int, str]) -> str:
+    return ", ".join(
+        f"the checkpoint of step {step} is damaged ({text})" for step, text in damaged.items()
+    )
 
 
 def gather(model: Any, optimizers: list[Any]) -> dict[str, Any]:

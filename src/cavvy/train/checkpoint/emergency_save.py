@@ -82,17 +82,17 @@ def find(
     return step, micro
 
 
-def load(folder: Path, step: int, world: RankWorld, state: Any) -> dict[str, Any]:
-    """Load this rank's part into the tensors of `state`, and return its facts."""
+def load(folder: Path, step: int, world: RankWorld) -> tuple[dict[str, Any], Any]:
+    """Read the facts and the state of this rank's part."""
     found = _read(_path(folder, step) / f"{world.rank}-of-{world.size}.pt")
-    _fill(state, found["state"])
-    return dict(json.loads(found["facts"]))
+    return dict(json.loads(found["facts"])), found["state"]
 
 
-def _fill(state: Any, found: Any) -> None:
+def fill(state: Any, found: Any) -> None:
+    """Copy a state into the tensors of `state`."""
     for name, value in found.items():
         if isinstance(value, dict):
-            _fill(state[name], value)
+            fill(state[name], value)
         elif isinstance(value, torch.Tensor):
             local(state[name]).copy_(value)
         else:

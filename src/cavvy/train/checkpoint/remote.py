@@ -39,12 +39,21 @@ class CheckpointLocation:
         cache = Path(os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")))
         self.local = cache / "cavvy" / "train" / hashlib.sha256(where.encode()).hexdigest()[:16]
 
-    def fetch(self) -> None:
-        """Download the newest complete remote checkpoint if it is newer than the local one."""
+    @property
+    def readers(self) -> tuple[int, int]:
+        """This rank's number among the ranks that see the same files, and how many those are."""
+        if self._remote is None:
+            return self._world.rank, self._world.size
+        return int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+    def fetch(self, below: float) -> None:
+        """Download the newest complete remote checkpoint of a step less than `below` if it is newer
+        than the local one.
+        """
         if self._remote is None:
             return
-        steps = self._world.tell(self._complete())
-        here = find_latest(self.local)
+        steps = [step for step in self._world.tell(self._complete()) if step < below]
+        here = find_latest(self.local, below)
         first_here = self._world.is_first or os.environ.get("LOCAL_RANK", "0") == "0"
         if first_here and steps and (here is None or here.step < steps[-1]):
             name = _name(steps[-1])

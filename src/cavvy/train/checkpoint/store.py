@@ -14,23 +14,35 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
+from torch.utils._pytree import tree_leaves
 
+from cavvy.train.parallel.reduce import local
 from cavvy.train.world import RankWorld
 
 log = logging.getLogger("cavvy.train")
 MARK = "complete.json"
 NAME = re.compile(r"step-(\d{12})")
+FILES = "files"  # in the mark: the checksums of all files
+DAMAGED = ".damaged"  # the end of a damaged checkpoint's name
+BLOCK_BYTES = 2**20
+THREAD_BYTES = 2**26  # bytes that are worth another thread for writing
+MOST_THREADS = 4
 KEPT = 2  # complete checkpoints to keep; more than one, because the newest may be unreadable
 
 
@@ -71,16 +83,24 @@ class CheckpointStore:
     def is_busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def latest(self) -> StoredCheckpoint | None:
-        """The newest complete checkpoint, or None."""
-        return find_latest(self.folder)
+    def latest(self, below: float = inf) -> StoredCheckpoint | None:
+        """The newest complete checkpoint of a step less than `below`, or None."""
+        return find_latest(self.folder, below)
 
     def clean(self) -> None:
-        """Remove incomplete saves of an earlier process. One rank must call this before any rank
-        writes."""
-        for path in self.folder.iterdir():
-            if NAME.fullmatch(path.name) and _read_mark(path) is None:
+        """Remove incomplete saves. The first rank calls this before any rank writes."""
+        for _, path in _list(self.folder):
+            if _read_mark(path) is None:
                 shutil.rmtree(path, ignore_errors=True)
+
+    def set_aside(self, step: int) -> None:
+        """Rename a damaged checkpoint, so that it does not count and the step can be saved again.
+        Only the newest one is kept.
+        """
+        for path in self.folder.glob(f"*{DAMAGED}"):
+            shutil.rmtree(path, ignore_errors=True)
+        path = self.folder / f"step-{step:012d}"
+        path.rename(path.with_name(path.name + DAMAGED))
 
     def load(self, found: StoredCheckpoint, state: dict[str, Any]) -> None:
         """Load a checkpoint into the tensors of `state`. Other ranks may have saved it."""
@@ -97,11 +117,13 @@ class CheckpointStore:
         path = self.folder / f"step-{step:012d}"
         if _read_mark(path) is not None:
             return
+        if self._world.is_first:
+            self.clean()  # other ranks write only after the first rank has planned the save
         self._world.device.synchronize()  # the stager copies on another stream
         _expect_to_be_alone()
         answer = async_save(
             state,
-            checkpoint_id=path,
+            storage_writer=FileSystemWriter(path, thread_count=count_threads(state)),
             process_group=self._world.file_group,
             async_stager=self._kept_stager(),
             no_dist=self._world.file_group is None,
@@ -134,7 +156,8 @@ class CheckpointStore:
             self._thread = None
         fault, self._fault = self._fault, None
         if fault is not None:
-            log.warning("a checkpoint could not be saved, the previous one stays: %s", fault)
+            reason = str(fault).strip().rpartition("\n")[2]  # torch's errors have a traceback
+            log.warning("a checkpoint could not be saved, the previous one stays: %s", reason)
         return fault is None
 
     def close(self) -> None:
@@ -152,7 +175,9 @@ class CheckpointStore:
     def _complete(self, written: "Future[Any]", done: StoredCheckpoint, begun: float) -> None:
         try:
             written.result()
+            checksums = self._gather_checksums(done.path)
             if self._world.is_first:
+                done = StoredCheckpoint(done.path, done.step, {**done.facts, FILES: checksums})
                 commit(done)
                 self.safe_step = done.step
             if self._finished is not None:
@@ -163,6 +188,29 @@ class CheckpointStore:
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
             self._fault = error
 
+    def _gather_checksums(self, path: Path) -> dict[str, int]:
+        """The checksums of the files of all ranks, by name, on the first rank."""
+        mine = f"__{self._world.rank}_"
+        names = [each.name for each in path.iterdir() if each.name.startswith(mine)]
+        sums: dict[str, int] = {}
+        fault = ""
+        try:
+            sums = checksums(path, [*names, ".metadata"] if self._world.is_first else names)
+        except OSError as error:
+            fault = str(error)
+        every: list[Any] = [(sums, fault)]
+        if self._world.file_group is not None:
+            every *= self._world.size
+            dist.gather_object(
+                (sums, fault),
+                every if self._world.is_first else None,
+                dst=0,
+                group=self._world.file_group,
+            )
+        if faults := [said for _, said in every if said]:
+            raise OSError(faults[0])
+        return {name: number for found, _ in every for name, number in found.items()}
+
     def _forget_old(self, newest: int) -> None:
         complete = [
             (step, path) for step, path in _list(self.folder) if step <= newest and _read_mark(path)
@@ -172,12 +220,48 @@ class CheckpointStore:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def find_latest(folder: Path) -> StoredCheckpoint | None:
+def find_latest(folder: Path, below: float = inf) -> StoredCheckpoint | None:
     for step, path in reversed(_list(folder)):
-        facts = _read_mark(path)
+        facts = _read_mark(path) if step < below else None
         if facts is not None:
             return StoredCheckpoint(path, step, facts)
     return None
+
+
+def count_threads(state: Any) -> int:
+    """The number of threads, and of files, with which a rank writes its part of the state."""
+    tensors = (leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
+    size = sum(local(tensor).nbytes for tensor in tensors)
+    return max(1, min(MOST_THREADS, int(size // THREAD_BYTES)))
+
+
+def checksums(path: Path, names: Sequence[str]) -> dict[str, int]:
+    """The CRC-32 of these files of a checkpoint.
+
+    Raises: OSError: a file cannot be read.
+    """
+    sums = {}
+    for name in names:
+        number = 0
+        with (path / name).open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                number = zlib.crc32(block, number)
+        sums[name] = number
+    return sums
+
+
+def find_damage(found: StoredCheckpoint, readers: tuple[int, int]) -> str:
+    """What is wrong with a checkpoint's files, or "" if they are as they were written. Each of
+    several readers checks its share of the files: `readers` is this one's number and the count.
+    """
+    written = found.facts.get(FILES, {})
+    number, count = readers
+    mine = sorted(written)[number::count]
+    try:
+        now = checksums(found.path, mine)
+    except OSError as error:
+        return str(error)
+    return next((f"{name} has changed" for name in mine if now[name] != written[name]), "")
 
 
 def commit(done: StoredCheckpoint) -> None:

@@ -1,0 +1,113 @@
+"""The state of the objects that a script adds to checkpoints with `run.keep`.
+
+Tensors are saved with those of the model. Everything else, and the structure around the tensors, is
+plain data: an encoded copy of the state in which each tensor has a shape but no values.
+"""
+
+import base64
+import io
+import pickle
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+Objects = dict[str, Any]
+
+
+def encode(objects: Objects) -> tuple[dict[str, str], Objects]:
+    """The plain data and the tensors of all objects, by name. Tensors are copies, because the
+    script may change the objects while they are saved.
+
+    Raises: TypeError: a state contains something that a checkpoint cannot hold.
+    """
+    plain, tensors = {}, {}
+    for name, thing in objects.items():
+        state = thing.state_dict()
+        plain[name] = _encode(name, tree_map(_without_values, state))
+        copies = {
+            str(n): _copy(leaf)
+            for n, leaf in enumerate(tree_leaves(state))
+            if isinstance(leaf, torch.Tensor)
+        }
+        if copies:
+            tensors[name] = copies
+    return plain, tensors
+
+
+def make_targets(plain: dict[str, Any], objects: Objects) -> Objects:
+    """Empty tensors to load the saved ones into, placed as those of the live objects."""
+    targets = {}
+    for name, thing in objects.items():
+        leaves = tree_leaves(_decode(plain.get(name)))
+        live = tree_leaves(thing.state_dict())
+        live += [None] * len(leaves)
+        found = {
+            str(n): _like(leaf, live[n])
+            for n, leaf in enumerate(leaves)
+            if isinstance(leaf, torch.Tensor)
+        }
+        if found:
+            targets[name] = found
+    return targets
+
+
+def decode(plain: dict[str, Any], tensors: Objects) -> Objects:
+    """The states that `encode` got, for the objects that have been loaded."""
+    states = {}
+    for name, text in plain.items():
+        state, values = _decode(text), tensors.get(name, {})
+        numbers = iter(range(len(tree_leaves(state))))
+        states[name] = tree_map(lambda leaf, n=numbers, v=values: v.get(str(next(n)), leaf), state)
+    return states
+
+
+def _encode(name: str, state: Any) -> str:
+    try:
+        return base64.b64encode(_dump(state)).decode()
+    except pickle.PickleError as error:
+        odd = next((type(leaf).__name__ for leaf in tree_leaves(state) if _fails(leaf)), "object")
+        raise TypeError(
+            f"run.keep({name!r}): its state_dict has a {odd}; a checkpoint holds tensors, numbers, "
+            "texts, lists and dicts"
+        ) from error
+
+
+def _dump(state: Any) -> bytes:
+    """Encode a state, after checking that it can be decoded without running code."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    return buffer.getvalue()
+
+
+def _fails(leaf: Any) -> bool:
+    try:
+        return not _dump(leaf)
+    except pickle.PickleError:
+        return True
+
+
+def _decode(text: Any) -> Any:
+    if not isinstance(text, str):
+        return text  # a checkpoint of an earlier version has plain JSON
+    return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+
+
+def _without_values(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+
+
+def _copy(tensor: Any) -> Any:
+    """A copy in the memory of the CPU, or of the same device for a tensor that is split."""
+    if hasattr(tensor, "device_mesh"):
+        return tensor.detach().clone()
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _like(saved: Any, live: Any) -> Any:
+    if isinstance(live, torch.Tensor) and live.shape == saved.shape:
+        return torch.empty_like(live, requires_grad=False)
+    return torch.empty(saved.shape, dtype=saved.dtype)
