@@ -10,7 +10,6 @@ from cavvy.train import seeds
 from cavvy.train.micro import MicroBatch
 from cavvy.train.parallel.norm import clip, sort
 from cavvy.train.parallel.pipeline import Build, build_stages
-from cavvy.train.parallel.replicas import align
 from cavvy.train.parallel.shard import PlacedModel, ShardOptions, make_mesh, place
 from cavvy.train.plan import Plan
 from cavvy.train.precision import PrecisionContext, best
@@ -59,9 +58,6 @@ class ModelBuilder:
                 "or fp32"
             )
         mesh = make_mesh(self.plan, world)
-        if not options.meta:
-            named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-            align(named, ("tensor", "shards", "replicas"), mesh, world)
         self._sow(0)
         return place(model, self.plan, world, mesh, self.numbers, options)
 

@@ -72,42 +72,59 @@ class AsyncSaver:
         Raises: CheckpointUnreadable: there are checkpoints, but all of them are damaged.
         """
         kept_objects.encode(self.objects)  # an object that cannot be saved is reported now
+        found, damaged = self._find_whole()
+        rescued = self._find_rescue(plan, -1 if found is None else found.step)
+        if rescued is not None:
+            facts, saved = emergency_save.load(self.store.folder, rescued, self._world)
+            state = self._make_targets(model, optimizers, facts)
+            emergency_save.fill(state, saved)
+        elif found is not None:
+            facts, state = found.facts, self._make_targets(model, optimizers, found.facts)
+            self.store.load(found, state)
+        elif damaged:
+            raise CheckpointUnreadable(
+                f"no checkpoint in {self.store.folder} can be read: {list_damage(damaged)}. "
+                "Repair one of them, or remove the folder to train from the beginning"
+            )
+        else:
+            return None
+        for step in damaged if self._world.is_first else ():
+            self.store.set_aside(step)
+        restore(model, optimizers, state)
+        things = {name: facts["things"][name] for name in self.objects if name in facts["things"]}
+        return facts | {"things": kept_objects.decode(things, state.get("things", {}))}
+
+    def _find_whole(self) -> tuple[StoredCheckpoint | None, dict[int, str]]:
+        """The newest checkpoint that is not damaged, and the damage of newer ones by step."""
         damaged: dict[int, str] = {}
         while True:
             below = min(damaged, default=inf)
             self._place.fetch(below)
-            found = self.store.latest(below) if self._world.is_first else None
-            step = self._world.tell(found.step if found else None)
-            rescued = self._find_rescue(plan, -1 if step is None else step)
-            if rescued is not None:
-                facts, saved = emergency_save.load(self.store.folder, rescued, self._world)
-                state = self._make_targets(model, optimizers, facts)
-                emergency_save.fill(state, saved)
-                break
+            newest = self.store.latest(below) if self._world.is_first else None
+            step = self._world.tell(newest.step if newest else None)
             if step is None:
-                if damaged:
-                    raise CheckpointUnreadable(
-                        f"no checkpoint in {self.store.folder} can be read: {list_damage(damaged)}."
-                        " Repair one of them, or remove the folder to train from the beginning"
-                    )
-                return None
-            found = self._see(step)
-            if damage := self._find_damage(found):
-                log.warning(
-                    "%s; resuming from the checkpoint before it", list_damage({step: damage})
+                return None, damaged
+            found = self.store.latest(step + 1)
+            if found is None or found.step != step:
+                raise RuntimeError(
+                    f"rank {self._world.rank} does not see checkpoint {step} in {self.store.folder}"
                 )
-                damaged[step] = damage
-                continue
-            facts = found.facts
-            state = self._make_targets(model, optimizers, facts)
-            self.store.load(found, state)
-            break
+            every = self._world.gather(find_damage(found, self._place.readers))
+            damage = next((damage for damage in every if damage), "")
+            if not damage:
+                return found, damaged
+            damaged[step] = damage
+            log.warning("%s; trying the one before", list_damage({step: damage}))
+
+    def _find_rescue(self, plan: str, newest: int) -> int | None:
+        """The step of an emergency save that is newer than the checkpoint `newest`, or None."""
+        asked = None
         if self._world.is_first:
-            for number in damaged:
-                self.store.set_aside(number)
-        restore(model, optimizers, state)
-        things = {name: facts["things"][name] for name in self.objects if name in facts["things"]}
-        return facts | {"things": kept_objects.decode(things, state.get("things", {}))}
+            self.store.clean()
+            asked = emergency_save.find(self.store.folder, self._world, plan, newest)
+        step: int | None
+        step, self.fits = self._world.tell(asked)  # ranks wait here until the folder is clean
+        return step
 
     def _collect(
         self, model: Any, optimizers: list[Any], facts: Facts
@@ -121,29 +138,6 @@ class AsyncSaver:
         """The tensors into which a checkpoint with these facts is loaded."""
         things = kept_objects.make_targets(facts["things"], self.objects)
         return gather(model, optimizers) | ({"things": things} if things else {})
-
-    def _find_rescue(self, plan: str, newest: int) -> int | None:
-        """The step of an emergency save that is newer than the checkpoint `newest`, or None."""
-        asked = None
-        if self._world.is_first:
-            self.store.clean()
-            asked = emergency_save.find(self.store.folder, self._world, plan, newest)
-        step: int | None
-        step, self.fits = self._world.tell(asked)  # ranks wait here until the folder is clean
-        return step
-
-    def _see(self, step: int) -> StoredCheckpoint:
-        found = self.store.latest(step + 1)
-        if found is None or found.step != step:
-            raise RuntimeError(
-                f"rank {self._world.rank} does not see checkpoint {step} in {self.store.folder}"
-            )
-        return found
-
-    def _find_damage(self, found: StoredCheckpoint) -> str:
-        """The damage that any rank finds in a checkpoint, or ""."""
-        every = self._world.gather(find_damage(found, self._place.readers))
-        return next((damage for damage in every if damage), "")
 
     def save(
         self, step: int, model: Any, optimizers: list[Any], facts: Facts, *, wait: bool

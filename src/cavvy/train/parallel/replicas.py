@@ -127,9 +127,13 @@ def align(named: Tensors, axes: Sequence[str], mesh: Any, world: RankWorld) -> N
         log.warning(text, world.rank, len(mine), mine[0], first)
 
 
+def name_tensors(model: Any) -> Tensors:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
 def align_placed(model: Any, mesh: Any, world: RankWorld) -> None:
     """Align the tensors of a model that is placed on the ranks: the copies of each part."""
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    named = name_tensors(model)
     split = {name: value for name, value in named.items() if hasattr(value, "device_mesh")}
     align(split, ("replicas",), mesh, world)
     plain = {name: value for name, value in named.items() if name not in split}

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cavvy.train.parallel.pipeline import Pipeline
 from cavvy.train.parallel.reduce import GradientReducer
-from cavvy.train.parallel.replicas import AXES
+from cavvy.train.parallel.replicas import AXES, align, name_tensors
 from cavvy.train.plan import Plan
 from cavvy.train.precision import PrecisionContext
 from cavvy.train.world import RankWorld
@@ -61,6 +61,8 @@ def place(
     options: ShardOptions,
 ) -> PlacedModel:
     device = world.device.torch
+    if not options.meta:
+        align(name_tensors(model), ("tensor", "shards", "replicas"), mesh, world)
     parts = list(options.blocks(model)) if options.blocks else find_blocks(model)
     numbers.convert(model)
     if plan.tensor > 1:
