@@ -243,10 +243,77 @@ def test_adapters_are_on_the_cards_that_take_them(own: Own) -> None:
         cards = interfaces(here.launch())
         assert [each.get("InterfaceType") for each in cards] == [None] + ["efa-only"] * 16
         assert [each["NetworkCardIndex"] for each in cards] == [str(card) for card in range(17)]
-        # Without a subnet there is a public address, thus one interface, on the card that takes no
-        # adapter.
-        await here.provider.launch(await here.gang("p6-b300.48xlarge", name="rm-b-1", nodes=2))
-        assert interfaces(here.launch()) == []
+        # A public address leaves one interface, on the card that takes no adapter.
+        public = NetworkNeed(public_ip=True)
+        await here.provider.launch(
+            await here.gang("p6-b300.48xlarge", name="rm-b-1", nodes=2, network=public)
+        )
+        (card,) = interfaces(here.launch())
+        assert "InterfaceType" not in card
+        await clear(own)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "cavvy.providers.aws.network.GangNetworks.check_way", _unless_default(own.vpc)
+        )
+        play(scenario)
+
+
+@pytest.mark.parametrize(("kind", "adapters"), [("p5.48xlarge", 32), ("p4d.24xlarge", 4)])
+def test_a_pair_gets_all_adapters_without_a_named_subnet(
+    provider_rig: Callable[..., ProviderRig], kind: str, adapters: int
+) -> None:
+    here = provider_rig(instances=kind)
+
+    async def scenario() -> None:
+        await here.provider.launch(await here.gang(kind, nodes=2))
+        cards = interfaces(here.launch())
+        assert [each["InterfaceType"] for each in cards] == ["efa"] + ["efa-only"] * (adapters - 1)
+        assert [each["NetworkCardIndex"] for each in cards] == [str(at) for at in range(adapters)]
+        await here.clear()
+
+    play(scenario)
+
+
+def test_adapters_that_would_cut_nodes_off_are_refused_with_a_way_out(own: Own) -> None:
+    """The server is on the internet, and the default subnets have no NAT gateway."""
+
+    async def scenario() -> None:
+        with pytest.raises(Refused, match="name a subnet with a NAT gateway, or set `public_ip"):
+            await own.here.provider.launch(await own.here.gang("p4d.24xlarge", nodes=2))
+        await clear(own)
+
+    play(scenario)
+
+
+def test_a_vpc_s_other_zones_are_tried_where_one_has_no_capacity(own: Own) -> None:
+    here, kind = own.here, "p4d.24xlarge"
+    zones = here.cloud.rules.zones[REGION]
+    own.backend.create_route(own.table, "0.0.0.0/0", nat_gateway_id="nat-0")
+    more = [
+        own.backend.create_subnet(own.vpc, f"10.79.{16 * n}.0/20", availability_zone=zone)
+        for n, zone in enumerate(zones[:2], start=1)
+    ]
+
+    async def scenario() -> None:
+        for zone in zones[:2]:
+            here.cloud.rules.stock[kind, zone, "on-demand"] = 0
+        gang = await here.gang(kind, nodes=2, network=NetworkNeed(vpc=own.vpc))
+        await here.provider.launch(gang)
+        tried = [params for name, params in here.cloud.requests if name == "RunInstances"]
+        assert [interfaces(each)[0]["SubnetId"] for each in tried][2:] == [own.subnet]
+        assert len({each["ClientToken"] for each in tried}) == 3
+        await here.provider.launch(gang)  # again, as after a restart: nothing new
+        assert len(here.cloud.history) == 2
+
+        here.cloud.rules.stock[kind, zones[2], "on-demand"] = 0
+        with pytest.raises(NoCapacity):
+            await here.provider.launch(
+                await here.gang(kind, name="rm-b-1", network=NetworkNeed(vpc=own.vpc))
+            )
+        assert [seen.name for seen in await here.provider.gangs()] == ["rm-a-1"]
+        for each in more:
+            own.backend.delete_subnet(each.id)
         await clear(own)
 
     play(scenario)
@@ -276,9 +343,11 @@ def test_what_a_gang_has_goes_only_after_its_instances(own: Own) -> None:
     later, in any order.
     """
     here = own.here
+    own.backend.create_route(own.table, "0.0.0.0/0", nat_gateway_id="nat-0")
+    need = NetworkNeed(subnet=own.subnet)
 
     async def scenario() -> None:
-        await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2))
+        await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2, network=need))
         await here.provider.remove("rm-a-1")
         here.cloud.requests.clear()
         await here.pass_time(5)

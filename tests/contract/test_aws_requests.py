@@ -180,21 +180,14 @@ def interfaces(params: Mapping[str, str]) -> list[dict[str, str]]:
 def test_a_gang_with_efa_is_near_each_other_and_lets_itself_in_and_out(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
-    """Without a subnet one adapter each, since several cards leave no public address; with one
-    all of them.
-    """
+    """With and without a named subnet: one adapter on each card."""
     here = provider_rig()
 
     async def scenario() -> None:
         await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2))
         params = here.launch()
         assert params["Placement.GroupName"] == "rm-a-1"
-        (one,) = interfaces(params)
-        assert (one["InterfaceType"], one["NetworkCardIndex"], one["DeviceIndex"]) == (
-            "efa",
-            "0",
-            "0",
-        )
+        assert len(interfaces(params)) == 4
         (group,) = here.cloud.groups.known.values()
         assert group.rules == {("in", group.id), ("out", group.id)}
         await here.clear()

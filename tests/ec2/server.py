@@ -27,6 +27,7 @@ _NS = "http://ec2.amazonaws.com/doc/2016-11-15/"
 _IMAGES = (
     "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
     "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64",
+    "/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id",
 )
 _OWN = re.compile(
     r"TagSpecification|(NetworkInterface\.\d+\.)?SecurityGroupId|Placement\.GroupName|UserData"

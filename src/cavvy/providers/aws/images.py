@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from cavvy.catalog.accelerators import Vendor, find_accelerator
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.shapes import InstanceShape
@@ -16,6 +17,12 @@ from cavvy.providers.base import NotFound, Refused
 _DEEP_LEARNING = (
     "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 )
+# NVIDIA's open kernel modules, which this image has, need Turing (2018) or newer:
+# https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/
+_OLDEST_GPU = 2018
+# It has no driver for Inf1: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/dlami/
+_NEURON = "/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id"
+_NO_NEURON = ("Inferentia",)
 # https://docs.aws.amazon.com/linux/al2023/ug/ec2.html
 _PLAIN = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-{arch}"
 
@@ -43,12 +50,11 @@ class MachineImages:
         self._resolved: dict[tuple[str, str], tuple[datetime, str]] = {}
 
     async def choose(self, region: str, shape: InstanceShape, wanted: str = "") -> MachineImage:
-        """Return the image in the task, else the one in the settings, else AWS's own. Raises
-        TryAgain, and Refused if there is no image.
+        """Return the image in the task, else the one in the settings, else AWS's own with drivers
+        for the type. Raises TryAgain, and Refused if there is no image.
         """
         named = wanted or str(self._settings.get("image") or "")
-        if not named:
-            named = (_DEEP_LEARNING if shape.nvidia else _PLAIN).format(arch=shape.architecture)
+        named = named or find_default(shape)
         if not named.startswith("ami-"):
             named = await self._resolve(
                 region, named.removeprefix("resolve:ssm:").removeprefix("ssm:")
@@ -88,3 +94,21 @@ class MachineImages:
             if each.get("DeviceName") == root
         ]
         return MachineImage(id=named, root=root, size_gib=max(sizes, default=0))
+
+
+def find_default(shape: InstanceShape) -> str:
+    """The parameter that names AWS's newest image with drivers for the type. Raises Refused if AWS
+    maintains none.
+    """
+    known = find_accelerator(shape.accelerator or "")
+    if known is None:
+        return _PLAIN.format(arch=shape.architecture)
+    chip = known.accelerator
+    if chip.vendor is Vendor.NVIDIA and (chip.year or _OLDEST_GPU) >= _OLDEST_GPU:
+        return _DEEP_LEARNING.format(arch=shape.architecture)
+    if chip.vendor is Vendor.AWS and chip.name not in _NO_NEURON:
+        return _NEURON
+    raise Refused(
+        f"image: AWS maintains no machine image with a driver for {chip.name} ({shape.type}); name "
+        "one in the setting `image` or in `resources.options`, as `{aws: {image: AMI}}`"
+    )

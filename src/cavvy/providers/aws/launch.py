@@ -17,11 +17,13 @@ from cavvy.providers.aws.errors import SAME_TOKEN, AwsFault, translate
 from cavvy.providers.aws.images import MachineImages
 from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsInstance
 from cavvy.providers.aws.market import AwsMarket, CapacityReservation
-from cavvy.providers.aws.network import GangNetworks, make_tags
+from cavvy.providers.aws.network import GangNetworks, is_name, make_tags
 from cavvy.providers.aws.shapes import InstanceShape, split_patterns
 from cavvy.providers.aws.volumes import GangVolumes
 from cavvy.providers.base import GangSpec, NoCapacity, Refused, TryAgain
 from cavvy.providers.ledger import LaunchLedger
+
+_SOME_PUBLIC_ADDRESS = "1.1.1.1"  # stands for a server whose name may mean any address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,6 @@ class AwsLauncher:
             record.launched or record.removed or record.ended_at is not None
         ):
             return
-        region = gang.offer.region
         shape = await self._shape(gang)
         launch_options = make_launch_options(gang, self._settings)
         record = record or await self._intend(gang, shape, launch_options)
@@ -112,8 +113,8 @@ class AwsLauncher:
             record = await self._volumes.make(record, gang.labels)
             record, groups = await self._make_network(record, shape, launch_options, tags)
             request = await self._request(gang, record, shape, launch_options, groups, tags)
-            user_data = await write(record)
-            told = await self._account.call(region, "run_instances", UserData=user_data, **request)
+            request["UserData"] = await write(record)
+            told = await self._run(gang, record, request)
         except AwsFault as fault:
             if fault.code in SAME_TOKEN:  # an earlier request with this name succeeded
                 return
@@ -123,7 +124,27 @@ class AwsLauncher:
         except (NoCapacity, Refused) as error:
             await self._give_up(record, error)
             raise
+        record = self._ledger.get(gang.name) or record
         await self._ledger.put(replace(record, launched=True, instances=_list_instances(told)))
+
+    async def _run(self, gang: GangSpec, record: AwsGangRecord, request: dict[str, Any]) -> Json:
+        """Launch the gang in the first of its subnets whose zone has capacity. Raises AwsFault."""
+        while True:
+            try:
+                return await self._account.call(record.region, "run_instances", **request)
+            except AwsFault as fault:
+                if not record.others or not isinstance(_translate(fault, gang, record), NoCapacity):
+                    raise
+            subnet = record.others[0]
+            record = replace(record, subnet=subnet, others=record.others[1:], moved=True)
+            await self._ledger.put(record)
+            request["ClientToken"] = self._make_token(record)
+            for each in request.get("NetworkInterfaces", [request]):
+                each["SubnetId"] = subnet
+
+    def _make_token(self, record: AwsGangRecord) -> str:
+        where = f"@{record.subnet}" if record.moved else ""
+        return make_token(self._mark, record.name + where)
 
     async def _intend(
         self, gang: GangSpec, shape: InstanceShape, launch_options: LaunchOptions
@@ -151,17 +172,20 @@ class AwsLauncher:
         """Make the choices that the gang spec leaves open. Raises NoCapacity, Refused, TryAgain."""
         offer = gang.offer
         disks, zone = await self._volumes.plan(gang)
-        zones = self._zones(offer, zone := _choose_zone(gang, zone))
-        subnet = await self._choose_subnet(
-            gang, shape, launch_options, zones, chooses=bool(disks) and zone is None
+        zone = _choose_zone(gang, zone)
+        subnets = await self._choose_subnets(
+            gang, shape, launch_options, zone, chooses=bool(disks) and zone is None
         )
+        if subnets and disks:
+            zone, subnets = zone or str(subnets[0]["AvailabilityZone"]), subnets[:1]
+        names = [str(each["SubnetId"]) for each in subnets]
         reserved = await self._reserve(offer, gang.nodes)
         image = await self._images.choose(offer.region, shape, str(gang.options.get("image") or ""))
         together = gang.nodes > 1 and shape.efa > 0 and shape.cluster
         return AwsGangRecord(
             name=gang.name,
             region=offer.region,
-            zone=zone or (str(subnet["AvailabilityZone"]) if disks and subnet else None),
+            zone=zone,
             type=offer.instance_type,
             spot=offer.purchase is Purchase.SPOT,
             nodes=gang.nodes,
@@ -169,10 +193,9 @@ class AwsLauncher:
             image=image.id,
             root=image.root,
             disk_gib=max(launch_options.disk_gib, image.size_gib),
-            subnet=str(subnet["SubnetId"]) if subnet else None,
-            reservation=reserved.id if reserved else None,
-            block=reserved.block if reserved else False,
-            ends_at=reserved.ends_at if reserved else None,
+            subnet=names[0] if names else None,
+            others=names[1:],
+            **_describe(reserved),
             makes_group=not launch_options.groups,
             makes_placement=together and launch_options.placement_group and reserved is None,
             disks=disks,
@@ -196,27 +219,48 @@ class AwsLauncher:
             raise NoCapacity(f"{offer.key}: no reservation with {nodes} free instances")
         return reserved
 
-    async def _choose_subnet(
+    async def _choose_subnets(
         self,
         gang: GangSpec,
         shape: InstanceShape,
         launch_options: LaunchOptions,
-        zones: Collection[str],
+        zone: str | None,
         *,
         chooses: bool,
-    ) -> Json | None:
-        """The gang's subnet, or None if EC2 chooses the subnet. With `chooses`, a subnet, and thus
-        a zone, is always chosen.
+    ) -> Sequence[Json]:
+        """The subnets to try, one for each zone; none if EC2 chooses the subnet. With `chooses`, a
+        subnet, and thus a zone, is always chosen. Raises NoCapacity, Refused, TryAgain.
         """
         asked, region = launch_options, gang.offer.region
-        if not (asked.subnet or asked.vpc or asked.public_ip is not None or chooses):
-            return None
-        subnet = await self._networks.subnet(region, asked.subnet, asked.vpc, zones)
+        zones = self._zones(gang.offer, zone)
         many = asked.efa and gang.nodes > 1 and shape.efa + shape.efa_card > 1
-        given = bool(subnet.get("MapPublicIpOnLaunch")) and not many
-        public = given if asked.public_ip is None else asked.public_ip
-        await self._networks.check_way(region, subnet, self._server, public=public)
-        return subnet
+        many = many and asked.public_ip is not True
+        named = bool(asked.subnet or asked.vpc)
+        if not (named or many or asked.public_ip is not None or chooses):
+            return ()
+        server = self._server
+        if many and not named and is_name(server):
+            server = f"https://{_SOME_PUBLIC_ADDRESS}"
+        usable: dict[str, Json] = {}
+        refusals = []
+        for subnet in await self._networks.list_subnets(region, asked.subnet, asked.vpc, zones):
+            given = bool(subnet.get("MapPublicIpOnLaunch")) and not many
+            public = given if asked.public_ip is None else asked.public_ip
+            try:
+                await self._networks.check_way(region, subnet, server, public=public)
+            except Refused as error:
+                refusals.append(error)
+            else:
+                usable.setdefault(str(subnet["AvailabilityZone"]), subnet)
+        if not usable and many and not named:
+            raise Refused(
+                f"network: {gang.offer.instance_type} has {shape.efa} network adapters and then "
+                "no public address, and no default subnet leads to the server without one; name "
+                "a subnet with a NAT gateway, or set `public_ip: true` to use one adapter"
+            )
+        if not usable:
+            raise refusals[0]
+        return list(usable.values())
 
     async def _make_network(
         self,
@@ -278,7 +322,7 @@ class AwsLauncher:
             "DeleteOnTermination": True,
         }
         request: dict[str, Any] = {
-            "ClientToken": make_token(self._mark, gang.name),
+            "ClientToken": self._make_token(record),
             "ImageId": record.image,
             "InstanceType": record.type,
             "MinCount": gang.nodes,
@@ -332,6 +376,13 @@ def _choose_zone(gang: GangSpec, zone: str | None) -> str | None:
     if zone not in (None, asked):
         raise NoCapacity(f"{gang.offer.key}: the volumes are in {zone}, the task asks for {asked}")
     return asked
+
+
+def _describe(reserved: CapacityReservation | None) -> dict[str, Any]:
+    """The fields of a record that describe the gang's reservation."""
+    if reserved is None:
+        return {}
+    return {"reservation": reserved.id, "block": reserved.block, "ends_at": reserved.ends_at}
 
 
 def make_market_options(record: AwsGangRecord) -> dict[str, object]:

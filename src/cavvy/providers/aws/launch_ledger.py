@@ -56,6 +56,8 @@ class AwsGangRecord:
     root: str
     disk_gib: int
     subnet: str | None = None
+    others: Sequence[str] = ()  # subnets in other zones, to try if EC2 has no capacity in this one
+    moved: bool = False  # the subnet was one of `others`
     reservation: str | None = None
     block: bool = False
     ends_at: datetime | None = None  # when EC2 will reclaim the nodes, if this is known in advance

@@ -86,8 +86,9 @@ MANIFEST = Manifest(
         text(
             "image",
             "The machine image: an AMI's id, or the name of a Systems Manager parameter that "
-            "contains one. The default is the newest AWS Deep Learning Base image (Ubuntu 22.04) "
-            "for types with NVIDIA GPUs, and Amazon Linux 2023 for other types.",
+            "contains one. The default is AWS's newest image with drivers for the type: Deep "
+            "Learning Base (NVIDIA GPUs since T4, Trainium, Inferentia2), or Amazon Linux 2023 for "
+            "types without accelerators.",
         ),
         number(
             "disk_gib",
@@ -105,8 +106,8 @@ MANIFEST = Manifest(
         ),
         text(
             "subnet",
-            "The subnet of nodes, unless the task names one. By default, EC2 chooses a subnet of "
-            "the VPC.",
+            "The subnet of nodes, unless the task names one. By default, Cavvy tries the "
+            "VPC's subnets in turn, or EC2 chooses a default subnet.",
         ),
         text(
             "security_groups",
@@ -133,9 +134,8 @@ MANIFEST = Manifest(
         flag(
             "efa",
             "If `true`, gangs get Elastic Fabric Adapters if their type has them. A type with "
-            "several "
-            "network cards also needs a named subnet, since its nodes get no public address. If "
-            "`false`, gangs get no adapters.",
+            "several network cards needs a subnet with a route to the server, since its nodes get "
+            "no public address. If `false`, gangs get no adapters.",
             default=True,
         ),
         flag(

@@ -56,34 +56,32 @@ class GangNetworks:
             raise Refused(f"network: the subnet {named} does not exist in {region}")
         return found[0]
 
-    async def subnet(
+    async def list_subnets(
         self, region: str, named: str | None, vpc: str | None, zones: Collection[str]
-    ) -> Json:
-        """Return the named subnet, or the subnet with the most free addresses in the VPC. Only
-        subnets in `zones` are accepted. If `vpc` is None, the default subnets are searched.
+    ) -> Sequence[Json]:
+        """Return the named subnet, or the VPC's subnets in these zones, those with the most free
+        addresses first. If `vpc` is None, the default subnets are listed.
 
         Raises Refused if there is no subnet, NoCapacity if there is none in these zones.
         """
-        found, what = ([await self.find_subnet(region, named)], "") if named else ([], "")
-        if vpc is not None and not named:
-            found = await self._account.items(region, "describe_subnets", {"vpc-id": vpc})
-            what = f"the VPC {vpc} has no subnet"
-        elif not named:
-            found = await self._account.items(
-                region, "describe_subnets", {"default-for-az": "true"}
-            )
-            what = "the account has no default subnet"
+        if named:
+            found, what = [await self.find_subnet(region, named)], f"the subnet {named} is not"
+        else:
+            key, value = ("vpc-id", vpc) if vpc is not None else ("default-for-az", "true")
+            found = await self._account.items(region, "describe_subnets", {key: value})
+            owner = f"the VPC {vpc}" if vpc is not None else "the account"
+            what = f"{owner} has no {'default ' * (vpc is None)}subnet"
         if not found:
             raise Refused(f"network: {what} in {region}; set one")
         fits = [each for each in found if each.get("AvailabilityZone") in zones]
         if not fits:
-            text = f"the subnet {named} is not" if named else what
             raise NoCapacity(
-                f"network: {text} in {' or '.join(sorted(zones))}, the zones of this type"
+                f"network: {what} in {' or '.join(sorted(zones))}, the zones of this type"
             )
-        return max(
+        return sorted(
             fits,
             key=lambda each: (int(each.get("AvailableIpAddressCount", 0)), str(each["SubnetId"])),
+            reverse=True,
         )
 
     async def check_way(self, region: str, subnet: Json, server: str, *, public: bool) -> None:
@@ -266,6 +264,12 @@ def _read_address(server: str) -> IPv4Address | None:
     except ValueError:
         return None
     return address if address.is_global else None
+
+
+def is_name(server: str) -> bool:
+    """Whether the host of a server's URL is a name, and not an address."""
+    host = urlsplit(server).hostname or ""
+    return not host.replace(".", "").isdigit() and ":" not in host
 
 
 def _fit(text: str, length: int) -> str:

@@ -29,7 +29,6 @@ class InstanceShape:
     efa: int = 0  # the maximum number of Elastic Fabric Adapters, one per network card
     efa_card: int = 0  # the first card with an adapter; if 1, card 0 has the address but no adapter
     cluster: bool = False  # supports cluster placement groups
-    nvidia: bool = False
     architecture: str = "x86_64"
     spot: bool = True
     on_demand: bool = True
@@ -62,7 +61,6 @@ def read_shape(told: Json) -> InstanceShape | None:
         efa=len(fabric),
         efa_card=min(fabric, default=0),
         cluster="cluster" in (told.get("PlacementGroupInfo") or {}).get("SupportedStrategies", ()),
-        nvidia=any(each.get("Manufacturer") == "NVIDIA" for each in devices),
         architecture="arm64" if "arm64" in architectures else "x86_64",
         spot="spot" in classes,
         on_demand="on-demand" in classes,

@@ -15,6 +15,14 @@ from cavvy.providers.notices import NoticeSource, NoticeTokenSource, make_notice
 
 _SCRIPT, _PYTHON = Path(__file__).with_name("userdata.sh"), Path(__file__).with_name("boot.py")
 _MOST_TOKENS = 64  # maximum in the script, whose size clouds limit to some KiB
+# Installs a container engine on a machine that has none, for work that runs in an image.
+_ENGINE = """\
+command -v podman || command -v docker || command -v apptainer || (
+  umask 022
+  if command -v dnf; then dnf install -qy docker || dnf install -qy podman
+  else apt-get update -q; apt-get install -qy podman || apt-get install -qy docker.io; fi
+  systemctl start docker
+)"""
 FOLDER = "/var/lib/cavvy"
 _END_FILE = f"{FOLDER}/ends"
 PATIENCE = timedelta(
@@ -83,6 +91,7 @@ def make_user_data(
     for mark, text in (
         ("@BOOT@", json.dumps(boot, sort_keys=True)),
         ("@AGENT@", node_endpoint.agent()),
+        ("@ENGINE@", _ENGINE if gang.image else ""),
         ("@TOKENS@", f"cavvy_fetch {shelved} tokens.json" if shelved else ":"),
         ("@PYTHON@", _PYTHON.read_text("utf-8").strip()),
     ):

@@ -1,0 +1,31 @@
+"""Each EC2 type boots an image that has drivers for its accelerators, or is refused."""
+
+import pytest
+
+from cavvy.providers.aws.images import find_default
+from cavvy.providers.aws.shapes import InstanceShape
+from cavvy.providers.base import Refused
+
+
+def make_shape(accelerator: str | None) -> InstanceShape:
+    return InstanceShape(type="a.large", vcpus=4, memory_mib=1024, accelerator=accelerator)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "image"),
+    [
+        (None, "al2023-ami-kernel-default-x86_64"),
+        ("T4", "base-oss-nvidia-driver-gpu-ubuntu-22.04"),
+        ("H100", "base-oss-nvidia-driver-gpu-ubuntu-22.04"),
+        ("Trainium2", "neuron/dlami/base/ubuntu-24.04"),
+        ("Inferentia2", "neuron/dlami/base/ubuntu-24.04"),
+    ],
+)
+def test_the_default_image_has_the_driver(accelerator: str | None, image: str) -> None:
+    assert image in find_default(make_shape(accelerator))
+
+
+@pytest.mark.parametrize("accelerator", ["V100", "M60", "Inferentia", "V520", "Gaudi", "U30"])
+def test_types_without_an_image_with_drivers_are_refused(accelerator: str) -> None:
+    with pytest.raises(Refused, match=f"no machine image with a driver for {accelerator} "):
+        find_default(make_shape(accelerator))
