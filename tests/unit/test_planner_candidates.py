@@ -148,7 +148,12 @@ def test_an_offer_that_failed_is_left_alone_for_a_while() -> None:
     assert look(job, OfferedMarket(offers=[FREE, PAID], hosts=[HOST])).offers == (PAID,)
     alone = look(job, OfferedMarket(offers=[FREE], hosts=[HOST]))
     assert (alone.offers, alone.hopeless, alone.again_at) == ((), False, soon)
-    refused = replace(job, reason="it was refused", avoid={FREE.key: NOW + timedelta(days=1)})
+    failed = replace(job, setback="no capacity")
+    once = look(failed, OfferedMarket(offers=[FREE], hosts=[HOST]))
+    assert once.reason == f"no capacity; tried again at {soon:%H:%M:%S} UTC"
+    again = look(replace(failed, reason=once.reason), OfferedMarket(offers=[FREE], hosts=[HOST]))
+    assert again.reason == once.reason
+    refused = replace(job, setback="it was refused", avoid={FREE.key: NOW + timedelta(days=1)})
     found = look(refused, OfferedMarket(offers=[FREE], hosts=[HOST]))
     assert (found.hopeless, found.reason) == (True, "it was refused"), "a person must act"
 

@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 from datetime import datetime
+from threading import get_ident
 
 from msgspec import Struct
 from msgspec.json import decode, encode
@@ -41,7 +42,7 @@ def read_server(home: str) -> ServerFile | None:
 
 def write_private(path: str, data: bytes) -> None:
     """Replace a file atomically, so that only its owner can read it."""
-    draft = f"{path}.{os.getpid()}.tmp"
+    draft = f"{path}.{os.getpid()}-{get_ident()}.tmp"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         with open(fd, "wb") as file:

@@ -226,6 +226,7 @@ class Job:
     origin: RunOrigin = RunOrigin()
     phase: JobPhase = JobPhase.QUEUED
     reason: str = "submitted"
+    setback: str = ""  # why the last attempt failed to start or to finish its work
     submitted_at: datetime
     since: datetime
     not_before: datetime | None = None  # earliest start, after a back-off or by the schedule

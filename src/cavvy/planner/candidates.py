@@ -104,11 +104,10 @@ def find_candidates(
     if fine:
         return Candidates(offers=fine)
     again_at = min(job.avoid[place.offer.key] for place in ranked.placements)
+    why = job.setback or "every offer that fits failed recently"
     if again_at - now > _LONG:
-        return _hopeless(job.task, market, job.reason)
-    return Candidates(
-        reason=f"{job.reason}; tried again at {again_at:%H:%M:%S} UTC", again_at=again_at
-    )
+        return _hopeless(job.task, market, why)
+    return Candidates(reason=f"{why}; tried again at {again_at:%H:%M:%S} UTC", again_at=again_at)
 
 
 def find_usable(

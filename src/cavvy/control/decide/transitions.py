@@ -99,6 +99,7 @@ def requeue_job(
         phase=JobPhase.QUEUED,
         since=now,
         reason=action.text,
+        setback=action.reason,
         retries=count_retry(job, action.kind),
         avoid=avoid,
         standbys=(),

@@ -20,9 +20,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 
 from cavvy.agent.bundle import make_archive
 from cavvy.providers.base import Refused
+from cavvy.providers.hosts.records import write_bytes
 
 _SUPERVISOR = str(Path(__file__).with_name("supervisor"))
 # matches a line in the output of the loader's --list
@@ -56,6 +58,8 @@ _MODULES_LEFT_OUT = (
     "nis",
 )
 
+_packing = Lock()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
@@ -88,10 +92,9 @@ def pack_python(cache: Path) -> Bundle:
     program = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
     stamp = f"{program}-{program.stat().st_mtime_ns}-{sys.version}"
     file = cache / f"python-{hashlib.sha256(stamp.encode()).hexdigest()[:20]}.tar.gz"
-    if not file.exists():
-        fresh = file.with_suffix(f".{os.getpid()}.new")
-        fresh.write_bytes(_make_archive(program))
-        os.rename(fresh, file)
+    with _packing:  # many nodes may start at once
+        if not file.exists():
+            write_bytes(file, _make_archive(program))
     return make_bundle(file.read_bytes(), ".python")
 
 

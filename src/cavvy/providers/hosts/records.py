@@ -60,13 +60,18 @@ def settle() -> bool:
 
 def write(path: Path, value: object) -> None:
     """Write a record atomically, readable only by its user. Raises OSError."""
+    write_bytes(path, msgspec.json.encode(value))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically, readable only by its user. Raises OSError."""
     fresh = path.with_name(
         f".{path.name}.{os.getpid()}-{get_ident()}"
     )  # a unique name, since two threads may write concurrently
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         with open(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(value))
+            file.write(content)
         os.replace(fresh, path)
     except OSError:  # a full disk must not leave a partial file
         with suppress(OSError):

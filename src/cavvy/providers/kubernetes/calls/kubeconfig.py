@@ -19,6 +19,7 @@ import msgspec
 import yaml
 
 from cavvy.providers.base import Refused, TryAgain
+from cavvy.providers.hosts.records import write_bytes
 from cavvy.providers.kubernetes.calls.wire import basic
 
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -364,11 +365,7 @@ class KubeLogin:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / hashlib.sha256(pem).hexdigest()[:16]
         if not path.exists():
-            fresh = path.with_suffix(f".{os.getpid()}")
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(pem)
-            fresh.rename(path)
+            write_bytes(path, pem)
         return path
 
 
