@@ -16,7 +16,7 @@ from cavvy.providers.contract import ProviderContract, ProviderUnderTest
 from cavvy.providers.fake import MANIFEST
 from cavvy.providers.fake.account import FakeAccount
 from cavvy.providers.fake.cloud import FakeCloud
-from cavvy.providers.fake.script import DEFAULT, CloudScript, FaultScript
+from cavvy.providers.fake.script import DEFAULT, CloudScript, FaultScript, RecordScript
 
 PROOF = Proof("fake", False, "the made-up cloud itself, on virtual time")
 
@@ -26,10 +26,12 @@ class FakePlace:
     by itself.
     """
 
-    def __init__(self, fault_script: FaultScript) -> None:
+    def __init__(self, fault_script: FaultScript, records: RecordScript | None = None) -> None:
         self._clock = VirtualClock(datetime(2030, 1, 1, tzinfo=UTC))
         offers = tuple(replace(offer, capacity=250) for offer in DEFAULT.offers)
-        self._script = CloudScript(offers=offers, launches=(fault_script,) * 20)
+        self._script = CloudScript(
+            offers=offers, launches=(fault_script,) * 20, records=records or RecordScript()
+        )
         self._cloud: FakeCloud | None = None
 
     def provider(self, installation: str) -> FakeAccount:
@@ -76,3 +78,27 @@ class TestFakeThatQueuesAndHides(FakeContract):
     @pytest.fixture
     def place(self) -> ProviderUnderTest:
         return FakePlace(FaultScript(preempted_after_s=3600, queue_s=20, hidden_s=60))
+
+
+class TestFakeThatRevises(FakeContract):
+    revises = True
+
+    @pytest.fixture
+    def place(self) -> ProviderUnderTest:
+        return FakePlace(FaultScript(preempted_after_s=3600), RecordScript(start_late_s=40.0))
+
+
+class TestFakeThatForgets(FakeContract):
+    forgets = True
+
+    @pytest.fixture
+    def place(self) -> ProviderUnderTest:
+        return FakePlace(FaultScript(preempted_after_s=3600), RecordScript(remembers_s=0.0))
+
+
+class TestFakeThatJitters(FakeContract):
+    revises = True
+
+    @pytest.fixture
+    def place(self) -> ProviderUnderTest:
+        return FakePlace(FaultScript(preempted_after_s=3600), RecordScript(jitter_s=0.5))

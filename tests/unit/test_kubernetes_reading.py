@@ -35,7 +35,7 @@ from cavvy.providers.kubernetes.export import make_export
 from cavvy.providers.kubernetes.options import read_options
 from cavvy.providers.kubernetes.pods import OwnerObject, make_pod
 from cavvy.providers.kubernetes.quota import limit
-from cavvy.providers.kubernetes.status import PodGangRecord, look, why_hopeless
+from cavvy.providers.kubernetes.status import PodGangRecord, PodRank, look, why_hopeless
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 Object = dict[str, Any]
@@ -345,6 +345,26 @@ def test_a_lost_node_and_a_deadline_are_no_preemptions() -> None:
         False,
         "Kubernetes: DeadlineExceeded: too long",
     )
+
+
+def test_the_grace_period_of_a_pod_that_has_ended_is_not_billed() -> None:
+    """Kubernetes writes the time of the deletion plus the grace period, which is in the future."""
+    later = f"{NOW + timedelta(minutes=10):%Y-%m-%dT%H:%M:%SZ}"
+    running = {"running": {"startedAt": BEGAN}}
+    for pod in (
+        make_pod_seen("Failed", running, metadata={"deletionTimestamp": later}),
+        make_pod_seen("Failed", running, metadata={"deletionTimestamp": OVER}),
+        None,
+    ):
+        seen = PodRank(rank=0, uid="u", node="n1", started_at=NOW - timedelta(minutes=9))
+        [node] = judge(pod, replace(RECORD, seen=(seen,))).seen.nodes
+        assert node.unseen
+        assert node.ended_at is not None
+        assert node.ended_at <= NOW
+    state = {"terminated": {"startedAt": BEGAN, "finishedAt": OVER, "exitCode": 137}}
+    exact = make_pod_seen("Failed", state, metadata={"deletionTimestamp": later})
+    [node] = judge(exact).seen.nodes
+    assert (node.ended_at, node.unseen) == (datetime(2026, 5, 1, 11, 58, tzinfo=UTC), False)
 
 
 def test_pods_without_a_node_wait_with_their_reason_and_not_for_ever() -> None:

@@ -66,12 +66,11 @@ def test_a_silent_host_is_unknown_until_it_is_dead() -> None:
     ranks = views(look(RUNS), SilentHost(problem="b: cut"))
     assert [(rank.known, rank.ended_at) for rank in ranks] == [(True, None), (False, None)]
     assert see_living(INTENT, ranks).reason == "b: cut"
-    heard = NOW - timedelta(minutes=11)
-    dead = views(look(RUNS), SilentHost(problem="b: cut", dead_since=heard))
-    assert dead[1].ended_at == heard
+    dead = views(look(RUNS), SilentHost(problem="b: cut", dead=True))
+    assert (dead[1].ended_at, dead[1].unseen) == (NOW, True)  # billed until its last sighting
     seen = see_living(INTENT, dead)
     assert seen.nodes[0].ended_at is None
-    assert seen.nodes[1].ended_at == heard
+    assert (seen.nodes[1].ended_at, seen.nodes[1].unseen) == (NOW, True)
     assert "counts as dead" in seen.reason
 
 
@@ -96,7 +95,7 @@ def test_the_record_of_an_end() -> None:
     )
     anew = close_gang(INTENT, views(look(replace(killed, rebooted=True)), look(OVER, 1)), NOW)
     assert anew.reason == "a was rebooted"
-    dead = close_gang(INTENT, views(look(OVER), SilentHost(problem="", dead_since=T0)), NOW)
+    dead = close_gang(INTENT, views(look(OVER), SilentHost(problem="", dead=True)), NOW)
     assert dead.owing == ["b"]
     assert (
         close_gang(replace(INTENT, removing=True), views(look(OVER), look(OVER, 1)), NOW).reason

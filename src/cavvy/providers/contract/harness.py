@@ -4,6 +4,7 @@ gangs.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from inspect import Signature, signature
 from typing import Any, Protocol, TypeVar
@@ -20,6 +21,7 @@ from cavvy.providers.base import (
     GangSpec,
     GangState,
     NoCapacity,
+    NodeSeen,
     Provider,
     ProviderError,
     Refused,
@@ -75,6 +77,10 @@ class ScenarioSuite:
     what to override.
     """
 
+    # The infrastructure changes the times that it has reported, or shifts them from poll to poll.
+    revises = False
+    forgets = False  # the infrastructure does not list gangs that have ended
+
     @pytest.fixture
     def place(self) -> ProviderUnderTest:
         pytest.fail(
@@ -106,7 +112,9 @@ class ScenarioSuite:
         """
 
         async def run(scenario: Callable[["ContractHarness"], Awaitable[None]]) -> None:
-            harness = ContractHarness(place, self.lose_reply)
+            harness = ContractHarness(
+                place, self.lose_reply, revises=self.revises, forgets=self.forgets
+            )
             try:
                 await scenario(harness)
             finally:
@@ -122,9 +130,13 @@ class ContractHarness:
         self,
         place: ProviderUnderTest,
         lose_reply: Callable[[ProviderUnderTest, Provider, GangSpec], Awaitable[None]],
+        *,
+        revises: bool = False,
+        forgets: bool = False,
     ) -> None:
         self.place = place
         self._lose_reply = lose_reply
+        self._revises, self._forgets = revises, forgets
         self._made: list[tuple[str, Provider]] = []
         self._names: list[tuple[str, str]] = []
         self.ours = self.make(OURS)
@@ -261,10 +273,26 @@ class ContractHarness:
         ]
 
     async def one(self, name: str) -> GangSeen:
-        """Return the gang with that name; fail unless there is exactly one."""
-        (seen,) = await self.ours.gangs(name)
+        """Return the gang with that name; fail unless there is exactly one. A gang that the
+        infrastructure has forgotten has ended.
+        """
+        found = await self.ours.gangs(name)
+        if self._forgets and not found:
+            return GangSeen(name=name, state=GangState.ENDED)
+        (seen,) = found
         assert seen.name == name
         return seen
+
+    def nodes(self, seen: GangSeen) -> Sequence[NodeSeen]:
+        """The gang's nodes for a comparison, without times if the infrastructure revises them."""
+        if not self._revises:
+            return seen.nodes
+        return [replace(node, started_at=None, ended_at=None) for node in seen.nodes]
+
+    def needs_memory(self) -> None:
+        """Skip the test if the infrastructure forgets gangs that have ended."""
+        if self._forgets:
+            pytest.skip("the infrastructure does not list gangs that have ended")
 
     async def engine_ids(self, name: str) -> Sequence[str]:
         """Return the ids of the gang and of its nodes once the nodes are up. The node ids must all

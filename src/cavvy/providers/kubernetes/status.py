@@ -48,6 +48,7 @@ class PodRank:
     address: str = ""
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    unseen: bool = False  # the end was not recorded; `ended_at` is the latest possible time
     preempted: bool = False
     reason: str = ""  # why the pod waits or has ended
     exit: AgentExit | None = None
@@ -142,15 +143,20 @@ def read_pod(pod: Object, lost: Mapping[str, str], now: datetime) -> PodRank:
         started_at=read_time(running.get("startedAt") or terminated.get("startedAt")),
     )
     deleting = read_time(metadata.get("deletionTimestamp"))
+    # Kubernetes adds the grace period to the time of the deletion, so this may be in the future.
+    latest = min(deleting or now, now)
     taken = _why_taken(status, deleting is not None)
     if is_over(pod) or terminated:
-        end = read_time(terminated.get("finishedAt")) or deleting or now
-        return _read_end(replace(rank, ended_at=end), status, terminated, taken)
+        end = read_time(terminated.get("finishedAt"))
+        ended = replace(rank, ended_at=end or latest, unseen=end is None)
+        return _read_end(ended, status, terminated, taken)
     if deleting is not None and not node:
         # Kueue keeps such a pod for a while, although the pod will never get a node.
-        return replace(rank, ended_at=deleting, preempted=True, reason=taken)
+        return replace(rank, ended_at=latest, preempted=True, reason=taken)
     if node in lost:
-        return replace(rank, ended_at=now, reason=f"its node {node} is lost: {lost[node]}")
+        return replace(
+            rank, ended_at=now, unseen=True, reason=f"its node {node} is lost: {lost[node]}"
+        )
     return replace(rank, reason=taken or _why_waiting(status, state, node))
 
 
@@ -336,6 +342,7 @@ def _nodes(ranks: Sequence[PodRank]) -> Sequence[NodeSeen]:
             ended_at=None
             if each.ended_at is None
             else max(each.ended_at, each.started_at or each.ended_at),
+            unseen=each.unseen,
             address=each.address or None,
         )
         for each in ranks
@@ -347,13 +354,13 @@ def _vanished(rank: PodRank, record: PodGangRecord, now: datetime) -> PodRank:
     if rank.ended_at is not None:
         return rank
     if record.removing_at is not None:
-        return replace(rank, ended_at=now, reason="removed")
+        return replace(rank, ended_at=now, unseen=True, reason="removed")
     reason = (
         rank.reason
         if rank.started_at and rank.reason
         else "its pod was deleted in Kubernetes, not by Cavvy"
     )
-    return replace(rank, ended_at=now, preempted=True, reason=reason)
+    return replace(rank, ended_at=now, unseen=True, preempted=True, reason=reason)
 
 
 def _why_taken(status: Object, deleting: bool) -> str:

@@ -60,7 +60,6 @@ class SshLink:
         self.route: SshRoute | None = None  # the route of the last connection
         self.problem = ""  # why the host is not connected
         self.let_in = True  # False: the host answers but refuses the login
-        self.heard_at: datetime | None = None
         self.silent_since: datetime | None = None
         self.silent_s = 0.0  # for how long all attempts to reach the host have failed
         self._base = base
@@ -124,9 +123,7 @@ class SshLink:
         await self.connect()
         if self.host is None:
             raise CannotConnect(self.problem or f"{self.entry.name}: the connection is lost")
-        answer = await self._calls.ask(self.host.send, do, kind, timeout_s=ASK_TIMEOUT_S, **fields)
-        self.heard_at = self._base.now()
-        return answer
+        return await self._calls.ask(self.host.send, do, kind, timeout_s=ASK_TIMEOUT_S, **fields)
 
     async def read_facts(self) -> SupervisorFacts:
         """Read the host's facts, which takes seconds if its drivers are slow. Raises the same
@@ -177,7 +174,6 @@ class SshLink:
         self._reading = asyncio.create_task(self._read(self.host), name=f"ssh {self.entry.name}")
         if self._base.server_address:
             await self._relay(setup)
-        self.heard_at = self._base.now()
         self.problem, self.let_in, self.silent_since, self.silent_s, self._pause_s = (
             "",
             True,

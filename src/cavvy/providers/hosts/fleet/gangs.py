@@ -353,19 +353,13 @@ class HostFleet:
     async def _look_at(self, host: str) -> HostLook | SilentHost:
         link = self._links.get(host)
         if link is None:
-            return SilentHost(
-                problem=f"{host} is no longer in the inventory", dead_since=self._now()
-            )
+            return SilentHost(problem=f"{host} is no longer in the inventory", dead=True)
         try:
             if not link.up and link.problem and not self.patient:
                 raise CannotConnect(link.problem)
             look = await link.ask("look", HostLook)
         except ProviderError as error:
-            dead = await self._is_dead(link)
-            return SilentHost(
-                problem=str(error),
-                dead_since=(link.heard_at or link.silent_since) if dead else None,
-            )
+            return SilentHost(problem=str(error), dead=await self._is_dead(link))
         await self._clean(link, look)
         return look
 

@@ -10,7 +10,6 @@ Errors, grouped by what the caller must do next:
 """
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Protocol, TypeVar
 
 _T = TypeVar("_T")
@@ -33,8 +32,6 @@ class HostLink(Protocol):
     problem: str  # why the host is not connected
     leaving: bool  # True if the host accepts no new work
     let_in: bool  # False: the host answers but refuses the login
-    heard_at: datetime | None
-    silent_since: datetime | None
     silent_s: float  # for how long all attempts to reach the host have failed
 
     @property

@@ -55,12 +55,10 @@ class HostLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilentHost:
-    """A host that did not answer a poll. If the host counts as dead, `dead_since` is the time of
-    its last message, else None.
-    """
+    """A host that did not answer a poll. `dead`: it counts as dead."""
 
     problem: str
-    dead_since: datetime | None = None
+    dead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +71,7 @@ class RankStatus:
     known: bool = True
     pid: int | None = None
     ended_at: datetime | None = None
+    unseen: bool = False  # the end was not observed; `ended_at` is the latest possible time
     waits_for: str = ""
     seen: RankSeen | None = None
     dead_host: bool = False
@@ -101,10 +100,9 @@ def _view(
 ) -> RankStatus | None:
     place = RankStatus(number=number, host=intent.hosts[number], address=intent.addresses[number])
     if isinstance(look, SilentHost):
-        if look.dead_since is None:
+        if not look.dead:
             return replace(place, known=False, waits_for=look.problem)
-        at = min(max(look.dead_since, intent.launched_at), now)
-        return replace(place, ended_at=at, dead_host=True)
+        return replace(place, ended_at=now, unseen=True, dead_host=True)
     there = next((gang for gang in look.gangs if gang.name == intent.name), None)
     seen = (
         next((rank for rank in there.ranks if rank.rank == number), None)
@@ -114,7 +112,9 @@ def _view(
     if seen is None:
         if not intent.launched and not intent.removing:
             return None
-        return replace(place, ended_at=intent.launched_at if not intent.launched else now)
+        if not intent.launched:
+            return replace(place, ended_at=intent.launched_at)
+        return replace(place, ended_at=now, unseen=True)
     if seen.state is not RankState.OVER:
         return replace(place, pid=seen.pid, waits_for=seen.why, seen=seen)
     at = now - timedelta(seconds=max(0.0, look.now - seen.at))
@@ -170,6 +170,7 @@ def _node(intent: FleetIntent, rank: RankStatus) -> NodeSeen:
         engine_id=rank.engine_id,
         started_at=intent.launched_at,
         ended_at=rank.ended_at,
+        unseen=rank.unseen,
         address=rank.address,
     )
 
