@@ -5,6 +5,9 @@ import io
 import json
 import re
 import shutil
+import signal
+import socket
+import subprocess
 import sys
 import tempfile
 from math import inf
@@ -35,7 +38,7 @@ from cavvy.tuning.probe.look import (
     sum_up,
 )
 from cavvy.tuning.probe.modes import WindowModes
-from cavvy.tuning.session import TuningSession
+from cavvy.tuning.session import ScriptError, TuningSession
 from cavvy.tuning.text import describe
 from cavvy.tuning.tune import list_changes
 
@@ -151,6 +154,36 @@ def test_the_planted_fault_is_first(fault: str, ranks: int, cause: str, tmp_path
         assert "tuned.py" in found.findings[0].evidence
     assert [each["rank"] for each in told] == list(range(ranks))
     assert all(len(each["steps"]) == len(each["parts"]["communication"]) == 3 for each in told)
+
+
+def test_a_script_with_a_loop_of_its_own_ends_after_a_few_steps(tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(
+        "import torch\n"
+        "weight = torch.nn.Parameter(torch.ones(1))\n"
+        "while True:\n"
+        "    torch.optim.SGD([weight]).step()\n"
+    )
+    with pytest.raises(ScriptError, match=r"does not train in `run\.batches`"):
+        TuningSession(str(script)).close()
+
+
+def test_a_script_ends_when_its_session_is_killed(tmp_path: Path) -> None:
+    where = tmp_path / "s"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(where))
+    listener.listen()
+    code = (
+        "import threading\n"
+        "from cavvy.tuning.probe import child\n"
+        "child._CLOSE_S = 0\n"
+        f"channel = child.ProbeChannel({str(where)!r})\n"
+        "threading.Event().wait()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    listener.accept()[0].close()
+    assert process.wait(60) == -signal.SIGKILL
+    listener.close()
 
 
 @pytest.mark.parametrize(("ranks", "passes"), [(1, 4), (2, 3), (1, 1)])

@@ -74,7 +74,7 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
         from cavvy.train.script import trace_script
     except ImportError as error:
         raise CommandFailure(
-            "PyTorch is not installed here, and tracing a script needs it",
+            f"{error.name} is not installed for the Python that runs cavvy, and tracing needs it",
             f"`{extra_command('train')}`, or `cavvy estimate --model NAME`",
         ) from error
     try:

@@ -6,7 +6,7 @@ import sys
 import traceback
 
 from cavvy.train.script import run_script
-from cavvy.tuning.probe.child import ProbeChannel, ProbeDone, ScriptProbe
+from cavvy.tuning.probe.child import NO_LOOP, ProbeChannel, ProbeDone, ScriptProbe
 
 
 def main() -> int:
@@ -20,12 +20,7 @@ def main() -> int:
     except BaseException as error:
         channel.say({"failed": "".join(traceback.format_exception_only(error)).strip()})
         raise
-    channel.say(
-        {
-            "failed": "the script ended before it was measured: does it train in `run.batches` of "
-            "cavvy.train?"
-        }
-    )
+    channel.say({"failed": f"the script ended before it was measured: {NO_LOOP}"})
     return 1
 
 

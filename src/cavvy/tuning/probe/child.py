@@ -2,13 +2,18 @@
 
 import json
 import os
+import select
+import signal
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from time import perf_counter
 from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cavvy.train import run as runs
 from cavvy.train.clock import StepRecord
@@ -24,6 +29,12 @@ from cavvy.tuning.probe.look import (
 )
 from cavvy.tuning.probe.modes import WindowModes
 
+NO_LOOP = (
+    "the script does not train in `run.batches` of cavvy.train; `cavvy estimate` reads any script"
+)
+_FREE_STEPS = 10  # optimizer steps before the script's loop, such as those of a warm-up
+_CLOSE_S = 5.0  # time to end by itself after the session has ended
+
 
 class ProbeDone(BaseException):
     """Ends the script. The script's own `except Exception` does not catch it."""
@@ -37,6 +48,15 @@ class ProbeChannel:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._file = self._socket.makefile("rw")
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        """End the process group of the script when the session ends, even if it was killed."""
+        poll = select.poll()
+        poll.register(self._socket, 0)  # POLLHUP is always reported
+        poll.poll()
+        threading.Event().wait(_CLOSE_S)
+        os.killpg(0, signal.SIGKILL)
 
     def say(self, message: dict[str, Any]) -> None:
         self._file.write(json.dumps(message) + "\n")
@@ -72,6 +92,7 @@ class ScriptProbe:
         self._every = _none()
         self._paused = 0.0  # seconds of the current step that the probe itself used
         self._command: dict[str, Any] = {}
+        self._early = 0  # optimizer steps before the first `run.batches`
         self._left = 1  # steps left in the window; at first, one warm-up step
         self._began = 0.0
         self._tools: Any = None
@@ -100,7 +121,7 @@ class ScriptProbe:
                 old_batches(run, data, epochs=epochs + 1_000_000), run, (data, epochs)
             )
 
-        watch = self._attach
+        watch, steps = self._attach, register_optimizer_step_pre_hook(self._count_early)
         runs.observers.append(watch)
         with self._modes.installed():
             Run.__init__, Run.resume, Run.batches = start, lambda _: False, batches  # type: ignore[method-assign, assignment]
@@ -109,6 +130,15 @@ class ScriptProbe:
             finally:
                 Run.__init__, Run.resume, Run.batches = begin, resume, old_batches  # type: ignore[method-assign]
                 runs.observers.remove(watch)
+                steps.remove()
+
+    def _count_early(self, *_: Any) -> None:
+        """End a script that trains in a loop of its own, which cannot be measured."""
+        self._early += self._pass[0] is None
+        if self._early > _FREE_STEPS:
+            self._early = 0
+            self._channel.say({"failed": NO_LOOP})
+            raise ProbeDone
 
     def _make_pass(self, batches: Any, run: Any, this: tuple[Any, float]) -> Iterator[Any]:
         """Yield endless batches until the command `epoch`, and then let the script's own loop
