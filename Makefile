@@ -11,7 +11,7 @@ setup: ## make .venv with the cavvy command in it; EXTRAS=aws,sim adds what thes
 setup-dev:
 	@scripts/setup.sh dev
 
-demo: setup ## train a small CNN on this machine, lose the node, resume, read the bill
+demo: setup ## plan eight H100 on spot; train a small CNN here, lose the node, resume, read the bill
 	@scripts/demo.sh
 
 test: setup-dev ## run every test that this machine can run; says what it skips and why

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The main job, as a user would run it: plan it everywhere, run it here, lose the node, resume, read the bill.
+# What Cavvy is for: plan a large run on spot; run a small one here, lose its machine, resume, read the bill.
 # Called by `make demo`. It keeps everything in .cache/demo and stops what it started.
 #   DEMO_SHORT=1    a quarter of the epochs
 #   DEMO_EPOCHS=15  that many
@@ -32,14 +32,14 @@ leave() {
 }
 trap leave EXIT
 
-echo "A small network learns to read handwritten digits; it loses its machine halfway and goes on from its checkpoint."
-echo "Needed: this machine, and torch, which the task's own setup installs once. Not shown, as it cannot be had everywhere:"
-echo "GPUs, cloud accounts, containers. The machine's price of \$3.60/h is made up, so that there is a bill to read."
+echo "First a plan for eight H100, which starts nothing. Then a small network learns to read handwritten digits on this"
+echo "machine; it loses the machine halfway and continues from its checkpoint. The task's setup installs torch once."
+echo "The demo uses no GPUs, cloud accounts or containers, and the machine's price of \$3.60/h is made up."
 
-heading "1. What would it cost, and where?"
-show cavvy plan $task --limit 5 "${short[@]}"
+heading "1. What does a run on eight H100 cost by its deadline, on spot, on demand, and when Cavvy chooses?"
+show cavvy plan examples/spot/task.yaml --limit 3
 
-heading "2. Run it here. After a third of the epochs, a fire drill in the background takes the machine away:"
+heading "2. Run a small one here. After a third of the epochs, a fire drill in the background takes the machine away:"
 printf '%s$ cavvy drill preempt NAME --notice 5s%s\n' "$bold" "$plain"
 last=$(cavvy ps --all -o json | .venv/bin/python -c 'import json, sys; print(max([j["id"] for j in json.load(sys.stdin)], default=""))')
 .venv/bin/python scripts/demo_preempt.py "$last" $((epochs / 3)) &
