@@ -241,8 +241,8 @@ def test_a_duration_counts_for_all_nodes_of_the_task() -> None:
 @pytest.mark.parametrize(
     ("measured_on", "offer", "note"),
     [
-        ("cpu:8", make_offer("A100"), "a time on A100 does not follow"),
-        ("A100:8", make_offer(), "a time on CPUs does not follow"),
+        ("cpu:8", make_offer("A100"), "from which no time on A100 can be estimated"),
+        ("A100:8", make_offer(), "from which no time on CPUs can be estimated"),
         ("A100:8", make_offer("Mystery"), "no data sheet of Mystery is known"),
     ],
 )

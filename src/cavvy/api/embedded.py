@@ -1,7 +1,8 @@
 """The process of the embedded server: one per state folder, in the background. It exits when idle.
 
 `cavvy.client.launch` starts it as `python -m cavvy.api.embedded --ready-fd N`. The process reports
-through the pipe N that it is serving, that another server already is, or why the start failed.
+through the pipe N that it is serving, that another server is already serving, or why the start
+failed.
 """
 
 import asyncio

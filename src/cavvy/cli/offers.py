@@ -150,8 +150,9 @@ def _offers_out(
 
 
 def _ask_configured(snapshot: "CatalogSnapshot", need: "Resources", ready: bool) -> "LiveMatches":
-    """The current offers of all configured providers if `ready`; otherwise of those that are not in
-    the catalog and that `need` names. The others are asked only whether they can be used.
+    """If `ready`, the current offers of all configured providers; otherwise, only the offers of
+    configured providers that are not in the catalog and that `need` names. The other configured
+    providers are asked only whether they can be used.
     """
     from cavvy.cli.task.available import match_configured
 

@@ -223,7 +223,7 @@ def _range(bounds: Sequence[float]) -> str:
 
 
 def _range_s(placement: "Placement") -> tuple[float, float] | None:
-    """The range of the running time in seconds, if it is scaled from another device."""
+    """The range of the running time in seconds, if the time is scaled from another device."""
     if placement.run_time is None or placement.spread == 1:
         return None
     seconds, spread = placement.run_time.total_seconds(), placement.spread
@@ -256,8 +256,8 @@ _COLUMNS = (
 
 
 def _rows(answer: _Answer, notes: Sequence[str] = ()) -> list[tuple[object, ...]]:
-    """The cells of each row. `notes` are all notes, to which the rows refer by number; if it is (),
-    the rows contain their notes in full.
+    """The cells of each row. `notes` are all notes, to which the rows refer by number; if `notes`
+    is (), the rows contain their notes in full.
     """
     return [
         _row(rank, placement, answer.offered.readiness(placement.offer), notes)

@@ -29,7 +29,7 @@ def command(name: str, project: str, output: str) -> None:
             else None
         )
     if output == "json":
-        document = decode(encode(job))  # in the job, task, origin and offer are raw JSON
+        document = decode(encode(job))  # `task`, `origin` and `offer` of the job are raw JSON
         extra = {} if forecast is None else {"forecast": decode(encode(forecast))}
         json_out(document | extra)
         return

@@ -3,8 +3,8 @@ there is space.
 
 A removal may act at the provider first and be recorded later. A purchase is never deferred, since
 its row must be written first. Therefore `put` keeps changes to existing rows in memory, while
-`commit` raises StoreFull. Reads include the kept changes. All row writes pass through this class in
-order, and kept changes are written first.
+`commit` raises StoreFull. Reads include the kept changes. All writes of rows pass through this
+class in order, and deferred changes are written first.
 """
 
 import asyncio

@@ -105,7 +105,7 @@ class ProviderPool:
         return provider.manifest.notice if provider is not None else None
 
     def reports_cancelled(self, name: str) -> bool:
-        """Whether the end of this provider's gangs shows if a person cancelled them."""
+        """Whether the end of one of this provider's gangs shows that a person cancelled it."""
         provider = self.providers.get(name)
         return provider is not None and provider.manifest.reports_cancelled
 

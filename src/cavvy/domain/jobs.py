@@ -364,7 +364,7 @@ class Order:
     kind: str  # "stop" (seconds: grace) | "notice" (seconds: until the node is reclaimed)
     seconds: float
     reason: str
-    at: datetime | None = None  # when it was given
+    at: datetime | None = None  # the time of the order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Add lines before the author's commands. They provide the environment variables and the shell that
 the commands expect.
 
-The agent sets Cavvy's variables when a node starts, and these lines derive the other tool's
-variables from Cavvy's. The lines are POSIX shell. Cavvy's shell stops at the first failing command;
-the shells of the other tools do not, so the lines begin with `set +e`.
+The agent sets Cavvy's variables when a node starts, and these lines set the other tool's variables
+from them. The lines are POSIX shell. Cavvy's shell stops at the first failing command; the shells
+of the other tools do not, so the lines begin with `set +e`.
 """
 
 from dataclasses import replace

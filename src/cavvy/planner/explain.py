@@ -75,7 +75,7 @@ def explain(
     fit but that their provider refuses) and of the task's limits (`plan`).
 
     An offer that breaks a limit counts as a nearer miss than an offer that fails a constraint.
-    Misses of providers that cannot run jobs come last.
+    Misses whose provider cannot run jobs come last.
     """
     answers = list(matches)
     counts: Counter[Constraint] = Counter()

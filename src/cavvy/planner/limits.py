@@ -105,8 +105,8 @@ class TaskLimiter:
         )
 
     def _fits_whole(self, run_time: timedelta | None, cost: Money | None) -> bool:
-        """Whether the whole work would fit into the whole limit by this estimate. The rest then
-        exceeds the rest of the limit only because work was lost.
+        """Whether the whole work would fit into the whole limit by this estimate. If it would, the
+        remaining work exceeds the remaining limit only because work was lost.
 
         The job is not ended because of such an estimate: it may still finish in time, and it is
         stopped anyway when it reaches the limit.

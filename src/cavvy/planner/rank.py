@@ -183,7 +183,8 @@ def order_of(task: Task, avoid: Collection[str] = ()) -> Callable[[Offer], tuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Course:
-    """The expected times and preemptions, which are equal for all offers of one shape."""
+    """The expected times and preemptions of an offer; they are equal for all offers of one
+    shape."""
 
     run_time: timedelta | None
     spread: float

@@ -49,8 +49,9 @@ _CPU_FALLBACK = (Precision.BF16, Precision.FP16, Precision.TF32)
 class TimeEstimate:
     """The running time without interruptions, or None if unknown. `notes` state its basis.
 
-    80 % of the times measured on other devices are between `run_time` / `spread` and `run_time` *
-    `spread`. The spread is 1 if the time was not scaled by data sheets, or if it is not known.
+    If the time was measured on another device, 80 % of true times are between `run_time` / `spread`
+    and `run_time` * `spread`. The spread is 1 if the time was not scaled by data sheets, or if it
+    is not known.
     """
 
     run_time: timedelta | None
@@ -130,14 +131,18 @@ def _is_device(known: KnownAccelerator | None, name: str, offer: Offer) -> bool:
 
 
 def _not_scaled(work: Workload, offer: Offer) -> str:
-    """Why the duration says nothing about the devices of the offer."""
+    """Why the duration cannot be scaled to the devices of the offer."""
     there = offer.accelerator or "CPUs"
     for name in (_split(work.measured_on or "")[0], offer.accelerator or "cpu"):
         if name != "cpu" and device_of(name) is None:
             return (
-                f"{work.measured_on} cannot be scaled to {there}: no data sheet of {name} is known"
+                f"the duration on {work.measured_on} cannot be scaled to {there}: no data sheet "
+                f"of {name} is known"
             )
-    return f"measured on {work.measured_on}; a time on {there} does not follow from that"
+    return (
+        f"the duration was measured on {work.measured_on}, from which no time on {there} can be "
+        "estimated"
+    )
 
 
 def _as_used(offer: Offer, task: Task) -> Offer:

@@ -59,9 +59,10 @@ class NoticeSource:
     """One URL that the node polls over plain HTTP. An empty answer, or the status 404, 410 or 204,
     means that there is no notice.
 
-    The answer is a string, an object, or, with `list_field`, an object with a list of events. An
-    event counts if every field in `match` has one of its listed values (the field "" is the whole
-    answer if the answer is a string). Times are in ISO 8601 or in the form of HTTP headers.
+    The answer is a string, an object, or, if `list_field` is set, an object with a list of events.
+    An event is a notice if every field in `match` has one of the values listed for it. The field ""
+    is the whole answer, if the answer is a string. Times are in ISO 8601 or in the form of HTTP
+    headers.
     """
 
     source: str  # shown to users, such as "AWS"

@@ -220,7 +220,7 @@ class TransferProgress:
     """Reports every few seconds a transfer's progress, and what the transfer is waiting for. The
     transfer may use several threads.
 
-    If `quiet`, waits are not reported, since the user already knows the reason.
+    If `quiet`, the user is not told about waits, because the user already knows the reason.
     """
 
     def __init__(self, what: str, tell: Tell, *, quiet: bool = False) -> None:

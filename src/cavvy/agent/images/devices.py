@@ -22,8 +22,8 @@ SPECS = ("/etc/cdi", "/var/run/cdi")  # where engines read descriptions of devic
 
 
 def find_vendor(config: AgentConfig, dev: str = "/dev") -> str:
-    """The vendor of the accelerators that the work may use; "" if it has none, or if their vendor
-    is unknown."""
+    """The vendor of the accelerators that the work may use; "" if there are no accelerators, or if
+    their vendor is unknown."""
     if config.devices is None and not config.vendor:
         return next((name for name, files in FILES.items() if _list_files(files[:1], dev)), "")
     return (config.vendor or "nvidia") if config.devices != [] else ""

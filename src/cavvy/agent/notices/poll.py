@@ -145,7 +145,9 @@ class NoticePoll:
         if notice.reply is not None:
             self._ids.append(str(event.get(notice.reply.id, "")))
         if notice.advice:
-            self._listener.advised(notice.source, f"{notice.source} says that this node is at risk")
+            self._listener.advised(
+                notice.source, f"{notice.source} reports that this node is at risk"
+            )
             return
         seconds = seconds_left(notice, event, self._asker.date)
         self._listener.noticed(seconds, notice.source, f"{notice.source} is reclaiming the node")

@@ -186,7 +186,8 @@ def list_mounts(config: AgentConfig, work: WorkConfig) -> list[str]:
 
 def _ways(engine: str, config: AgentConfig) -> list[list[str]]:
     """Options to add to the command, the best first; the next set is tried only if the container
-    did not start. The first set lets work with devices lock all memory, as RDMA requires.
+    did not start. The first set allows work that uses devices to lock all memory, which RDMA
+    requires.
     """
     memory = ["--memory", f"{config.memory_mib}m"] if config.memory_mib else []
     locks = ["--ulimit", "memlock=-1:-1"] if make_device_flags(engine, config) else []

@@ -72,7 +72,7 @@ class WorkProcess:
         self._output.pause(paused)
 
     def close(self) -> None:
-        """Read the remaining output, and pass on no more of it."""
+        """Read the remaining output, but do not pass it on."""
         self._output.drain()
 
     def _heard(self, line: bytes) -> None:

@@ -56,7 +56,7 @@ class ChildCommand:
             None  # a program to run at the end, such as the container's removal
         )
         self.channel = -1  # a file descriptor to which only `call` writes
-        self.leaves = False  # what the program has started lives on after the program's own end
+        self.leaves = False  # processes that the program has started live on after it ends
         self.status_path: str | None = (
             None  # the file in which the exit code is recorded before it is reported
         )

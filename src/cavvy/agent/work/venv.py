@@ -59,7 +59,7 @@ def _list_pythons(path: str) -> Iterator[str]:
 
 
 def _repair(uv: str, folder: str, env: dict[str, str], code: int) -> bool:
-    """Have uv download pip or the whole environment; returns whether it could."""
+    """Let uv download pip or the whole environment; returns whether this succeeded."""
     if code == WITHOUT_PIP:
         command = [uv, "pip", "install", "--quiet", "--python", folder + "/bin/python", "pip"]
     else:

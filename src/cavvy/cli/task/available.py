@@ -97,7 +97,8 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> AvailableOf
 
 
 def _leave_out(found: OfferMatches, asked: Collection[tuple[str, str]]) -> OfferMatches:
-    """The catalog's matches without those in regions whose provider reports its own offers."""
+    """The matches in the catalog, except those in regions for which the provider itself reports
+    offers."""
     offers = [each for each in found.offers if (each.provider, each.region) not in asked]
     spare = len(found.offers) - len(offers)
     return replace(found, offers=offers, matched=found.matched - spare, total=found.total - spare)
@@ -153,7 +154,7 @@ class LiveMatches:
     """The current offers of configured providers that match."""
 
     matches: Mapping[str, OfferMatches]  # by provider
-    problems: Sequence[str]  # a message for each provider that did not answer completely
+    problems: Sequence[str]  # one message for each provider that did not answer completely
     readiness: Callable[[Offer], Readiness]
 
 
@@ -331,7 +332,7 @@ def suggest_offer(task: Task, file: str) -> str:
 
 
 def _say_set_up(offer: Offer) -> str:
-    """What the offer is, and the command that sets up its provider."""
+    """A text that describes the offer, with the command that sets up its provider."""
     from cavvy.domain.units import format_rate
 
     name, known = offer.provider, load_settings()

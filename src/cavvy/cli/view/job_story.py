@@ -62,7 +62,8 @@ class JobStory:
 
 
 def _repeats(held: "EventView", event: "EventView") -> bool:
-    """Whether the failure of the job only repeats how its last attempt ended."""
+    """Whether the event of the job's failure only repeats what the event of its last attempt's exit
+    says."""
     return held.kind == "exit" and event.kind == "failed" and event.fact is None
 
 

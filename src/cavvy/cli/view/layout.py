@@ -1,5 +1,5 @@
 """Fits tables into the width of a terminal. Names are never shortened: a narrow terminal gets fewer
-columns, wrapped texts or, if that is not enough, one block of lines per row.
+columns, wrapped text or, if that is not enough, one block of lines per row.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,10 +21,10 @@ class TableColumn:
     `name`, and times in local time. Numbers, and columns with `right`, are aligned on the right.
     `hidden` columns appear only in JSON and CSV.
 
-    A narrow terminal leaves out columns with a `drop`, those with the lowest number first. It
-    continues a `wrap` column on the next line, and shortens a `cut` column, which contains free
-    text. Other columns are names and stay whole. A `below` column is a name that moves to a line of
-    its own below each row where it would take the room of other columns.
+    On a narrow terminal, columns with a `drop` are left out, the lowest `drop` first. The text of a
+    `wrap` column continues on the next line, and the text of a `cut` column is shortened. Other
+    columns contain names, which are never shortened. A `below` column contains names that move to a
+    line of their own below each row if other columns need the space.
     """
 
     name: str
@@ -57,7 +57,8 @@ def text_width(text: str) -> int:
 
 
 def wrap_text(text: str, width: int | None) -> list[str]:
-    """The lines of a text, which is wrapped between words. A longer word gets its own line."""
+    """The lines of a text, which is wrapped between words. A word longer than `width` gets its own
+    line."""
     if width is None or text_width(text) <= width:
         return [text]
     lines = [""]
@@ -100,7 +101,8 @@ def _fit(
     width: int | None,
     among: Collection[int],
 ) -> dict[int, int] | None:
-    """As `choose_widths`, with some of the columns, each of them in the row itself."""
+    """Like `choose_widths`, but only for the columns in `among`, and without lines below the
+    row."""
     columns = list(zip(*table, strict=True))
     full = [max(map(text_width, column)) for column in columns]
     if width is None:
@@ -145,7 +147,8 @@ def row_lines(
 
 
 def pad(text: str, width: int, right: bool = False) -> str:
-    """The text with spaces up to the width, before it if it is aligned on the right."""
+    """The text, filled with spaces to the width. The spaces are before the text if it is aligned on
+    the right."""
     spaces = " " * (width - text_width(text))
     return spaces + text if right else text + spaces
 

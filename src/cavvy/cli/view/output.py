@@ -18,7 +18,7 @@ from cavvy.cli.view.formatting import show_time, zone_name
 from cavvy.cli.view.layout import TableColumn as TableColumn
 
 _F = TypeVar("_F", bound=Callable[..., object])
-_WIDE = "cavvy.wide"  # in the context of a command that prints all columns
+_WIDE = "cavvy.wide"  # a key in the context of a command that prints all columns
 
 
 def _format_option(*formats: str) -> Callable[[_F], _F]:
@@ -33,7 +33,7 @@ def _format_option(*formats: str) -> Callable[[_F], _F]:
 
 
 def _read_format(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    """The format for the command. A wide table is a table to the command."""
+    """The output format as the command sees it. For the command, `wide` is the same as `table`."""
     context.meta[_WIDE] = value == "wide"
     return "table" if value == "wide" else value
 
@@ -89,7 +89,7 @@ def pairs_out(pairs: Sequence[tuple[str, object]], file: TextIO | None = None) -
     for name, value in pairs:
         text, indent = _text(None, value), before
         if width is not None and layout.longest_word(text) > width - before:
-            indent = len(layout.GAP)  # the value begins below its name
+            indent = len(layout.GAP)  # the value begins on the line below its name
         lines = layout.wrap_text(text, width and width - indent)
         head = _bold(layout.pad(name, before - len(layout.GAP)), out)
         first = f"{head}{layout.GAP}{lines.pop(0)}" if indent == before else head.rstrip()

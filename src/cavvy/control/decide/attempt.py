@@ -296,8 +296,8 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
 
 
 def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
-    """The ranks whose node is gone or whose agent was silent for longer than its lease, as if they
-    had exited. The end of the whole gang is not among them.
+    """The ranks whose node is gone, or whose agent was silent for longer than its lease, in the
+    form of ranks that have exited. If the whole gang has ended, no rank is listed.
     """
     seen, lost = view.seen, []
     gone = seen.nodes if isinstance(seen, GangSeen) and seen.state is not GangState.ENDED else ()
@@ -328,8 +328,9 @@ def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
 
 
 def _first_cause(view: AttemptSnapshot, failures: Sequence[Node], now: datetime) -> Node:
-    """The failure that ended the gang. A rank that stopped on an order is not the cause of a
-    failure; and if the user or a limit stopped the job, only failures before that are causes.
+    """The failure that ended the gang. A rank that stopped because it was ordered to is not the
+    cause of a failure. If the user or a limit stopped the job, only a failure before that is the
+    cause.
     """
     stopped = [node for node in failures if node.exit_outcome is AttemptOutcome.STOPPED]
     causes = [node for node in failures if node.exit_outcome is not AttemptOutcome.STOPPED]
@@ -394,7 +395,7 @@ def _is_told(node: Node, kinds: Sequence[str]) -> bool:
 
 
 def _told_at(nodes: Sequence[Node]) -> list[datetime]:
-    """When these ranks got their orders."""
+    """The times at which these ranks got their orders."""
     return [node.order.at for node in nodes if node.order is not None and node.order.at is not None]
 
 

@@ -1,5 +1,5 @@
 """Rules for scalars by dstack's types (pydantic's lax mode): "8" counts as a number and 8 as a
-text, but true is not a string.
+string, but true does not count as a string.
 """
 
 import re

@@ -36,7 +36,7 @@ _STORES = {
 # The URL schemes of stores with S3's protocol. One address, `_ENDPOINT`, applies to a whole job.
 _LIKE_S3 = ("s3", "r2", "nebius", "oci", "cos", "cw", "vastdata")
 _ENDPOINT = "AWS_ENDPOINT_URL_S3"
-# The stores, clouds and URL schemes of stores that use S3's protocol at an address of their own
+# The names, clouds and URL schemes of stores that use S3's protocol but have their own address
 _COMPATIBLE = {
     **{name: name for name in ("r2", "nebius", "coreweave", "oci", "vastdata", "ibm")},
     **{"cw": "coreweave", "cos": "ibm"},
@@ -90,15 +90,19 @@ def read_mounts(
         )
     secrets = (_ENDPOINT,) if stores - {"s3"} else ()
     for name in secrets:
-        reason = f"the address of the {min(stores)} store comes from `cavvy secret set {name}`"
+        reason = (
+            f"the job reads the address of the {min(stores)} store from the secret {name}; set it "
+            f"with `cavvy secret set {name}`"
+        )
         kept_keys.note_at(table, "file_mounts", reason)
     volumes = (*found.volumes, *_read_volumes(table, kept_keys))
     return replace(found, volumes=volumes, secrets=secrets)
 
 
 def _use_s3(found: TranslatedMounts, stores: set[str]) -> TranslatedMounts:
-    """Give the buckets of a mount S3's scheme if their store has S3's protocol. `stores` collects
-    the schemes of these stores. Raises WrongValue if there are several.
+    """Change the buckets of a mount to S3's URL scheme if their store uses S3's protocol. `stores`
+    collects the original schemes of these stores. Raises WrongValue if there is more than one
+    scheme.
     """
     urls = [each.source for each in found.inputs] + [each.target for each in found.outputs]
     schemes = stores | {url.partition(":")[0] for url in urls} & set(_LIKE_S3)

@@ -227,7 +227,7 @@ def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> Re
 def _make_options(
     providers: tuple[str, ...], options: Mapping[str, object]
 ) -> tuple[ProviderOptions, ...]:
-    """The options that are set, for each of the providers."""
+    """The options of each provider, without unset ones."""
     values = json.dumps({name: value for name, value in options.items() if value is not None})
     if values == "{}":
         return ()
@@ -249,10 +249,14 @@ def _read_location(
     cloud = {"k8s": "kubernetes", "*": ""}.get(cloud.lower(), cloud.lower())
     region, zone = region.strip("*"), zone.strip("*")
     if cloud == "slurm" and zone:
-        region, zone = f"{region}/{zone}", ""  # a partition; `regions` may also list partitions
+        region, zone = f"{region}/{zone}", ""  # a partition, which `regions` may contain too
     elif zone and not cloud:
         key = "resources.zone" if infra is None else "resources.infra"
-        kept_keys.refuse_at(table, key, f"the zone {zone} needs its cloud, such as infra: aws")
+        kept_keys.refuse_at(
+            table,
+            key,
+            f"the zone {zone} is set without its cloud; set the cloud too, such as infra: aws",
+        )
     elif zone and not region:
         region = "".join(_REGION_OF_ZONE.findall(zone))
     if not cloud and "tpu" in (name := (text_at(table, "accelerators") or "").lower()):

@@ -9,9 +9,9 @@ from math import exp, hypot, log
 from cavvy.planner.estimate.devices import DeviceRates
 from cavvy.planner.estimate.roofline import peak_of
 
-# The spread of rates that are carried from one measurement, in e-folds: for another device, and for
-# each e-fold of another count. `benchmarks/estimate.py` shows that the range holds 80 % of the
-# pairs of measurements in public tables (docs/reference/estimate.md).
+# The spread of rates that are derived from one measurement, as a natural logarithm: for another
+# device, and for each factor of e between the counts. `benchmarks/estimate.py` shows that 80 % of
+# the measurements in public tables are within this spread (docs/reference/estimate.md).
 _OTHER_DEVICE = 0.4
 _OTHER_COUNT = 0.3
 
@@ -62,7 +62,8 @@ def carry(
 
 
 def spread_of(measured: MeasuredRate, device: DeviceRates, count: int) -> float:
-    """The factor within which 80 % of rates are that `carry` derives from one measurement."""
+    """The factor by which 80 % of measured rates differ at most from the rate that `carry` derives
+    from one measurement."""
     other = (device.name, device.memory_mib) != (measured.device.name, measured.device.memory_mib)
     return exp(hypot(_OTHER_DEVICE if other else 0.0, _OTHER_COUNT * log(count / measured.count)))
 

@@ -369,12 +369,14 @@ class AwsLauncher:
 
 
 def _choose_zone(gang: GangSpec, zone: str | None) -> str | None:
-    """The zone that the task asks for, else that of its volumes. Raises NoCapacity if they
+    """The zone that the task asks for, or else the zone of its volumes. Raises NoCapacity if they
     differ.
     """
     asked = str(gang.options.get("zone") or zone or "") or None
     if zone not in (None, asked):
-        raise NoCapacity(f"{gang.offer.key}: the volumes are in {zone}, the task asks for {asked}")
+        raise NoCapacity(
+            f"{gang.offer.key}: the volumes are in {zone}, but the task asks for {asked}"
+        )
     return asked
 
 

@@ -128,7 +128,7 @@ class AwsMarket:
         """Return an instance type, or None if the region does not have the type."""
         try:
             await self._fresh(region)
-        except ProviderError:  # an error while reading prices does not matter here
+        except ProviderError:  # shapes do not need the prices, which may have failed
             if self._regions[region].facts is None:
                 raise
         facts = self._regions[region].facts

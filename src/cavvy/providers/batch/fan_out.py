@@ -131,7 +131,7 @@ class FanOut(Generic[_T]):
         if task is not None and answered and not isinstance(task.result(), ProviderError):
             self._problems.pop(
                 name, None
-            )  # it answered late, so the next query gets the full time limit again
+            )  # the late answer arrived, so the next query gets the full time limit again
         fresh = self._asking[name] = asyncio.create_task(_catch(ask()))
         return fresh
 

@@ -66,7 +66,7 @@ class BatchGangs:
         self._looks = 0
         self._last: tuple[int, dict[str, GangSeen]] = (0, {})
         self._couriers: dict[str, asyncio.Task[None]] = {}
-        self._leaving: set[str] = set()  # gangs whose removal waits for their agents to leave
+        self._leaving: set[str] = set()  # gangs that are removed only after their agents have left
 
     async def launch(self, gang: GangSpec, taking: ReclaimRules, submit: Submit) -> None:
         """See `Provider.launch`. Calls `submit` at most once, after the gang was recorded."""

@@ -20,9 +20,9 @@ class BatchPhase(StrEnum):
 class BatchJobRow:
     """One job. Times in the future, in `start` and `end`, are estimates.
 
-    `reason` describes to users why the job waits, what it is doing, or how it ended. If `taken`,
-    the job ended because the batch system reclaimed its nodes; if `cancelled`, a person or Cavvy
-    cancelled it. If `broke`, the job failed by itself, and its log may explain the failure.
+    `reason` describes to users why the job waits, what it is doing, or how it ended. `taken` means
+    that the job ended because the batch system reclaimed its nodes; `cancelled`, that a person or
+    Cavvy cancelled it. If `broke`, the job failed by itself, and its log may explain the failure.
     """
 
     id: str

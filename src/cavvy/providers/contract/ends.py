@@ -102,7 +102,7 @@ class EndTests(ScenarioSuite):
         await call
         await harness.ours.remove(
             gang.name
-        )  # call it again, as the control plane does until the gang is gone
+        )  # remove the gang again, as the control plane does until the gang is gone
         await harness.place.settle()
         assert all(seen.state is GangState.ENDED for seen in await harness.ours.gangs(gang.name))
 

@@ -24,7 +24,7 @@ class DockerEngine:
     socket_dir: str
     container: Object  # fields of its container
     ready: tuple[str, ...]  # a command that fails until the engine answers
-    variables: Mapping[str, str]  # of the work
+    variables: Mapping[str, str]  # environment variables of the work
     steps: tuple[str, ...] = field(default=())  # further commands that prepare the client
 
 
@@ -72,7 +72,7 @@ _ENGINES = {
 
 
 def find_fault(option: object) -> str | None:
-    """Why the value of the option is wrong; None if it is right."""
+    """Why the value of the option is invalid; None if it is valid."""
     mode, cache = _read(option)
     if mode not in _ENGINES or not isinstance(cache, str):
         return "expected `all`, `build`, or a table with `mode` and `cache`, the name of a claim"
@@ -144,7 +144,7 @@ def _make_sidecar(engine: DockerEngine, mode: str, cache: str, socket: Object) -
 
 
 def _read(option: object) -> tuple[str, Any]:
-    """The mode and the cache of an option."""
+    """The mode and the cache that the option's value states."""
     if isinstance(option, Mapping):
         return str(option.get("mode")), option.get("cache") or ""
     return str(option), ""

@@ -34,13 +34,13 @@ def read_device(text: str) -> str:
         return plain
     key = name_device(_accelerators(text))
     if key is None:
-        raise WrongValue(f"{shown(text)} is not one accelerator with one count")
+        raise WrongValue(f"{shown(text)} must be one accelerator with one count")
     return key
 
 
 def name_device(needs: Sequence[AcceleratorNeed]) -> str | None:
     """The key of `work.rates` for the only accelerator and count that `needs` accepts, such as
-    A100-80GB:8; None if it accepts several.
+    A100-80GB:8; None if `needs` accepts several.
     """
     from cavvy.catalog.accelerators import find_accelerator
 

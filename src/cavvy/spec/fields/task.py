@@ -96,7 +96,9 @@ def _build(table: SectionReader) -> Task | None:
 
 
 def _with_device(table: SectionReader, work: Workload | None, needs: Resources) -> Workload | None:
-    """The work with the device on which its duration was measured, if the task names one."""
+    """The work. If it states a duration without `measured_on`, that is the device that `needs`
+    asks for.
+    """
     if work is None or work.duration is None or work.measured_on is not None:
         return work
     asked = dict.fromkeys(need for each in needs.choices for need in each.accelerators)
@@ -104,7 +106,8 @@ def _with_device(table: SectionReader, work: Workload | None, needs: Resources) 
     if asked and device is None:
         message = "the task accepts several accelerators, so `measured_on` is needed"
         named = filter(None, (name_device([need]) for need in asked))
-        hint = f"state where it takes this long, such as `measured_on: {next(named, 'A100:8')}`"
+        example = next(named, "A100:8")
+        hint = f"state the accelerators that the duration is for, such as `measured_on: {example}`"
         table.wrong("work", message, suggestion=hint)
     return replace(work, measured_on=device)
 

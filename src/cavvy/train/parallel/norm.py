@@ -27,7 +27,7 @@ def clip(parameters: Iterable[Any], limit: float, pipeline: Any = None) -> Any:
     total = square.sqrt()
     factor = torch.clamp(
         limit / (total + 1e-6), max=1.0
-    )  # as torch's clipping does, without waiting for the device
+    )  # computed as in torch's gradient clipping, which does not wait for the device
     grads = [local(p.grad) for some in (plain, *split) for p in some]
     torch._foreach_mul_(grads, factor)
     return total

@@ -62,7 +62,7 @@ _AT_ONCE = -1.0  # makes the supervisor kill without a grace period
 
 @dataclass(frozen=True, slots=True)
 class _Nothing:
-    """The type of an empty answer."""
+    """The type of the value that stands for an empty answer."""
 
 
 @dataclass(slots=True)

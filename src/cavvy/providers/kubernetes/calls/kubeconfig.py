@@ -297,7 +297,7 @@ class KubeLogin:
         """Discard credentials that the API server rejected. Return False if the next credentials
         would be the same.
         """
-        if self._proof is not rejected:  # another request was also rejected and renewed them
+        if self._proof is not rejected:  # another request has replaced these credentials
             return True
         self._proof = None
         known = self._context

@@ -36,7 +36,7 @@ SLACK_S = 60.0  # an agent that still runs this long after lease and grace is ki
 
 
 def main() -> int:
-    if tuple(sys.version_info) < (3, 8):  # an old Python: the image's own
+    if tuple(sys.version_info) < (3, 8):  # the image has its own Python, which is too old
         os.execv("/bin/sh", ["sh", AGENT + "/boot.sh", "bring"])
     os.makedirs(RUN, mode=0o700, exist_ok=True)
     listeners = [listen(RUN + "/agent.sock"), listen(RUN + "/tunnel.sock")]
