@@ -342,7 +342,7 @@ def main() -> None:
         lines += ["", f"### {title}, each accelerator left out", ""]
         check_table(list(read()), lines.append)
     for title, read in TITLES:
-        lines += ["", f"### {title}, one measurement scaled to each other", ""]
+        lines += ["", f"### {title}, each measurement predicted from one other", ""]
         check_pairs(list(read()), lines.append)
     text = "\n".join(lines) + "\n"
     print(text)

@@ -48,6 +48,6 @@ class Charge:
 
 
 def replace_charges(earlier: Iterable[Charge], later: Sequence[Charge]) -> list[Charge]:
-    """All charges, without the earlier charges of each rank that has later charges."""
+    """All charges. Later charges of a rank replace all its earlier charges."""
     billed = {(charge.attempt_id, charge.rank) for charge in later}
     return [each for each in earlier if (each.attempt_id, each.rank) not in billed] + list(later)

@@ -294,8 +294,8 @@ class Workload:
 
     Either `flops` (total floating-point operations of the whole job, at `precision` and with the
     share `efficiency` of peak), or `samples` with `rates` (samples per second measured on one node,
-    by the name of its accelerator, or "cpu"), or `duration` (of the whole job, measured on as many
-    nodes as the task has, each with `measured_on`).
+    by the name of its accelerator, or "cpu"), or `duration` (of the whole job, on as many nodes as
+    the task has, each with the accelerators `measured_on`).
     """
 
     flops: float | None = None

@@ -51,7 +51,7 @@ class Placement:
     nodes: int
     rate: HourlyRate  # the rate of the whole gang
     run_time: timedelta | None = None  # duration of the remaining work without preemptions
-    spread: float = 1.0  # of `run_time`; see `work.TimeEstimate`
+    spread: float = 1.0  # the spread of `run_time`; see `work.TimeEstimate`
     wall_time: timedelta | None = None  # from the launch to the end of the work, with preemptions
     finish: datetime | None = None
     cost: Money | None = None  # cost of nodes and egress

@@ -425,7 +425,8 @@ class Diagnoser:
         )
 
     def _between(self, rank: int) -> float:
-        """Seconds per step between its parts. Rare events count only if one was observed."""
+        """Seconds per step between its parts. Rare events are included only if at least one was
+        observed."""
         return self._every.mean("between", rank, seldom=self._saw_seldom(rank))
 
     def _saw_seldom(self, rank: int) -> bool:

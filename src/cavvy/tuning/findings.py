@@ -41,8 +41,8 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class StepWindow:
-    """The same steps on all ranks. Its methods return one value per step, without the first step,
-    which started while other ranks were still reporting.
+    """The records of the same steps on all ranks. Its methods return one value per step, without
+    the first step, which started while other ranks were still reporting.
     """
 
     ranks: list[dict[str, Any]]

@@ -16,7 +16,8 @@ FILES = {
     "google": ("accel[0-9]*", "vfio/*"),
     "intel": ("accel/accel[0-9]*", "dri"),
 }
-# RDMA (InfiniBand, RoCE, EFA), and NVIDIA's copies between GPU memory and network
+# The device files of RDMA (InfiniBand, RoCE, EFA), and of NVIDIA's copies between GPU memory and
+# network
 FABRIC = ("infiniband", "gdrdrv")
 SPECS = ("/etc/cdi", "/var/run/cdi")  # where engines read descriptions of devices (CDI)
 

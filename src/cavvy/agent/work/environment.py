@@ -63,7 +63,9 @@ def make_environment(config: AgentConfig, work: WorkConfig, socket: str = "") ->
     """
     env = base_environment(every=config.boxed)
     if len(config.home) < LONGEST_HOME:
-        env["TMUX_TMPDIR"] = config.home  # its own tmux server, which ends with the attempt
+        env["TMUX_TMPDIR"] = (
+            config.home
+        )  # gives the work its own tmux server, which ends with the attempt
     env.update(work.env)
     env.update(work.secrets)
     for name, value in work.params.items():

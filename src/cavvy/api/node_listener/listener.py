@@ -71,7 +71,7 @@ def listen_for_nodes(home: StateDir, settings: Settings) -> NodeListener | None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         host.encode(
             "idna"
-        )  # fails for some names like the next line, which would leave its socket open
+        )  # the next line fails for the same names, but would leave its socket open
         sock = socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, ValueError) as error:  # ValueError if it is not a host name
         raise StateDirError(

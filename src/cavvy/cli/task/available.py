@@ -36,7 +36,7 @@ from cavvy.providers.objections import list_objections, refuses_all
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.layout import SnapshotError
 
-_MISSES = 20  # more than are shown, because those of providers that can run jobs are shown first
+_MISSES = 20  # more than are shown, because offers of providers that can run jobs are shown first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -293,7 +293,7 @@ def audit_bill(attempt: Attempt, seen: GangSeen | None, charges: Iterable[Charge
     if seen is None:
         return AuditedBill(attempt=attempt, billed=billed, reported=None)
     until = attempt.ended_at or attempt.since
-    handed_on = attempt.handed_on  # then the rest of the gang's life is another attempt's
+    handed_on = attempt.handed_on  # if true, the rest of the gang's life belongs to another attempt
     nodes = [
         replace(node, ended_at=until) if handed_on or node.ended_at is None else node
         for node in seen.nodes

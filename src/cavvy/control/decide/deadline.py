@@ -31,7 +31,7 @@ class StoredFacts:
     """The job's rows in the store. `current` is the attempt that runs or starts."""
 
     attempts: Sequence[Attempt]
-    nodes: Sequence[Node] = ()  # of the current attempt
+    nodes: Sequence[Node] = ()  # the nodes of the current attempt
     current: Attempt | None = None
     budget_left: Money | None = None
     egress: Mapping[str, Money] = field(default_factory=dict)  # prices for moving the checkpoint

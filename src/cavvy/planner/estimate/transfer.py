@@ -62,7 +62,7 @@ def carry(
 
 
 def spread_of(measured: MeasuredRate, device: DeviceRates, count: int) -> float:
-    """The factor by which 80 % of measured rates differ at most from the rate that `carry` derives
+    """A factor: 80 % of measured rates differ by less than this from the rate that `carry` derives
     from one measurement."""
     other = (device.name, device.memory_mib) != (measured.device.name, measured.device.memory_mib)
     return exp(hypot(_OTHER_DEVICE if other else 0.0, _OTHER_COUNT * log(count / measured.count)))

@@ -44,8 +44,8 @@ class SpotOnlyPolicy(MarketPolicy):
 
 
 class GreedyPolicy(MarketPolicy):
-    """Uses spot whenever it is available and waits otherwise. At this is the last moment from which
-    on-demand meets the deadline it changes to on-demand and stays there to the end.
+    """Uses spot whenever it is available and waits otherwise. At the last moment from which
+    on-demand meets the deadline, it changes to on-demand and stays there to the end.
     """
 
     def __init__(self, terms: JobTerms) -> None:

@@ -118,7 +118,8 @@ class MachineRegister:
         return member, own
 
     async def find(self, token: str) -> MemberMachine:
-        """Find the machine with this token. Raises Refused if there is none, TryAgain."""
+        """Find the machine with this token. Raises TryAgain, and Refused if there is no such
+        machine."""
         member = self._of(token)
         if member is None:
             await self.refresh()  # it may have joined through another server

@@ -95,7 +95,7 @@ def main() -> None:
     best = max(ends, key=ends.__getitem__)
     print(f"best: {best}, accuracy {ends[best]:.4f}, {trials[best]}")
     spent = sum(len(result) for result in results.values())
-    print(f"{spent} passes in all; without stopping {options.trials * options.epochs}")
+    print(f"{spent} passes in all; if no trial had been stopped: {options.trials * options.epochs}")
 
 
 if __name__ == "__main__":
