@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.client import ApiError, Client, ConnectionLost, Unreachable
+from cavvy.client import ApiError, Client, ConnectionLost, Patience, StartFailed, Unreachable
 from cavvy.client.ids import make_id, read_time
 from cavvy.client.transport import ClientConnection
 
@@ -23,6 +23,8 @@ class Script:
     def __init__(self, path: Path) -> None:
         self.answers: list[list[bytes]] = []
         self.requests: list[bytes] = []
+        self.hold = threading.Event()  # answers wait for it
+        self.hold.set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -55,6 +57,7 @@ class Script:
         while len(body) < wanted:
             body += connection.recv(65536)
         self.requests.append(head + b"\r\n\r\n" + body)
+        self.hold.wait()
         parts = self.answers.pop(0)
         for part in parts:
             connection.sendall(part)
@@ -102,6 +105,57 @@ def test_a_lost_connection_is_tried_again(script: Script, client: Client) -> Non
     script.answers = [[b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{", b""], [b""], [OK]]
     assert client.health().status == "ok"
     assert len(script.requests) == 3
+
+
+def test_a_silent_server_is_reported_once_and_waited_for(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cavvy.client.client.QUIET_S", 0.02)
+    reported, answer = list[str](), threading.Event()
+
+    def report(text: str) -> None:
+        reported.append(text)
+        answer.set()
+
+    script.hold = answer
+    script.answers = [[OK], [OK]]
+    patience = Patience(60, report)
+    with Client(f"unix:{tmp_path}/s.sock", "token", patience=patience) as client:
+        assert client.health().status == "ok"
+        assert client.health().status == "ok"
+    assert [text.split(";")[0] for text in reported] == [
+        "the server has not answered yet",
+        "the server answers now",
+    ]
+
+
+def test_a_request_outlives_a_server_that_dies_again_and_again(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cavvy.client.client._LONGEST_PAUSE_S", 0.01)
+    script.answers = [*[[b""]] * 6, [OK]]
+    revived = list[int]()
+
+    def revive() -> tuple[str, str]:
+        revived.append(1)
+        if len(revived) == 2:
+            raise StartFailed("server-start-failed", "it was killed")
+        return f"unix:{tmp_path}/s.sock", "token"
+
+    with Client(f"unix:{tmp_path}/s.sock", "", revive=revive, patience=Patience(60)) as client:
+        assert client.health().status == "ok"
+    assert len(revived) == 7
+
+
+def test_a_server_that_cannot_start_ends_a_request(tmp_path: Path) -> None:
+    def revive() -> tuple[str, str]:
+        raise StartFailed("settings-invalid", "line 3")
+
+    with (
+        Client(f"unix:{tmp_path}/none.sock", "", revive=revive, patience=Patience(60)) as client,
+        pytest.raises(StartFailed, match="line 3"),
+    ):
+        client.health()
 
 
 def test_what_must_not_happen_twice_is_not_tried_again(script: Script, client: Client) -> None:

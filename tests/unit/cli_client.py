@@ -14,7 +14,7 @@ from msgspec.json import encode
 from msgspec.structs import asdict, replace
 
 import cavvy.client
-from cavvy.client import ApiError, wire
+from cavvy.client import ApiError, Patience, wire
 from cavvy.client.client import ExecChunk, LogChunk
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.offers import Offer
@@ -156,6 +156,7 @@ class FakeClient:
     rows: list[wire.NodeListing] = field(default_factory=list)
     log_bytes: bytes = b""
     asked: list[tuple[object, ...]] = field(default_factory=list)
+    patience: Patience = field(default_factory=Patience)
 
     def __enter__(self) -> Self:
         return self

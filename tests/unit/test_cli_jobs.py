@@ -7,6 +7,7 @@ import io
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -24,7 +25,7 @@ from tests.unit.cli_client import (
 from cavvy.cli import down
 from cavvy.cli.main import COMMANDS, cli
 from cavvy.cli.view import synonyms
-from cavvy.client import ApiError, wire
+from cavvy.client import ApiError, ConnectionLost, wire
 from cavvy.domain.tasks import StartWindow, Task
 
 __all__ = ["client"]
@@ -500,6 +501,22 @@ def test_json_of_a_run_that_is_followed_is_refused(client: FakeClient, tmp_path:
 def test_watching_jobs_needs_a_terminal(client: FakeClient) -> None:
     found = run("ps", "--watch")
     assert (found.exit_code, "--watch needs a table on a terminal" in found.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["ps", "status good", "logs -f good", "wait good", "run X"])
+def test_a_server_that_does_not_answer_has_its_own_exit_code(
+    client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def lose(*_: object, **how: object) -> NoReturn:
+        raise ConnectionLost("connection-lost", "the connection to unix:/x timed out")
+
+    (tmp_path / "X").write_text("run: 'true'\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("job", "jobs", "submit"):
+        monkeypatch.setattr(client, name, lose)
+    told = run(*command.split())
+    assert told.exit_code == 69
+    assert told.stderr.startswith("error: no answer from the server: the connection to unix:/x")
 
 
 def test_an_audit_exits_with_1_if_a_bill_differs(

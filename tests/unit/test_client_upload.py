@@ -2,7 +2,7 @@
 knows no packs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import cast
@@ -44,6 +44,9 @@ class Server:
         else:
             self.packs.append(data)
             self._store(read_pack(data))
+
+    def repeat(self, send: Callable[[], None]) -> None:
+        send()
 
     def _store(self, blobs: Mapping[str, bytes]) -> None:
         for name, data in blobs.items():

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.reach.session import FOLLOW_PATIENCE_S, PATIENCE_S, project_option, session
 from cavvy.cli.view.formatting import show_clock, show_time
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
@@ -21,7 +21,7 @@ def command(name: str, project: str, follow: bool, output: str) -> None:
     """Show a job's history, each step with its reason."""
     from cavvy.cli.view.job_story import story_line
 
-    with session() as client:
+    with session(patience_s=FOLLOW_PATIENCE_S if follow else PATIENCE_S) as client:
         if follow and output == "table":
             for event in client.follow(project, name):
                 click.echo(f"{show_clock(event.at)}  {story_line(event)}")

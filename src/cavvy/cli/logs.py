@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import project_option, rank_option, session
+from cavvy.cli.reach.session import (
+    FOLLOW_PATIENCE_S,
+    PATIENCE_S,
+    project_option,
+    rank_option,
+    session,
+)
 
 if TYPE_CHECKING:
     from cavvy.client import Client
@@ -29,7 +35,7 @@ def command(
     """Print or follow a job's log, which is kept after its nodes are gone."""
     from cavvy.cli.reach.follow import follow
 
-    with session() as client:
+    with session(patience_s=FOLLOW_PATIENCE_S if following else PATIENCE_S) as client:
         if following and tail is None and attempt is None and rank == 0:
             follow(client, project, name)
             return

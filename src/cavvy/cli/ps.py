@@ -1,20 +1,17 @@
 """`cavvy ps`: lists jobs."""
 
-import sys
-import time
 from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import any_project_option, list_jobs, session
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.reach.session import any_project_option, list_jobs
+from cavvy.cli.reach.watch import show_repeatedly, watch_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
     from cavvy.client.wire import JobListing
 
 _RECENT = 20
-_REFRESH_S = 2.0
 
 
 @click.command("ps")
@@ -33,7 +30,7 @@ _REFRESH_S = 2.0
     help="Only jobs in this phase, such as running or failed.",
 )
 @click.option("-n", "--limit", type=click.IntRange(1), default=None, help="Maximum number of rows.")
-@click.option("-w", "--watch", is_flag=True, help="Refresh the table until you press Ctrl-C.")
+@watch_option
 @output_option
 def command(
     everything: bool,
@@ -45,23 +42,13 @@ def command(
 ) -> None:
     """List jobs, newest first."""
     wanted = limit or (None if everything else _RECENT)
-    if watch and (output != "table" or not sys.stdout.isatty()):
-        raise CommandFailure(
-            "--watch needs a table on a terminal",
-            "in scripts, `cavvy wait NAME` waits for a job",
-            2,
-        )
-    with session() as client:
-        while True:
-            rows, more = list_jobs(client, project, phase, wanted)
-            if watch:
-                click.clear()
-            _jobs_out(rows, output)
-            if more and output == "table" and not limit:
-                click.echo("… show older jobs: cavvy ps --all")
-            if not watch:
-                return
-            time.sleep(_REFRESH_S)
+
+    def show(found: "tuple[list[JobListing], bool]") -> None:
+        _jobs_out(found[0], output)
+        if found[1] and output == "table" and not limit:
+            click.echo("… show older jobs: cavvy ps --all")
+
+    show_repeatedly(lambda client: list_jobs(client, project, phase, wanted), show, watch, output)
 
 
 def _jobs_out(rows: "list[JobListing]", output: str) -> None:

@@ -2,6 +2,7 @@
 
 import click
 
+from cavvy.cli.reach.session import failures, make_failure, make_patience
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
 
@@ -18,13 +19,10 @@ def command() -> None:
 @command.command("start")
 def start() -> None:
     """Start the server in the background, unless it is running."""
-    from cavvy.client import ApiError
     from cavvy.client.embedded import ensure_server
 
-    try:
-        server = ensure_server()
-    except ApiError as error:
-        raise CommandFailure(error.message, error.hint) from error
+    with failures():
+        server = ensure_server(patience=make_patience())
     click.echo(
         f"the server is running (process {server.pid}, cavvy {server.version}) at "
         f"{server.listen or server.address}"
@@ -34,13 +32,10 @@ def start() -> None:
 @command.command("stop")
 def stop() -> None:
     """Stop the server and wait for its end; jobs keep running."""
-    from cavvy.client import ApiError
     from cavvy.client.embedded import stop_server
 
-    try:
-        stopped = stop_server()
-    except ApiError as error:
-        raise CommandFailure(error.message, error.hint) from error
+    with failures():
+        stopped = stop_server(patience=make_patience())
     click.echo("the server has stopped; jobs keep running" if stopped else "no server is running")
 
 
@@ -60,9 +55,11 @@ def status(output: str) -> None:
     from cavvy.client import Unreachable, connect
 
     try:
-        with connect(start=False) as client:
+        with connect(start=False, patience=make_patience()) as client:
             server = client.server()
     except Unreachable as error:
+        if error.code != "server-not-running":
+            raise make_failure(error) from error
         raise CommandFailure(
             "no server is running",
             "commands start the server when they need it, or use `cavvy server start`",

@@ -6,28 +6,34 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.json import decode, encode
 
-from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.reach.session import project_option
+from cavvy.cli.reach.watch import show_repeatedly, watch_option
 from cavvy.cli.view import formatting
 from cavvy.cli.view.output import TableColumn, json_option, json_out, pairs_out, rows_out
 from cavvy.domain.units import format_duration
 
 if TYPE_CHECKING:
+    from cavvy.client import Client
     from cavvy.client.wire import ForecastView, JobDetail
 
 
 @click.command("status")
 @click.argument("name")
 @project_option
+@watch_option
 @json_option
-def command(name: str, project: str, output: str) -> None:
+def command(name: str, project: str, watch: bool, output: str) -> None:
     """Show one job: phase, placement, attempts, reasons, position in the queue."""
-    with session() as client:
+
+    def read(client: "Client") -> "tuple[JobDetail, ForecastView | None]":
         job = client.job(project, name)
-        forecast = (
-            client.forecast(project, name)
-            if job.plan_state is not None and job.ended_at is None
-            else None
-        )
+        planned = job.plan_state is not None and job.ended_at is None
+        return job, client.forecast(project, name) if planned else None
+
+    show_repeatedly(read, lambda found: _show(*found, output), watch, output)
+
+
+def _show(job: "JobDetail", forecast: "ForecastView | None", output: str) -> None:
     if output == "json":
         document = decode(encode(job))  # `task`, `origin` and `offer` of the job are raw JSON
         extra = {} if forecast is None else {"forecast": decode(encode(forecast))}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.reach.session import FOLLOW_PATIENCE_S, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED
 
@@ -39,7 +39,7 @@ def command(names: tuple[str, ...], project: str, what: str, timeout: str | None
         raise CommandFailure(f"--timeout: {error}", "write, for example, 90s or 2h", 2) from error
     reached = ENDED | {"running"} if what == "running" else ENDED
     code = 0
-    with session() as client:
+    with session(patience_s=FOLLOW_PATIENCE_S) as client:
         for name in names:
             job = _wait(client, project, name, reached, until)
             click.echo(f"{name}: {job.phase}, {job.reason}")

@@ -10,6 +10,7 @@ from cavvy.client.errors import (
     Unreachable,
 )
 from cavvy.client.ids import make_key
+from cavvy.client.patience import Patience
 
 __all__ = [
     "API",
@@ -20,6 +21,7 @@ __all__ = [
     "ExecChunk",
     "IncompatibleVersions",
     "LogChunk",
+    "Patience",
     "StartFailed",
     "Unreachable",
     "connect",

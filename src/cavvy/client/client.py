@@ -13,16 +13,19 @@ from msgspec import UNSET, Raw, Struct
 from msgspec.json import decode, encode
 
 from cavvy.client import wire
-from cavvy.client.errors import ApiError, ConnectionLost, Unreachable
+from cavvy.client.errors import ApiError, ConnectionLost, StartFailed, Unreachable
 from cavvy.client.ids import make_key
+from cavvy.client.patience import QUIET_S, Patience
 from cavvy.client.transport import ClientConnection, HttpAnswer
 
 API = 1  # major version of the routes; two different versions are incompatible
 REVISION = 5  # increases with every change to the routes
 
 _T = TypeVar("_T")
-_TRIES = 4
-_WAIT_S = 20.0  # seconds that a long poll asks the server to wait
+_TRIES = 4  # minimum number of tries of a request
+_POLL_S = 1.5  # seconds that a long poll asks the server to wait; a silent server is noticed later
+_INPUT_S = 20.0  # seconds for which the server keeps input that a node does not read yet
+_LONGEST_PAUSE_S = 2.0  # between two tries
 
 
 class LogChunk(Struct, frozen=True, kw_only=True):
@@ -45,7 +48,7 @@ class ExecChunk(Struct, frozen=True, kw_only=True):
 
 class Client:
     """A connection to one server, for use by one thread. If the server does not answer, `revive` is
-    called; it returns the new address and token.
+    called, which returns the new address and token, and the request is repeated as `patience` says.
     """
 
     def __init__(
@@ -55,8 +58,10 @@ class Client:
         *,
         timeout_s: float = 30.0,
         revive: Callable[[], tuple[str, str]] | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self.address = address
+        self.patience = patience or Patience()
         self._token = token
         self._timeout_s = timeout_s
         self._revive = revive
@@ -151,7 +156,7 @@ class Client:
         """Every event after the id `after`, as it happens, until the job has ended."""
         over = False
         while not over:
-            page = self.events(project, name, after=after, wait_s=_WAIT_S)
+            page = self.events(project, name, after=after, wait_s=_POLL_S)
             yield from page.events
             after, over = page.last, page.over and not page.events
 
@@ -199,7 +204,7 @@ class Client:
                 attempt=at,
                 offset=offset,
                 tail_bytes=tail_bytes,
-                wait_s=_WAIT_S if follow else 0,
+                wait_s=_POLL_S if follow else 0,
                 only=attempt is not None,
             )
             yield chunk
@@ -278,10 +283,10 @@ class Client:
         return self._ask(_job(project, name) + "/exec", wire.ExecStarted, ask, retry=False).id
 
     def read_exec(self, project: str, name: str, exec_id: str, *, offset: int) -> ExecChunk:
-        """Output from this offset on. If there is none yet, waits up to 20 s for some."""
+        """Output from this offset on. If there is none yet, waits a moment for some."""
         where = f"{_job(project, name)}/exec/{exec_id}"
-        target = where + query(offset=offset, wait_s=_WAIT_S)
-        answer = self._call("GET", target, wait_s=_WAIT_S)
+        target = where + query(offset=offset, wait_s=_POLL_S)
+        answer = self._call("GET", target, wait_s=_POLL_S)
         code = answer.headers.get("cavvy-exit-code", "")
         return ExecChunk(data=answer.body, exit_code=int(code) if code else None)
 
@@ -290,7 +295,7 @@ class Client:
     ) -> wire.InputTaken:
         """Send input. If the node has not read earlier input, waits for it up to 20 s."""
         target = f"{_job(project, name)}/exec/{exec_id}/input" + query(offset=offset, end=end)
-        answer = self._call("POST", target, data, wait_s=_WAIT_S)
+        answer = self._call("POST", target, data, wait_s=_INPUT_S)
         return decode(answer.body, type=wire.InputTaken)
 
     def cost(self, project: str, name: str) -> wire.CostView:
@@ -411,7 +416,13 @@ class Client:
 
     def sibling(self) -> "Client":
         """Open another connection to the same server, for another thread."""
-        return Client(self.address, self._token, timeout_s=self._timeout_s, revive=self._revive)
+        return Client(
+            self.address,
+            self._token,
+            timeout_s=self._timeout_s,
+            revive=self._revive,
+            patience=self.patience,
+        )
 
     # The server
 
@@ -456,19 +467,33 @@ class Client:
         wait_s: float = 0,
         retry: bool = True,
     ) -> HttpAnswer:
-        """Send a request, and repeat it after a lost connection if that is safe (`retry`). The
+        """Send a request, and repeat it while no server answers if that is safe (`retry`). The
         server may take `wait_s` seconds longer than usual.
         """
-        timeout_s = self._timeout_s + wait_s
-        for attempt in range(_TRIES):
+        return self.repeat(
+            lambda: self.send(method, target, body, headers, wait_s=wait_s), retry=retry
+        )
+
+    def repeat(self, send: Callable[[], HttpAnswer], *, retry: bool = True) -> HttpAnswer:
+        """Call `send` until a server answers, or until the patience ends. Raises Unreachable,
+        StartFailed.
+        """
+        began, tries, pause = time.monotonic(), 0, 0.05
+        while True:
+            tries += 1
             try:
-                return self.send(method, target, body, headers, timeout_s=timeout_s)
-            except Unreachable as error:
-                if attempt + 1 == _TRIES or (isinstance(error, ConnectionLost) and not retry):
+                if tries > 1:
+                    self._reconnect()
+                return send()
+            except (Unreachable, StartFailed) as error:
+                waited = time.monotonic() - began
+                again = error.passing and (retry or not isinstance(error, ConnectionLost))
+                if not again or (tries >= _TRIES and waited > self.patience.limit_s):
                     raise
-                time.sleep(0.05 * 4**attempt)
-                self._reconnect()
-        raise AssertionError("the loop returns or raises")
+                if waited > QUIET_S:
+                    self.patience.note_silence()
+                time.sleep(pause)
+                pause = min(_LONGEST_PAUSE_S, pause * 3)
 
     def send(
         self,
@@ -478,17 +503,30 @@ class Client:
         headers: Mapping[str, str] | None = None,
         *,
         length: int | None = None,
-        timeout_s: float | None = None,
+        wait_s: float = 0,
     ) -> HttpAnswer:
-        """Send a request once. Raises ApiError."""
+        """Send a request once; the server may take `wait_s` seconds longer than usual. Raises
+        ApiError.
+        """
         every = {
             "Authorization": f"Bearer {self._token}",
             "Cavvy-Api": f"{API}.{REVISION}",
             **(headers or {}),
         }
         answer = self._connection.request(
-            method, target, every, body, length=length, timeout_s=timeout_s or self._timeout_s
+            method,
+            target,
+            every,
+            body,
+            length=length,
+            timeout_s=self._timeout_s + wait_s,
+            # The server is expected to be quiet for the time of a poll.
+            quiet=(
+                QUIET_S + (wait_s if wait_s <= _INPUT_S else 0),
+                self.patience.note_silence,
+            ),
         )
+        self.patience.note_answer()
         if answer.status >= 400:
             raise _error(answer)
         return answer

@@ -11,6 +11,7 @@ import time
 from cavvy import __version__
 from cavvy.client.client import API, REVISION, Client
 from cavvy.client.errors import ApiError, IncompatibleVersions, StartFailed, Unreachable
+from cavvy.client.patience import QUIET_S, Patience
 from cavvy.client.state import (
     ServerFile,
     default_home,
@@ -24,33 +25,42 @@ from cavvy.packages import update_command
 _STOP_WAIT_S = 15.0
 
 
-def connect(*, start: bool = True, home: str | None = None, timeout_s: float = 30.0) -> Client:
+def connect(
+    *,
+    start: bool = True,
+    home: str | None = None,
+    timeout_s: float = 30.0,
+    patience: Patience | None = None,
+) -> Client:
     """Connect to the embedded server. If it is not running, it is started, unless `start` is False.
+    If it stops answering, requests are repeated as `patience` says.
 
     Raises Unreachable (it is not running and `start` is False), StartFailed, IncompatibleVersions.
     """
-    folder = home or default_home()
+    folder, patience = home or default_home(), patience or Patience()
     server = read_server(folder)
     if server is None:
-        server = _ensure(folder, start=start)
+        server = _ensure(folder, patience, start=start)
     elif not _fits(server):
-        server = _replace(folder, server, start=start)
+        server = _replace(folder, server, patience, start=start)
 
     def revive() -> tuple[str, str]:
-        again = _ensure(folder, start=start)
+        again = _ensure(folder, patience, start=start)
         return again.address, read_token(folder)
 
-    return Client(server.address, read_token(folder), timeout_s=timeout_s, revive=revive)
+    return Client(
+        server.address, read_token(folder), timeout_s=timeout_s, revive=revive, patience=patience
+    )
 
 
-def ensure_server(*, home: str | None = None) -> ServerFile:
+def ensure_server(*, home: str | None = None, patience: Patience | None = None) -> ServerFile:
     """Start the embedded server unless it is running. Returns when it answers. Raises StartFailed,
     IncompatibleVersions.
     """
-    return _ensure(home or default_home(), start=True)
+    return _ensure(home or default_home(), patience or Patience(), start=True)
 
 
-def stop_server(*, home: str | None = None) -> bool:
+def stop_server(*, home: str | None = None, patience: Patience | None = None) -> bool:
     """Stop the embedded server and wait until it has stopped. Returns False if none was running.
     Nodes keep running.
     """
@@ -58,19 +68,19 @@ def stop_server(*, home: str | None = None) -> bool:
     server = read_server(folder)
     if server is None or not server_holds_lock(folder):
         return False
-    _stop(folder, server)
+    _stop(folder, server, patience or Patience())
     return True
 
 
-def _ensure(home: str, *, start: bool) -> ServerFile:
+def _ensure(home: str, patience: Patience, *, start: bool) -> ServerFile:
     server = read_server(home)
-    if server is not None and server_holds_lock(home) and _answers(server):
-        return server if _fits(server) else _replace(home, server, start=start)
-    return _launch(home, start=start)
+    if server is not None and server_holds_lock(home) and _answers(server, patience):
+        return server if _fits(server) else _replace(home, server, patience, start=start)
+    return _launch(home, patience, start=start)
 
 
-def _answers(server: ServerFile) -> bool:
-    with Client(server.address, "", timeout_s=5.0) as client:
+def _answers(server: ServerFile, patience: Patience) -> bool:
+    with Client(server.address, "", timeout_s=5.0, patience=patience) as client:
         try:
             client.send("GET", "/v1/health")
         except Unreachable:
@@ -100,7 +110,7 @@ def _number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
-def _replace(home: str, server: ServerFile, *, start: bool) -> ServerFile:
+def _replace(home: str, server: ServerFile, patience: Patience, *, start: bool) -> ServerFile:
     if server_holds_lock(home):
         if not start:
             raise IncompatibleVersions(
@@ -109,21 +119,21 @@ def _replace(home: str, server: ServerFile, *, start: bool) -> ServerFile:
                 f"{__version__})",
                 "replace it with `cavvy server restart`; jobs keep running",
             )
-        _stop(home, server)
-    return _launch(home, start=start)
+        _stop(home, server, patience)
+    return _launch(home, patience, start=start)
 
 
-def _launch(home: str, *, start: bool) -> ServerFile:
+def _launch(home: str, patience: Patience, *, start: bool) -> ServerFile:
     if not start:
         raise Unreachable(
             "server-not-running", f"no server runs for {home}", "start it with `cavvy server start`"
         )
     from cavvy.client.launch import launch
 
-    return launch(home)
+    return launch(home, patience)
 
 
-def _stop(home: str, server: ServerFile) -> None:
+def _stop(home: str, server: ServerFile, patience: Patience) -> None:
     """Stop the server by its API, or by a signal to its process, and wait until the process has
     ended.
 
@@ -131,16 +141,19 @@ def _stop(home: str, server: ServerFile) -> None:
     the old server stops answering.
     """
     try:
-        with Client(server.address, read_token(home), timeout_s=5.0) as client:
+        with Client(server.address, read_token(home), timeout_s=5.0, patience=patience) as client:
             client.send("POST", "/v1/server/stop")
     except ApiError:
         if process_mark(server.pid) == server.process != "":
             import signal
 
             os.kill(server.pid, signal.SIGTERM)
-    deadline = time.monotonic() + _STOP_WAIT_S
+    began = time.monotonic()
     while server_holds_lock(home) and read_server(home) in (None, server):
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > QUIET_S:
+            patience.note_silence()
+        if waited > _STOP_WAIT_S:
             raise StartFailed(
                 "server-does-not-stop",
                 f"the server (process {server.pid}) did not stop within {_STOP_WAIT_S:.0f} s",

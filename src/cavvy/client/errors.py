@@ -7,6 +7,11 @@ ApiError                    the server refused: code, message, hint and HTTP sta
   IncompatibleVersions      client and server are incompatible; the hint names the one to update
 """
 
+# No connection, a lost one, a slow start, and a new server that was killed before it was ready.
+_PASSING = frozenset(
+    {"server-unreachable", "connection-lost", "server-start-timeout", "server-start-failed"}
+)
+
 
 class ApiError(Exception):
     """An error with a stable code, a message, a hint about what to do, and the HTTP status (0 if
@@ -19,6 +24,11 @@ class ApiError(Exception):
         self.message = message
         self.hint = hint
         self.status = status
+
+    @property
+    def passing(self) -> bool:
+        """Whether the request may succeed if it is repeated, because no server answered it."""
+        return self.code in _PASSING
 
 
 class Unreachable(ApiError):

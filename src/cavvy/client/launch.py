@@ -11,6 +11,7 @@ from msgspec.json import decode
 
 from cavvy import settings
 from cavvy.client.errors import StartFailed
+from cavvy.client.patience import QUIET_S, Patience
 from cavvy.client.state import ServerFile, read_server
 
 _MODULE = "cavvy.api.embedded"
@@ -26,9 +27,9 @@ class StartupReport(Struct, frozen=True, kw_only=True):
     hint: str = ""
 
 
-def launch(home: str) -> ServerFile:
+def launch(home: str, patience: Patience) -> ServerFile:
     """Start the server of this state folder, or wait for the server that another command is
-    starting. Raises StartFailed.
+    starting. A slow start is reported to `patience`. Raises StartFailed.
     """
     try:
         timeout_s = settings.load().whole("server.start_timeout_s")
@@ -44,7 +45,7 @@ def launch(home: str) -> ServerFile:
         ) from error
     deadline = time.monotonic() + timeout_s
     while True:
-        word = _start_once(home, deadline)
+        word = _start_once(home, deadline, patience)
         server = read_server(home)
         if word.state in ("ready", "busy") and server is not None:
             return server
@@ -60,7 +61,7 @@ def launch(home: str) -> ServerFile:
         time.sleep(0.05)
 
 
-def _start_once(home: str, deadline: float) -> StartupReport:
+def _start_once(home: str, deadline: float, patience: Patience) -> StartupReport:
     log_path = os.path.join(home, "server.log")
     reader, writer = os.pipe()
     environment = {**os.environ, "CAVVY_HOME": home}
@@ -89,7 +90,9 @@ def _start_once(home: str, deadline: float) -> StartupReport:
     finally:
         os.close(writer)
     try:
-        word = _listen(reader, deadline) or _last_words(process, log_path, begin, deadline)
+        word = _listen(reader, deadline, patience) or _last_words(
+            process, log_path, begin, deadline
+        )
     finally:
         os.close(reader)
         if process.poll() is None:
@@ -97,13 +100,16 @@ def _start_once(home: str, deadline: float) -> StartupReport:
     return word
 
 
-def _listen(reader: int, deadline: float) -> StartupReport | None:
+def _listen(reader: int, deadline: float, patience: Patience) -> StartupReport | None:
     """The report of the starting server, or None if the server ended without one."""
     data = b""
     while not data.endswith(b"\n"):
         left = deadline - time.monotonic()
-        if left <= 0 or not select.select([reader], [], [], left)[0]:
+        if left <= 0:
             return StartupReport(state="late")
+        if not select.select([reader], [], [], min(left, QUIET_S))[0]:
+            patience.note_silence()
+            continue
         part = os.read(reader, 65536)
         if not part:
             return None

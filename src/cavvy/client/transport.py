@@ -7,13 +7,16 @@ chunked bodies. A connection belongs to one thread.
 
 import select
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from typing import TypeVar
 
 from cavvy.client.errors import ConnectionLost, Unreachable
 
 _HEAD_LIMIT = 64 * 1024
 _RECV = 256 * 1024
+_P = TypeVar("_P")
+_T = TypeVar("_T")
 
 
 class HttpAnswer:
@@ -35,6 +38,8 @@ class ClientConnection:
         self._connect_timeout_s = connect_timeout_s
         self._socket: socket.socket | None = None
         self._buffer = b""
+        self._timeout_s = 0.0  # of the current request
+        self._quiet: tuple[float, Callable[[], None]] | None = None
 
     def close(self) -> None:
         if self._socket is not None:
@@ -50,8 +55,11 @@ class ClientConnection:
         *,
         length: int | None = None,
         timeout_s: float = 30.0,
+        quiet: tuple[float, Callable[[], None]] | None = None,
     ) -> HttpAnswer:
         """Send one request and read its answer. `length` is required if the body is not bytes.
+        `quiet` is a time in seconds, and the function to call once after that time without
+        progress.
 
         Raises Unreachable if nothing was sent, ConnectionLost if the connection ended later.
         """
@@ -61,7 +69,7 @@ class ClientConnection:
         head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
         fresh = self._socket is None
         connection = self._open()
-        connection.settimeout(timeout_s)
+        self._timeout_s, self._quiet = timeout_s, quiet
         try:
             with suppress(
                 BrokenPipeError, ConnectionResetError
@@ -83,14 +91,34 @@ class ClientConnection:
             ) from error
 
     def _send(self, connection: socket.socket, head: bytes, body: bytes | Iterable[bytes]) -> None:
-        if isinstance(body, bytes):
-            connection.sendall(head + body if len(body) < 65536 else head)
-            if len(body) >= 65536:
-                connection.sendall(body)
-            return
-        connection.sendall(head)
-        for part in body:
-            connection.sendall(part)
+        parts = [body] if isinstance(body, bytes) else body
+        if isinstance(body, bytes) and len(body) < 65536:
+            head, parts = head + body, []
+        self._send_all(connection, head)
+        for part in parts:
+            self._send_all(connection, part)
+
+    def _send_all(self, connection: socket.socket, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self._wait(connection, connection.send, view) :]
+
+    def _wait(self, connection: socket.socket, act: Callable[[_P], _T], value: _P) -> _T:
+        """Call a blocking method of the socket. If it takes longer than the quiet time, report
+        that once, and continue until the timeout.
+        """
+        if self._quiet is not None and self._quiet[0] < self._timeout_s:
+            after_s, report = self._quiet
+            connection.settimeout(after_s)
+            try:
+                return act(value)
+            except TimeoutError:
+                report()
+                self._quiet = None
+                connection.settimeout(self._timeout_s - after_s)
+        else:
+            connection.settimeout(self._timeout_s)
+        return act(value)
 
     def _open(self) -> socket.socket:
         if self._socket is not None:
@@ -169,7 +197,7 @@ class ClientConnection:
     def _read_exactly(self, connection: socket.socket, size: int) -> bytes:
         parts, have = [self._buffer], len(self._buffer)
         while have < size:
-            part = connection.recv(min(_RECV, size - have))
+            part = self._wait(connection, connection.recv, min(_RECV, size - have))
             if not part:
                 raise ConnectionError("the server closed it during an answer")
             parts.append(part)
@@ -179,7 +207,7 @@ class ClientConnection:
         return whole[:size]
 
     def _fill(self, connection: socket.socket) -> None:
-        part = connection.recv(_RECV)
+        part = self._wait(connection, connection.recv, _RECV)
         if not part:
             raise ConnectionError("the server closed it")
         self._buffer += part

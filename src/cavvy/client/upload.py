@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator, Mapping
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from cavvy.client.errors import ApiError, ConnectionLost, Unreachable
+from cavvy.client.errors import ApiError
 from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, make_pack, size_in_pack
 
 if TYPE_CHECKING:
     from cavvy.client.client import Client
+    from cavvy.client.transport import HttpAnswer
 
 _CONNECTIONS = 4
 _ASK_AT_ONCE = 5000  # number of names per request, which has 335 kB
 _PART = 1024 * 1024
 _PACK = PACK_BYTES // 4  # bytes; small enough to show progress on a slow connection
-_TRIES = 3
-_TIMEOUT_S = 300
+_WAIT_S = 270.0  # seconds that the server may need to store a pack or a large blob
 
 Source = bytes | str | os.PathLike[str]
 Progress = Callable[[int, int], None]
@@ -104,19 +104,12 @@ class _Upload:
 
     def _put(self, connection: "Client", name: str, source: Source) -> None:
         target = f"/v1/projects/{self._project}/blobs/{name}"
-        for attempt in range(_TRIES):
-            try:
-                if isinstance(source, bytes):
-                    connection.send("PUT", target, source, timeout_s=_TIMEOUT_S)
-                else:
-                    connection.send(
-                        "PUT", target, _parts(source), length=_size(source), timeout_s=_TIMEOUT_S
-                    )
-                return
-            except Unreachable as error:
-                connection.close()
-                if attempt + 1 == _TRIES or not isinstance(error, ConnectionLost):
-                    raise
+
+        def send() -> "HttpAnswer":
+            body = source if isinstance(source, bytes) else _parts(source)
+            return connection.send("PUT", target, body, length=_size(source), wait_s=_WAIT_S)
+
+        connection.repeat(send)
 
     def _read(self, name: str) -> bytes:
         """The bytes of the blob, up to its original size. If the file has changed, its hash differs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import named
+from cavvy.cli.reach.session import FOLLOW_PATIENCE_S, make_failure, named
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.screen import job_ranks
 
@@ -38,6 +38,7 @@ def follow(
     from cavvy.cli.view.screen import open_screen
     from cavvy.cli.view.summary import summary_out
 
+    client.patience.limit_s = FOLLOW_PATIENCE_S
     try:
         job = client.job(project, name)
         with open_screen(job) as screen:
@@ -138,5 +139,5 @@ def _pump(source: "Callable[[], Iterator[Item]]", queue: "Queue[Item]") -> None:
         for item in source():
             queue.put(item)
     except ApiError as error:
-        queue.put(CommandFailure(error.message, error.hint))
+        queue.put(make_failure(error))
     queue.put(None)

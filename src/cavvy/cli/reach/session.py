@@ -10,24 +10,52 @@ import click
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
-    from cavvy.client import Client
+    from cavvy.client import ApiError, Client, Patience
     from cavvy.client.wire import JobListing
 
 _PAGE = 200
+PATIENCE_S = 120.0  # seconds for which a command repeats a request that no server answers
+FOLLOW_PATIENCE_S = 600.0  # the same, for commands that follow a job
+_NO_SERVER = 69  # exit code (EX_UNAVAILABLE): no server answered, so the job's state is unknown
 
 
 @contextmanager
-def session() -> Iterator["Client"]:
+def session(*, patience_s: float = PATIENCE_S) -> Iterator["Client"]:
     """A client of the server, which is started if it does not run. An ApiError becomes a
     CommandFailure.
     """
-    from cavvy.client import ApiError, connect
+    from cavvy.client import connect
+
+    with failures(), connect(patience=make_patience(patience_s)) as client:
+        yield client
+
+
+def make_patience(limit_s: float = PATIENCE_S) -> "Patience":
+    """The patience of a command, which reports to standard error."""
+    from cavvy.client import Patience
+
+    return Patience(limit_s, lambda text: click.echo(f"cavvy: {text}", err=True))
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Turn an ApiError into a CommandFailure."""
+    from cavvy.client import ApiError
 
     try:
-        with connect() as client:
-            yield client
+        yield
     except ApiError as error:
-        raise CommandFailure(error.message, error.hint) from error
+        raise make_failure(error) from error
+
+
+def make_failure(error: "ApiError") -> CommandFailure:
+    """The failure of a command, with an exit code of its own if no server answered."""
+    from cavvy.client import StartFailed, Unreachable
+
+    if not isinstance(error, Unreachable | StartFailed):
+        return CommandFailure(error.message, error.hint)
+    hint = error.hint or "`cavvy server status` shows the server"
+    return CommandFailure(f"no answer from the server: {error.message}", hint, _NO_SERVER)
 
 
 def _default_project() -> str:

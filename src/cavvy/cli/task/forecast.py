@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from cavvy.cli.reach.session import make_patience
 from cavvy.client.wire import MarketListing
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
@@ -10,6 +11,7 @@ from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.deadline.forecast import KINDS, Forecast, foresee
 from cavvy.planner.markets import MarketKnowledge, MarketRecord
 
+_TIMEOUT_S = 5.0  # seconds for one answer; a plan works without observations
 _MARKETS = 3  # number of markets, the cheapest ones; more would take seconds and change little
 
 
@@ -20,7 +22,7 @@ def seen_here() -> "dict[str, MarketListing]":
     from cavvy.client import ApiError, connect
 
     try:
-        with connect(start=False) as client:
+        with connect(start=False, timeout_s=_TIMEOUT_S, patience=make_patience(0)) as client:
             return {row.market: row for row in client.markets()}
     except (ApiError, OSError):
         return {}

@@ -1,0 +1,32 @@
+"""How long a client waits for a server that does not answer, and how it reports the silence."""
+
+from collections.abc import Callable
+
+QUIET_S = 3.0  # seconds without an answer after which the silence is reported
+
+
+class Patience:
+    """Shared by all connections of one command. `limit_s` is the time for which a request is
+    repeated while no server answers; `report` gets a sentence when a silence is noticed and when it
+    ends.
+    """
+
+    def __init__(self, limit_s: float = 0.0, report: Callable[[str], None] | None = None) -> None:
+        self.limit_s = limit_s
+        self._report = report
+        self._silent = False
+
+    def note_silence(self) -> None:
+        """Report that the server does not answer, unless this was reported."""
+        if not self._silent and self._report is not None:
+            self._silent = True
+            self._report(
+                "the server has not answered yet; still waiting (Ctrl-C ends this command; "
+                "`cavvy server logs` shows what the server does)"
+            )
+
+    def note_answer(self) -> None:
+        """Report that the server answers, if its silence was reported."""
+        if self._silent and self._report is not None:
+            self._silent = False
+            self._report("the server answers now")
