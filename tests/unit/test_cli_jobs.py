@@ -357,8 +357,8 @@ def test_rerun_sends_the_same_with_what_was_changed(client: FakeClient) -> None:
 def test_an_unknown_command_names_its_neighbour() -> None:
     answer = run("statsu")
     assert answer.exit_code == 2
-    assert "Did you mean `cavvy status`?" in answer.stderr
-    assert "See `cavvy --help`" in run("qqqq").stderr
+    assert "did you mean `cavvy status`?" in answer.stderr
+    assert "`cavvy --help` lists" in run("qqqq").stderr
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_an_unknown_command_names_its_neighbour() -> None:
 def test_a_command_of_another_tool_names_ours(word: str, command: str) -> None:
     answer = run(word, "--some-option")
     assert answer.exit_code == 2
-    assert f"Here, `cavvy {command}" in answer.stderr
+    assert f"hint: `cavvy {command}" in answer.stderr
 
 
 def test_no_synonym_hides_a_command() -> None:

@@ -92,6 +92,24 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         )
         for rank in range(2)
     ]
+    client.named = [
+        wire.MachineView(
+            name=MACHINE,
+            project=PROJECT,
+            user="ada",
+            state="idle",
+            job=NAME,
+            waiting=0,
+            placement=PLACEMENT,
+            has="2 x RTX4090 24GB",
+            nodes=1,
+            since=at(0),
+            kept_until=at(9),
+            keep_s=1800,
+            rate_micros_per_hour=23_900_000,
+            spent_micros=1_000_000,
+        )
+    ]
     bill = wire.AuditRow(
         job=NAME,
         attempt=1,
@@ -103,7 +121,7 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         verdict="forgotten",
     )
     answers = {
-        "machines": [
+        "joined": [
             wire.MachineRow(
                 name=MACHINE, state="joined", has="2 x RTX4090 24GB, " * 6, joined_at=at(0)
             )
@@ -124,6 +142,7 @@ TABLES = {  # command -> the names that its table must contain
     f"cost {NAME}": [],
     "cost --audit": [NAME],
     "nodes": [NAME],
+    "joined": [MACHINE],
     "machines": [MACHINE],
     "gc": ["rm-0-01jdqk3w5t9xz7e2-12"],
     "schedules": [NIGHTLY],

@@ -1,6 +1,7 @@
 """The application: all routes, one error handler, and one OpenAPI document."""
 
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -109,12 +110,32 @@ async def _on_error(request: Request, error: Exception) -> Response:
     return _answer(problem)
 
 
+_FORMS: Mapping[str, str] = {  # what the pattern of a name allows, in words
+    r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$": "may have only a-z, 0-9 and, between them, -",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "may have only letters, digits and _, and no digit first",
+}
+
+
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    told = "; ".join(
-        f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors()
-    )
+    told = "; ".join(_invalid(**each) for each in error.errors())
     return _answer(ApiProblem("invalid-request", told))
+
+
+def _invalid(loc: Sequence[str | int], type: str, msg: str, **about: Any) -> str:
+    """What is wrong with a parameter of a request: "project: 'A B' may have only ..."."""
+    name = next((part for part in reversed(loc) if isinstance(part, str)), "the request")
+    given, limits = about.get("input"), about.get("ctx") or {}
+    match type:
+        case "enum" | "literal_error":
+            text = f"{given!r} is not one of {limits['expected']}"
+        case "string_pattern_mismatch":
+            text = f"{given!r} {_FORMS.get(limits['pattern'], 'has the wrong form')}"
+        case "string_too_long":
+            text = f"longer than {limits['max_length']} characters"
+        case _:
+            text = msg.removeprefix("Input ").replace("should be", "must be")
+    return f"{name}: {text}"
 
 
 async def _on_http(request: Request, error: Exception) -> Response:

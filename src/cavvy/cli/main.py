@@ -2,14 +2,22 @@
 command.
 """
 
-import errno
-import os
 import sys
-from collections.abc import Sequence
 
-import click
+_INTERRUPTED = 130  # the exit code that shells report for an interrupt
+try:
+    import errno
+    import io
+    import os
+    from collections.abc import Sequence
+    from contextlib import suppress
+    from typing import Any, NoReturn
 
-from cavvy import __version__
+    import click
+
+    from cavvy import __version__
+except KeyboardInterrupt:  # Ctrl-C while the command starts
+    sys.exit(_INTERRUPTED)
 
 # Commands by section, in the order of `cavvy --help` and of the reference. Each command is the
 # function `command` in the module of the same name.
@@ -68,7 +76,37 @@ COMMANDS = {name: text for names in SECTIONS.values() for name, text in names.it
 
 
 class LazyGroup(click.Group):
-    """A group that imports each command only when it is used."""
+    """A group that imports each command only when it is used, and reports errors as commands do."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, False, **extra)
+        from click.exceptions import NoArgsIsHelpError
+
+        from cavvy.cli.view.failure import CommandFailure, explain
+
+        try:
+            code = super().main(args, prog_name, complete_var, False, **extra)
+        except click.ClickException as error:
+            if isinstance(error, NoArgsIsHelpError) and error.ctx and error.ctx.parent is None:
+                error.show()
+                sys.exit(error.exit_code)
+            failure = explain(error)
+        except click.Abort as error:
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                sys.exit(_INTERRUPTED)
+            failure = CommandFailure("not confirmed, so nothing was changed")
+        else:
+            sys.exit(code if isinstance(code, int) else 0)
+        failure.show()
+        sys.exit(failure.exit_code)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -88,13 +126,14 @@ class LazyGroup(click.Group):
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             from difflib import get_close_matches
 
+            from cavvy.cli.view.failure import CommandFailure
             from cavvy.cli.view.synonyms import find_advice
 
             advice = find_advice(args[0])
             close = get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"Did you mean `cavvy {close[0]}`?" if close else "See `cavvy --help`."
-            hint = f"Here, {advice}." if advice else hint
-            raise click.UsageError(f"no command {args[0]!r}. {hint}", ctx)
+            likely = f"did you mean `cavvy {close[0]}`?" if close else ""
+            hint = advice or likely or "`cavvy --help` lists the commands"
+            raise CommandFailure(f"no command {args[0]!r}", hint, 2)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -123,19 +162,47 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the CLI. The `cavvy` script calls this function."""
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # the caller closed this stream, as in `cavvy ps >&-`
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - the file lives as long as the process
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - the file lives as long as the process
+    for out in (sys.stdout, sys.stderr):
+        if isinstance(out, io.TextIOWrapper):  # an old locale may lack a character
+            out.reconfigure(errors="replace")
     try:
         try:
             cli.main(args=list(arguments) if arguments is not None else None, prog_name="cavvy")
         finally:
             sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)  # the exit code that shells report for SIGPIPE
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        click.echo(f"error: cannot write: {error.strerror}", err=True)
+            _report_fault(error)
+        with suppress(OSError):
+            click.echo(f"error: cannot write: {error.strerror}", err=True)
         os._exit(1)  # skips the flush on exit, which would fail too
+    except Exception as error:  # noqa: BLE001 - a fault of this program, which a file describes
+        _report_fault(error)
+
+
+def _report_fault(error: Exception) -> NoReturn:
+    """Describe an error that no command expects, with its traceback in a file, and exit."""
+    import traceback
+    from tempfile import NamedTemporaryFile
+
+    from cavvy.cli.view.failure import CommandFailure
+
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        CommandFailure("the current folder does not exist any more", "change to another one").show()
+        sys.exit(2)
+    reason = hint = ""
+    if isinstance(error, OSError):
+        reason = f"{error.filename or 'the system'}: {error.strerror}"
+    with suppress(OSError), NamedTemporaryFile("w", prefix="cavvy-fault-", delete=False) as file:
+        traceback.print_exception(error, file=file)
+        hint = f"{file.name} has the details; please attach it to a report"
+    CommandFailure(reason or "a fault in cavvy itself", hint).show()
+    sys.exit(1)

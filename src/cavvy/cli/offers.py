@@ -321,8 +321,10 @@ def _read_range(
         raise click.UsageError(
             f"{option}: {error if isinstance(error, UnitError) else f'{value!r} is not a number'}"
         ) from None
-    if (least is None and most is None) or (
-        least is not None and most is not None and least > most
+    if (
+        (least is None and most is None)
+        or min(least or 0, most or 0) < 0
+        or (least is not None and most is not None and least > most)
     ):
         raise click.UsageError(f"{option}: expected a size or a range such as 8..32, not {value!r}")
     return least, most if dots else None

@@ -8,6 +8,7 @@ import click
 
 from cavvy.cli.task.load import param_option, read_params
 from cavvy.cli.task.options import as_option
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _validate(files: tuple[str, ...], params: dict[str, str], dialect: str, outp
             if output == "json":
                 results.append(_wrong(file, error))
             else:
-                click.echo(str(error), err=True)
+                CommandFailure(str(error)).show()
             continue
         if output == "json":
             results.append(_right(file, found))

@@ -114,7 +114,7 @@ class Client:
             ceiling_micros=ceiling_micros,
         )
         headers = {"Idempotency-Key": key or make_key()}
-        return self._ask(f"/v1/projects/{quote(project)}/jobs", wire.Submitted, ask, headers)
+        return self._ask(f"{_project(project)}/jobs", wire.Submitted, ask, headers)
 
     def jobs(
         self,
@@ -125,7 +125,7 @@ class Client:
         limit: int = 50,
     ) -> wire.JobPage:
         """One page of jobs, newest first, of one project or, if it is None, of all projects."""
-        base = "/v1/jobs" if project is None else f"/v1/projects/{quote(project)}/jobs"
+        base = "/v1/jobs" if project is None else f"{_project(project)}/jobs"
         asked = query(limit=limit, phase=phases, cursor=cursor)
         return self._ask(base + asked, wire.JobPage)
 
@@ -303,13 +303,13 @@ class Client:
 
     def project_cost(self, project: str, *, since: datetime | None = None) -> wire.ProjectCost:
         """What a project has spent, in total or since a point in time."""
-        target = f"/v1/projects/{quote(project)}/cost" + query(since=since and since.isoformat())
+        target = f"{_project(project)}/cost" + query(since=since and since.isoformat())
         return self._ask(target, wire.ProjectCost)
 
     def audit(self, project: str, name: str | None = None) -> wire.AuditReport:
         """Bills next to the providers' own records, for one job or for the project's newest
         jobs."""
-        target = f"/v1/projects/{quote(project)}/audit" + query(job=name)
+        target = f"{_project(project)}/audit" + query(job=name)
         return self._ask(target, wire.AuditReport)
 
     # Nodes
@@ -331,7 +331,7 @@ class Client:
 
     def dismiss(self, name: str) -> None:
         """End the work on a machine that joined, and revoke its token."""
-        self._call("DELETE", f"/v1/joined/{quote(name)}", retry=False)
+        self._call("DELETE", f"/v1/joined/{_segment('machine', name)}", retry=False)
 
     # Named machines
 
@@ -377,18 +377,18 @@ class Client:
     # Secrets
 
     def secrets(self, project: str) -> list[wire.SecretRow]:
-        return self._ask(f"/v1/projects/{quote(project)}/secrets", wire.SecretList).secrets
+        return self._ask(f"{_project(project)}/secrets", wire.SecretList).secrets
 
     def put_secret(self, project: str, name: str, value: str) -> None:
         self._call(
             "PUT",
-            f"/v1/projects/{quote(project)}/secrets/{quote(name)}",
+            f"{_project(project)}/secrets/{_segment('secret', name)}",
             encode(wire.SecretAsk(value=value)),
         )
 
     def delete_secret(self, project: str, name: str) -> None:
         """Delete a secret. Raises ApiError `secret-not-found`."""
-        self._call("DELETE", f"/v1/projects/{quote(project)}/secrets/{quote(name)}", retry=False)
+        self._call("DELETE", f"{_project(project)}/secrets/{_segment('secret', name)}", retry=False)
 
     # Blobs
 
@@ -410,9 +410,7 @@ class Client:
 
     def missing_blobs(self, project: str, blobs: Collection[str]) -> list[str]:
         ask = wire.BlobsAsk(blobs=list(blobs))
-        return self._ask(
-            f"/v1/projects/{quote(project)}/blobs/missing", wire.BlobsMissing, ask
-        ).missing
+        return self._ask(f"{_project(project)}/blobs/missing", wire.BlobsMissing, ask).missing
 
     def sibling(self) -> "Client":
         """Open another connection to the same server, for another thread."""
@@ -540,11 +538,22 @@ class Client:
 
 
 def _machine(project: str, name: str) -> str:
-    return f"/v1/projects/{quote(project)}/machines/{quote(name)}"
+    return f"{_project(project)}/machines/{_segment('machine', name)}"
+
+
+def _project(name: str) -> str:
+    return f"/v1/projects/{_segment('project', name)}"
 
 
 def _job(project: str, name: str) -> str:
-    return f"/v1/projects/{quote(project)}/jobs/{quote(name)}"
+    return f"{_project(project)}/jobs/{_segment('job', name)}"
+
+
+def _segment(kind: str, name: str) -> str:
+    """A name as a part of a path. Raises ApiError if the path would lead elsewhere."""
+    if name.strip("."):
+        return quote(name)
+    raise ApiError("invalid-request", f"{name!r} cannot be the name of a {kind}", status=422)
 
 
 def _error(answer: HttpAnswer) -> ApiError:

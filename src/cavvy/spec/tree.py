@@ -210,10 +210,12 @@ class _Composer:
         self._count += 1
         if self._count > MAX_NODES:
             self._fail(
-                event, f"the file has more than {MAX_NODES:,} values once its aliases are followed"
+                event,
+                f"the file has more than {MAX_NODES:,} values once its aliases are followed",
+                "use fewer aliases",
             )
         if depth > MAX_DEPTH:
-            self._fail(event, f"nested deeper than {MAX_DEPTH} levels")
+            self._fail(event, f"nested deeper than {MAX_DEPTH} levels", "use fewer levels")
         if isinstance(event, events.AliasEvent):
             return self._alias(event)
         anchor = getattr(event, "anchor", None)
@@ -240,7 +242,11 @@ class _Composer:
             return node
         if event.anchor in self._open:
             self._fail(event, f"the alias *{event.anchor} is inside the part that it repeats")
-        self._fail(event, f"the alias *{event.anchor} has no anchor &{event.anchor} before it")
+        self._fail(
+            event,
+            f"the alias *{event.anchor} has no anchor &{event.anchor} before it",
+            f"put &{event.anchor} before the value, or quote a text that begins with *",
+        )
         raise AssertionError
 
     def _scalar(self, event: "ScalarEvent") -> ScalarNode:

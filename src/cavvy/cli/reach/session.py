@@ -52,10 +52,13 @@ def make_failure(error: "ApiError") -> CommandFailure:
     """The failure of a command, with an exit code of its own if no server answered."""
     from cavvy.client import StartFailed, Unreachable
 
+    if error.code in ("invalid-request", "not-found"):  # the hint is for programs
+        return CommandFailure(error.message, "`--help` shows what each argument may be", 2)
     if not isinstance(error, Unreachable | StartFailed):
         return CommandFailure(error.message, error.hint)
     hint = error.hint or "`cavvy server status` shows the server"
-    return CommandFailure(f"no answer from the server: {error.message}", hint, _NO_SERVER)
+    message = f"no answer from the server: {error.message}" if error.passing else error.message
+    return CommandFailure(message, hint, _NO_SERVER)
 
 
 def _default_project() -> str:

@@ -1,7 +1,6 @@
 """Reads a task file and its --param options. Problems are reported with line and column."""
 
 import subprocess
-import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -40,8 +39,8 @@ def read_params(pairs: tuple[str, ...]) -> dict[str, str]:
 def read_task(
     file: str, params: Mapping[str, str], options: "ReadOptions | None" = None
 ) -> "LoadedTask":
-    """The task in `file` with these parameters. If it is invalid, prints all problems and exits
-    with 2.
+    """The task in `file` with these parameters. If it is invalid, raises a CommandFailure with all
+    problems.
     """
     from cavvy.importers import ReadOptions, load_task
     from cavvy.importers.common_fields import is_commit
@@ -59,8 +58,7 @@ def read_task(
         options = _name_commit(options, workdir.git, workdir.commit or "HEAD")
         return load_task(file, params, now=now, options=options)
     except SpecError as error:
-        click.echo(str(error), err=True)
-        sys.exit(2)
+        raise CommandFailure(str(error), exit_code=2) from error
 
 
 def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":

@@ -28,3 +28,39 @@ class CommandFailure(click.ClickException):
                 click.echo(
                     f"{click.style(title, fg=colour, bold=colour == 'red')} {shown}", err=True
                 )
+
+
+def explain(error: click.ClickException) -> CommandFailure:
+    """An error of the command line's parser, as the commands write theirs."""
+    if isinstance(error, CommandFailure):
+        return error
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) and error.ctx is not None:
+        group = error.ctx.command
+        names = group.list_commands(error.ctx) if isinstance(group, click.Group) else []
+        hint = f"`{error.ctx.command_path} --help` shows what each does"
+        return CommandFailure(f"expected one of {', '.join(names)}", hint, error.exit_code)
+    message, hint = error.format_message(), ""
+    if isinstance(error, click.UsageError):
+        hint = f"`{error.ctx.command_path if error.ctx else 'cavvy'} --help` shows the usage"
+    if isinstance(error, click.NoSuchOption):
+        message = f"there is no option {error.option_name}"
+        if error.possibilities:
+            hint = f"did you mean {' or '.join(error.possibilities)}? {hint}"
+    elif isinstance(error, click.MissingParameter):
+        message = f"{_name(error)} is missing"
+    elif isinstance(error, click.BadParameter) and error.param is not None:
+        message = f"{_name(error)}: {_uncapital(error.message)}"
+    return CommandFailure(_uncapital(message).removesuffix("."), hint, error.exit_code)
+
+
+def _name(error: click.BadParameter) -> str:
+    """The option or the argument that the error is about, as the help writes it."""
+    param = error.param
+    if isinstance(param, click.Option):
+        return max(param.opts, key=len)
+    return str(error.param_hint or (param and param.make_metavar(error.ctx)) or "an argument")  # type: ignore[arg-type]  # the parser sets the context
+
+
+def _uncapital(text: str) -> str:
+    """The text without its capital letter, unless the first word is an acronym or a name."""
+    return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
