@@ -99,7 +99,7 @@ class RankRunner:
         # for more work.
         self.keep_s = 0.0
         self._terminated = False  # whether SIGTERM has arrived
-        self._waiting: LoopTimer | None = None  # for more work after earlier work
+        self._waiting: LoopTimer | None = None  # ends the wait for more work
         self.link = ControlPlaneClient(loop, config, nonce, self._outbox, self._log, self)
 
     def claim(self, waits_s: float | None = None) -> None:

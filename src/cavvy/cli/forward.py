@@ -147,7 +147,7 @@ async def _listen_here(tunnel: "NodeTunnel", bind: str, here: int, host: str, th
     except OSError as error:
         raise CommandFailure(
             f"cannot listen on {bind}:{here}: {error.strerror}",
-            "choose another port; 0:REMOTE picks one",
+            "choose another port; 0:REMOTE picks a free one",
         ) from error
     port: int = server.sockets[0].getsockname()[1]
     return port

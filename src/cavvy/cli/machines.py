@@ -96,7 +96,8 @@ def stop(name: str, project: str, yes: bool) -> None:
 @click.argument("length", metavar="TIME")
 @project_option
 def keep(name: str, length: str, project: str) -> None:
-    """Change how long a machine waits without work, such as 2h; if it is idle, from now on."""
+    """Change how long a machine waits without work, such as 2h. For an idle machine, the time
+    counts from now."""
     from cavvy.cli.task.options import read_value
     from cavvy.cli.view import formatting
 

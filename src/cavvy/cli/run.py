@@ -77,7 +77,7 @@ def say_machine(machine: "MachineView") -> str:
     from cavvy.cli.view.formatting import show_seconds
     from cavvy.domain.units import HourlyRate, format_rate
 
-    kept = f"kept {show_seconds(machine.keep_s)} without work"
+    kept = f"kept for {show_seconds(machine.keep_s)} without work"
     if machine.rate_micros_per_hour is None:
         return f"machine {machine.name}: gets new nodes, {kept}"
     price = format_rate(HourlyRate(machine.rate_micros_per_hour))

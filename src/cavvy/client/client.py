@@ -357,7 +357,8 @@ class Client:
         return self._ask(_machine(project, name) + "/stop", wire.MachineView, method="POST")
 
     def keep_machine(self, project: str, name: str, *, keep_s: float) -> wire.MachineView:
-        """Keep the machine's nodes for this long without work, from now on if it is idle."""
+        """Keep the machine's nodes for this long without work; for an idle machine, the time counts
+        from now."""
         ask = wire.MachineKeepAsk(keep_s=keep_s)
         return self._ask(_machine(project, name) + "/keep", wire.MachineView, ask)
 

@@ -126,8 +126,8 @@ class MachineService:
         return await self._status(machine)
 
     async def keep(self, project: str, name: str, length: timedelta) -> MachineStatus:
-        """Keep the machine's gang for `length` without work, from now on if it is idle. Raises
-        RowNotFound, MachineStopped.
+        """Keep the machine's gang for `length` without work; for an idle machine, the time counts
+        from now. Raises RowNotFound, MachineStopped.
         """
         for _ in range(_TRIES):
             machine = await self._store.machine(project, name)

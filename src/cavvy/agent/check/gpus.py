@@ -166,7 +166,9 @@ def _check(
         if total >> 20 < least:
             raise GpuFault(f"{total >> 20} MiB of memory, at least {least} are a {wanted.kind}'s")
         if free < total * LEAST_FREE:
-            raise GpuFault(f"{free >> 20} of {total >> 20} MiB are free: something else uses it")
+            raise GpuFault(
+                f"{free >> 20} of {total >> 20} MiB are free: other programs use the rest"
+            )
         errors = count_errors(nvml, gpu.uuid())
         blocks = gpu.allocate(max(LEAST_BLOCKS, (free - SPARED) // BLOCK))
         speed = (

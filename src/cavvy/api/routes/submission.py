@@ -92,8 +92,8 @@ async def admit_task(
     app_state: AppState, task: Task, now: datetime, user: str, *, consented: bool
 ) -> tuple[Task, bool]:
     """The task as it will run, and whether the user agreed to pay for it, on its machine if it
-    names one. Raises ApiProblem if no offer or not the machine can run it, or without the needed
-    consent.
+    names one. Raises ApiProblem if neither an offer nor the machine can run it, or if a needed
+    consent is missing.
     """
     if task.machine is None:
         await check_offers(app_state, task, now, consented=consented)

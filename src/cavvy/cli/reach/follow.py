@@ -57,8 +57,8 @@ def follow(
 
 
 def _billed(client: "Client", project: str, name: str) -> "JobDetail":
-    """Wait at most `_BILL_S` until the job's last gang is removed, and its bill complete, or kept.
-    Returns the job.
+    """Wait at most `_BILL_S` until the job's last gang is kept, or is removed and its bill is
+    complete. Returns the job.
     """
     until = monotonic() + _BILL_S
     while True:

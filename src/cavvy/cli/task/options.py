@@ -34,7 +34,12 @@ _OVERRIDES = (
     ("--region", "resources.regions", "NAME +", "Only this region, or area such as eu."),
     ("--max-price", "resources.max_price", "USD", "The maximum cost of a node per hour."),
     ("--nodes", "nodes", "COUNT", "The number of nodes."),
-    ("--machine", "machine", "NAME", "Use the machine with this name, or get it."),
+    (
+        "--machine",
+        "machine",
+        "NAME",
+        "Run on the machine with this name, or get a new machine with it.",
+    ),
     ("--keep", "keep", "TIME", "How long the nodes wait, billed, for the next job."),
     ("--image", "image", "IMAGE", "The container image."),
     ("--workdir", "workdir", "FOLDER", "The folder to submit."),

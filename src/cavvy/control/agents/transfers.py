@@ -85,7 +85,7 @@ class SignedObjects:
         prefix = key if key.endswith("/") or not key else key + "/"
         objects, following = place.list(prefix, after)
         if not objects and not after:
-            raise ObjectMissing(f"no object exists at {key or 'the whole of it'}")
+            raise ObjectMissing(f"no object exists at {key or 'this URL'}")
         files = [
             _file(place, each, each.key[len(prefix) :])
             for each in objects

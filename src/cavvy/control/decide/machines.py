@@ -149,8 +149,8 @@ def _count(nodes: int) -> str:
 def record_holder(
     machine: NamedMachine | None, job: Job, *, bought_at: datetime | None
 ) -> NamedMachine:
-    """The machine's row with the job as its newest; `bought_at` if the job gets a new gang, whose
-    request then becomes the machine's.
+    """The machine's row with the job as its newest job. `bought_at` is set if the job gets a new
+    gang; the job's request then becomes the machine's.
     """
     assert job.task.machine is not None
     row = machine or NamedMachine(project=job.project, name=job.task.machine, task=job.task)

@@ -34,8 +34,9 @@ _LONGEST_H = 24
 
 
 def may_keep(task: Task, offer: Offer) -> bool:
-    """Whether the task wants its nodes kept and this is possible. Without a machine, shared hosts
-    free their devices at once, and the next job cannot count on the same volumes and time limit.
+    """Whether the task wants its nodes kept and this is possible. If the task names no machine, it
+    must not run on a shared host, which frees its devices at once, or have volumes or a time limit,
+    on which the next job cannot count.
     """
     if task.keep <= _NOTHING:
         return False

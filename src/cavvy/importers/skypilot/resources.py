@@ -371,7 +371,9 @@ def _read_image(
     image = min(images) if images else None
     usual = [each for each in machines if each.startswith("skypilot:")]
     if usual:
-        kept_keys.note(mark, key, f"{usual[0]} is SkyPilot's own; the provider's usual one is used")
+        kept_keys.note(
+            mark, key, f"{usual[0]} is SkyPilot's own image; the provider's usual image is used"
+        )
     elif machines and len(providers) != 1:
         kept_keys.refuse(
             mark, key, f"the machine image {machines[0]} belongs to one cloud: name it in `infra`"

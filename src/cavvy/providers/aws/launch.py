@@ -254,8 +254,9 @@ class AwsLauncher:
                 usable.setdefault(str(subnet["AvailabilityZone"]), subnet)
         if not usable and many and not named:
             raise Refused(
-                f"network: {gang.offer.instance_type} has {shape.efa} network adapters and then "
-                "no public address, and no default subnet leads to the server without one; name "
+                f"network: {gang.offer.instance_type} has {shape.efa} network adapters, so its "
+                "nodes get no public address, and no default subnet leads to the server without "
+                "one; name "
                 "a subnet with a NAT gateway, or set `public_ip: true` to use one adapter"
             )
         if not usable:

@@ -262,7 +262,7 @@ def _look_up(
         hint = (
             f"did you mean `params.{close}`?"
             if close
-            else f"declare it under `params:` (there: {known})"
+            else f"declare it under `params:` (declared so far: {known})"
         )
         return WrongValue(f"unknown parameter {shown(name)}", suggestion=hint)
     if scope in ("secrets", "env"):
@@ -314,7 +314,7 @@ def _read_scalar_param(node: ScalarNode) -> WrittenValue:
     if node.value is None:
         raise WrongValue(
             "a parameter needs a default",
-            suggestion="write `{type: float}` for one that must be given",
+            suggestion="write `{type: float}` for a parameter that must be set",
         )
     if isinstance(node.value, float) and not math.isfinite(node.value):
         raise WrongValue(f"{node.text} is too large for a number")

@@ -114,7 +114,7 @@ class AsyncSaver:
             if not damage:
                 return found, damaged
             damaged[step] = damage
-            log.warning("%s; trying the one before", list_damage({step: damage}))
+            log.warning("%s; trying the checkpoint before it", list_damage({step: damage}))
 
     def _find_rescue(self, plan: str, newest: int) -> int | None:
         """The step of an emergency save that is newer than the checkpoint `newest`, or None."""

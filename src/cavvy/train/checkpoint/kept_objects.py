@@ -36,7 +36,8 @@ def encode(objects: Objects) -> tuple[dict[str, str], Objects]:
 
 
 def make_targets(plain: dict[str, Any], objects: Objects) -> Objects:
-    """Empty tensors to load the saved ones into, placed as those of the live objects."""
+    """Empty tensors into which the saved tensors are loaded, placed like the tensors of the live
+    objects."""
     targets = {}
     for name, thing in objects.items():
         leaves = tree_leaves(_decode(plain.get(name)))

@@ -41,7 +41,8 @@ class CheckpointLocation:
 
     @property
     def readers(self) -> tuple[int, int]:
-        """This rank's number among the ranks that see the same files, and how many those are."""
+        """This rank's number among the ranks that see the same files, and the number of these
+        ranks."""
         if self._remote is None:
             return self._world.rank, self._world.size
         return int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -41,7 +41,7 @@ NAME = re.compile(r"step-(\d{12})")
 FILES = "files"  # in the mark: the checksums of all files
 DAMAGED = ".damaged"  # the end of a damaged checkpoint's name
 BLOCK_BYTES = 2**20
-THREAD_BYTES = 2**26  # bytes that are worth another thread for writing
+THREAD_BYTES = 2**26  # bytes for which one more writing thread pays off
 MOST_THREADS = 4
 KEPT = 2  # complete checkpoints to keep; more than one, because the newest may be unreadable
 
@@ -252,7 +252,8 @@ def checksums(path: Path, names: Sequence[str]) -> dict[str, int]:
 
 def find_damage(found: StoredCheckpoint, readers: tuple[int, int]) -> str:
     """What is wrong with a checkpoint's files, or "" if they are as they were written. Each of
-    several readers checks its share of the files: `readers` is this one's number and the count.
+    several readers checks its share of the files: `readers` has the number of this reader and the
+    number of all readers.
     """
     written = found.facts.get(FILES, {})
     number, count = readers

@@ -76,8 +76,8 @@ def open_source(where: Any, **options: Any) -> Source:
         if name not in _READERS:
             known = ", ".join(sorted(_READERS)) or "none"
             raise ValueError(
-                f"no reader is known for {where!r} (known: {known}); give a dataset, or "
-                "register_reader"
+                f"no reader is known for {where!r} (known: {known}); pass a dataset, or register "
+                "a reader with register_reader"
             )
         return _READERS[name](path, **options)
     if not (hasattr(where, "__len__") and hasattr(where, "__getitem__")):

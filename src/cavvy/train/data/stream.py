@@ -34,7 +34,7 @@ class Batch:
     size: int  # samples on this rank
     total: int  # samples on all ranks
     largest: int  # samples on the rank with the most
-    number: int = 0  # batches that this process has read x 2**32 + steps: equal on all ranks
+    number: int = 0  # (batches that this process has read) x 2**32 + steps; equal on all ranks
 
     def pieces(self, count: int) -> list[tuple[Any, int]]:
         """Split the batch into `count` parts, each with its number of samples. A part with 0

@@ -56,8 +56,7 @@ class Pipeline:
         if count < self.stages:
             unsupported = f"a pipeline of {self.stages} stages needs at least {self.stages}"
             raise ValueError(
-                f"{batch.size} samples in micro-batches of {micro} are {count} of them: "
-                f"{unsupported}"
+                f"{batch.size} samples make {count} micro-batches of {micro}: {unsupported}"
             )
         self._weight = micro * averaged_over / batch.total
         schedule = self._schedule(loss, count)

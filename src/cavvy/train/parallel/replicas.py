@@ -156,6 +156,7 @@ def _gather(
 
 
 def _odd(prints: dict[int, int | None]) -> list[int]:
-    """The ranks whose fingerprint is not the most common one; of equals, the first rank's."""
+    """The ranks whose fingerprint is not the most common one; if two are equally common, that of
+    the first rank."""
     ((usual, _),) = Counter(prints.values()).most_common(1)
     return [rank for rank, value in prints.items() if value != usual]

@@ -55,7 +55,7 @@ class HostLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilentHost:
-    """A host that did not answer a poll. `dead`: it counts as dead."""
+    """A host that did not answer a poll. `dead` is set if it counts as dead."""
 
     problem: str
     dead: bool = False
