@@ -47,8 +47,8 @@ AGREE = 5
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """How much lower the second variant is than the first: `mean` over all pairs, and `half` the
-    width of its 95 % confidence interval.
+    """How much lower the second variant is than the first. `mean` is the mean over all pairs, and
+    `half` is half of the width of its 95 % confidence interval.
     """
 
     mean: float
