@@ -312,7 +312,8 @@ def _points(each: Facts, ours: list[set[Point]]) -> set[Point]:
     if sized:  # a size: SkyPilot lists the names that have it
         devices = {point[3] for point in sized}
     _, machines = _image(each)
-    region = "/".join(part for part in (each["region"], each["zone"]) if part)
+    region = each["region"] or re.sub("-?[a-z]$", "", each["zone"])
+    region = "/".join(part for part in (region, each["zone"]) if part)
     places = [(name or region, image) for name, image in machines.items()] or [(region, None)]
     disk = None if each["disk"] == SKYPILOT_DISK_GIB else each["disk"]
     rest = (
@@ -353,7 +354,8 @@ def _points_of(need: Resources) -> set[Point]:
     return {
         (
             *(cloud, "/".join(part for part in (region, known.get("zone")) if part)),
-            *(need.instance, device, spot, known.get("image"), *rest),
+            need.instance,
+            *(device, spot, known.get("image"), *rest),
             json.dumps({k: v for k, v in known.items() if k not in _OPTIONS}),
         )
         for cloud in need.providers or ("",)

@@ -37,6 +37,9 @@ def read_skypilot(path: str) -> Facts:
         for name in each["secrets"]
     }
     tasks = [_describe_skypilot(task, missing) for task in dag.tasks]
+    if "accelerator_args" not in yaml_utils.dump_yaml_str(documents):  # SkyPilot's own defaults
+        for need in (need for task in tasks for need in task["resources"]):
+            need["tpu"] = {}
     return {"tasks": tasks, "given": [name for name, _ in given]}
 
 
