@@ -171,6 +171,7 @@ def make_work(*inputs: tuple[str, str], output: tuple[str, str]) -> Any:
     return SimpleNamespace(
         inputs=[make_transfer(*each) for each in inputs],
         outputs=[make_transfer(*output)],
+        volumes=[],
         mirrored={0: 1.0},
     )
 
@@ -229,6 +230,7 @@ def test_an_output_that_fails_keeps_the_others_from_nothing(
     targets = ["s3://b/0", "s3://b/1", "s3://b/2"]
     work = SimpleNamespace(
         inputs=[],
+        volumes=[],
         outputs=[make_transfer(str(at), each) for at, each in enumerate(targets)],
         mirrored=dict.fromkeys(range(3), 1.0),
     )

@@ -91,6 +91,14 @@ def test_commands_find_what_a_node_of_skypilot_has(
     done = execute(task.run, shell, tmp_path)
     assert done.stdout.splitlines() == ["hooked activate", str(tmp_path.resolve()), "0 1 0"]
     (home / "sky_workdir").unlink()
+    (tmp_path / "other" / "0" / "work").mkdir(parents=True)
+    (home / "sky_workdir").symlink_to(tmp_path / "other" / "0" / "work")
+    done = execute(task.run, shell, tmp_path)
+    assert (done.returncode, "belongs to another job" in done.stderr) == (1, True)
+    (home / "sky_workdir").unlink()
+    (home / "sky_workdir").symlink_to(tmp_path / "gone")  # of a job that has ended
+    assert str(tmp_path.resolve()) in execute(task.run, shell, tmp_path).stdout
+    (home / "sky_workdir").unlink()
     (home / "sky_workdir").mkdir()  # the user's own
     assert str(home.resolve() / "sky_workdir") in execute(task.run, shell, tmp_path).stdout
 

@@ -474,6 +474,10 @@ class RankRunner:
         self._execs.kill()
         self._outbox.settle()
         self._write_exit(outcome, code, self._redactor.text(reason))
+        if os.path.exists(self._config.home + "/links"):
+            from .data.mounts import remove_links
+
+            remove_links(self._config)
         for poll in self._polls:
             poll.reply(self.delivered)
         self.link.hurry = True

@@ -54,7 +54,13 @@ trap 'rm -rf "$DSTACK_MPI_HOSTFILE" "${_venv:-}"' EXIT
 # Words that commands may contain, and the lines that make each of them work as on a SkyPilot node
 _SKYPILOT_NODE = {
     "sky_workdir": """\
-if [ -L ~/sky_workdir ] || [ ! -e ~/sky_workdir ]; then ln -sfn "$PWD" ~/sky_workdir; fi
+_link="$(readlink ~/sky_workdir || :)"
+if [ ! -e ~/sky_workdir ]; then
+  ln -sfn "$PWD" ~/sky_workdir
+elif [ -n "$_link" ] && [ "${_link%/*/*}" != "${PWD%/*/*}" ]; then
+  echo "~/sky_workdir belongs to another job that runs on this machine: $_link" >&2
+  exit 1
+fi
 """,
     "conda": """\
 for _conda in "${CONDA_EXE:-}" "$(command -v conda || :)" ~/miniconda3/bin/conda \\

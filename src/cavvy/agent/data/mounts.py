@@ -112,7 +112,7 @@ def link_volumes(config: AgentConfig, work: WorkConfig, folder: str) -> None:
             )
         path = find_path(volume, folder)
         if os.path.realpath(path) != os.path.realpath(source):
-            link(source, path)
+            link(config, source, path)
 
 
 def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
@@ -120,14 +120,33 @@ def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
     binds = []
     for volume, source in find_volumes(config, work, folder):
         if volume.path.startswith("~/"):
-            raise CannotBuild(
-                f"{volume.path} is in the home folder, but an image has its own home folder"
-            )
+            if volume.kind != "folder":
+                raise CannotBuild(
+                    f"{volume.path} is in the home folder, but an image has its own home folder"
+                )
+            continue  # a link within the container; see `list_home_links`
         path = find_path(volume, folder)
         if not os.path.isabs(volume.path):
             os.makedirs(path, exist_ok=True)
         binds.append(f"{source}:{path}:ro" if volume.read_only else f"{source}:{path}")
     return binds
+
+
+def list_home_links(config: AgentConfig, work: WorkConfig) -> list[tuple[str, str]]:
+    """The files that the work sees in its home folder, as (source, path below the home). Images
+    have their own home folder, so their container makes these links itself. Raises CannotBuild,
+    OSError.
+    """
+    inputs = [
+        (f"{config.home}/inputs/{index}", each.target) for index, each in enumerate(work.inputs)
+    ]
+    parts = [volume for volume in work.volumes if volume.kind == "folder"]
+    shown = [
+        (find_source(config, volume, config.folder), volume.path)
+        for volume in parts
+        if volume.path.startswith("~/")
+    ]
+    return [(source, path[2:]) for source, path in (*inputs, *shown) if path.startswith("~/")]
 
 
 def find_path(volume: VolumeConfig, folder: str) -> str:
@@ -137,11 +156,15 @@ def find_path(volume: VolumeConfig, folder: str) -> str:
     return volume.path if os.path.isabs(volume.path) else inside(folder, volume.path)
 
 
-def link(source: str, path: str) -> None:
-    """Link `path` to `source`. Raises CannotBuild if something else is there, or the link may not
-    be created.
+def link(config: AgentConfig, source: str, path: str) -> None:
+    """Link `path` to `source` until `remove_links`. Ranks of a gang on one machine share the first
+    one's link. Raises CannotBuild if something else is there, or the link may not be created.
     """
-    if os.path.islink(path) and os.path.realpath(path) == os.path.realpath(source):
+    with open(f"{config.home}/links", "a", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(path + "\n")
+    if os.path.islink(path) and (
+        os.path.realpath(path) == os.path.realpath(source) or _is_shared(config, source, path)
+    ):
         return
     if os.path.islink(path) and not os.path.exists(path):
         os.unlink(path)  # left over from an attempt whose home folder is gone
@@ -154,11 +177,42 @@ def link(source: str, path: str) -> None:
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.symlink(source, path)
+    except FileExistsError as error:  # another rank was faster
+        if not _is_shared(config, source, path):
+            raise CannotBuild(f"{path} is already in use on this node") from error
     except PermissionError as error:
         raise CannotBuild(
             f"{source} cannot appear at {path}: this node's user may not create it; choose a path "
             "within the working folder, or add an `image`"
         ) from error
+
+
+def remove_links(config: AgentConfig) -> None:
+    """Remove the links that the ended work used. The last rank of a gang on this machine removes
+    those that lead to files of the gang.
+    """
+    gang = os.path.dirname(config.home)
+    try:
+        others = [name for name in os.listdir(gang) if name.isdigit()]
+        with open(f"{config.home}/links", encoding="utf-8", errors="surrogateescape") as file:
+            paths = file.read().splitlines()
+    except OSError:  # there are none
+        return
+    if not all(os.path.exists(f"{gang}/{name}/exit.json") for name in others):
+        return
+    for path in paths:
+        try:
+            if os.path.islink(path) and os.readlink(path).startswith(gang + "/"):
+                os.unlink(path)
+        except OSError:  # it stays, and the next work that needs the path replaces it
+            continue
+
+
+def _is_shared(config: AgentConfig, source: str, path: str) -> bool:
+    """Whether a link leads to the same part of another rank of this gang."""
+    gang = os.path.dirname(config.home)
+    rank, _, rest = os.path.relpath(os.path.realpath(path), os.path.realpath(gang)).partition("/")
+    return rank.isdigit() and rest == os.path.relpath(source, config.home)
 
 
 def _is_read_only(path: str) -> bool:

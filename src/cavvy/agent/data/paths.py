@@ -9,8 +9,8 @@ import os
 
 from ..config import AgentConfig, TransferConfig, WorkConfig
 from ..disk import read_known, write_whole
-from ..work.folder import CannotBuild, inside
-from .mounts import link
+from ..work.folder import inside
+from .mounts import find_source, link
 
 
 def is_full(path: str) -> bool:
@@ -25,23 +25,19 @@ def find_input(config: AgentConfig, index: int, target: str) -> str:
     return f"{config.home}/inputs/{index}"
 
 
-def link_input(path: str, target: str) -> None:
+def link_input(config: AgentConfig, path: str, target: str) -> None:
     """Make the input visible at its full path for work without a container. Raises CannotBuild."""
     if is_full(target):
-        link(path, os.path.expanduser(target))
+        link(config, path, os.path.expanduser(target))
 
 
 def list_input_binds(config: AgentConfig, work: WorkConfig) -> list[str]:
-    """The inputs with full paths as SOURCE:PATH, the engines' bind syntax. Raises CannotBuild."""
-    binds = []
-    for index, target in enumerate(each.target for each in work.inputs):
-        if target.startswith("~/"):
-            raise CannotBuild(
-                f"the input {target} is in the home folder, but an image has its own home folder"
-            )
-        if is_full(target):
-            binds.append(f"{config.home}/inputs/{index}:{target}")
-    return binds
+    """The inputs with absolute paths as SOURCE:PATH, the engines' bind syntax."""
+    return [
+        f"{config.home}/inputs/{index}:{each.target}"
+        for index, each in enumerate(work.inputs)
+        if each.target.startswith("/")
+    ]
 
 
 def find_output(
@@ -65,7 +61,10 @@ def _find_output(
                 known = read_known(f"{config.home}/brought-{index}.json")
             full = f"{config.home}/inputs/{index}"
             return full if is_full(source) else inside(config.folder, source), known
-    return (source if is_full(source) else inside(config.folder, source)), {}
+    for volume in work.volumes:
+        if volume.path == source:
+            return find_source(config, volume, config.folder), {}
+    return (os.path.expanduser(source) if is_full(source) else inside(config.folder, source)), {}
 
 
 def remember(config: AgentConfig, index: int, path: str) -> None:

@@ -31,9 +31,17 @@ go() {
   "$s" -e -c {line} "$1" & p=$!
   while :; do t=0; wait $p; c=$?; [ $t = 1 ] || return $c; done
 }
-{setup}echo run >{phase}
+{links}{setup}echo run >{phase}
 go {run}
 exit $?
+"""
+# Gives the work a file or folder in the home folder of the image's user.
+LINK = """\
+[ -L ~/{path} ] || rmdir ~/{path} 2>/dev/null
+if [ -e ~/{path} ] && [ ! -L ~/{path} ]; then
+  echo "cavvy: the image has files at ~/"{path} >&2; exit 1
+fi
+mkdir -p "$(dirname ~/{path})" && ln -sfn {source} ~/{path} || exit 1
 """
 SETUP = """\
 echo setup >{phase}
@@ -97,8 +105,17 @@ def write_entry(config: AgentConfig, work: WorkConfig) -> None:
     if work.setup is not None:
         write_whole(config.setup_script, work.setup + "\n")
         setup = SETUP.replace("{phase}", phase).replace("{setup}", shlex.quote(config.setup_script))
+    links = ""
+    if work.inputs or work.volumes:
+        from ..data.mounts import list_home_links
+
+        for source, path in list_home_links(config, work):
+            links += LINK.replace("{path}", shlex.quote(path)).replace(
+                "{source}", shlex.quote(source)
+            )
     text = (
-        ENTRY.replace("{setup}", setup)
+        ENTRY.replace("{links}", links)
+        .replace("{setup}", setup)
         .replace("{phase}", phase)
         .replace("{run}", shlex.quote(config.run_script))
     )

@@ -111,7 +111,7 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
 
             make_pipe(path)
             if work.image is None:
-                link_input(path, target)
+                link_input(config, path, target)
             continue
         if "://" not in source:
             transfer(source, path, "input")
@@ -127,7 +127,7 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
             if any(output.target == source for output in work.outputs):
                 remember(config, index, path)
         if work.image is None:
-            link_input(path, target)
+            link_input(config, path, target)
 
 
 def find_setup(config: AgentConfig, work: WorkConfig) -> str:

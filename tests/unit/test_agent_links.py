@@ -1,0 +1,85 @@
+"""Links to files of a job outside of its working folder."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
+from cavvy.agent.data.mounts import link_volumes, remove_links
+from cavvy.agent.data.paths import find_output
+from cavvy.agent.work.container import write_entry
+from cavvy.agent.work.folder import CannotBuild
+
+
+@pytest.fixture
+def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a gang with two ranks, each with a file in its working folder."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for rank in "01":
+        (tmp_path / "gang" / rank / "work").mkdir(parents=True)
+        (tmp_path / "gang" / rank / "work" / "a").write_text(f"of rank {rank}")
+    return tmp_path / "gang"
+
+
+def configure(gang: Path, rank: int) -> AgentConfig:
+    config = AgentConfig.__new__(AgentConfig)
+    config.home = str(gang / str(rank))
+    config.folder = config.home + "/work"
+    for name in ("phase_file", "setup_script", "run_script", "entry_script"):
+        setattr(config, name, f"{config.home}/{name}")
+    return config
+
+
+def make_work(path: str, **more: object) -> WorkConfig:
+    volume = {"kind": "folder", "source": "a", "path": path}
+    own = {"job": "j", "job_id": "1", "project": "p", "attempt": 1, "run": "true"}
+    fields = {**own, "volumes": [volume], **more}
+    return WorkConfig(ConfigFields(fields, "work"))
+
+
+def test_ranks_on_one_machine_share_a_link_and_the_last_one_removes_it(
+    gang: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "seen"
+    first, second = configure(gang, 0), configure(gang, 1)
+    for config in (first, second):
+        link_volumes(config, make_work(str(path)), config.folder)
+    assert path.read_text() == "of rank 0"
+    (gang / "0" / "exit.json").write_text("{}")
+    remove_links(first)
+    assert path.read_text() == "of rank 0"  # the other rank still runs
+    (gang / "1" / "exit.json").write_text("{}")
+    remove_links(second)
+    assert not os.path.lexists(path)
+
+
+def test_a_path_that_another_job_uses_stays_with_that_job(gang: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "0" / "work"
+    other.mkdir(parents=True)
+    path = tmp_path / "seen"
+    path.symlink_to(other)
+    config = configure(gang, 0)
+    with pytest.raises(CannotBuild, match="already in use"):
+        link_volumes(config, make_work(str(path)), config.folder)
+    (gang / "0" / "exit.json").write_text("{}")
+    (gang / "1" / "exit.json").write_text("{}")
+    remove_links(config)
+    assert path.resolve() == other
+
+
+def test_a_container_links_files_into_the_home_folder_of_its_image(
+    gang: Path, tmp_path: Path
+) -> None:
+    config = configure(gang, 0)
+    output = {"source": "~/conf/my file", "target": "s3://b/"}
+    work = make_work("~/conf/my file", image="i", outputs=[output])
+    write_entry(config, work)
+    (gang / "0" / "run_script").write_text("cat ~/conf/my*file")
+    done = subprocess.run(
+        ["sh", f"{config.home}/entry_script"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "of rank 0"
+    assert (tmp_path / "home" / "conf" / "my file").is_symlink()
+    assert find_output(config, work, 0)[0] == config.folder + "/a"
