@@ -69,6 +69,19 @@ def test_a_path_that_another_job_uses_stays_with_that_job(gang: Path, tmp_path: 
     assert path.resolve() == other
 
 
+def test_a_path_with_the_same_content_is_used_as_it_is(gang: Path, tmp_path: Path) -> None:
+    config = configure(gang, 0)
+    for number, text in enumerate(("of rank 0", "other")):
+        path = tmp_path / str(number)
+        path.write_text(text)
+        if text == "other":
+            with pytest.raises(CannotBuild, match="already in use"):
+                link_volumes(config, make_work(str(path)), config.folder)
+        else:
+            link_volumes(config, make_work(str(path)), config.folder)
+        assert not path.is_symlink()
+
+
 def test_a_container_links_files_into_the_home_folder_of_its_image(
     gang: Path, tmp_path: Path
 ) -> None:

@@ -3,9 +3,13 @@ the CLI says.
 """
 
 import json
+import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -101,6 +105,63 @@ def test_commands_find_what_a_node_of_skypilot_has(
     (home / "sky_workdir").unlink()
     (home / "sky_workdir").mkdir()  # the user's own
     assert str(home.resolve() / "sky_workdir") in execute(task.run, shell, tmp_path).stdout
+
+
+def test_nodes_wait_for_each_other_if_their_commands_start_processes(tmp_path: Path) -> None:
+    task = parse_task(
+        "num_nodes: 2\nrun: |\n  if [ $SKYPILOT_NODE_RANK = 0 ]; then\n"
+        "    while [ ! -e go ]; do sleep 0.02; done\n  else\n"
+        "    sleep 600 & echo $! > started\n  fi\n"
+    )
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            ["bash", "-c", task.run],
+            cwd=tmp_path,
+            env={
+                **NODE,
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 2)},
+                **{"NODE_RANK": str(rank), "NNODES": "2"},
+            },
+        )
+        for rank in range(2)
+    ]
+    started = tmp_path / "started"
+    while not (started.exists() and started.read_text()):
+        time.sleep(0.01)
+    with pytest.raises(subprocess.TimeoutExpired):
+        ranks[1].wait(0.3)  # its process serves the other node
+    (tmp_path / "go").touch()
+    assert [each.wait(60) for each in ranks] == [0, 0]
+    os.kill(int(started.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("run", "waits"),
+    [
+        ("ray start --head", True),
+        ("python a.py > log 2>&1 &", True),
+        ("setsid daemon", True),
+        ("a && b 2>&1 >&2", False),
+        ("torchrun a.py &> log", False),
+    ],
+)
+def test_other_nodes_end_with_their_commands(run: str, waits: bool) -> None:
+    task = parse_task(json.dumps({"num_nodes": 2, "run": run}))
+    assert ("_helper" in task.run) is waits
+    assert "_helper" not in parse_task(json.dumps({"num_nodes": 1, "run": run})).run
+
+
+def test_exports_of_bashrc_reach_commands_that_mention_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".bashrc").write_text("case $- in *i*) ;; *) return ;; esac\nexport FROM_IT=yes\n")
+    monkeypatch.setitem(NODE, "HOME", str(tmp_path))
+    task = parse_task("num_nodes: 1\nsetup: echo a >> ~/.bashrc\nrun: echo $FROM_IT $PATH")
+    said = execute(task.run, "bash", tmp_path).stdout
+    assert said.startswith("yes ")
+    assert said.rstrip().endswith(f"{tmp_path}/.local/bin:{tmp_path}/.cargo/bin")
 
 
 def test_nothing_is_put_before_commands_that_do_not_need_it() -> None:

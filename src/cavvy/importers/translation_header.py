@@ -10,6 +10,7 @@ from dataclasses import replace
 from shlex import quote
 
 from cavvy.domain.tasks import Task
+from cavvy.importers.node_keeper import KEEPER, STARTS_PROCESSES
 
 # The variables of each tool, with their values as words of the shell
 _LINES = r"""$(printf '%s' "$CAVVY_HOSTS" | tr ',' '\n')"""
@@ -68,6 +69,12 @@ for _conda in "${CONDA_EXE:-}" "$(command -v conda || :)" ~/miniconda3/bin/conda
   if [ -x "$_conda" ]; then eval "$("$_conda" shell.posix hook)"; break; fi
 done
 """,
+    "bashrc": """\
+if [ -f ~/.bashrc ] && [ -n "${BASH_VERSION:-}" ]; then
+  eval "$(bash -ic 'export -p' 2>/dev/null </dev/null || :)"
+  PATH="${VIRTUAL_ENV:+$VIRTUAL_ENV/bin:}$PATH"
+fi
+""",
 }
 # The commands of a job whose file has no commands: the job waits until it is stopped.
 WAIT = """\
@@ -92,9 +99,12 @@ def add_translation_header(task: Task, kind: str, before: str = "") -> Task:
     text = "\n".join(lines) + "\n" + (_HOSTFILE if kind == "dstack" else "") + before
     setup = text
     if kind == "SkyPilot":
+        text += 'PATH="$PATH:$HOME/.local/bin:$HOME/.cargo/bin"\n'
         commands = f"{task.setup}\n{task.run}"
         text += "".join(part for word, part in _SKYPILOT_NODE.items() if word in commands)
         setup = f"{text}unset CUDA_VISIBLE_DEVICES\n"
+        if task.nodes > 1 and STARTS_PROCESSES.search(task.run):
+            text += KEEPER
     note = f"# above: the steps that {kind} would do; below: the author's own commands\n"
     return replace(
         task,

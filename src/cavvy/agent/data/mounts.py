@@ -6,6 +6,7 @@ bind-mounted.
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import os
 import subprocess
@@ -171,6 +172,8 @@ def link(config: AgentConfig, source: str, path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path):
         os.rmdir(path)
     if os.path.lexists(path):
+        if _is_equal(source, path):
+            return  # the path's own file, if the node is the user's machine
         raise CannotBuild(
             f"{source} cannot appear at {path}: the path is already in use on this node"
         )
@@ -213,6 +216,19 @@ def _is_shared(config: AgentConfig, source: str, path: str) -> bool:
     gang = os.path.dirname(config.home)
     rank, _, rest = os.path.relpath(os.path.realpath(path), os.path.realpath(gang)).partition("/")
     return rank.isdigit() and rest == os.path.relpath(source, config.home)
+
+
+def _is_equal(source: str, path: str) -> bool:
+    """Whether two files, or all files of two folders, have the same content."""
+    if not os.path.isdir(source):
+        return os.path.isfile(path) and filecmp.cmp(source, path, shallow=False)
+    if not os.path.isdir(path):
+        return False
+    found = filecmp.dircmp(source, path, ignore=[])
+    names = [*found.common_files, *found.common_dirs]
+    return not (found.left_only or found.right_only or found.common_funny) and all(
+        _is_equal(os.path.join(source, name), os.path.join(path, name)) for name in names
+    )
 
 
 def _is_read_only(path: str) -> bool:

@@ -1,0 +1,76 @@
+"""Lines for the nodes of a SkyPilot job whose commands start processes in the background.
+
+SkyPilot's nodes live on after their commands, with the processes that these have started, such as a
+worker of Ray. Here the processes of a node end with its commands, so each node waits until the
+commands of all nodes have succeeded. A helper process on each node connects to the first node. The
+nodes do not wait for a node that has ended, and at most a minute for one that does not connect.
+"""
+
+import re
+
+# Commands that seem to start a process that outlives them
+STARTS_PROCESSES = re.compile(
+    r"(?<![&>|\\])&(?![&>\d])|\b(ray start|nohup|setsid)\b|--daemon|docker run .*-d\b"
+)
+# Its argument is a file: the shell writes to it when the commands have succeeded, and the helper
+# removes it at its end.
+_HELPER = """\
+import os, select, socket, sys, time
+mark, since = sys.argv[1], []
+def done():
+    if not since and os.path.getsize(mark):
+        since.append(time.monotonic())
+    return bool(since)
+def missing():
+    return done() and time.monotonic() > since[0] + 60
+def serve(port, others):
+    server, working, ended = socket.create_server(("", port)), [], []
+    while not done() or working or (len(ended) < others and not missing()):
+        for each in select.select([server, *working], [], [], 0.3)[0]:
+            if each is server:
+                working.append(server.accept()[0])
+                continue
+            data = each.recv(99)
+            if data != key:
+                working.remove(each)
+            if data in (b"", b".", key + b"."):
+                ended.append(each)
+def follow(address):
+    node = None
+    while node is None:
+        try:
+            node = socket.create_connection(address, 10)
+        except OSError:
+            if missing():
+                return
+            time.sleep(0.3)
+    node.settimeout(None)
+    node.sendall(key)
+    while not done():
+        if select.select([node], [], [], 0.3)[0]:
+            return
+    node.sendall(b".")
+    node.recv(1)
+try:
+    port = int(os.environ["MASTER_PORT"]) + 2
+    key = "{CAVVY_JOB_ID}-{CAVVY_ATTEMPT};".format(**os.environ).encode()
+    if os.environ["NODE_RANK"] == "0":
+        serve(port, int(os.environ["NNODES"]) - 1)
+    else:
+        follow((os.environ["MASTER_ADDR"], port))
+finally:
+    os.unlink(mark)
+"""
+KEEPER = f"""\
+if command -v python3 >/dev/null 2>&1; then
+  _mark="$(mktemp)"
+  _helper="$(python3 -c '{_HELPER}' "$_mark" >/dev/null 2>&1 </dev/null & echo $!)"
+  trap '_code=$?
+  if [ $_code = 0 ] && [ -e "$_mark" ]; then
+    echo >> "$_mark"
+    while [ -e "$_mark" ] && kill -0 "$_helper" 2>/dev/null; do sleep 0.3; done
+  fi
+  rm -f "$_mark"
+  exit $_code' EXIT
+fi
+"""
