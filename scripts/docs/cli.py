@@ -28,7 +28,8 @@ _START = """\
   `TERM=dumb` are honoured.
 * **Exit codes.** 0: done. 1: it failed. 2: the command line or the task file is wrong, or consent is missing.
   `run`, `rerun`, `retry` and `logs -f` pass the job's exit code on; 130 says that it was stopped, or that Ctrl-C left
-  it running. 69: no server answered for two minutes, or ten in a command that follows a job; the job goes on.
+  it running. 69 says that no server answered for two minutes (ten minutes in a command that follows a job); the job
+  goes on.
 """
 
 

@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
 _POLL_S = 1.5  # seconds that a long poll asks the server to wait; a silent server is noticed later
 _INPUT_S = 20.0  # seconds for which the server keeps input that a node does not read yet
-_LONGEST_PAUSE_S = 2.0  # between two tries
+_LONGEST_PAUSE_S = 2.0  # the longest pause between two tries, in seconds
 
 
 class LogChunk(Struct, frozen=True, kw_only=True):

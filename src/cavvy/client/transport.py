@@ -38,7 +38,7 @@ class ClientConnection:
         self._connect_timeout_s = connect_timeout_s
         self._socket: socket.socket | None = None
         self._buffer = b""
-        self._timeout_s = 0.0  # of the current request
+        self._timeout_s = 0.0  # timeout of the current request
         self._quiet: tuple[float, Callable[[], None]] | None = None
 
     def close(self) -> None:

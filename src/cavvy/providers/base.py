@@ -209,7 +209,7 @@ class Provider(Protocol):
 
 def wall_clock() -> datetime:
     """The current time in UTC: the default clock of a provider context."""
-    return datetime.now(UTC)  # noqa: TID251 - tests and the simulator pass another
+    return datetime.now(UTC)  # noqa: TID251 - tests and the simulator pass another clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

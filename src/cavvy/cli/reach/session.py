@@ -31,7 +31,7 @@ def session(*, patience_s: float = PATIENCE_S) -> Iterator["Client"]:
 
 
 def make_patience(limit_s: float = PATIENCE_S) -> "Patience":
-    """The patience of a command, which reports to standard error."""
+    """The patience of a command. It reports waits to standard error."""
     from cavvy.client import Patience
 
     return Patience(limit_s, lambda text: click.echo(f"cavvy: {text}", err=True))

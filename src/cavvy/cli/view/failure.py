@@ -31,7 +31,7 @@ class CommandFailure(click.ClickException):
 
 
 def explain(error: click.ClickException) -> CommandFailure:
-    """An error of the command line's parser, as the commands write theirs."""
+    """Convert an error of the command line's parser to the form of the commands' errors."""
     if isinstance(error, CommandFailure):
         return error
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and error.ctx is not None:
