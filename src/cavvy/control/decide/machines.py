@@ -162,7 +162,7 @@ def record_holder(
 
 
 def extend_machine(job: Job, gang: Attempt, keep: timedelta, now: datetime) -> RowChanges:
-    """Keep the gang for `keep` after its work or, if it is idle, from now on."""
+    """Keep the gang for `keep` after its work; for an idle gang, the time counts from now."""
     text = f"the machine is kept for {format_duration(keep)} without work"
     kept = gang.phase is AttemptPhase.KEPT
     return RowChanges(
