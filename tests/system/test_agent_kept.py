@@ -106,6 +106,17 @@ def test_a_signal_between_two_works_is_not_lost() -> None:
         assert len(keeper.asked) < 100
 
 
+def test_a_machine_does_other_work_after_work_that_was_stopped() -> None:
+    with make_rig(run="sleep 300", keep_s=60, machine=True) as rig:
+        keeper = Keeper(rig, 1, job="next", attempt=1, run="echo next")
+        agent = rig.launch()
+        rig.until(lambda: "running" in rig.stub.kinds())
+        rig.stub.give("stop", 2)
+        assert agent.wait(30) == 0
+        assert keeper.before
+        assert rig.output() == "next\n"
+
+
 def test_work_that_was_stopped_is_followed_by_none() -> None:
     with make_rig(run="sleep 300", keep_s=3600) as rig:
         keeper = Keeper(rig, 100_000)

@@ -207,7 +207,8 @@ def test_telemetry_while_it_runs_and_idle_limit() -> None:
         assert rig.finish() == 0
         exited = rig.exited()
         assert (exited["outcome"], exited["exit_code"]) == ("limit", 143)
-        assert exited["reason"] == "no output and no CPU use for 1.5 s"
+        assert exited["reason"] == "no output, no CPU use and no connection for 1.5 s"
+        assert rig.stub.last("event")["name"] == "idle", "a warning precedes the end"
         assert set(rig.stub.last("telemetry")["values"]) == {"cpu_percent", "memory_mib"}  # type: ignore[call-overload]
 
 

@@ -116,7 +116,7 @@ def test_idle_work_is_ended(user: User) -> None:
     )
     job = user.ended("idle")
     assert (job.phase, job.attempts[0].outcome) == ("failed", "limit"), told
-    assert "no output and no CPU use" in job.reason
+    assert "no output, no CPU use and no connection" in job.reason
     check_clean(user)
 
 

@@ -56,7 +56,7 @@ def make_runner(tmp_path: Path, state: AgentState) -> Any:
         process=object(), finishing=False, ask=lambda: None, kill=lambda: None, reserve=lambda _: 0
     )
     runner._redactor = SimpleNamespace(flush=lambda: b"", text=str)
-    runner._execs = SimpleNamespace(kill=lambda: None, idle=True)
+    runner.execs = SimpleNamespace(kill=lambda: None, idle=True)
     runner._kill_timer = runner._notification_socket = None
     runner._polls = []
     runner._exit = {}

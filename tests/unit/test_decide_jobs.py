@@ -329,3 +329,11 @@ def test_every_view_has_a_legal_answer(given_view: JobSnapshot, now: datetime) -
         assert phase is JobPhase.QUEUED or not isinstance(action, j.RecheckJob), (
             "nothing else will wake this job"
         )
+
+
+def test_a_session_that_was_idle_is_done() -> None:
+    idle = ended(AttemptOutcome.LIMIT)
+    session = replace(idle, job=replace(idle.job, task=replace(idle.job.task, session=True)))
+    assert turned(decide_job(session, T0)) == (JobPhase.DONE, None)
+    late = replace(session, job=replace(session.job, stop_cause=StopCause.DEADLINE))
+    assert turned(decide_job(late, T0)) == (JobPhase.FAILED, None)

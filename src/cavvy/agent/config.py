@@ -348,6 +348,7 @@ class WorkConfig(ConfigRecord):
     volumes: list[VolumeConfig]
     grace_s: float = 10
     keep_s: float = 0  # seconds to wait for other work after this work ends
+    machine: bool  # wait for other work also if this work was stopped or its setup failed
     idle_s: float | None
     log_limit_mib: int = 1024
 

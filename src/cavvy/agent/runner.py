@@ -58,8 +58,8 @@ KILL_WAIT_S = (
     30.0  # seconds in which the kernel must end a killed process before the node counts as broken
 )
 FAREWELL_S = 2.0  # seconds for the last messages when SIGTERM arrives after the work's end
-# Outcomes after which the node may get other work, if the control plane wants that.
-SPARES_NODE = ("succeeded", "exit", "setup", "stopped")
+# Outcomes after which a kept node waits for other work, by whether it belongs to a machine
+SPARES_NODE = {False: ("succeeded", "exit"), True: ("succeeded", "exit", "setup", "stopped")}
 LONGEST_SAVE_S = 86400.0  # longest checkpoint time that a task may report
 SIGNAL_WAIT_S = {True: 0.5, False: 0.05}
 DELIVER_S = 20.0  # seconds that an agent with --deliver keeps trying
@@ -94,7 +94,7 @@ class RankRunner:
         self._cost_s: float | None = (
             None  # seconds that the task's newest checkpoint took, as it reported
         )
-        self._execs = RankExecs(loop, self.delivered)
+        self.execs = RankExecs(loop, self.delivered)
         # Set when the agent leaves after its work: seconds for which the node's next agent waits
         # for more work.
         self.keep_s = 0.0
@@ -167,14 +167,14 @@ class RankRunner:
         """Start a user's command or remote session."""
         stream = self.link.stream(asked.id)
         if self._work is None or self._over or not (asked.command or asked.session):
-            self._execs.refuse(stream, "the work is not running on this node")
+            self.execs.refuse(stream, "the work is not running on this node")
             return
         contained = self._work.image is not None
         if asked.session:
             from .access.start import start_session
 
             start_session(
-                self._execs, self.link, asked.id, self._config, self._env, contained=contained
+                self.execs, self.link, asked.id, self._config, self._env, contained=contained
             )
             return
         command, env = asked.command, self._env
@@ -183,7 +183,7 @@ class RankRunner:
 
             command, env = make_exec(self._config, command), dict(os.environ)
         folder = self._config.folder if os.path.isdir(self._config.folder) else self._config.home
-        self._execs.start(
+        self.execs.start(
             ChildCommand(command, env, folder), stream, list(self._work.secrets.values())
         )
 
@@ -210,13 +210,13 @@ class RankRunner:
             self._state in REPORTED
             and self._outbox.empty
             and not self._log.pending
-            and self._execs.idle
+            and self.execs.idle
             and not replying
         ):
             if (
                 self._work is not None
                 and self._state is AgentState.EXITED
-                and self._exit.get("outcome") in SPARES_NODE
+                and self._exit.get("outcome") in SPARES_NODE[self._work.machine]
                 and not self._terminated
             ):
                 self.keep_s = self._work.keep_s
@@ -471,7 +471,7 @@ class RankRunner:
         rest = self._redactor.flush()
         if rest:
             self._log.write(rest)
-        self._execs.kill()
+        self.execs.kill()
         self._outbox.settle()
         self._write_exit(outcome, code, self._redactor.text(reason))
         if os.path.exists(self._config.home + "/links"):

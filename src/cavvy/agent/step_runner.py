@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
+    from .access.execs import RankExecs
     from .checkpoint_sync import CheckpointSync
     from .config import AgentConfig, WorkConfig
     from .data.output_sync import OutputSync
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     class Owner(Protocol):
         """Callbacks from the steps to the runner."""
+
+        execs: RankExecs
 
         def say(self, kind: str, **fields: object) -> None: ...
         def wrote(self, data: bytes) -> None: ...
@@ -236,10 +239,11 @@ class StepRunner:
         mark = b"" if self._work.image is None else f"CAVVY_GANG={self._config.gang}".encode()
         self._watch = WorkMonitor(
             self._owner.say,
-            UsageMeter(self.process.reaper, mark),
+            UsageMeter(self.process.reaper, mark, lambda: self._owner.execs.reapers),
             progress=self._config.progress_file,
             checkpoints=self._checkpoints,
             idle_s=self._work.idle_s,
+            connected=lambda: self._owner.execs.connected,
         )
         if self._config.memory_mib and self._group is None and self._work.image is None:
             self._watch.memory_mib = self._config.memory_mib

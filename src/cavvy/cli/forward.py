@@ -51,7 +51,7 @@ def command(
                 listened = await _listen_there(tunnel, bind, there, host, here)
                 click.echo(f"port {listened} of {target} leads to {host}:{here} on this machine")
             else:
-                listened = await _listen_here(tunnel, bind, here, host, there)
+                listened = await listen_here(tunnel, bind, here, host, there)
                 click.echo(f"{bind}:{listened} leads to port {there} of {target}")
         await tunnel.lost.wait()
         if tunnel.problem:
@@ -129,7 +129,10 @@ def _same_port(target: str, host: str, port: int, reverse: bool) -> CommandFailu
     )
 
 
-async def _listen_here(tunnel: "NodeTunnel", bind: str, here: int, host: str, there: int) -> int:
+async def listen_here(tunnel: "NodeTunnel", bind: str, here: int, host: str, there: int) -> int:
+    """Forward a port of this machine to `there` on the node. Returns the port, which is a free one
+    if `here` is 0. Raises CommandFailure.
+    """
     from cavvy.client.tunnel.mux import RemoteError, TunnelLost, join
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

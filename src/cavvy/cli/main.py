@@ -50,6 +50,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "schedules": "List jobs that repeat and when they run next.",
     },
     "Work on nodes": {
+        "dev": "Get a machine for interactive work: a shell, VS Code or Jupyter.",
         "machines": "List, start, stop and keep named machines.",
         "exec": "Run a command next to a running job.",
         "ssh": "Open a shell on a job's node, or let plain ssh and editors reach it.",

@@ -60,7 +60,7 @@ def command(
         return
     project = project or loaded.task.project
     with session() as client:
-        job = _submit(client, loaded, file, params, project, name, yes)
+        job = submit_loaded(client, loaded, file, params, project, name, yes)
         if detach:
             _print(job, output)
             if loaded.task.machine is not None and output != "json":
@@ -99,7 +99,7 @@ def _show(loaded: "LoadedTask", name: str | None) -> None:
     show_plan(with_rates(task, loaded.folder))
 
 
-def _submit(
+def submit_loaded(
     client: "Client",
     loaded: "LoadedTask",
     file: str,

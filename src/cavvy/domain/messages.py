@@ -188,6 +188,7 @@ class Assignment:
     volumes: Sequence[Volume] = field(default=(), metadata=since(EQUIPPED, "volumes"))
     grace_s: float = 10
     keep_s: float = 0  # how long the node waits for other work after the work has ended
+    machine: bool = False  # it also waits after work that was stopped or failed in its setup
     idle_s: float | None = None
     log_limit_mib: int = 1024
 

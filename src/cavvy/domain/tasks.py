@@ -377,4 +377,5 @@ class Task:
     keep: timedelta = timedelta(
         0
     )  # how long the nodes are kept, and billed, for the project's next job
+    session: bool = False  # the work waits for its user; it ends well when it is idle
     machine: str | None = None  # name of the machine on which the task runs, see `NamedMachine`

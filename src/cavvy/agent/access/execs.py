@@ -36,6 +36,16 @@ class RankExecs:
     def idle(self) -> bool:
         return not self._running
 
+    @property
+    def connected(self) -> bool:
+        """Whether a user's command or session runs, apart from programs that one left behind."""
+        return any(not running.over for running in self._running)
+
+    @property
+    def reapers(self) -> list[int]:
+        """The reapers of all commands, including the programs that they left behind."""
+        return [running.process.reaper for running in self._running]
+
     def start(
         self,
         command: ChildCommand,
@@ -86,7 +96,7 @@ class RankExec:
         self._execs = execs
         self._stream = stream
         self._redactor = Redactor(secrets)
-        self._reported = self._gone = False
+        self._reported = self._gone = self.over = False
         self._inbox = inbox
         stream.drained = self._drained
         stream.begin()
@@ -98,6 +108,7 @@ class RankExec:
             self.process.pause(True)  # unlike the work, a command may wait for the control plane
 
     def ended(self, code: int | None) -> None:
+        self.over = True
         self.process.close()
         if self._inbox is not None:
             self._inbox.close()

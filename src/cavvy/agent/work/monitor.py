@@ -29,6 +29,7 @@ CHECKPOINT_S = 3.0
 SHORTEST_S = 0.02  # seconds; a shorter write gives no useful rate
 IDLE_CPU_PERCENT = 1.0  # share of one CPU; housekeeping of a waiting process stays below it
 IDLE_GPU_PERCENT = 1.0
+WARN_S = 300.0  # how long before the end of idle work a warning is sent, or half of the idle limit
 _AT_FDCWD, _STATX_BTIME = -100, 0x800
 
 
@@ -120,8 +121,11 @@ class WorkMonitor:
         progress: str,
         checkpoints: CheckpointWatcher | None,
         idle_s: float | None,
+        connected: Callable[[], bool] = bool,
     ) -> None:
         self._say = say
+        self._connected = connected  # returns whether a user has a session on this node
+        self._warned = False  # about the time without use since the last use
         self._progress = ProgressScanner(progress)
         self._checkpoints = checkpoints
         self.usage = usage
@@ -147,8 +151,20 @@ class WorkMonitor:
         often = 1.0 if self.memory_mib else min(TELEMETRY_S, (self._idle_s or TELEMETRY_S) / 4)
         if now - self._looked_at >= often:
             self._measure(now)
-        if self._idle_s is not None and now - self._busy_at > self._idle_s:
-            return f"no output and no CPU use for {self._idle_s:g} s"
+        return "" if self._idle_s is None else self._check_idle(now, self._idle_s)
+
+    def _check_idle(self, now: float, limit: float) -> str:
+        """Warn before the idle limit is reached; returns the reason to end the work then."""
+        if self._connected():
+            self._busy_at = now
+        idle, what = now - self._busy_at, "no output, no CPU use and no connection"
+        if idle > limit:
+            return f"{what} for {limit:g} s"
+        late = idle > limit - min(WARN_S, limit / 2)
+        if late and not self._warned:
+            left = f"the work is stopped in {limit - idle:.0f} s"
+            self._say("event", name="idle", text=f"{what} for {idle:.0f} s: {left}")
+        self._warned = late
         return ""
 
     @property

@@ -202,9 +202,9 @@ class Reaper:
             _signal(pid, number)
 
 
-def descendants(root: int) -> list[int]:
-    """Every process below `root`. None escapes: orphans are adopted by the nearest reaper, which is
-    `root`.
+def descendants(*roots: int) -> list[int]:
+    """Every process below these reapers. None escapes: orphans are adopted by the nearest
+    reaper.
     """
     children: dict[int, list[int]] = {}
     try:
@@ -214,7 +214,7 @@ def descendants(root: int) -> list[int]:
     for name in names:
         if name.isdigit() and (fields := read_process(int(name))):
             children.setdefault(int(fields[1]), []).append(int(name))
-    found, todo = [], [root]
+    found, todo = [], [*roots]
     while todo:
         below = children.get(todo.pop(), [])
         found += below

@@ -11,15 +11,24 @@ import time
 from ..disk import read_process
 from .reaper import descendants
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 GPU_EVERY_S = 10.0
 
 
 class UsageMeter:
     """Measures CPU and memory of all processes below a reaper or, in a container, of all processes
-    with `mark` in their environment."""
+    with `mark` in their environment. The CPU use below the `others`, which are the reapers of
+    users' commands, counts too.
+    """
 
-    def __init__(self, reaper: int, mark: bytes = b"") -> None:
+    def __init__(
+        self, reaper: int, mark: bytes = b"", others: Callable[[], list[int]] = list
+    ) -> None:
         self._reaper = reaper
+        self._others = others
         self._mark = mark
         self.known = True  # False if the agent cannot see the engine's processes
         self._ticks = os.sysconf("SC_CLK_TCK")
@@ -35,10 +44,12 @@ class UsageMeter:
         now, ticks, pages = time.monotonic(), {}, 0
         found = list_marked(self._mark) if self._mark else descendants(self._reaper)
         self.known = bool(found)
-        for pid in found:
+        others = self._others()
+        beside = descendants(*others) if others else []
+        for pid in {*found, *beside}:
             if fields := read_process(pid):
                 ticks[pid] = int(fields[11]) + int(fields[12])
-                pages += int(fields[21])
+                pages += int(fields[21]) if pid in found else 0
         used = sum(value - self._before.get(pid, 0) for pid, value in ticks.items())
         self.cpu_percent = round(100 * used / self._ticks / max(0.001, now - self._at), 1)
         self.memory_mib = round(pages * self._page / 1048576, 1)

@@ -14,8 +14,8 @@ from cavvy.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job, nam
 from cavvy.api.wire import MIB, PositionQuery, read, read_bytes, reply
 from cavvy.client import wire
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import Attempt, AttemptPhase, Job, NodePhase
-from cavvy.store.base import AtomicWrite
+from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, NodePhase
+from cavvy.store.base import AtomicWrite, RowNotFound
 
 router = APIRouter(prefix="/v1/projects/{project}/jobs/{name}/exec", tags=["jobs"])
 _INPUT_LIMIT = 2 * MIB
@@ -45,7 +45,7 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
             "invalid-request",
             "`command` must be a list of at least one text without NUL, `rank` at least 0",
         )
-    job = await find_job(app_state, project, name)
+    job = await _find(app_state, project, name)
     if ask.rank >= job.task.nodes:
         ranks = "rank 0 alone" if job.task.nodes == 1 else f"ranks 0 to {job.task.nodes - 1}"
         hint = f"`cavvy status {named(job)}` lists its nodes by rank"
@@ -84,7 +84,7 @@ async def output(
     wait_s: WaitQuery = 0,
 ) -> Response:
     app_state = app_state_of(request)
-    job = await find_job(app_state, project, name)
+    job = await _find(app_state, project, name)
     with app_state.watch.listen([exec_id, job.id]) as listener:
         while True:
             found = app_state.execs.get(exec_id, job.id)
@@ -128,13 +128,30 @@ async def give(
     """The answer names the next expected byte; unaccepted input must be sent again."""
     app_state = app_state_of(request)
     data = await read_bytes(request, _INPUT_LIMIT)
-    job = await find_job(app_state, project, name)
+    job = await _find(app_state, project, name)
     found = app_state.execs.get(exec_id, job.id)
     with app_state.watch.listen([exec_id]) as listener:
         while (wanted := app_state.execs.put_input(found, offset, data, end)) < offset + len(data):
             if found.exit_code is not None or wanted < offset or not await listener.wait(_ROOM_S):
                 break
     return reply(wire.InputTaken(next=wanted, ended=found.exit_code is not None))
+
+
+async def _find(app_state: AppState, project: str, name: str) -> Job:
+    """The unfinished job with this name, else the newest job of the machine with this name, else
+    the job that has ended. Raises ApiProblem.
+    """
+    try:
+        job: Job | None = await app_state.store.find_job(project, name)
+        if job is not None and job.phase not in JOB_ENDS:
+            return job
+    except RowNotFound:
+        job = None
+    try:
+        machine = await app_state.store.machine(project, name)
+    except RowNotFound:
+        return job or await find_job(app_state, project, name)
+    return await find_job(app_state, project, machine.job_id or name)
 
 
 async def _tell(app_state: AppState, job: Job, attempt: Attempt, ask: wire.ExecAsk) -> None:

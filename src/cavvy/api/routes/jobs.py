@@ -286,6 +286,8 @@ def named(job: Job) -> str:
 
 def say_what_to_do(job: Job) -> str:
     """A hint for users who tried to reach nodes of a job that has none running."""
+    if job.phase in JOB_ENDS and job.task.machine is not None:
+        return f"`cavvy dev --machine {job.task.machine}` opens a session on its machine"
     if job.phase in JOB_ENDS:
         return (
             f"`cavvy logs {named(job)}` shows its output; `cavvy rerun {named(job)}` runs it again"

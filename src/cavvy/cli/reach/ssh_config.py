@@ -90,10 +90,13 @@ def _running() -> Sequence[tuple[str, str, int]]:
     from cavvy.cli.reach.session import session
 
     with session() as client:
-        rows = client.nodes()
+        rows, machines = client.nodes(), client.machines()
     ranks: dict[tuple[str, str], int] = {}
     for row in rows:
         if row.job:
             key = (row.project, row.job)
             ranks[key] = max(ranks.get(key, 0), (row.rank or 0) + 1)
+    for machine in machines:  # a machine's name leads to its newest job
+        if machine.state != "stopped":
+            ranks[machine.project, machine.name] = machine.nodes
     return [(project, name, nodes) for (project, name), nodes in sorted(ranks.items())]

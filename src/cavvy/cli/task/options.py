@@ -64,6 +64,11 @@ class TaskCommand(click.Command):
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND]"]
 
 
+def replace_command(context: click.Context, line: str) -> None:
+    """Run this shell line instead of the task's commands."""
+    context.meta[_COMMAND] = [line]
+
+
 def task_options(function: Callable[..., None]) -> Callable[..., None]:
     """Decorate a command: it gets arguments for the file, its tool and the overrides, which its
     function receives as `file` and `options`.

@@ -2,7 +2,8 @@
 
 # Unknown commands -> the replacement that the error message suggests.
 _ADVICE = {
-    "launch apply submit create": "`cavvy run TASK.YAML` runs a task",
+    "launch apply submit create": "`cavvy run TASK.YAML` runs a task, with --machine NAME on a "
+    "machine that stays",
     "queue jobs runs list ls": "`cavvy ps` lists jobs",
     "attach tail": "`cavvy logs -f NAME` follows a job, `cavvy ssh NAME` logs in to its node",
     "kill cancel terminate abort delete rm": "`cavvy stop NAME` stops a job",
@@ -14,15 +15,20 @@ _ADVICE = {
     "port-forward tunnel endpoints": "`cavvy forward NAME PORT` makes a port of a job's node "
     "reachable here",
     "cost-report bill billing spend usage costs": "`cavvy cost` shows what was spent",
-    "start restart resume relaunch": "`cavvy rerun NAME` runs a job again, as it was",
+    "start": "`cavvy rerun NAME` runs a job again, `cavvy machines start NAME` a machine",
+    "restart resume relaunch": "`cavvy rerun NAME` runs a job again, as it was",
     "preempt": "`cavvy drill preempt NAME` preempts a job",
     "secrets": "`cavvy secret list` lists secrets, `cavvy secret set NAME` sets one",
     "cron schedule": "`cavvy schedules` lists jobs that repeat",
     "api daemon": "`cavvy server status` shows the server",
-    "fleet fleets cluster clusters node": "`cavvy nodes` lists nodes, `cavvy join` adds a machine",
+    "fleet fleets cluster clusters node": "`cavvy nodes` lists nodes, `cavvy machines` named "
+    "ones, `cavvy join` adds a machine",
     "price prices optimize": "`cavvy plan TASK.YAML` ranks offers with their cost",
     "config login setup": "`cavvy check` shows what is configured",
-    "autostop idle": "nodes are released when a job ends; a task's `keep` holds them",
+    "autostop idle extend": "`cavvy machines keep NAME 1h` sets how long a machine waits for work",
+    "machine": "`cavvy machines` lists machines that stay between jobs",
+    "dev-environment ide notebook jupyter code": "`cavvy dev` opens a machine for interactive work",
+    "dismiss": "`cavvy joined dismiss NAME` dismisses a machine that joined",
     "serve service gateway pool pools": "services and pools of workers do not exist yet",
     "storage volume volumes bucket": "name them under `inputs`, `outputs` or `volumes` of a task",
 }

@@ -154,7 +154,7 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
         case AttemptOutcome.SUCCEEDED:
             return AdvanceJob(phase=JobPhase.DONE, reason="the work succeeded", exit_code=0)
         case AttemptOutcome.LIMIT:
-            return _failed(attempt, attempt.reason)
+            return _limited(job, attempt)
         case AttemptOutcome.EXIT | AttemptOutcome.SETUP:
             return _again_or_fail(view, attempt, "exit", _tries_of(job, attempt.exit_code))
         case AttemptOutcome.STOPPED:
@@ -179,6 +179,13 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
             )
         case AttemptOutcome.NODE | AttemptOutcome.TIMEOUT | None:
             return _again_or_fail(view, attempt, "node", retry.node, _rest(job, attempt, "node"))
+
+
+def _limited(job: Job, attempt: Attempt) -> AdvanceJob:
+    """The end of a job at a limit. A session has not failed if its agent found it idle."""
+    if job.task.session and job.stop_cause is None:
+        return AdvanceJob(phase=JobPhase.DONE, reason=f"the session ended: {attempt.reason}")
+    return _failed(attempt, attempt.reason)
 
 
 def ends_job(job: Job, outcome: AttemptOutcome | None, exit_code: int | None) -> bool:

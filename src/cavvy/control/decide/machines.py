@@ -76,9 +76,15 @@ def decide_turn_on_machine(
         return MachineIsUnfit(reason=reason)
     if is_kept(gang, now):
         return MachineIsReady(gang=gang)
-    ending = gang.phase is AttemptPhase.KEPT
-    state = "is being released" if ending else f"runs job {holder.name}"
-    return MachineIsBusy(reason=f"machine {machine.name} {state}")
+    if gang.phase is AttemptPhase.KEPT:
+        return MachineIsBusy(reason=f"machine {machine.name} is being released")
+    reason = f"machine {machine.name} runs job {holder.name}"
+    if holder.task.session:
+        reason += (
+            f", a session: `cavvy exec {holder.name} -- COMMAND` runs beside it, "
+            f"`cavvy stop {holder.name}` ends it"
+        )
+    return MachineIsBusy(reason=reason)
 
 
 def complete_task(task: Task, machine: NamedMachine | None) -> Task:

@@ -53,12 +53,12 @@ _LATER = {
 _NOTED = {
     "ports": "ports are not forwarded automatically; `cavvy forward NAME PORT` forwards one",
     "nvcc": "the node or the image must provide it",
-    "ide": "connect with `cavvy ssh NAME`, and open the editor over SSH",
+    "ide": "`cavvy dev FILE --ide vscode` opens the editor; `cavvy ssh NAME` connects to the job",
     "version": "the version is the one that you install yourself",
     "home_dir": "dstack no longer reads it",
     "setup": "dstack no longer uses it",
     "single_branch": "the working folder is frozen, not cloned",
-    "idle_duration": "nodes are always released when the job ends",
+    "idle_duration": "the job's end releases its nodes; `--machine NAME --keep TIME` keeps them",
 }
 _LOGIN = "DSTACK_REGISTRY_LOGIN"
 _DEFAULT_GRACE_S = 300
@@ -116,6 +116,7 @@ def _translate_run(root: Node, kept_keys: TranslationNotes) -> Task:
     return Task(
         name=read_name(root, kept_keys) or "",
         run=_read_run(root, kept_keys),
+        session=text_at(root, "type") == "dev-environment",
         tags=read_tags(root, "tags"),
         priority=int_at(root, "priority") or 0,
         resources=read_resources(root, kept_keys),

@@ -37,7 +37,7 @@ from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 _NOTED = {
     "ports": "ports are not public; `cavvy forward NAME PORT` forwards one to this machine",
     "network_tier": "it is a preference; Cavvy uses the provider's network",
-    "autostop": "nodes are always released when the job ends",
+    "autostop": "nodes are released when the job ends; `--machine NAME --keep TIME` keeps them",
     "ephemeral_storage": "SkyPilot no longer reads it",
     "_no_missing_accel_warnings": "it only concerns SkyPilot itself",
     "_is_image_managed": "it only concerns SkyPilot itself",

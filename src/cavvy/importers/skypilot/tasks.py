@@ -210,6 +210,7 @@ def _translate_task(
     return Task(
         name=_name(table, header, number, kept_keys),
         run=run,
+        session=run is WAIT,
         setup=setup,
         tags=request.tags,
         priority=request.priority,

@@ -38,6 +38,9 @@ class LeaseExpired(Exception):
     """The control plane has been silent for longer than the lease."""
 
 
+_BY_ITSELF = (AttemptOutcome.SUCCEEDED, AttemptOutcome.EXIT)
+
+
 class _Leave(Exception):
     """Another agent has the claim, or the attempt has ended."""
 
@@ -173,7 +176,8 @@ class _Agent:
             if work is None:
                 return
             await self._do(work)
-            if not work.keep_s or self._outcome not in NODE_SPARED:
+            spared = NODE_SPARED if work.machine else _BY_ITSELF
+            if not work.keep_s or self._outcome not in spared:
                 return
             self._generation += 1
             self._nonce = f"{self._first_nonce}-{self._generation}"

@@ -10,6 +10,7 @@ from cavvy.spec.fields.accelerators import name_device
 from cavvy.spec.fields.checkpoints import CHECKPOINT
 from cavvy.spec.fields.image import IMAGE
 from cavvy.spec.fields.kinds import (
+    FLAG,
     FieldSpec,
     ListKind,
     MapKind,
@@ -194,4 +195,5 @@ TASK = section(
     grace=length_kind(timedelta(0), timedelta(hours=1)),
     keep=length_kind(timedelta(0), timedelta(hours=24)),
     machine=_NAME,
+    session=FLAG,
 )

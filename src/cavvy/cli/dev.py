@@ -1,0 +1,237 @@
+"""`cavvy dev`: a machine for interactive work, with a shell, an editor over SSH, or Jupyter."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import named, session
+from cavvy.cli.reach.tunnel import with_tunnel
+from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
+from cavvy.cli.task.options import TaskCommand, replace_command, task_options
+from cavvy.cli.view.failure import CommandFailure
+
+if TYPE_CHECKING:
+    from cavvy.client import Client
+    from cavvy.client.tunnel.mux import NodeTunnel
+    from cavvy.client.wire import JobDetail
+    from cavvy.importers import LoadedTask, ReadOptions
+
+_USUAL_NAME = "dev"
+_USUAL_IDLE = "30m"
+_INSTALL = "jupyter lab --version > /dev/null 2>&1 || python3 -m pip install -q jupyterlab"
+# Keeps the session alive. `wait` lets the shell react to signals at once.
+_WAIT = """\
+trap 'exit 143' TERM
+while :; do sleep 3600 & wait $!; done
+"""
+_JUPYTER = f"""\
+{_INSTALL}
+if [ "$(id -u)" = 0 ]; then set -- --allow-root; fi
+exec jupyter lab --no-browser --ip=127.0.0.1 --port="$MASTER_PORT" --port-retries=50 "$@"
+"""
+_SHELL = """\
+if command -v tmux > /dev/null; then exec tmux new-session -A -s cavvy; fi
+echo "note: tmux is not installed here; this shell ends when you disconnect" >&2
+exec "${SHELL:-/bin/sh}"
+"""
+_LOOK_AGAIN_S = 0.5
+_JUPYTER_S = 300.0  # how long to wait for Jupyter, which may have to be installed
+
+
+class DevCommand(TaskCommand):
+    """A command on a task file whose `run` is replaced by the session."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            raise click.UsageError("`cavvy dev` takes no command; use `cavvy run --machine NAME`")
+        rest = super().parse_args(ctx, args)
+        replace_command(ctx, _JUPYTER if ctx.params.get("ide") == "jupyter" else _WAIT)
+        return rest
+
+
+@click.command("dev", cls=DevCommand)
+@task_options
+@param_option
+@yes_option
+@click.option("-p", "--project", default=None, help="The project of the machine.")
+@click.option(
+    "--ide",
+    type=click.Choice(["ssh", "vscode", "jupyter"]),
+    default="ssh",
+    help="What to open: a shell, VS Code, or Jupyter in a browser.",
+)
+@click.option("--no-open", is_flag=True, help="Only start the session and show how to connect.")
+def command(
+    file: str,
+    options: "ReadOptions",
+    param: tuple[str, ...],
+    yes: bool,
+    project: str | None,
+    ide: str,
+    no_open: bool,
+) -> None:
+    """Get a machine for interactive work, and open a shell, VS Code or Jupyter on it.
+
+    The machine is called dev, or as --machine says. Run the command again to reconnect. The
+    session ends, and the machine with it, after --keep (30m) without output, CPU use of your
+    programs or connection; its events show a warning before. With a task file, the session has
+    the file's resources, setup, folder and environment, but does not run its commands.
+    """
+    from cavvy.cli.run import say_machine, submit_loaded
+
+    params = read_params(param)
+    loaded = _read_session(file, params, options, ide)
+    name = loaded.task.machine or _USUAL_NAME
+    with session() as client:
+        project = project or loaded.task.project
+        job = _find_session(client, project, name)
+        if job is None:
+            made = submit_loaded(client, loaded, file, params, project, name, yes)
+            job = client.job(project, made.name)
+        else:
+            click.echo(f"session {job.name} runs already; options are ignored", err=True)
+        _wait(client, job)
+        click.echo(say_machine(client.machine(project, name)), err=True)
+        folder = "".join(
+            chunk.data.decode() for chunk in client.exec(project, job.name, ["pwd"])
+        ).strip()
+    _connect(project, name, folder, ide, no_open=no_open)
+
+
+def _read_session(
+    file: str, params: dict[str, str], options: "ReadOptions", ide: str
+) -> "LoadedTask":
+    """Read the task as a session with its machine and its idle limit, which is the keep time.
+
+    A file that describes a session, such as a `dev-environment` of dstack, keeps its commands and
+    its idle limit.
+    """
+    from dataclasses import replace
+
+    overrides = json.loads(options.overrides or "{}")
+    if options.text is None or file == "-":
+        own = {key: value for key, value in overrides.items() if key != "run"}
+        task = read_task(file, params, replace(options, overrides=json.dumps(own))).task
+        if task.session and ide != "jupyter":
+            overrides = own
+        if task.limits.idle is not None:
+            overrides.setdefault("keep", task.limits.idle.total_seconds())
+    idle = overrides.setdefault("keep", _USUAL_IDLE)
+    overrides.setdefault("machine", _USUAL_NAME)
+    overrides.setdefault("limits", {})["idle"] = idle
+    overrides["session"] = True
+    loaded = read_task(file, params, replace(options, overrides=json.dumps(overrides)))
+    if ide == "jupyter" and loaded.task.setup is None:
+        overrides["setup"] = _INSTALL  # in an environment of its own
+        loaded = read_task(file, params, replace(options, overrides=json.dumps(overrides)))
+    return loaded
+
+
+def _find_session(client: "Client", project: str, name: str) -> "JobDetail | None":
+    """The session on this machine, or None if there is none. Raises CommandFailure if the machine
+    runs other work.
+    """
+    found = [each for each in client.machines(project) if each.name == name]
+    if not found or found[0].job is None or found[0].state not in ("starting", "busy"):
+        return None
+    job = client.job(project, found[0].job)
+    if json.loads(bytes(job.task)).get("session"):
+        return job
+    there = named(project, job.name)
+    raise CommandFailure(
+        f"machine {name} runs job {job.name}",
+        f"`cavvy ssh {there}` opens a shell beside it, `cavvy stop {there}` ends it",
+    )
+
+
+def _wait(client: "Client", job: "JobDetail") -> None:
+    """Wait until the session runs, and print its events meanwhile. Raises CommandFailure if it
+    ends.
+    """
+    if job.phase == "running":
+        return
+    for event in client.follow(job.project, job.name):
+        click.echo(f"  {event.text}", err=True)
+        if event.kind == "running" and event.rank is None:
+            return
+    ended = client.job(job.project, job.name)
+    raise CommandFailure(
+        f"session {job.name}: {ended.phase}, {ended.reason}",
+        f"`cavvy logs {named(job.project, job.name)}` shows its output",
+    )
+
+
+def _connect(project: str, name: str, folder: str, ide: str, *, no_open: bool) -> None:
+    there = named(project, name)
+    if ide == "jupyter" and not no_open:
+        _open_jupyter(project, name)
+    elif ide == "vscode":
+        _open_editor(project, name, folder, no_open=no_open)
+    elif ide == "ssh" and not no_open and sys.stdin.isatty() and sys.stdout.isatty():
+        from cavvy.cli.reach.terminal import run_here
+
+        with_tunnel(
+            project, name, lambda tunnel: run_here(tunnel, argv=None, line=_SHELL, terminal=True)
+        )
+    click.echo(
+        f"the session continues until it is idle; open it again: cavvy dev --machine {there}"
+    )
+    click.echo(f"a shell: cavvy ssh {there}    end it: cavvy machines stop {there}")
+
+
+def _open_editor(project: str, name: str, folder: str, *, no_open: bool) -> None:
+    """Write Cavvy's SSH hosts, and print or run the command that opens VS Code."""
+    from cavvy.cli.reach.ssh_config import write_config
+
+    for message in write_config():
+        click.echo(message)
+    host = f"{name}.cavvy" if named(project, name) == name else name
+    words = ["code", "--remote", f"ssh-remote+{host}", folder]
+    click.echo(shlex.join(words))
+    if not no_open and shutil.which(words[0]):
+        subprocess.run(words, check=False)
+    elif not shutil.which(words[0]):
+        click.echo("note: VS Code's `code` command is not installed here", err=True)
+
+
+def _open_jupyter(project: str, name: str) -> None:
+    """Forward a port to the session's Jupyter until Ctrl-C, and print its address with the
+    token.
+    """
+    from cavvy.cli.forward import listen_here
+
+    port, token = _find_jupyter(project, name)
+
+    async def act(tunnel: "NodeTunnel") -> None:
+        here = await listen_here(tunnel, "127.0.0.1", 0, "127.0.0.1", port)
+        click.echo(f"http://127.0.0.1:{here}/lab?token={token}")
+        click.echo("Ctrl-C closes the tunnel; Jupyter continues")
+        await tunnel.lost.wait()
+
+    try:
+        with_tunnel(project, name, act)
+    except KeyboardInterrupt:
+        click.echo()
+
+
+def _find_jupyter(project: str, name: str) -> tuple[int, str]:
+    """The port and token of the session's Jupyter. Raises CommandFailure."""
+    until = time.monotonic() + _JUPYTER_S
+    with session() as client:
+        while time.monotonic() < until:
+            listed = client.exec(project, name, ["jupyter", "server", "list", "--json"])
+            for line in b"".join(chunk.data for chunk in listed).splitlines():
+                if line.startswith(b"{"):
+                    server = json.loads(line)
+                    return int(server["port"]), str(server["token"])
+            time.sleep(_LOOK_AGAIN_S)
+    raise CommandFailure(
+        "Jupyter does not answer",
+        f"`cavvy logs {named(project, name)}` shows its output",
+    )

@@ -1,0 +1,57 @@
+"""`cavvy dev`: the session that it submits, and how it shows the way in."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cavvy.cli import dev
+from cavvy.importers import ReadOptions
+
+FILE = """\
+type: dev-environment
+init: [echo first]
+inactivity_duration: 45m
+"""
+
+
+def read(tmp_path: Path, text: str, ide: str = "ssh", **overrides: object) -> dict[str, object]:
+    path = tmp_path / "task.yaml"
+    path.write_text(text)
+    given = json.dumps({"run": "the session", **overrides})
+    task = dev._read_session(str(path), {}, ReadOptions(overrides=given), ide).task
+    return {
+        "run": task.run,
+        "machine": task.machine,
+        "keep": task.keep.total_seconds() / 60,
+        "idle": task.limits.idle and task.limits.idle.total_seconds() / 60,
+        "session": task.session,
+        "setup": task.setup,
+    }
+
+
+def test_a_task_becomes_a_session_with_its_setup(tmp_path: Path) -> None:
+    found = read(tmp_path, "{run: python train.py, setup: make, keep: 1h}", machine="gpu")
+    assert found == {
+        "run": "the session",
+        "machine": "gpu",
+        "keep": 30.0,
+        "idle": 30.0,
+        "session": True,
+        "setup": "make",
+    }
+
+
+def test_a_dev_environment_keeps_its_commands_and_its_idle_limit(tmp_path: Path) -> None:
+    found = read(tmp_path, FILE)
+    assert "echo first" in str(found["run"])
+    assert (found["keep"], found["idle"]) == (45.0, 45.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "installs"), [("{run: x}", True), ("{run: x, setup: make}", False)]
+)
+def test_jupyter_is_installed_in_the_setup_of_a_task_without_one(
+    tmp_path: Path, text: str, installs: bool
+) -> None:
+    assert (read(tmp_path, text, "jupyter")["setup"] == dev._INSTALL) is installs

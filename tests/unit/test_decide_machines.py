@@ -1,0 +1,158 @@
+"""Who gets a machine, what a task takes from it, and what it cannot run."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from tests.contract.store_suite import NOW, make_attempt, make_job, make_offer
+
+from cavvy.control.decide.machines import (
+    MachineIsBusy,
+    MachineIsFree,
+    MachineIsReady,
+    MachineIsUnfit,
+    complete_task,
+    decide_turn_on_machine,
+    describe_hardware,
+    find_gang,
+    make_start,
+    object_to_task,
+    record_holder,
+    state_of,
+)
+from cavvy.control.decide.warm_pool import keeps_until
+from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, Node, NodePhase, StopCause
+from cavvy.domain.machines import USUAL_KEEP, NamedMachine
+from cavvy.domain.tasks import AcceleratorNeed, Resources, Task, Volume, VolumeKind
+from cavvy.domain.units import HourlyRate
+
+GPU = Resources(accelerators=(AcceleratorNeed(name="A10"),))
+REQUEST = Task(
+    name="first", run="x", machine="dev", resources=GPU, keep=timedelta(hours=1), image="cuda:12"
+)
+MACHINE = NamedMachine(project="p", name="dev", task=REQUEST, job_id="h")
+HOLDER = make_job("h", name="holder", task=REQUEST, phase=JobPhase.RUNNING, attempt=1)
+OFFER = replace(make_offer(), accelerator="A10", accelerator_count=1, vcpus=8, memory_mib=32768)
+GANG = replace(make_attempt(HOLDER), offer=OFFER, phase=AttemptPhase.RUNNING)
+KEPT = replace(GANG, phase=AttemptPhase.KEPT, kept_until=NOW + timedelta(minutes=5))
+JOB = make_job("j", task=replace(REQUEST, name="next"))
+
+
+def test_a_job_gets_a_free_machine_takes_an_idle_one_and_waits_for_a_busy_one() -> None:
+    assert isinstance(decide_turn_on_machine(JOB, None, None, None, NOW), MachineIsFree)
+    assert isinstance(decide_turn_on_machine(JOB, MACHINE, HOLDER, None, NOW), MachineIsFree)
+    assert decide_turn_on_machine(JOB, MACHINE, HOLDER, KEPT, NOW) == MachineIsReady(gang=KEPT)
+    busy = decide_turn_on_machine(JOB, MACHINE, HOLDER, GANG, NOW)
+    assert busy == MachineIsBusy(reason="machine dev runs job holder")
+    late = NOW + timedelta(minutes=6)
+    going = decide_turn_on_machine(JOB, MACHINE, HOLDER, KEPT, late)
+    assert going == MachineIsBusy(reason="machine dev is being released")
+
+
+def test_a_job_that_waits_behind_a_session_reads_what_to_do() -> None:
+    holder = replace(HOLDER, task=replace(REQUEST, session=True))
+    answer = decide_turn_on_machine(JOB, MACHINE, holder, GANG, NOW)
+    assert isinstance(answer, MachineIsBusy)
+    assert "`cavvy exec holder -- COMMAND`" in answer.reason
+
+
+def test_the_gang_is_the_kept_or_the_current_one_of_the_newest_job() -> None:
+    ended = replace(GANG, phase=AttemptPhase.ENDED)
+    standby = replace(GANG, number=2)
+    assert find_gang([GANG], None) is None
+    assert find_gang([ended], HOLDER) is None
+    assert find_gang([ended, standby, GANG], HOLDER) == GANG
+    assert find_gang([GANG, replace(KEPT, number=2)], HOLDER) == replace(KEPT, number=2)
+
+
+def test_a_task_takes_what_it_does_not_state_from_the_machine() -> None:
+    bare = Task(name="next", run="y", machine="dev")
+    assert complete_task(bare, None).keep == USUAL_KEEP
+    found = complete_task(bare, MACHINE)
+    assert (found.resources, found.image, found.keep) == (GPU, "cuda:12", timedelta(hours=1))
+    own = complete_task(replace(bare, keep=timedelta(minutes=1), image="other"), MACHINE)
+    assert (own.keep, own.image) == (timedelta(minutes=1), "other")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, ""),
+        ({"nodes": 2}, "machine dev has 1 node, and the task asks for 2"),
+        ({"image": "other"}, "machine dev has another value of `image` than the task"),
+        (
+            {"volumes": (Volume(kind=VolumeKind.HOST, source="/a", path="/b"),)},
+            "machine dev has another value of `volumes` than the task",
+        ),
+        (
+            {"resources": Resources(cpus_min=64)},
+            "machine dev has 8 CPUs, you asked for at least 64",
+        ),
+        (
+            {"resources": Resources(max_rate=HourlyRate(1_000_000))},
+            "machine dev costs $3.60/h, your limit is $1.00/h",
+        ),
+    ],
+)
+def test_a_machine_objects_with_what_it_has(changes: dict[str, object], reason: str) -> None:
+    task = replace(REQUEST, **changes)  # type: ignore[arg-type]
+    assert object_to_task(task, MACHINE, GANG) == reason
+    answer = decide_turn_on_machine(replace(JOB, task=task), MACHINE, HOLDER, KEPT, NOW)
+    assert isinstance(answer, MachineIsUnfit) is bool(reason)
+
+
+def test_a_machine_on_a_shared_host_has_only_what_it_asked_for() -> None:
+    shared = replace(GANG, offer=replace(OFFER, shared=True))
+    task = replace(REQUEST, resources=Resources(cpus_min=4))
+    assert object_to_task(task, MACHINE, shared) == (
+        "machine dev has 1 CPU, you asked for at least 4"
+    )
+    assert describe_hardware(MACHINE, shared) == "1 x A10, 1 CPU"
+    assert describe_hardware(MACHINE, GANG) == "1 x A10, 8 CPUs"
+
+
+def test_a_purchase_changes_the_request_and_a_takeover_does_not() -> None:
+    other = replace(JOB, task=replace(JOB.task, resources=Resources()), user="ada")
+    taken = record_holder(MACHINE, other, bought_at=None)
+    assert (taken.job_id, taken.task, taken.user) == ("j", REQUEST, "ada")
+    bought = record_holder(MACHINE, other, bought_at=NOW)
+    assert (bought.task.resources, bought.bought_at) == (Resources(), NOW)
+    assert bought.task.keep == REQUEST.keep
+
+
+def test_the_task_that_starts_a_machine_has_its_setup_and_no_work() -> None:
+    request = replace(REQUEST, setup="make", outputs=(), secrets=("A",))
+    found = make_start(replace(MACHINE, task=request))
+    assert (found.name, found.run, found.machine) == ("dev-start", "true", "dev")
+    assert (found.setup, found.resources, found.secrets) == ("make", GPU, ("A",))
+
+
+def test_states_are_those_that_users_see() -> None:
+    assert state_of(None, HOLDER) == "stopped"
+    assert state_of(KEPT, HOLDER) == "idle"
+    assert state_of(GANG, HOLDER) == "busy"
+    assert state_of(GANG, replace(HOLDER, phase=JobPhase.STARTING)) == "starting"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "cause", "kept"),
+    [
+        (AttemptOutcome.SUCCEEDED, None, True),
+        (AttemptOutcome.EXIT, None, True),
+        (AttemptOutcome.SETUP, None, True),
+        (AttemptOutcome.STOPPED, StopCause.USER, True),
+        (AttemptOutcome.LIMIT, StopCause.DURATION, True),
+        (AttemptOutcome.LIMIT, StopCause.BUDGET, False),
+        (AttemptOutcome.LIMIT, None, False),
+        (AttemptOutcome.PREEMPTED, None, False),
+        (AttemptOutcome.NODE, None, False),
+    ],
+)
+def test_a_machine_outlives_every_end_that_leaves_its_nodes_intact(
+    outcome: AttemptOutcome, cause: StopCause | None, kept: bool
+) -> None:
+    job = replace(HOLDER, stop_cause=cause, stop_reason="x" if cause else None)
+    told = AttemptOutcome.STOPPED if outcome is AttemptOutcome.LIMIT else outcome
+    node = Node(attempt_id=GANG.id, project="p", rank=0, phase=NodePhase.EXITED, exit_outcome=told)
+    until = keeps_until(job, GANG, [node], (outcome, 1), None, NOW)
+    assert (until is not None) is kept
