@@ -60,7 +60,7 @@ def test_good_gpus_are_measured_and_the_work_runs(driver: Path) -> None:
             "GPU memory does not keep written data: 1 wrong bits in the first damaged block of 4 MiB",
         ),
         ({"mib": 3072}, "3072 MiB of memory, at least 3686 are a A100's"),
-        ({"free": 50}, "2047 of 4096 MiB are free: something else uses it"),
+        ({"free": 50}, "2047 of 4096 MiB are free: other programs use the rest"),
         ({"ecc": 3}, "3 uncorrected memory errors since the node's boot"),
         ({"rows": 1}, "GPU memory could not be repaired"),
     ],
