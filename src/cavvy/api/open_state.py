@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -24,6 +25,8 @@ from cavvy.api.tokens import GangTokens, load_tokens
 from cavvy.client.state import write_private
 from cavvy.control.clock import WallClock
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Resources
 from cavvy.domain.units import Money
 from cavvy.providers import registry
 from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, ProviderContext
@@ -164,6 +167,7 @@ def load_providers(
         agent_archive=make_archive,
         server_address=address,
         node_endpoint=node_endpoint,
+        find_instance=find_instance,
         now=now,
     )
     return registry.load(
@@ -171,6 +175,20 @@ def load_providers(
         context,
         lambda provider: StoredProviderState(store=store, provider=provider),
     )
+
+
+@cache
+def find_instance(provider: str, instance: str) -> Offer | None:
+    """The catalog's cheapest offer for an instance type, or None if the catalog has none."""
+    if not instance:
+        return None
+    need = Resources(instance=instance, providers=(provider,))
+    try:
+        with CatalogSnapshot.open() as snapshot:
+            return next(iter(snapshot.match(need, limit=1, misses=0).offers), None)
+    except SnapshotError as error:
+        _log.warning("no catalog: instance types are unknown", exc_info=error)
+        return None
 
 
 def read_egress() -> Mapping[str, Money]:

@@ -254,4 +254,6 @@ class ProviderContext:
     node_endpoint: NodeEndpoint | None = (
         None  # None: `server.tls_listen` is not set, so nodes cannot call the server
     )
+    # the catalog's offer for an instance type of a provider; None if it is unknown
+    find_instance: Callable[[str, str], Offer | None] = lambda provider, instance: None
     now: Callable[[], datetime] = wall_clock

@@ -9,6 +9,7 @@ from functools import reduce
 from operator import add, ge, sub
 from typing import Any, NamedTuple
 
+from cavvy.catalog.accelerators import AcceleratorKind, Vendor, find_accelerator
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.batch.shapes import (
@@ -34,6 +35,13 @@ _ACCELERATORS = re.compile(
     r"nvidia\.com/(gpu|gpu\.shared|mig-[0-9a-z.+-]+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)|"
     r"habana\.ai/gaudi|google\.com/tpu|aws\.amazon\.com/(neuron|neuroncore)"
 )
+# The resource name of each vendor's device plugin, for whole accelerators.
+_RESOURCES = {
+    Vendor.AMD: "amd.com/gpu",
+    Vendor.INTEL: "gpu.intel.com/i915",
+    Vendor.GOOGLE: "google.com/tpu",
+    Vendor.AWS: "aws.amazon.com/neuron",
+}
 # Labels that name a node's accelerators, most exact first: from the discovery tools of NVIDIA and
 # AMD, from the node groups of Google, Amazon and Azure, from CoreWeave, and set by users.
 _PRODUCTS = (
@@ -103,6 +111,7 @@ class KubernetesNode:
     spot_label: str = ""  # the label that marks the node as preemptible; "" if there is none
     spot_value: str = ""
     free: ResourceAmount = _NOTHING
+    pool: str = ""  # if set, the node does not exist: an autoscaler can add it to this pool
     why_not: str = ""
     broken: int = 0  # accelerators that the node has but cannot allocate
 
@@ -173,7 +182,7 @@ def promise(
     for _ in range(count):
         for chosen in left:
             part = parts.get(chosen.resource, parts.get(""))
-            if part is not None and count_fitting(chosen, part):
+            if part is not None and not chosen.pool and count_fitting(chosen, part):
                 # a node with several kinds of accelerators has one entry for each kind
                 other = part._replace(gpus=0)
                 left = [
@@ -312,6 +321,17 @@ def _product(word: str, resource: str) -> str:
     return word
 
 
+def find_resource(accelerator: str) -> str:
+    """The resource name by which device plugins advertise these accelerators."""
+    known = find_accelerator(accelerator)
+    if known is None:
+        return "nvidia.com/gpu"
+    chip = known.accelerator
+    if (chip.vendor, chip.kind) == (Vendor.INTEL, AcceleratorKind.ASIC):
+        return "habana.ai/gaudi"
+    return _RESOURCES.get(chip.vendor, "nvidia.com/gpu")
+
+
 def list_offers(
     nodes: Sequence[KubernetesNode],
     *,
@@ -353,14 +373,16 @@ def _list_parts(
     """The offers for a group of equal nodes."""
     shape = alike[0].shape
     for part in list_parts(shape):
-        fitting = [count_fitting(node, part_of(part)) for node in alike]
+        fitting = [count_fitting(node, part_of(part)) for node in alike if not node.pool]
+        pools = ", ".join(sorted({node.pool for node in alike if node.pool}))
+        more = f", pool {pools} adds nodes" if pools else ""
         yield make_offer(
             location,
             shape,
             part,
             prices,
-            capacity=None if waits else sum(fitting),
-            source=f"Kubernetes, {sum(map(bool, fitting))} of {len(alike)} nodes free",
+            capacity=None if waits or pools else sum(fitting),
+            source=f"Kubernetes, {sum(map(bool, fitting))} of {len(fitting)} nodes free{more}",
         )
 
 

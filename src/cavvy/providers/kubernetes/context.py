@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -35,6 +35,14 @@ from cavvy.providers.kubernetes.cluster import (
 )
 from cavvy.providers.kubernetes.exec_tunnels import ExecTunnels
 from cavvy.providers.kubernetes.kueue import find_kueue, probe_queue
+from cavvy.providers.kubernetes.node_pools import (
+    LISTS,
+    FindInstance,
+    PoolTemplate,
+    make_nodes,
+    read_declared,
+    read_templates,
+)
 from cavvy.providers.kubernetes.options import PodOptions
 from cavvy.providers.kubernetes.status import PodGangRecord
 
@@ -42,6 +50,7 @@ Object = dict[str, Any]
 
 _REMEMBERED = timedelta(hours=2)
 _NODES_AGE = timedelta(seconds=10)
+_POOLS_AGE = timedelta(minutes=2)
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 _QUOTA = re.compile(r"requested: ([^,]+?)=([^,]+).*limited: [^,]*?=([^,]+)")
 _AT_ONCE = {"gracePeriodSeconds": 0}
@@ -57,6 +66,7 @@ class ContextTerms:
     options: PodOptions
     agent: Callable[[], bytes] | None
     now: Callable[[], datetime]
+    find_instance: FindInstance
     changed: Callable[[str], None]  # called with the name of each gang that has ended
 
 
@@ -68,6 +78,7 @@ class ClusterContext:
         self.tunnels = tunnels
         self._terms = terms
         self._nodes: tuple[datetime, Sequence[KubernetesNode]] | None = None
+        self._pools: tuple[datetime, Sequence[PoolTemplate]] | None = None
         self._launching: dict[str, asyncio.Lock] = {}
         self._promised: dict[
             str, tuple[Mapping[str, ResourceAmount], int]
@@ -104,8 +115,26 @@ class ClusterContext:
                     self.api.items("/api/v1/nodes"), self._everybody()
                 )
             options = self._terms.options
-            self._nodes = (now, read_nodes(raw, everybody, options.selector, options.tolerations))
+            live = read_nodes(raw, everybody, options.selector, options.tolerations)
+            pools = make_nodes(await self._list_pools(), options.selector, options.tolerations)
+            self._nodes = (now, [*live, *pools])
         return self._nodes[1]
+
+    async def _list_pools(self) -> Sequence[PoolTemplate]:
+        """The nodes that autoscalers can add, from an answer that is at most _POOLS_AGE old.
+        Sources that the cluster lacks or the user may not read are left out.
+        """
+        now, find = self._terms.now(), self._terms.find_instance
+        if self._pools is None or now - self._pools[0] > _POOLS_AGE:
+            found: list[PoolTemplate] = []
+            if path := self._terms.options.pools:
+                found += await asyncio.to_thread(read_declared, path, find)
+            for source in LISTS:
+                with suppress(ApiServerRefused, KeyError, TypeError):
+                    for item in await self.api.items(f"/apis/{source}"):
+                        found += await asyncio.to_thread(read_templates, source, item, find)
+            self._pools = (now, found)
+        return self._pools[1]
 
     def list_alike(self, offer: Offer) -> Sequence[KubernetesNode]:
         """The last known nodes that match an offer. Makes no request."""
@@ -195,7 +224,7 @@ class ClusterContext:
             node = (await self._find_alike(spec))[0]  # the gang already has its pods, or has ended
         agent = await self._place_agent(terms.agent)
         await self._claim_volumes(spec)
-        record = await self._make_record(spec)
+        record = await self._make_record(spec, node.pool)
         if record is None or record.ended or record.removing_at or record.seen:
             return
         owner = pods.OwnerObject(name=spec.name, uid=record.uid)
@@ -205,9 +234,9 @@ class ClusterContext:
         if after is None or after.removing_at:  # another server has removed the gang since
             await self._drop_pods(record)
 
-    async def _make_record(self, spec: GangSpec) -> PodGangRecord | None:
+    async def _make_record(self, spec: GangSpec, pool: str) -> PodGangRecord | None:
         """Return the gang's record, creating it if it does not exist. Raises Refused."""
-        record = pods.make_record(spec, self._terms.mark, self._terms.now().isoformat())
+        record = pods.make_record(spec, self._terms.mark, self._terms.now().isoformat(), pool)
         made = await self.api.make(self._path("configmaps"), record)
         raw = made or await self.api.get(self._path("configmaps", spec.name))
         if not self._is_ours(raw):
@@ -277,9 +306,12 @@ class ClusterContext:
         part = part_of_offer(spec.offer)
         for age in (_NODES_AGE, timedelta(0)):
             alike = await self._find_alike(spec, age)
-            room = sum(count_fitting(node, part) for node in alike)
-            if self._terms.options.waits or room >= spec.nodes:
-                node = next((node for node in alike if count_fitting(node, part)), alike[0])
+            fitting = [node for node in alike if count_fitting(node, part)]
+            room = sum(count_fitting(node, part) for node in fitting if not node.pool)
+            pool = next((node for node in fitting if node.pool), None)
+            if self._terms.options.waits or room >= spec.nodes or pool is not None:
+                live = [node for node in fitting if not node.pool]
+                node = pool if pool is not None and room < spec.nodes else [*live, *alike][0]
                 self._promised[spec.name] = (
                     {node.resource: part} if spec.offer.accelerator_count else {"": part},
                     spec.nodes,
@@ -346,7 +378,9 @@ class ClusterContext:
             await self._patch(record.name, {"seen": status.write(look.note)})
         if record.removing_at is not None:
             await self._drop(look.stuck, _AT_ONCE)
-        elif hopeless := status.why_hopeless(exist, now, waits=self._terms.options.waits):
+        elif hopeless := status.why_hopeless(
+            exist, now, waits=self._terms.options.waits or record.waits_at(now)
+        ):
             await self._remove(record, exist, hopeless)
         return look.seen
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import yaml
 
-from cavvy.catalog.accelerators import AcceleratorKind, Vendor, find_accelerator
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Resources, Task, Volume, VolumeKind
 from cavvy.providers.batch.export import MASTER_PORT, list_variables, make_work
 from cavvy.providers.batch.shapes import NodeShape
-from cavvy.providers.kubernetes.cluster import KubernetesNode
+from cavvy.providers.kubernetes.cluster import KubernetesNode, find_resource
 from cavvy.providers.kubernetes.options import PodOptions
 from cavvy.providers.kubernetes.pods import (
     CONTAINER,
@@ -28,14 +27,6 @@ Object = dict[str, Any]
 _TIME_LIMIT_S = 24 * 3600
 # Like Cavvy itself, run work with bash if the image has it.
 _SHELL = 'exec "$(command -v bash || command -v sh)" -c "$0"'
-# If no node is known: the resource name of each vendor's device plugin, for whole accelerators.
-_RESOURCES = {
-    Vendor.AMD: "amd.com/gpu",
-    Vendor.INTEL: "gpu.intel.com/i915",
-    Vendor.GOOGLE: "google.com/tpu",
-    Vendor.AWS: "aws.amazon.com/neuron",
-}
-_GAUDI = "habana.ai/gaudi"  # Intel accelerators that are not GPUs
 
 
 def make_export(
@@ -182,16 +173,6 @@ def _size(resources: Resources, offer: Offer | None) -> tuple[float, int, int]:
 def _guess_node(need: Resources) -> KubernetesNode:
     """A substitute for an unknown node: its accelerators have the vendor's usual resource name."""
     first = need.accelerators[0] if need.accelerators else None
-    known = find_accelerator(first.name) if first is not None and first.name else None
-    resource = (
-        _RESOURCES.get(known.accelerator.vendor, "nvidia.com/gpu")
-        if known is not None
-        else "nvidia.com/gpu"
-    )
-    if known is not None and (known.accelerator.vendor, known.accelerator.kind) == (
-        Vendor.INTEL,
-        AcceleratorKind.ASIC,
-    ):
-        resource = _GAUDI
+    resource = find_resource((first.name if first is not None else None) or "")
     shape = NodeShape(cpus=0, memory_mib=0, gpus=first.count_min if first else 0, gpu="")
     return KubernetesNode(name="", resource=resource if first is not None else "", shape=shape)

@@ -76,6 +76,12 @@ MANIFEST = Manifest(
             "until enough nodes are free. With a `queue`, jobs wait in any case.",
         ),
         text(
+            "pools",
+            "A YAML file of node pools that an autoscaler can start from zero nodes: each a Node "
+            "object, or `{name, cloud, instance}` with `spot`, `labels` and `taints`. Cavvy finds "
+            "the pools of Karpenter, GKE compute classes and the Cluster API by itself.",
+        ),
+        text(
             "priority_class",
             "The priority class of pods. The default is the cluster's own default.",
         ),

@@ -52,6 +52,7 @@ class PodOptions:
     selector: Mapping[str, str]
     tolerations: tuple[Toleration, ...]
     lost_after_s: int
+    pools: str
 
     @property
     def waits(self) -> bool:
@@ -79,6 +80,7 @@ def read_options(settings: Mapping[str, Scalar]) -> PodOptions:
             _toleration(word) for word in text("tolerations").replace(",", " ").split()
         ),
         lost_after_s=int(settings.get("lost_after_s", 60)),
+        pools=text("pools"),
     )
 
 

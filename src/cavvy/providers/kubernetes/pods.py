@@ -47,13 +47,15 @@ def pod_name(gang: str, rank: int) -> str:
     return f"{gang}-{rank}"
 
 
-def make_record(spec: GangSpec, mark: str, asked_at: str) -> Object:
-    """The config map that records the gang. Creating it is the first step of a launch."""
+def make_record(spec: GangSpec, mark: str, asked_at: str, pool: str) -> Object:
+    """The config map that records the gang. Creating it is the first step of a launch. If `pool` is
+    set, the gang waits for the pool's autoscaler.
+    """
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": spec.name, "labels": labels_of(mark, spec.name)},
-        "data": {"nodes": str(spec.nodes), "asked_at": asked_at},
+        "data": {"nodes": str(spec.nodes), "asked_at": asked_at, "pool": pool},
     }
 
 

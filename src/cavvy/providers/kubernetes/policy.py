@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import yaml
 
+from cavvy.providers.kubernetes.node_pools import LISTS
+
 # (API group, resource, verbs). Depending on the version, clusters check exec as GET or POST.
 Right = tuple[str, str, tuple[str, ...]]
 _NAMESPACED: tuple[Right, ...] = (
@@ -22,6 +24,10 @@ _QUEUE: tuple[Right, ...] = (
 CLUSTER: tuple[Right, ...] = (
     ("", "nodes", ("get", "list")),
     ("", "pods", ("list",)),
+)
+# optional rights in the cluster, to offer node pools without nodes
+_POOLS: tuple[Right, ...] = tuple(
+    (group, resource, ("list",)) for group, _, resource in (path.split("/") for path in LISTS)
 )
 
 
@@ -57,7 +63,7 @@ def make_policy(namespace: str, queue: str = "") -> str:
             "apiVersion": rights,
             "kind": "ClusterRole",
             "metadata": {"name": "cavvy"},
-            "rules": _rules(CLUSTER),
+            "rules": _rules((*CLUSTER, *_POOLS)),
         },
         {
             "apiVersion": rights,

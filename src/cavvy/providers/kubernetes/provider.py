@@ -145,6 +145,7 @@ class KubernetesProvider:
             options=self._options,
             agent=self._context.agent_archive,
             now=self._context.now,
+            find_instance=self._context.find_instance,
             changed=self._changed,
         )
         return ClusterContext(

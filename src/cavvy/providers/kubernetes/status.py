@@ -17,6 +17,7 @@ Object = Mapping[str, Any]
 
 _LAUNCH = timedelta(seconds=60)  # pods that are missing for longer than this were deleted
 _PULLS = timedelta(minutes=2)  # a registry or a container runtime may fail briefly
+_SCALES = timedelta(minutes=20)  # the longest wait for a pool to add nodes
 # another pod may have taken the room since Cavvy checked the node
 _UNPLACED = timedelta(seconds=30)
 _UNLIKELY = frozenset(
@@ -74,10 +75,15 @@ class PodGangRecord:
     nodes: int
     asked_at: datetime
     seen: tuple[PodRank, ...] = ()
+    pool: str = ""  # the node pool whose autoscaler adds nodes for the gang
     removing_at: datetime | None = None
     refusal: str = ""  # why Cavvy withdrew the gang before it started
     version: str = ""  # the resource version of the config map
     ended: PodGangEnd | None = None
+
+    def waits_at(self, now: datetime) -> bool:
+        """Whether the gang's pool may still add nodes for it."""
+        return bool(self.pool) and now - self.asked_at < _SCALES
 
     @property
     def pods(self) -> list[str]:
@@ -108,6 +114,7 @@ def read_record(raw: Object) -> PodGangRecord | None:
             nodes=int(data["nodes"]),
             asked_at=read_time(data["asked_at"]) or datetime.now(UTC),  # noqa: TID251 - it is never missing
             seen=msgspec.json.decode(data.get("seen", "[]"), type=tuple[PodRank, ...]),
+            pool=data.get("pool", ""),
             removing_at=read_time(data.get("removing_at")),
             refusal=data.get("refusal", ""),
             version=raw["metadata"].get("resourceVersion", ""),

@@ -84,6 +84,8 @@ async def whoami(
 
 
 def _say_nodes(nodes: Sequence[KubernetesNode]) -> list[tuple[str, str]]:
+    pools = [node for node in nodes if node.pool]
+    nodes = [node for node in nodes if not node.pool]
     usable = [node for node in nodes if not node.why_not]
     names = {node.name for node in nodes}
     facts = [("nodes", f"{len({node.name for node in usable})} of {len(names)} usable")]
@@ -93,6 +95,10 @@ def _say_nodes(nodes: Sequence[KubernetesNode]) -> list[tuple[str, str]]:
         if node.resource
     ]
     facts.append(("accelerators", say_accelerators(gpus)))
+    for node in pools:
+        what = f"{node.shape.gpus} x {node.product}" if node.resource else "no accelerators"
+        text = node.why_not or f"can add nodes with {what}, {node.shape.cpus} CPUs"
+        facts.append((f"pool {node.pool}", text))
     for node in nodes:
         if node.why_not:
             facts.append((f"node {node.name}", node.why_not))
