@@ -15,7 +15,7 @@ from tests.unit.test_kubernetes_reading import NOW, make_node, make_pod_seen
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.base import AgentEndpoint, GangSpec, NoCapacity, Refused
+from cavvy.providers.base import AgentEndpoint, GangSpec, NoCapacity, QuotaTooSmall, Refused
 from cavvy.providers.kubernetes.cluster import KubernetesNode
 from cavvy.providers.kubernetes.node_pools import (
     COMPUTE_CLASSES,
@@ -175,24 +175,70 @@ def in_cluster(tmp_path: Path, check: Callable[[Server, Any], Any]) -> None:
     asyncio.run(scenario())
 
 
+def make_gang(offer: Offer) -> GangSpec:
+    return GangSpec(
+        name="g",
+        installation="i",
+        offer=offer,
+        nodes=2,
+        agent_endpoint=AgentEndpoint(address="unix:/x", token="t"),
+        lease=timedelta(hours=1),
+    )
+
+
+def keep_record(server: Server, provider: Any) -> None:
+    """Let the stand-in accept a gang's record and secret."""
+    metadata = {"name": "g", "uid": "u", "labels": {INSTALLATION: provider.mark}}
+    record = {"metadata": metadata, "data": {"nodes": "2", "asked_at": NOW.isoformat()}}
+    server.answers["POST", RECORDS] = 201, record
+    server.answers["GET", RECORDS + "/g"] = 200, record
+    server.answers["POST", RECORDS.replace("configmaps", "secrets")] = 201, {}
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "named"),
+    [
+        (
+            "exceeded quota: few, requested: pods=1, used: pods=2, limited: pods=2",
+            NoCapacity,
+            "ResourceQuota few: ",
+        ),
+        (
+            "exceeded quota: few, requested: limits.cpu=9, used: limits.cpu=0, limited: "
+            "limits.cpu=2",
+            QuotaTooSmall,
+            "ResourceQuota few: ",
+        ),
+        (
+            "maximum memory usage per Container is 1Gi, but limit is 4Gi",
+            QuotaTooSmall,
+            "LimitRange small: ",
+        ),
+    ],
+)
+def test_the_quota_that_refuses_a_pod_is_named(
+    tmp_path: Path, said: str, kind: type[Exception], named: str
+) -> None:
+    async def check(server: Server, provider: Any) -> None:
+        keep_record(server, provider)
+        refusal = {"reason": "Forbidden", "message": f'pods "g-0" is forbidden: {said}'}
+        server.answers["POST", PODS] = 403, refusal
+        ranges = {"items": [{"metadata": {"name": "small"}}]}
+        server.answers["GET", "/api/v1/namespaces/default/limitranges"] = 200, ranges
+        offer = max(await provider.offers(), key=lambda each: each.accelerator_count)
+        with pytest.raises(kind, match=named):
+            await provider.launch(make_gang(offer))
+
+    in_cluster(tmp_path, check)
+
+
 def test_a_gang_starts_on_a_pool_without_nodes(tmp_path: Path) -> None:
     async def check(server: Server, provider: Any) -> None:
         offer = max(await provider.offers(), key=lambda each: each.accelerator_count)
         assert (offer.accelerator, offer.accelerator_count, offer.capacity) == ("H100", 8, None)
         assert "pool gold adds nodes" in offer.source
-        metadata = {"name": "g", "uid": "u", "labels": {INSTALLATION: provider.mark}}
-        record = {"metadata": metadata, "data": {"nodes": "2", "asked_at": NOW.isoformat()}}
-        server.answers["POST", RECORDS] = 201, record
-        server.answers["GET", RECORDS + "/g"] = 200, record
-        server.answers["POST", RECORDS.replace("configmaps", "secrets")] = 201, {}
-        gang = GangSpec(
-            name="g",
-            installation="i",
-            offer=offer,
-            nodes=2,
-            agent_endpoint=AgentEndpoint(address="unix:/x", token="t"),
-            lease=timedelta(hours=1),
-        )
+        keep_record(server, provider)
+        gang = make_gang(offer)
         await provider.launch(gang)
         assert json.loads(server.sent[RECORDS])["data"].get("pool") == "gold"
         rule = {"key": INSTANCE, "operator": "In", "values": ["p5.48xlarge"]}

@@ -213,6 +213,9 @@ def test_quotas_leave_less() -> None:
         limit(find(offers_of(node), "H100", count), nodes, [quota]).capacity for count in (1, 2, 3)
     ]
     assert capacities == [2, 1, 0]
+    quota["metadata"] = {"name": "few"}
+    found = limit(find(offers_of(node), "H100", 3), nodes, [quota])
+    assert found.limited_by == "ResourceQuota few (requests.nvidia.com/gpu: 2 of 4 used)"
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,13 @@ def test_a_large_job_is_not_starved_by_small_ones() -> None:
     ]
 
 
+def test_a_job_that_waits_for_a_quota_says_so() -> None:
+    full = replace(CLOUD, capacity=0, limited_by="ResourceQuota few (pods: 2 of 2 used)")
+    (decision,) = plan_jobs([waiting_job(job("1"), full)], QueueCapacity())
+    assert isinstance(decision, JobWait)
+    assert decision.reason.endswith(", limited by ResourceQuota few (pods: 2 of 2 used)")
+
+
 def test_memory_that_others_hold_is_not_given_twice() -> None:
     waiting = [waiting_job(job("1", memory=5000), CPU), waiting_job(job("2", memory=5000), CPU)]
     assert placed(plan_jobs(waiting, QueueCapacity(hosts=(HOST,)))) == ["1"]

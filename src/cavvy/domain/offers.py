@@ -53,6 +53,7 @@ class Offer:
     pool: str = ""
     shared: bool = False
     architecture: str = ""  # of the CPUs, such as x86_64 or arm64; "" if the provider omits it
+    limited_by: str = ""  # the quota that limits the capacity, with its use; "" if none does
     source: str = ""
     as_of: date | None = None
 

@@ -81,7 +81,9 @@ class JobScheduler:
             self.blocked.update(
                 *(self._lanes(offer, each.avoid) for each in choices for offer in each.offers)
             )
-            return JobWait(job=waiting_job.job, reason=_reason(behind, earlier), behind=behind)
+            return JobWait(
+                job=waiting_job.job, reason=_reason(offers, behind, earlier), behind=behind
+            )
         self._allocations += placed.allocations
         take(self._used, placed.offer, waiting_job.job.task.nodes)
         return placed
@@ -124,10 +126,12 @@ def place_of(offer: Offer) -> str:
     return f"{offer.provider}/{offer.zone or offer.region}" if offer.shared else offer.key
 
 
-def _reason(behind: Sequence[str], earlier: bool) -> str:
+def _reason(offers: Sequence[Offer], behind: Sequence[str], earlier: bool) -> str:
+    limits = list(dict.fromkeys(offer.limited_by for offer in offers))
+    limited = f", limited by {'; '.join(limits)}" if limits and all(limits) else ""
     names = behind[0] if len(behind) == 1 else f"{behind[0]} and {len(behind) - 1} more that fit"
     return (
         f"waits behind earlier jobs for {names}"
         if earlier
-        else f"waits for free capacity at {names}"
+        else f"waits for free capacity at {names}{limited}"
     )

@@ -52,7 +52,11 @@ _REMEMBERED = timedelta(hours=2)
 _NODES_AGE = timedelta(seconds=10)
 _POOLS_AGE = timedelta(minutes=2)
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
-_QUOTA = re.compile(r"requested: ([^,]+?)=([^,]+).*limited: [^,]*?=([^,]+)")
+_QUOTA = re.compile(r"exceeded quota: ([^,]+), requested: [^,]+?=([^,]+).*limited: [^,]*?=([^,]+)")
+# The wording of the API server's plugin LimitRanger.
+_LIMIT_RANGE = re.compile(
+    r"(maximum|minimum) \S+ (usage|limit|request) per (Pod|Container)|limit to request ratio per"
+)
 _AT_ONCE = {"gracePeriodSeconds": 0}
 
 
@@ -272,12 +276,22 @@ class ClusterContext:
         )
         for result in results:
             if isinstance(result, ApiServerRefused):
-                problem = _sort_refusal(result)
+                problem = _sort_refusal(result, await self._list_limits(result))
                 if not isinstance(problem, TryAgain):
                     await self._forget(record)
                 raise problem from result
             if isinstance(result, BaseException):
                 raise result
+
+    async def _list_limits(self, error: ApiServerRefused) -> Sequence[str]:
+        """The names of the namespace's LimitRanges if one of them refused a pod."""
+        if _LIMIT_RANGE.search(str(error)) is None:
+            return ()
+        try:
+            found = await self.api.items(self._path("limitranges"))
+        except ApiServerRefused:  # the user may not list them
+            return ("of the namespace",)
+        return [each["metadata"]["name"] for each in found] or ("of the namespace",)
 
     async def _find_record(self, name: str) -> PodGangRecord | None:
         """Return the gang's record, or None if this installation has no such gang."""
@@ -500,15 +514,19 @@ def part_of_offer(offer: Offer) -> ResourceAmount:
     )
 
 
-def _sort_refusal(error: ApiServerRefused) -> ProviderError:
+def _sort_refusal(error: ApiServerRefused, limits: Sequence[str]) -> ProviderError:
     """Return the provider error for a refusal: NoCapacity if others have used up a quota,
-    QuotaTooSmall if the quota is too small for the gang even when unused.
+    QuotaTooSmall if a quota or LimitRange is too small for the gang even when unused. `limits` are
+    the names of the LimitRanges that may have refused it.
     """
-    found = _QUOTA.search(str(error)) if "exceeded quota" in str(error) else None
+    if limits:
+        return QuotaTooSmall(f"LimitRange {' or '.join(limits)}: {error}")
+    found = _QUOTA.search(str(error))
     if found is None:
         return error.provider_error
+    text = f"ResourceQuota {found[1]}: {error}"
     too_small = read_quantity(found[2]) > read_quantity(found[3])
-    return QuotaTooSmall(str(error)) if too_small else NoCapacity(str(error))
+    return QuotaTooSmall(text) if too_small else NoCapacity(text)
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ _NAMESPACED: tuple[Right, ...] = (
     ("", "configmaps", ("create", "delete", "get", "list", "patch")),
     ("", "secrets", ("create", "delete")),
     ("", "resourcequotas", ("list",)),
+    ("", "limitranges", ("list",)),
     ("", "persistentvolumeclaims", ("create", "get")),
 )
 # additional rights for gangs submitted to a queue of Kueue

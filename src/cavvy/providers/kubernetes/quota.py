@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from cavvy.domain.offers import Offer
 from cavvy.providers.kubernetes.cluster import KubernetesNode, nodes_for, read_quantity
@@ -11,6 +11,21 @@ from cavvy.providers.kubernetes.cluster import KubernetesNode, nodes_for, read_q
 Object = Mapping[str, Any]
 
 _MIB = 1024 * 1024
+
+
+class QuotaUse(NamedTuple):
+    """One limit of a ResourceQuota, and the amount in use."""
+
+    quota: str
+    resource: str
+    used: Fraction
+    hard: Fraction
+
+    def __str__(self) -> str:
+        return (
+            f"ResourceQuota {self.quota} ({self.resource}: {float(self.used):g} of "
+            f"{float(self.hard):g} used)"
+        )
 
 
 def limit(offer: Offer, nodes: Sequence[KubernetesNode], quotas: Sequence[Object]) -> Offer:
@@ -30,25 +45,26 @@ def limit(offer: Offer, nodes: Sequence[KubernetesNode], quotas: Sequence[Object
     if resource:
         asked[f"requests.{resource}"] = Fraction(offer.accelerator_count)
     rooms = [
-        max(0, int((hard - used) / asked[name]))
-        for name, used, hard in list_quotas(quotas)
-        if asked.get(name)
+        (max(0, int((each.hard - each.used) / asked[each.resource])), str(each))
+        for each in list_quotas(quotas)
+        if asked.get(each.resource)
     ]
-    room = min(rooms, default=None)
+    room, by = min(rooms, default=(None, ""))
     if room is None or (offer.capacity is not None and offer.capacity <= room):
         return offer
     if offer.capacity is None and room > 0:
         return offer  # pods that wait for nodes can wait for the quota as well
-    return replace(offer, capacity=room, source=f"{offer.source}, limited by quota")
+    return replace(offer, capacity=room, limited_by=by, source=f"{offer.source}, limited by quota")
 
 
-def list_quotas(quotas: Sequence[Object]) -> Sequence[tuple[str, Fraction, Fraction]]:
-    """For each limit: its name, the amount in use, and the limit."""
+def list_quotas(quotas: Sequence[Object]) -> Sequence[QuotaUse]:
+    """The limits of all quotas."""
     return [
-        (
-            name,
-            read_quantity((quota.get("status") or {}).get("used", {}).get(name, 0)),
-            read_quantity(hard),
+        QuotaUse(
+            quota=(quota.get("metadata") or {}).get("name", ""),
+            resource=name,
+            used=read_quantity((quota.get("status") or {}).get("used", {}).get(name, 0)),
+            hard=read_quantity(hard),
         )
         for quota in quotas
         for name, hard in (

@@ -78,8 +78,9 @@ async def whoami(
         facts += _say_nodes(await cluster.nodes())
     except Refused as error:
         facts.append(("nodes", str(error)))
-    for name, used, hard in list_quotas(await cluster.quotas()):
-        facts.append((f"quota {name}", f"{_plain(used)} of {_plain(hard)} used"))
+    for each in list_quotas(await cluster.quotas()):
+        text = f"{_plain(each.used)} of {_plain(each.hard)} used"
+        facts.append((f"quota {each.resource}", text))
     return facts
 
 
