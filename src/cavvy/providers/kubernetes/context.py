@@ -1,10 +1,11 @@
 """One Kubernetes context: launches, finds, records and removes the gangs in it."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -44,6 +45,7 @@ from cavvy.providers.kubernetes.node_pools import (
     read_templates,
 )
 from cavvy.providers.kubernetes.options import PodOptions
+from cavvy.providers.kubernetes.pod_check import find_refused
 from cavvy.providers.kubernetes.status import PodGangRecord
 
 Object = dict[str, Any]
@@ -88,6 +90,7 @@ class ClusterContext:
             str, tuple[Mapping[str, ResourceAmount], int]
         ] = {}  # by gang: the size and number of its pods that are being created
         self._placed_agent = ""
+        self._accepted: set[str] = set()  # pod fields that the API server has accepted
         self._last: dict[str, Object] = {}  # the last known state of pods, by pod name
 
     def _path(self, kind: str, name: str = "") -> str:
@@ -227,6 +230,7 @@ class ClusterContext:
                 raise
             node = (await self._find_alike(spec))[0]  # the gang already has its pods, or has ended
         agent = await self._place_agent(terms.agent)
+        await self._check_fields(spec, node, agent)
         await self._claim_volumes(spec)
         record = await self._make_record(spec, node.pool)
         if record is None or record.ended or record.removing_at or record.seen:
@@ -237,6 +241,32 @@ class ClusterContext:
         after = await self._find_record(spec.name)
         if after is None or after.removing_at:  # another server has removed the gang since
             await self._drop_pods(record)
+
+    async def _check_fields(self, spec: GangSpec, node: KubernetesNode, agent: str) -> None:
+        """Raise Refused if the API server refuses pod fields of the settings or of the task, once
+        for the same fields.
+        """
+        wanted = {
+            "[providers.kubernetes] pod": self._terms.options.pod,
+            "resources.options.kubernetes.pod": spec.options.get("pod") or {},
+        }
+        for where, fields in wanted.items():
+            key = json.dumps([fields, node.resource], sort_keys=True, default=str)
+            if not fields or key in self._accepted:
+                continue
+            others = {name: value for name, value in spec.options.items() if name != "pod"}
+            plain = pods.make_pod(
+                replace(spec, options=others),
+                0,
+                self._terms.mark,
+                pods.OwnerObject(name=spec.name, uid="trial"),
+                node,
+                replace(self._terms.options, pod={}),
+                agent,
+            )
+            if refused := await find_refused(self.api, self._path("pods"), plain, fields):
+                raise Refused(f"{where}: {'; '.join(refused)}")
+            self._accepted.add(key)
 
     async def _make_record(self, spec: GangSpec, pool: str) -> PodGangRecord | None:
         """Return the gang's record, creating it if it does not exist. Raises Refused."""

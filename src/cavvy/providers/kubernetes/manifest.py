@@ -94,6 +94,11 @@ MANIFEST = Manifest(
             "pull_secrets",
             "Names of the secrets for pulling images, separated by commas.",
         ),
+        text(
+            "pod",
+            "Fields of every pod, merged as in a patch: YAML such as `{spec: {hostIPC: true}}`, or "
+            "the path of a YAML file. A task adds its own with `resources.options`.",
+        ),
         text("runtime_class", "The runtime class of pods, such as `nvidia`."),
         text("scheduler", "The scheduler of pods. The default is the cluster's own default."),
         text("node_selector", "Only nodes with these labels are used: `pool=gpu zone=a`."),

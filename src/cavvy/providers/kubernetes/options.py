@@ -3,7 +3,10 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import Refused
@@ -53,6 +56,7 @@ class PodOptions:
     tolerations: tuple[Toleration, ...]
     lost_after_s: int
     pools: str
+    pod: Mapping[str, Any]  # fields of every pod
 
     @property
     def waits(self) -> bool:
@@ -81,7 +85,22 @@ def read_options(settings: Mapping[str, Scalar]) -> PodOptions:
         ),
         lost_after_s=int(settings.get("lost_after_s", 60)),
         pools=text("pools"),
+        pod=_read_fields(text("pod")),
     )
+
+
+def _read_fields(text: str) -> Mapping[str, Any]:
+    """The pod fields in a text or, if it has no colon, in the file that it names."""
+    what = "[providers.kubernetes] pod:"
+    try:
+        found = yaml.safe_load(
+            text if ":" in text or not text else Path(text).expanduser().read_text("utf-8")
+        )
+    except (OSError, yaml.YAMLError) as error:
+        raise Refused(f"{what} {error}") from error
+    if not isinstance(found or {}, dict):
+        raise Refused(f"{what} expected fields such as {{spec: {{hostIPC: true}}}}")
+    return found or {}
 
 
 def _pair(word: str) -> tuple[str, str]:

@@ -116,6 +116,7 @@ def make_pod(
         "metadata": metadata,
         "spec": _pod_spec(spec, rank, node, options, agent),
     }
+    pod = overlay_pod(pod, options.pod) if options.pod else pod
     pod = overlay_pod(pod, make_docker_fields(spec.options.get("docker")))
     return overlay_pod(pod, spec.options.get("pod") or {})
 

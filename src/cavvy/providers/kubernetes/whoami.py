@@ -12,6 +12,7 @@ from cavvy.providers.kubernetes.cluster import KubernetesNode
 from cavvy.providers.kubernetes.context import ClusterContext
 from cavvy.providers.kubernetes.kueue import probe_queue
 from cavvy.providers.kubernetes.options import PodOptions
+from cavvy.providers.kubernetes.pod_check import find_refused
 from cavvy.providers.kubernetes.pods import (
     CONTAINER,
     RANK,
@@ -173,10 +174,11 @@ async def _try_pod(cluster: ClusterContext, options: PodOptions, mark: str) -> s
         "metadata": metadata,
         "spec": {**make_place(0, None, options), "containers": [container]},
     }
+    path = f"/api/v1/namespaces/{cluster.api.context.namespace}/pods"
+    if refused := await find_refused(cluster.api, path, pod, options.pod) if options.pod else ():
+        raise Refused(f"[providers.kubernetes] pod: {'; '.join(refused)}")
     try:
-        await cluster.api.make(
-            f"/api/v1/namespaces/{cluster.api.context.namespace}/pods", pod, dry_run=True
-        )
+        await cluster.api.make(path, pod, dry_run=True)
     except ApiServerRefused as error:
         # An exhausted quota is reported separately, and some webhooks do not support dry runs.
         if not isinstance(error.provider_error, Refused) or "dry run" in str(error):

@@ -74,7 +74,8 @@ class KubernetesApi:
 
     async def make(self, path: str, body: Object, *, dry_run: bool = False) -> Object | None:
         """Create an object and return it, or return None if the name is taken."""
-        return await self._try("POST", path, body, {"dryRun": "All"} if dry_run else ())
+        trial = {"dryRun": "All", "fieldValidation": "Strict"}
+        return await self._try("POST", path, body, trial if dry_run else ())
 
     async def patch(self, path: str, body: Object) -> Object | None:
         """Patch the object by merge and return it, or return None if it does not exist."""

@@ -1,0 +1,89 @@
+"""Asks the API server by dry runs, which create nothing, whether it accepts the pod fields that a
+task or the settings name, and which of them it refuses.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cavvy.providers.base import Refused
+from cavvy.providers.kubernetes.calls.api import ApiServerRefused, KubernetesApi
+from cavvy.providers.kubernetes.pod_overlay import overlay_pod
+
+Object = dict[str, Any]
+Path = tuple[str | int, ...]
+
+
+async def find_refused(
+    api: KubernetesApi, path: str, plain: Object, fields: Mapping[str, Any]
+) -> Sequence[str]:
+    """The fields that the API server refuses in the pod `plain`, each with the reason; () if it
+    accepts them all. `path` is that of the namespace's pods. Raises TryAgain.
+    """
+    leaves = list(_list_leaves(fields))
+    whole = await _try(api, path, plain, fields, leaves)
+    if not whole or await _try(api, path, plain, {}, ()):  # every pod is refused: not their fault
+        return whole
+    alone = await asyncio.gather(*(_try(api, path, plain, _nest(*leaf), [leaf]) for leaf in leaves))
+    return [each for problems in alone for each in problems] or whole
+
+
+async def _try(
+    api: KubernetesApi,
+    path: str,
+    plain: Object,
+    fields: Mapping[str, Any],
+    leaves: Sequence[tuple[Path, Any]],
+) -> Sequence[str]:
+    """The problems of the pod with these fields; () if it is accepted, or cannot be checked."""
+    names = ", ".join(_write(leaf) for leaf, _ in leaves)
+    try:
+        pod = await api.make(path, overlay_pod(plain, fields), dry_run=True)
+    except ApiServerRefused as error:
+        # A used-up quota concerns the launch, and some webhooks do not support dry runs.
+        if not isinstance(error.provider_error, Refused) or "dry run" in str(error):
+            return ()
+        return [f"{names}: {error}"]
+    if pod is None or "spec" not in pod:  # the name is taken: the pod exists already
+        return ()
+    return [
+        f"{_write(leaf)}: the API server does not know this field"
+        for leaf, _ in leaves
+        if not _has(pod, leaf)
+    ]
+
+
+def _list_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The paths and values of the fields. A list is one field, except the first container's."""
+    if isinstance(value, Mapping) and value:
+        for key, each in value.items():
+            yield from _list_leaves(each, (*path, key))
+    elif path == ("spec", "containers") and isinstance(value, list):
+        for at, each in enumerate(value):
+            yield from _list_leaves(each, (*path, at)) if at == 0 else [((*path, at), each)]
+    else:
+        yield path, value
+
+
+def _nest(path: Path, value: Any) -> Object:
+    """Fields that contain only this one."""
+    for part in reversed(path):
+        value = {part: value} if isinstance(part, str) else [*[{}] * min(part, 1), value]
+    found: Object = value
+    return found
+
+
+def _has(pod: Any, path: Path) -> bool:
+    """Whether the pod has the field. Items of lists are not compared."""
+    for part in path:
+        if isinstance(part, int):
+            return part > 0 or _has(pod[0], path[path.index(part) + 1 :])
+        if not isinstance(pod, Mapping) or part not in pod:
+            return False
+        pod = pod[part]
+    return True
+
+
+def _write(path: Path) -> str:
+    words = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return words.removeprefix(".")
