@@ -7,6 +7,7 @@ import faulthandler
 import json
 import os
 import resource
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.train.programs import CLASSES, WIDTH, Normed, digest, make_samples
+from tests.train.programs import CLASSES, WIDTH, Normed, digest, full_state, make_samples
 from torch import nn
 from torch.nn import functional as F
 
 from cavvy import train
+from cavvy.train import seeds
 from cavvy.train.parallel import replicas
 
 Case = Callable[[Path], Any]
@@ -294,6 +296,139 @@ def full_disk(folder: Path) -> Any:
     return [saved, left, said.replace(str(folder), "FOLDER")]
 
 
+def padded() -> tuple[torch.Tensor, torch.Tensor]:
+    """Classes (N, 4), most of which are padding, and inputs (N, 4, WIDTH) for them. Sample 0 has
+    padding only.
+    """
+    source = torch.Generator().manual_seed(5)
+    y = torch.randint(0, CLASSES, (48, 4), generator=source)
+    y[torch.arange(4) >= torch.randint(0, 5, (48, 1), generator=source)] = -100
+    y[0] = -100
+    return torch.randn(48, 4, WIDTH, generator=source), y
+
+
+def mean_by_torch(out: torch.Tensor, y: torch.Tensor) -> Any:
+    return F.cross_entropy(out.flatten(0, 1), y.flatten())
+
+
+def smooth_mean(out: torch.Tensor, y: torch.Tensor) -> Any:
+    smooth = F.cross_entropy(out.flatten(0, 1), y.flatten(), label_smoothing=0.1)
+    return smooth / 2 + 0.5 * mean_by_torch(out, y)
+
+
+def mean_by_mask(out: torch.Tensor, y: torch.Tensor) -> Any:
+    each = F.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="none")
+    return (each * (y.flatten() >= 0)).sum() / (y >= 0).sum()
+
+
+def mean_and_number(out: torch.Tensor, y: torch.Tensor) -> Any:
+    each = F.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="none")
+    number = (y >= 0).sum()
+    return each.sum() * (1 / number), number
+
+
+LOSSES = [mean_by_torch, smooth_mean, mean_by_mask, mean_and_number]
+SPREADS = {
+    "one pass": train.Plan(),
+    "micro-batches of 5": train.Plan(micro_batch=5),
+    "micro-batches of 1": train.Plan(micro_batch=1),
+    "shards": train.Plan(shards=2, micro_batch=5),
+    "pipeline": train.Plan(pipeline=2, micro_batch=3),
+    "fp16": train.Plan(micro_batch=5, precision="fp16"),
+}
+
+
+class Hidden(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(WIDTH, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).tanh()
+
+
+class Output(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).sin()
+
+
+def token_means(folder: Path) -> Any:
+    """The losses of padded batches, and the largest difference of parameters to a plain loop."""
+    found = {}
+    for loss in LOSSES:
+        for name, plan in SPREADS.items():
+            run = train.Run(folder, plan=plan, device="cpu", save_every=1e9, seed=3)
+            stages: Any = [Hidden, Output]
+            model = run.model(stages=stages)
+            optimizer = run.optimizer(torch.optim.SGD, lr=0.5)
+            torch.manual_seed(0)
+            data = run.data(train.Tensors(*padded()), global_batch=24, shuffle=False)
+            values, wanted = [], by_hand(stages, loss)
+            for batch in run.batches(data, epochs=1):
+                values.append(float(run.pipeline(loss, batch)))
+                run.step(optimizer)
+            whole = full_state(model)
+            error = max((whole[n] - wanted[1][n]).abs().max().item() for n in whole)
+            found[f"{loss.__name__}, {name}"] = [values, wanted[0], error]
+            run.close()
+            if run.world.rank == 0:
+                shutil.rmtree(folder)
+            dist.barrier()
+    return found
+
+
+def by_hand(stages: Any, loss: Any) -> Any:
+    made = []
+    for number, stage in enumerate(stages):
+        seeds.sow(seeds.mix(3, number))
+        made.append(stage())
+    model = nn.Sequential(*made)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    x, y = padded()
+    values = []
+    for part in range(2):
+        chosen = slice(24 * part, 24 * part + 24)
+        out = loss(model(x[chosen]), y[chosen])
+        mean = out[0] if isinstance(out, tuple) else out
+        values.append(mean.item())
+        mean.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return values, model.state_dict()
+
+
+def other_data(folder: Path) -> Any:
+    """Resumes with fewer samples, with another seed, and with the permission to do so."""
+    found = []
+    for samples, seed, accepted in (
+        (120, 3, False),
+        (96, 3, False),
+        (120, 4, False),
+        (96, 4, True),
+    ):
+        run = train.Run(folder, plan=train.Plan(), device="cpu", save_every=1e9, seed=seed)
+        model = run.model(Normed)
+        optimizer = run.optimizer(torch.optim.AdamW, lr=1e-2)
+        x, y, _ = make_samples()
+        source = train.Tensors(x[:samples], y[:samples])
+        data = run.data(source, global_batch=24, new_order=accepted)
+        try:
+            for batch in run.batches(data, epochs=2):
+                run.accumulate(lambda part: F.cross_entropy(model(part[0]), part[1]), batch)  # noqa: B023
+                run.step(optimizer)
+                if run.steps == 3:
+                    run.save(wait=True)
+                    break
+            found.append(str(run.steps))
+        except ValueError as error:
+            found.append(str(error))
+        finally:
+            run.close()
+    return found
+
+
 CASES: dict[str, Case] = {
     "other values": other_values,
     "branch by rank": branch_by_rank,
@@ -301,6 +436,8 @@ CASES: dict[str, Case] = {
     "skipped step": on_rank_1(lambda run, model, _: run.steps != 2),
     "learning rate": on_rank_1(raise_rate),
     "changed parameter": on_rank_1(change_parameter),
+    "token means": token_means,
+    "other data": other_data,
     "kept tensors": kept_tensors,
     "kept function": kept_function,
     "damaged": damaged,

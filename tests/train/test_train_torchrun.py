@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from cavvy import train
+
 ROOT = Path(__file__).resolve().parents[2]
 Found = Callable[[str], list[Any]]
 
@@ -114,3 +116,34 @@ def test_failed_saves_leave_nothing_behind_and_a_failed_final_save_is_an_error(
         assert saved == [True, False, False, True, True]
         assert left[3:] == [["1", "4"], ["4", "5"]]
         assert said.startswith("the final checkpoint, of step 10, could not be saved to FOLDER")
+
+
+@pytest.mark.parametrize(
+    "spread",
+    ["one pass", "micro-batches of 5", "micro-batches of 1", "shards", "pipeline", "fp16"],
+)
+@pytest.mark.parametrize(
+    "loss", ["mean_by_torch", "smooth_mean", "mean_by_mask", "mean_and_number"]
+)
+def test_means_over_tokens_do_not_depend_on_how_a_batch_is_split(
+    loss: str, spread: str, found: Found
+) -> None:
+    """The reported loss is that of the global batch, on each rank."""
+    first, second = (each[f"{loss}, {spread}"] for each in found("token means"))
+    rel = 1e-4 if spread == "fp16" else 1e-6
+    for losses, expected, error in (first, second):
+        assert losses == pytest.approx(expected, rel=rel)
+        assert error <= rel
+    assert first[0] == second[0]
+
+
+def test_a_checkpoint_of_other_data_is_refused_unless_that_is_accepted(found: Found) -> None:
+    for begun, fewer, reseeded, accepted in found("other data"):
+        assert (begun, accepted) == ("3", "8")
+        assert "changed since the checkpoint: samples 120, now 96. From sample 72 on" in fewer
+        assert "the checkpoint: seed 3, now 4" in reseeded
+
+
+def test_fp8_with_tensor_parallel_is_refused() -> None:
+    with pytest.raises(ValueError, match="fp8 is not supported with tensor parallel"):
+        train.Plan(precision="fp8", tensor=2)

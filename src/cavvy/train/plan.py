@@ -54,6 +54,12 @@ class Plan:
             if getattr(self, name) < lowest:
                 raise ValueError(f"{name} is {getattr(self, name)}; at least {lowest} is needed")
 
+        if self.precision == "fp8" and self.tensor > 1:
+            raise ValueError(
+                "fp8 is not supported with tensor parallel, whose layers are split before torchao "
+                "can scale them: use bf16, or shards instead of tensor"
+            )
+
     @property
     def data_ranks(self) -> int:
         """The number of ranks over which the batch is split. Valid only after `fit`."""

@@ -19,6 +19,7 @@ class PrecisionContext:
         self.precision = precision
         self._device = device
         self.scaler: Any = None
+        self.weight = 1.0  # weight of a sample's loss; with a loss scale, that of the last step
         _check(precision, device)
         if device.kind in ("cuda", "rocm", "xpu"):
             torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
@@ -41,11 +42,12 @@ class PrecisionContext:
 
     def state(self) -> dict[str, Any] | None:
         """The loss scale as plain data for checkpoints, or None if there is no loss scaling."""
-        return None if self.scaler is None else dict(self.scaler.state_dict())
+        return None if self.scaler is None else {**self.scaler.state_dict(), "weight": self.weight}
 
     def load(self, state: dict[str, Any] | None) -> None:
         if self.scaler is not None and state:
             self.scaler.load_state_dict(state)
+            self.weight = state.get("weight", 1.0)
 
     def convert(self, model: Any) -> None:
         """Convert the layers that are faster in fp8, if the precision is fp8."""

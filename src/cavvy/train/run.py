@@ -144,6 +144,7 @@ class Run:
         global_batch: int,
         transform: Any = None,
         shuffle: bool = True,
+        new_order: bool = False,
         **options: Any,
     ) -> Data:
         """Open the samples to train on: a dataset, or "NAME:path" for a registered reader, which
@@ -151,10 +152,18 @@ class Run:
 
         `transform(sample)` or `transform(sample, random)` is applied to each sample. `random` is a
         NumPy generator that depends only on the seed and on the sample's position in the order.
+
+        A checkpoint of data with another number of samples, seed or `shuffle` is refused, unless
+        `new_order` accepts that samples are repeated or left out.
         """
         opened = open_source(source, **options)
         made = Data(
-            opened, global_batch=global_batch, transform=transform, seed=self.seed, shuffle=shuffle
+            opened,
+            global_batch=global_batch,
+            transform=transform,
+            seed=self.seed,
+            shuffle=shuffle,
+            new_order=new_order,
         )
         self._state.data.append(made)
         return made
@@ -237,12 +246,14 @@ class Run:
         return values
 
     def accumulate(self, loss: Loss, batch: Any) -> Any:
-        """Compute the gradients of the mean loss over the global batch. Returns the mean loss of
-        this rank's samples.
+        """Compute the gradients of the mean loss over the global batch. Returns this mean, the same
+        on all ranks.
 
         `loss(part)` gets a part of the batch, with the same structure as the batch, and returns the
-        mean loss of its samples. It may be called again for the same samples if a rank ran out of
-        memory.
+        mean loss of the part. It may be called again for the same samples if a rank ran out of
+        memory. A mean over something else than samples, such as the tokens that are not padding,
+        counts with the number of those: it is known for torch's losses and for sums that are
+        divided by a tensor; otherwise return (mean, number).
         """
         return self._add(self._ready().add, loss, batch)
 

@@ -25,6 +25,7 @@ class RunState:
             "version": 1,
             "step": self.steps,
             "positions": [data.position for data in self.data],
+            "orders": [data.order for data in self.data],
             "scale": numbers.state(),
             "micro": self.micro.known,
             "plan": plan.to_json(),
@@ -45,8 +46,9 @@ class RunState:
                 f"the checkpoint has nothing for {', '.join(missing)}, which the script keeps"
             )
         self.steps = facts["step"]
-        for data, position in zip(self.data, positions, strict=True):
-            data.position = position
+        orders = facts.get("orders", [{} for _ in positions])
+        for data, position, order in zip(self.data, positions, orders, strict=True):
+            data.resume(position, order)
         for name, thing in self.things.items():
             thing.load_state_dict(things[name])
         numbers.load(facts["scale"])

@@ -7,11 +7,16 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from cavvy.train import seeds
 from cavvy.train.clock import StepClock
 from cavvy.train.data.stream import Batch, cut
+from cavvy.train.loss import LossSum
 from cavvy.train.micro import MicroBatch, OutOfMemory, find, is_no_memory, optimizer_bytes
 from cavvy.train.parallel.buffers import ModelBuffers
+from cavvy.train.parallel.reduce import local
 from cavvy.train.parallel.replicas import RanksDiverged, ReplicaCheck, are_equal
 from cavvy.train.parallel.shard import PlacedModel
 from cavvy.train.precision import PrecisionContext
@@ -25,8 +30,8 @@ PairLoss = Callable[[Any, Any], Any]
 class StepGradients:
     """Accumulates the gradient of the mean loss over the global batch, however the batch is split.
 
-    The loss of n samples is weighted by n / global batch, so micro-batches and shares of different
-    sizes add up to the mean over the global batch.
+    The loss of n samples is weighted by n / global batch, or by the weight of its own mean, so that
+    micro-batches and shares of different sizes add up to the mean over the global batch.
     """
 
     def __init__(
@@ -49,6 +54,8 @@ class StepGradients:
         )
         self._buffers = ModelBuffers(placed.model, placed.mesh)
         self.replicas = ReplicaCheck(placed.model, placed.mesh, world)
+        axes = ("shards", "replicas") if placed.mesh is not None else ()
+        self._groups = [placed.mesh[a].get_group() for a in axes if placed.mesh[a].size() > 1]
         self._is_split = (
             placed.is_sharded or placed.data_ranks < world.size
         )  # other ranks wait for this rank within a pass
@@ -57,8 +64,8 @@ class StepGradients:
         )  # FSDP2 averages gradients, the reducer sums them
 
     def add(self, loss: Loss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
-        """Store the gradient of the batch in the parameters. Returns the mean loss of this rank's
-        samples.
+        """Store the gradient of the batch in the parameters. Returns the mean loss over the global
+        batch.
 
         If one rank runs out of memory, all ranks repeat the step with smaller micro-batches.
         """
@@ -67,15 +74,14 @@ class StepGradients:
             if not self._micro.size:
                 self._micro.settle(self._find(loss, batch, seed, optimizers))
             size = min(self._micro.size, batch.largest)
-            mean, fails = self._attempt(partial(self._passes, loss, batch, size), size, seed)
+            sums, fails = self._attempt(partial(self._passes, loss, batch, size), size, seed)
             with self._clock.part("communication"):
                 if self.placed.reducer is not None:
                     self.placed.reducer.finish()
-                failed = self._agree(batch.number, fails)
+                failed, weighted = self._agree(batch.number, fails, sums)
                 if not failed:
                     self._buffers.align()
-            if not failed:
-                return mean
+                    return self._finish(sums, weighted, batch)
             self.undo()
             self._micro.shrink(size)
 
@@ -92,15 +98,35 @@ class StepGradients:
             n for n in range(most, 0, -1) if batch.size % n == 0
         )  # all micro-batches must have the same size
         with self._forward():
-            mean, _ = self._attempt(
-                partial(pipeline.step, loss, batch, size, self._averaged_over), size, seed
+            sums, _ = self._attempt(
+                partial(pipeline.step, loss, batch, size, self._scale(batch)), size, seed
             )
         with self._clock.part("communication"):
             if self.placed.reducer is not None:
                 self.placed.reducer.finish()
             self._buffers.align()
-            self._agree(batch.number, False)
-        return mean
+            _, weighted = self._agree(batch.number, False, sums)
+            return self._finish(sums, weighted, batch)
+
+    def _scale(self, batch: Batch) -> Any:
+        """The factor of the gradient of a loss with weight 1."""
+        return self._averaged_over / batch.total / self._numbers.weight
+
+    def _finish(self, sums: LossSum, weighted: bool, batch: Batch) -> Any:
+        """Complete the gradients of the step. Returns the mean loss over the global batch."""
+        if not self._groups and (sums.only is not None or not weighted):
+            return sums.total / sums.weight if sums.only is None else sums.only
+        numbers = sums.numbers()
+        for group in self._groups:
+            dist.all_reduce(numbers, group=group)
+        total, weight = numbers.unbind()
+        if weighted:
+            factor = torch.where(weight > 0, batch.total * self._numbers.weight / weight, 0.0)
+            grads = [local(p.grad) for p in self.placed.model.parameters() if p.grad is not None]
+            torch._foreach_mul_(grads, factor.float())
+            if self._numbers.scaler is not None:
+                self._numbers.weight = float(weight / batch.total)
+        return (total / weight).to(sums.total.dtype)
 
     def skip(self, number: int) -> None:
         """Take part in the exchange of a batch that this rank does not use, so that ranks which use
@@ -110,17 +136,18 @@ class StepGradients:
         """
         if self.placed.reducer is not None:
             self.placed.reducer.finish()
-        self._agree(number + SKIPPED, False)
+        self._agree(number + SKIPPED, False, None)
 
-    def _agree(self, number: int, fails: bool) -> bool:
-        """Exchange the facts of a step: whether a rank failed, and the highest request.
+    def _agree(self, number: int, fails: bool, sums: LossSum | None) -> tuple[bool, bool]:
+        """Exchange the facts of a step, and keep the highest request. Returns whether a rank
+        failed, and whether a loss has a weight of its own.
 
         Raises: RanksDiverged: the ranks are at different batches, or their models differ.
         """
-        facts = [int(fails), self._wish(), number, ~number]
+        facts = [fails, self._wish(), sums is not None and sums.is_weighted, number, ~number]
         if due := self.replicas.due():
             facts += self.replicas.facts()
-        failed, self.said, *pairs = self._world.agree(facts)
+        failed, self.said, weighted, *pairs = self._world.agree(facts)
         if not are_equal(pairs[:2]):
             every = [_describe(each) for each in self._world.gather(number)]
             odd = next(rank for rank, each in enumerate(every) if each != every[0])
@@ -130,10 +157,10 @@ class StepGradients:
             )
         if due and not are_equal(pairs[2:]):
             self.replicas.explain()
-        return bool(failed)
+        return bool(failed), bool(weighted)
 
     def _attempt(self, passes: Callable[[], Any], size: int, seed: int) -> tuple[Any, bool]:
-        """Run the passes. Returns the mean loss, and whether this rank ran out of memory.
+        """Run the passes. Returns their losses, and whether this rank ran out of memory.
 
         Raises: OutOfMemory: this rank of a split model ran out of memory.
         """
@@ -157,27 +184,24 @@ class StepGradients:
                 None
             )  # the traceback would keep the activations alive
 
-    def _passes(self, loss: Loss, batch: Batch, size: int) -> Any:
-        """Run one rank's passes and return its mean loss. All ranks make the same number of passes:
+    def _passes(self, loss: Loss, batch: Batch, size: int) -> LossSum:
+        """Run one rank's passes and return its losses. All ranks make the same number of passes:
         a rank with fewer samples fills up with passes of weight 0.
         """
         pieces = batch.pieces(-(-batch.largest // size))
-        mean: Any = 0.0
+        sums = LossSum()
+        alone = len(pieces) == 1 and not self._groups  # no weight matters
         for number, (values, samples) in enumerate(pieces, 1):
             self._expect(number == len(pieces))
             with self._forward():
-                value = loss(values)
-            weight = samples * self._averaged_over / batch.total
-            weighted = value if weight == 1 else value * weight
+                result = loss(values)
+            value, weight = sums.add(result, samples)
+            factor = 1 if alone else weight * self._scale(batch)
+            weighted = value if factor == 1 else value * factor
             if self._numbers.scaler is not None:
                 weighted = self._numbers.scaler.scale(weighted)
             weighted.backward()
-            mean = (
-                value.detach()
-                if len(pieces) == 1
-                else mean + value.detach() * (samples / batch.size)
-            )
-        return mean
+        return sums
 
     def _forward(self) -> AbstractContextManager[Any]:
         return (

@@ -78,6 +78,7 @@ class Data:
         transform: Callable[..., Any] | None = None,
         seed: int = 0,
         shuffle: bool = True,
+        new_order: bool = False,
     ) -> None:
         if len(source) == 0 or global_batch < 1:
             raise ValueError(f"{len(source)} samples are less than one batch of {global_batch}")
@@ -87,7 +88,7 @@ class Data:
             seed,
             shuffle,
         )
-        self.transform = transform
+        self.transform, self._new_order = transform, new_order
         self._random = transform is not None and _takes_random(transform)
         self.position = 0
         self._listed: tuple[int, Any] = (-1, None)
@@ -100,6 +101,26 @@ class Data:
     def epoch(self) -> float:
         """The number of epochs read so far, for example 2.5."""
         return self.position / len(self.source)
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """What determines the order of the samples."""
+        return {"samples": len(self.source), "seed": self.seed, "shuffle": self.shuffle}
+
+    def resume(self, position: int, order: dict[str, Any]) -> None:
+        """Go on from a position in the data that a checkpoint has saved, with its order.
+
+        Raises: ValueError: the order of this data is another one.
+        """
+        odd = [name for name, value in self.order.items() if order.get(name, value) != value]
+        if odd and not self._new_order:
+            text = " and ".join(f"{name} {order[name]}, now {self.order[name]}" for name in odd)
+            raise ValueError(
+                f"the data has changed since the checkpoint: {text}. From sample {position} on, "
+                "samples would be repeated or left out. Use the same data and seed, or accept this "
+                "with run.data(..., new_order=True)"
+            )
+        self.position = position
 
     def indices(self, positions: range) -> Any:
         """The indices of the samples at these positions, as an array."""

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from cavvy.train.data.stream import Batch
+from cavvy.train.loss import LossSum
 
 Build = Callable[[], nn.Module]
 
@@ -40,16 +41,14 @@ class Pipeline:
         self._index = dist.get_rank(self.group)
         self._stage = PipelineStage(model, self._index, self.stages, device, group=self.group)
         self._schedules: dict[tuple[int, Any], Any] = {}
-        self._weight = 1.0
+        self._micro, self._scale = 0, 1.0
+        self._sums: list[LossSum] = []
 
     def step(
-        self, loss: Callable[[Any, Any], Any], batch: Batch, micro: int, averaged_over: int
-    ) -> Any:
+        self, loss: Callable[[Any, Any], Any], batch: Batch, micro: int, scale: float
+    ) -> LossSum:
         """Run the forward and backward passes over one rank's batch (input, target). Returns the
-        mean loss, on every stage.
-
-        Gradients are scaled such that averaging them over `averaged_over` ranks (or summing them
-        over all ranks, if it is 1) gives the gradient of the mean loss over the global batch.
+        losses, on every stage. The gradient of each loss is multiplied by its weight and `scale`.
         """
         inputs, target = batch.values
         count = batch.size // micro
@@ -58,24 +57,39 @@ class Pipeline:
             raise ValueError(
                 f"{batch.size} samples make {count} micro-batches of {micro}: {unsupported}"
             )
-        self._weight = micro * averaged_over / batch.total
+        self._micro, self._scale, self._sums = micro, scale, []
         schedule = self._schedule(loss, count)
-        losses: list[Any] = []
         if self._index == 0:
             schedule.step(inputs)
         elif self._index == self.stages - 1:
-            schedule.step(target=target, losses=losses)
+            schedule.step(target=target, losses=[])
         else:
             schedule.step()
-        mean = (
-            torch.stack(losses).mean().detach() / self._weight
-            if losses
-            else torch.zeros((), device=target.device)
-        )
-        dist.broadcast(
-            mean, src=dist.get_global_rank(self.group, self.stages - 1), group=self.group
-        )
-        return mean
+        return self._share(count)
+
+    def _share(self, count: int) -> LossSum:
+        """The losses of the last stage, on every stage. In its first step, torch also calls the
+        loss to learn the shapes, before the `count` calls for the batch.
+        """
+        sums = LossSum()
+        for one in self._sums[-count:]:
+            sums.total, sums.weight = sums.total + one.total, sums.weight + one.weight
+            sums.is_weighted |= one.is_weighted
+        device = self._stage.device
+        numbers = torch.zeros(3, dtype=torch.float64, device=device)
+        if self._sums:
+            numbers[:2] = sums.numbers()
+            numbers[2] = float(sums.is_weighted)
+        last = dist.get_global_rank(self.group, self.stages - 1)
+        dist.broadcast(numbers, src=last, group=self.group)
+        sums.is_weighted = bool(numbers[2])
+        sums.total, sums.weight = numbers[0].float(), numbers[1]
+        return sums
+
+    def _weigh(self, result: Any) -> Any:
+        self._sums.append(LossSum())
+        value, weight = self._sums[-1].add(result, self._micro)
+        return value * (weight * self._scale)
 
     def _schedule(self, loss: Callable[[Any, Any], Any], count: int) -> Any:
         from torch.distributed.pipelining import Schedule1F1B
@@ -85,7 +99,7 @@ class Pipeline:
             self._schedules[key] = Schedule1F1B(
                 self._stage,
                 n_microbatches=count,
-                loss_fn=lambda output, target: loss(output, target) * self._weight,
+                loss_fn=lambda output, target: self._weigh(loss(output, target)),
                 scale_grads=False,
             )
         return self._schedules[key]

@@ -1,0 +1,85 @@
+"""The loss of a batch that is computed in parts: the mean over all parts, each with its weight.
+
+A mean over samples has the number of samples as its weight. Many losses are means over something
+else, for example over the tokens that are not padding. The weight of such a loss is its
+denominator. It is read from the loss's autograd graph, or the script returns (mean, weight).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+THROUGH = ("Add", "Sub", "Mul", "Neg", "Div", "ToCopy", "View", "Squeeze", "Clone")
+DEEPEST = 8  # operations between the loss and its means
+MEAN = 1  # torch's number for reduction="mean"
+
+
+class LossSum:
+    """The weighted sum of a rank's losses. Values stay on the device."""
+
+    def __init__(self) -> None:
+        self.total: Any = 0.0
+        self.weight: Any = 0.0
+        self.is_weighted = False  # whether a weight is not the number of samples
+        self.only: Any = None  # the loss, if there was one part
+        self._parts = 0
+
+    def add(self, result: Any, samples: int) -> tuple[Any, Any]:
+        """Add the result of a loss function. Returns the mean to differentiate, and its weight. A
+        part with 0 samples, or whose samples are all padding, has the weight 0.
+        """
+        value, weight = result if isinstance(result, tuple) else (result, find_weight(result))
+        if isinstance(weight, torch.Tensor):
+            weight = weight.detach().to(value.device) * bool(samples)
+            value = torch.where(weight > 0, value, torch.zeros_like(value))
+            self.is_weighted = True
+        elif weight is None or not samples:
+            weight = samples
+        else:
+            self.is_weighted |= weight != samples
+        self._parts += 1
+        self.only = value.detach() if self._parts == 1 else None
+        mean = value.detach().to(torch.promote_types(value.dtype, torch.float32))
+        self.total, self.weight = self.total + mean * weight, self.weight + weight
+        return value, weight
+
+    def numbers(self) -> Any:
+        """The total and the weight, for a sum over ranks."""
+        kind = torch.float32 if self.total.device.type == "mps" else torch.float64
+        weight = torch.as_tensor(self.weight, device=self.total.device)
+        return torch.stack([self.total.to(kind), weight.to(kind)])
+
+
+def find_weight(loss: Any) -> Any:
+    """The denominator of a loss that is a mean: a number, or a tensor if it depends on the data, as
+    where a class or a mask excludes some targets. None if the loss is no such mean.
+
+    A sum of several losses has the weight of the first one whose weight depends on the data.
+    """
+    weights = list(_walk(loss.grad_fn, 0))
+    return next((w for w in weights if isinstance(w, torch.Tensor)), next(iter(weights), None))
+
+
+def _walk(node: Any, depth: int) -> Iterator[Any]:
+    if node is None or depth > DEEPEST:
+        return
+    kind = node.name().partition("Backward")[0]
+    numerator, *rest = (each for each, _ in node.next_functions) if node.next_functions else (None,)
+    if getattr(node, "_saved_reduction", None) == MEAN:
+        weight = getattr(node, "_saved_total_weight", None)
+        yield node._saved_self.numel() if weight is None else weight
+    elif kind == "Mean":
+        yield node._saved_self_sym_numel
+    elif kind == "Div" and rest == [None] and _is_sum(numerator):
+        yield node._saved_other
+    elif kind in THROUGH:
+        for each in (numerator, *rest):
+            yield from _walk(each, depth + 1)
+
+
+def _is_sum(node: Any) -> bool:
+    """Whether a node of a graph is a sum, possibly with another sign or scale."""
+    while node is not None and node.name().partition("Backward")[0] in ("Neg", "Mul", "ToCopy"):
+        node = node.next_functions[0][0]
+    return node is not None and (node.name().startswith("Sum") or hasattr(node, "_saved_reduction"))
