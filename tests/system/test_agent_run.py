@@ -95,6 +95,22 @@ def test_environment_is_clean_and_as_promised() -> None:
         }
 
 
+AGAIN = """python3 -S - <<'END'
+import os, socket, sys
+with socket.socket(socket.AF_UNIX) as line:
+    line.connect(os.environ["CAVVY_NOTICE"])
+    line.sendall(b'{"again": {}}\\n')
+sys.exit(1)
+END"""
+
+
+def test_work_that_asks_to_be_run_again_needs_no_exit_code_of_its_launcher() -> None:
+    with make_rig(run=f"({AGAIN}\n) || {{ sleep 0.2; exit 1; }}") as rig:
+        assert rig.finish() == 0
+        exited = rig.exited()
+        assert (exited["outcome"], exited["exit_code"]) == ("preempted", 75)
+
+
 def test_work_sees_no_descriptor_of_the_agent_and_default_signals() -> None:
     run = (
         "ls /proc/self/fd | wc -l; grep -E 'SigIgn|SigBlk' /proc/self/status; readlink "

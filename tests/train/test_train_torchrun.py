@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.train.programs import by_hand
 
 from cavvy import train
+from cavvy.train.checkpoint.again import leave
 
 ROOT = Path(__file__).resolve().parents[2]
 Found = Callable[[str], list[Any]]
@@ -29,7 +32,7 @@ def torchrun(script: Path, *args: str, cwd: Path) -> tuple[int, str]:
         command, cwd=cwd, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        _, said = process.communicate(timeout=150)
+        _, said = process.communicate(timeout=100)
         return process.returncode, said
     finally:
         with suppress(ProcessLookupError):
@@ -147,3 +150,32 @@ def test_a_checkpoint_of_other_data_is_refused_unless_that_is_accepted(found: Fo
 def test_fp8_with_tensor_parallel_is_refused() -> None:
     with pytest.raises(ValueError, match="fp8 is not supported with tensor parallel"):
         train.Plan(precision="fp8", tensor=2)
+
+
+def test_ranks_that_save_after_a_lack_of_memory_go_on_under_the_same_torchrun(
+    tmp_path: Path,
+) -> None:
+    code, said = torchrun(ROOT / "tests/train/short.py", str(tmp_path), cwd=tmp_path)
+    assert code == 0, said[-3000:]
+    expected, _ = by_hand("fp32", steps=5)
+    for rank in range(2):
+        first, second = (tmp_path / f"starts-{rank}").read_text().split()
+        assert first == second, "the process stays the same"
+        steps, count, losses, micro = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert (steps, count, micro) == (5, 2, 6)
+        assert losses == pytest.approx(expected[3:], rel=1e-6)
+
+
+def test_a_rank_that_leaves_reports_it_to_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "notice")
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(path)
+        agent.listen()
+        monkeypatch.setenv("CAVVY_NOTICE", path)
+        with pytest.raises(SystemExit) as left:
+            leave()
+        with agent.accept()[0] as line:
+            assert line.recv(100) == b'{"again": {}}\n'
+    assert left.value.code == train.AGAIN

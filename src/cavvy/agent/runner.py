@@ -91,9 +91,8 @@ class RankRunner:
         self._notification_socket: NotificationSocket | None = None
         self._polls: list[NoticePoll] = []
         self._every_s: float | None = None
-        self._cost_s: float | None = (
-            None  # seconds that the task's newest checkpoint took, as it reported
-        )
+        self._again = False  # whether the task has saved its state and asked to be run again
+        self._cost_s: float | None = None  # of the task's newest checkpoint, as it reported
         self.execs = RankExecs(loop, self.delivered)
         # Set when the agent leaves after its work: seconds for which the node's next agent waits
         # for more work.
@@ -290,6 +289,7 @@ class RankRunner:
 
     def told(self, fields: ConfigFields) -> None:
         """Handle a line from the task. Raises BadConfig."""
+        self._again = self._again or fields.inner("again") is not None
         saved = fields.inner("saved")
         if saved is not None:
             seconds = saved.read("seconds", "float")
@@ -415,6 +415,7 @@ class RankRunner:
 
     def _ran(self, code: int, oom_kills: int) -> None:
         interrupted = self._steps.interrupted or self._state is AgentState.RECLAIMED
+        code = EX_TEMPFAIL if code and self._again else code
         outcome, code, reason = judge(code, self._ending if interrupted else None)
         if oom_kills and outcome == "exit":
             reason = (

@@ -19,8 +19,8 @@ from torch import nn
 from cavvy.train import plan as plans
 from cavvy.train import seeds
 from cavvy.train.build import ModelBuilder, make_optimizer, update
+from cavvy.train.checkpoint.again import leave
 from cavvy.train.checkpoint.async_saver import LEAVE, SAVE, AsyncSaver, CheckpointNotSaved
-from cavvy.train.checkpoint.notice import AGAIN
 from cavvy.train.clock import StepClock
 from cavvy.train.data import Batch, BatchShare, Data, move, open_source
 from cavvy.train.parallel.replicas import align_placed
@@ -319,7 +319,7 @@ class Run:
                 "asked to leave at step %d: %s", self.steps, "saved" if safe else "could not save"
             )
             self.close()
-            raise SystemExit(AGAIN)
+            leave()
         if said == SAVE:
             self.save()
 

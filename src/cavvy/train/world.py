@@ -10,9 +10,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import (  # type: ignore[attr-defined]  # torch does not list them
+    PrefixStore,
+    TCPStore,
+)
 
 from cavvy.train.device import TrainDevice, pick
 
+ATTEMPT = "CAVVY_TRAIN_ATTEMPT"  # set by a program that runs again in the same process
 PATIENCE = timedelta(minutes=10)  # how long a collective waits for another rank
 
 
@@ -34,6 +39,14 @@ class RankWorld:
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    @property
+    def can_join_again(self) -> bool:
+        """Whether this program can run again in the same process: torchrun has started it and holds
+        the store in which the ranks meet, and this class has joined them.
+        """
+        held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return self._ours and held and "TORCHELASTIC_RUN_ID" in os.environ
 
     @property
     def file_group(self) -> Any:
@@ -95,12 +108,23 @@ class RankWorld:
                 os.environ.setdefault(
                     "GLOO_SOCKET_IFNAME", "lo"
                 )  # all ranks are on this machine, whose name may resolve to another address
-            own = {"device_id": self.device.torch} if kind == "cuda" else {}
+            own: dict[str, Any] = {"device_id": self.device.torch} if kind == "cuda" else {}
+            if ATTEMPT in os.environ:
+                own["store"] = _open_store(os.environ[ATTEMPT])
             dist.init_process_group(backend, rank=rank, world_size=size, timeout=PATIENCE, **own)
             self._ours = True
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._facts = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._files = dist.new_group(backend="gloo", timeout=timedelta(hours=2))
+
+
+def _open_store(attempt: str) -> Any:
+    """The store of torchrun, with keys of its own for a program that has run before in this
+    process: the old keys name connections that are closed.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(host, port, is_master=False, timeout=PATIENCE)
+    return PrefixStore(f"cavvy-{attempt}", store)
 
 
 def _place() -> tuple[int, int, int]:

@@ -1,6 +1,4 @@
-"""Reports the cost of a checkpoint to Cavvy's agent over the notification socket, if an agent
-runs.
-"""
+"""Reports to Cavvy's agent over the notification socket, if an agent runs."""
 
 import json
 import os
@@ -11,14 +9,24 @@ def tell_cost(seconds: float) -> None:
     """Report how long a save paused the computation. The control plane derives the checkpoint
     interval from this time.
     """
+    _send({"saved": {"seconds": seconds}})
+
+
+def tell_again() -> None:
+    """Report that the state is saved and that the task is to be run again. This counts more than
+    the exit code of the task's launcher.
+    """
+    _send({"again": {}})
+
+
+def _send(message: dict[str, object]) -> None:
     path = os.environ.get("CAVVY_NOTICE")
     if not path:
         return
-    line = json.dumps({"saved": {"seconds": seconds}}).encode() + b"\n"
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line_out:
             line_out.settimeout(0.2)
             line_out.connect(path)
-            line_out.sendall(line)
+            line_out.sendall(json.dumps(message).encode() + b"\n")
     except OSError:
         return  # the agent is too old or has exited; the run still uses its own measurement

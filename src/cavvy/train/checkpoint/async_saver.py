@@ -16,9 +16,10 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from cavvy.train.checkpoint import emergency_save, kept_objects
+from cavvy.train.checkpoint.again import run_again
 from cavvy.train.checkpoint.agent import tell_cost
 from cavvy.train.checkpoint.interval import follow, told
-from cavvy.train.checkpoint.notice import AGAIN, PreemptionNotices
+from cavvy.train.checkpoint.notice import PreemptionNotices
 from cavvy.train.checkpoint.remote import CheckpointLocation
 from cavvy.train.checkpoint.store import CheckpointStore, StoredCheckpoint, find_damage
 from cavvy.train.micro import OutOfMemory
@@ -176,7 +177,8 @@ class AsyncSaver:
         self, error: Exception, step: int, made: StepGradients, optimizers: list[Any], facts: Facts
     ) -> None:
         """If a rank of a split model has run out of memory, save this rank's part of the step, and
-        exit. Returns if the error has another cause.
+        run again. Then the collectives of the other ranks fail, and they do the same. Returns if
+        the error has another cause.
 
         Raises: SystemExit: with the exit code for "run me again".
         """
@@ -203,7 +205,7 @@ class AsyncSaver:
             error,
             step,
         )
-        raise SystemExit(AGAIN) from error
+        run_again(self._world)
 
     def join(self) -> None:
         """Wait until the state is copied. After that, parameters may change."""
