@@ -98,13 +98,13 @@ _FAULTS = {
     "accelerator": "have other accelerators or none",
     "accelerator count": "have another number of accelerators",
     "accelerator memory": "have accelerators with another memory size",
-    "instance type": "are another type",
+    "instance type": "are of another instance type",
     "cpus": "have other CPUs",
-    "memory": "other memory",
-    "disk": "a smaller disk",
+    "memory": "have another amount of memory",
+    "disk": "have a smaller disk",
     "network": "have a slower network or do not state its speed",
     "provider": "are at another provider",
-    "region": "are elsewhere",
+    "region": "are in another region",
     "price": "cost more",
 }
 
