@@ -196,6 +196,22 @@ async def test_stop_retry_and_their_errors(api: Api) -> None:
     assert (await api.http.post(base + "/stop")).status_code == 200
 
 
+async def test_only_ended_jobs_are_removed(api: Api) -> None:
+    await api.submit("{name: j, run: 'true', tags: {team: vision}}")
+    base = "/v1/projects/default/jobs/j"
+    early = await api.http.delete(base)
+    assert (early.status_code, early.json()["code"]) == (409, "job-not-ended")
+    await api.http.post(base + "/stop")
+    await until(lambda: _phase(api, base, "stopped"))
+    [row] = (await api.http.get("/v1/jobs")).json()["jobs"]
+    assert row["tags"] == {"team": "vision"}
+    assert (await api.http.delete(base)).status_code == 204
+    assert (await api.http.delete(base)).json()["code"] == "job-not-found"
+    assert (await api.http.get("/v1/jobs")).json()["jobs"] == []
+    paid = (await api.http.get("/v1/spending?project=default")).json()
+    assert {each["job"] for each in paid} <= {"j"}
+
+
 async def test_hints_name_the_job_and_its_project_as_commands_take_them(api: Api) -> None:
     await api.submit("{name: j, run: 'true', nodes: 2}", project="team")
     base = "/v1/projects/team/jobs/j"

@@ -370,6 +370,45 @@ async def test_charges_sum_up(store: Store) -> None:
     assert await store.spent("q") == Money(0)
 
 
+async def test_spending_is_added_up_by_job_and_provider(store: Store) -> None:
+    tagged = Task(name="tagged", run="true", tags={"team": "vision"})
+    job = await submit(store, "j1", name="tagged", task=tagged)
+    attempt = await begin(store, job)
+    other = await begin(store, await submit(store, "j2", project="q", name="other"))
+    paid = [make_charge(attempt, 600), make_charge(attempt, 7, since=60, until=120)]
+    await store.commit(AtomicWrite(charges=[*paid, make_charge(other, 5, until=30)]))
+    [row] = await store.spending("p")
+    assert (row.job, row.tags, row.provider) == ("tagged", {"team": "vision"}, "fake")
+    assert row.amount == Money(607)
+    assert [each.project for each in await store.spending(None)] == ["p", "q"]
+    [later] = await store.spending("p", since=after(45))
+    assert later.amount == Money(150 + 7)  # a quarter of the first charge is after it
+    assert await store.spending("p", since=after(120)) == []
+    assert [each.tags for each in (await store.list_jobs("p")).jobs] == [{"team": "vision"}]
+
+
+async def test_a_removed_job_leaves_its_bill_and_its_name(store: Store) -> None:
+    job = await submit(store, "j1", name="train")
+    attempt = await begin(store, job)
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 100)]))
+    job = await store.find_job("p", "train")
+    with pytest.raises(StaleVersion):
+        await store.remove_job(replace(job, version=job.version + 1))
+    await store.remove_job(job)
+    for name in ("train", "j1"):
+        with pytest.raises(RowNotFound):
+            await store.find_job("p", name)
+    assert (await store.list_jobs("p")).jobs == []
+    assert sum((await store.count_jobs("p")).values()) == 0
+    assert await store.events("j1") == []
+    assert await store.spent("p") == Money(100)
+    again = await submit(store, "j2", name="train")
+    assert again.name == "train"
+    assert [(each.job, each.amount) for each in await store.spending("p")] == [
+        ("train", Money(100))
+    ]
+
+
 async def test_a_write_replaces_all_charges_of_its_ranks(store: Store) -> None:
     job = await submit(store, "j1")
     attempt = await begin(store, job)

@@ -155,6 +155,7 @@ class FakeClient:
     )  # what `down` does not get rid of
     rows: list[wire.NodeListing] = field(default_factory=list)
     log_bytes: bytes = b""
+    spent: list[wire.SpendingRow] = field(default_factory=list)
     asked: list[tuple[object, ...]] = field(default_factory=list)
     patience: Patience = field(default_factory=Patience)
 
@@ -246,6 +247,16 @@ class FakeClient:
         if job.phase not in ("done", "failed", "stopped"):
             self.all_jobs[name] = replace(job, phase="stopped", reason="stopped by the user")
         return job
+
+    def remove(self, project: str, name: str) -> None:
+        self.asked.append(("remove", name))
+        del self.all_jobs[name]
+
+    def spending(
+        self, project: str | None = None, *, since: datetime | None = None
+    ) -> list[wire.SpendingRow]:
+        self.asked.append(("spending", project, since))
+        return [row for row in self.spent if project in (None, row.project)]
 
     def retry(self, project: str, name: str) -> wire.JobDetail:
         self.asked.append(("retry", name))

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import msgspec
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from tests.unit.cli_client import (
     FakeClient,
@@ -501,6 +502,64 @@ def test_json_of_a_run_that_is_followed_is_refused(client: FakeClient, tmp_path:
 def test_watching_jobs_needs_a_terminal(client: FakeClient) -> None:
     found = run("ps", "--watch")
     assert (found.exit_code, "--watch needs a table on a terminal" in found.stderr) == (2, True)
+
+
+def test_rm_removes_ended_jobs_only(client: FakeClient) -> None:
+    refused = run("rm", "good", "now", "--yes")
+    assert (refused.exit_code, client.asked) == (1, [])
+    assert "now is running, so it is not removed" in refused.stderr
+    assert run("rm", "good").exit_code == 2  # there is no terminal to confirm on
+    assert run("rm").exit_code == 2
+    assert run("rm", "good", "-y").stdout == "good is removed\n"
+    assert run("rm", "--ended", "-y").stdout == "bad is removed\n"
+    assert set(client.all_jobs) == {"next", "now"}
+
+
+def test_costs_add_up_by_what_is_asked(client: FakeClient) -> None:
+    def row(job: str, micros: int, project: str = "default", **tags: str) -> wire.SpendingRow:
+        return wire.SpendingRow(
+            project=project, job=job, user="ada", tags=tags, provider="aws", amount_micros=micros
+        )
+
+    client.spent = [
+        row("a", 5_000_000, team="vision", kind="test"),
+        row("b", 1_000_000, team="vision"),
+        row("a", 2_000_000, project="other"),
+    ]
+    by_tag = json.loads(run("cost", "--by", "tag", "-o", "json").stdout)
+    assert by_tag == [
+        {"tag": "team=vision", "jobs": 2, "spent_micros": 6_000_000},
+        {"tag": "kind=test", "jobs": 1, "spent_micros": 5_000_000},
+    ]
+    assert "total $6.00" in run("cost", "--by", "user").stdout
+    assert lines(run("cost", "--by", "project"))[1:3] == [
+        ["default", "2", "$6.00"],
+        ["other", "1", "$2.00"],
+    ]
+    assert lines(run("cost", "--since", "2026-05-31T00:00Z"))[1] == ["a", "1", "$5.00"]
+    assert client.asked[-1] == ("spending", "default", datetime(2026, 5, 31, tzinfo=UTC))
+    for wrong in (["--since", "soon"], ["good", "--by", "tag"], ["--by", "beauty"]):
+        assert run("cost", *wrong).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["stat"], {"status"}),
+        (["logs", "g"], {"good"}),
+        (["stop", "n"], {"next", "now"}),
+        (["offers", "--gpu", "h100-n"], {"H100-NVL"}),
+        (["run", "--provider", "prime"], {"primeintellect"}),
+    ],
+)
+def test_names_are_completed(client: FakeClient, words: list[str], expected: set[str]) -> None:
+    complete = ShellComplete(cli, {}, "cavvy", "_CAVVY_COMPLETE")
+    assert {item.value for item in complete.get_completions(words[:-1], words[-1])} == expected
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_calls_the_command(shell: str) -> None:
+    assert "_CAVVY_COMPLETE" in run("completion", shell).stdout
 
 
 @pytest.mark.parametrize("command", ["ps", "status good", "logs -f good", "wait good", "run X"])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.reach.arguments import complete_providers
 from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def _head(head: "SnapshotInfo") -> list[tuple[str, object]]:
 @click.option(
     "--provider",
     "providers",
+    shell_complete=complete_providers,
     metavar="NAME",
     multiple=True,
     help="Only this provider's prices; repeatable.",
@@ -244,7 +246,9 @@ def list_price_sources(output: str) -> None:
 @command.command("diff")
 @click.argument("old", required=False)
 @click.argument("new", required=False)
-@click.option("--provider", metavar="NAME", help="Only this provider.")
+@click.option(
+    "--provider", metavar="NAME", shell_complete=complete_providers, help="Only this provider."
+)
 @click.option(
     "--limit",
     type=click.IntRange(min=0),

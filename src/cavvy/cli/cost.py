@@ -1,15 +1,18 @@
 """`cavvy cost`: shows what was spent, by job or project."""
 
+from collections import defaultdict
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.reach.arguments import complete_jobs, since_option
 from cavvy.cli.reach.session import list_jobs, project_option, session
 from cavvy.cli.view import formatting, summary
 from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.client.wire import AuditReport, CostView, JobDetail
+    from cavvy.client.wire import AuditReport, CostView, JobDetail, SpendingRow
 
 
 _CHARGE_COLUMNS = (
@@ -36,27 +39,41 @@ _AUDIT_COLUMNS = (
 
 
 @click.command("cost")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_jobs)
 @project_option
+@since_option
+@click.option(
+    "--by",
+    type=click.Choice(["job", "tag", "project", "user", "provider"]),
+    help="Add up by this, including removed jobs; by project covers all projects.",
+)
 @click.option(
     "--audit", is_flag=True, help="Compare the bills of ended attempts with the providers' records."
 )
 @output_option
-def command(name: str | None, project: str, audit: bool, output: str) -> None:
+def command(
+    name: str | None, project: str, since: datetime | None, by: str | None, audit: bool, output: str
+) -> None:
     """Show what was spent: for one job, every charge and its time by phase; without NAME, the
-    total of each job.
+    total of each job. --since and --by add up the project's spending.
 
     With --audit, the exit code is 1 if a bill differs from its provider's record or a provider
     does not answer.
     """
+    if (since or by) and (name or audit):
+        raise click.UsageError("--since and --by add up jobs, so they need no NAME and no --audit")
     with session() as client:
+        if since or by:
+            rows = client.spending(None if by == "project" else project, since=since)
+            _spending_out(rows, by or "job", output)
+            return
         if audit:
             _audit_out(client.audit(project, name), output)
             return
         if name is not None:
             _job_out(client.job(project, name), client.cost(project, name), output)
             return
-        rows, _ = list_jobs(client, project)
+        jobs, _ = list_jobs(client, project)
 
     columns = [
         TableColumn("name"),
@@ -64,10 +81,33 @@ def command(name: str | None, project: str, audit: bool, output: str) -> None:
         TableColumn("phase", drop=2),
         TableColumn("submitted_at", "SUBMITTED", drop=1),
         TableColumn("spent_micros", "SPENT"),
+        TableColumn("tags", show=formatting.show_tags, wrap=True, drop=3),
     ]
-    rows_out(columns, rows, output, title=f"project {project}", empty="no jobs yet")
+    rows_out(columns, jobs, output, title=f"project {project}", empty="no jobs yet")
+    if output == "table" and jobs:
+        click.echo(f"total {formatting.show_money(sum(job.spent_micros for job in jobs))}")
+
+
+def _spending_out(rows: "list[SpendingRow]", by: str, output: str) -> None:
+    groups: defaultdict[str, list[SpendingRow]] = defaultdict(list)
+    for row in rows:
+        tags = [f"{name}={value}" for name, value in row.tags.items()]
+        for key in (tags or ["-"]) if by == "tag" else [str(getattr(row, by)) or "-"]:
+            groups[key].append(row)
+    cells = [
+        (key, len({(row.project, row.job) for row in found}), _total(found))
+        for key, found in groups.items()
+    ]
+    columns = [TableColumn(by), TableColumn("jobs"), TableColumn("spent_micros", "SPENT")]
+    cells.sort(key=lambda cell: -cell[2])
+    rows_out(columns, cells, output, empty="nothing was charged")
     if output == "table" and rows:
-        click.echo(f"total {formatting.show_money(sum(row.spent_micros for row in rows))}")
+        several = ", in which a job with several tags counts once" if by == "tag" else ""
+        click.echo(f"total {formatting.show_money(_total(rows))}{several}")
+
+
+def _total(rows: "list[SpendingRow]") -> int:
+    return sum(row.amount_micros for row in rows)
 
 
 def _audit_out(report: "AuditReport", output: str) -> None:

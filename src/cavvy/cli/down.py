@@ -41,7 +41,7 @@ def command(
     with session() as client:
         found = client.down(project=project, dry_run=True)
         if found and not dry_run and not yes:
-            found_out(found, "table")
+            found_out(found, "table", "")
             if not sys.stdin.isatty():
                 raise CommandFailure(
                     "there is no terminal to confirm on",
@@ -56,7 +56,7 @@ def command(
                 replace(each, done=each.done and (each.kind, each.name) not in left)
                 for each in found
             ]
-    found_out(found, output)
+    found_out(found, output, nothing_runs(project))
     if (
         not dry_run
         and wait
@@ -94,7 +94,7 @@ def _wait(
 def found_out(
     found: "list[CleanupItem]",
     output: str,
-    empty: str = "nothing is running, and nothing is billed",
+    empty: str,
 ) -> None:
     """Print what `down` or `gc` found and removed."""
     columns = [
@@ -105,3 +105,9 @@ def found_out(
         TableColumn("done", "REMOVED"),
     ]
     rows_out(columns, found, output, empty=empty)
+
+
+def nothing_runs(project: str | None) -> str:
+    """What to print if no job and no node of the project, or of all projects, was found."""
+    where = "" if project is None else f" in project {project}"
+    return f"nothing is running{where}, and nothing is billed"

@@ -2,6 +2,7 @@
 
 import click
 
+from cavvy.cli.reach.arguments import job_argument
 from cavvy.cli.reach.session import named, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 
@@ -12,7 +13,7 @@ def command() -> None:
 
 
 @command.command("preempt")
-@click.argument("name")
+@job_argument
 @project_option
 @click.option(
     "--notice",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cavvy.cli.reach.arguments import complete_gpus
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, json_out, output_option, rows_out
 
@@ -95,6 +96,7 @@ class _Command(click.Command):
     "--gpu",
     "only",
     metavar="NAME[:SIZE][:N]",
+    shell_complete=complete_gpus,
     help="Show only this accelerator, family or vendor, with this memory and N per node.",
 )
 @click.option(

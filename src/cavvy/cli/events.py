@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.reach.arguments import job_argument
 from cavvy.cli.reach.session import FOLLOW_PATIENCE_S, PATIENCE_S, project_option, session
 from cavvy.cli.view.formatting import show_clock, show_time
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command("events")
-@click.argument("name")
+@job_argument
 @project_option
 @click.option("-f", "--follow", is_flag=True, help="Follow until the job ends.")
 @output_option

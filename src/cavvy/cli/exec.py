@@ -4,12 +4,13 @@ import sys
 
 import click
 
+from cavvy.cli.reach.arguments import job_argument
 from cavvy.cli.reach.session import project_option, rank_option, session
 from cavvy.cli.reach.tunnel import read_target
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
-@click.argument("name")
+@job_argument
 @click.argument(
     "arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND..."
 )

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.reach.arguments import job_argument
 from cavvy.cli.reach.session import (
     FOLLOW_PATIENCE_S,
     PATIENCE_S,
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("logs")
-@click.argument("name")
+@job_argument
 @project_option
 @click.option("-f", "--follow", "following", is_flag=True, help="Follow until the job ends.")
 @rank_option

@@ -11,13 +11,16 @@ try:
     import os
     from collections.abc import Sequence
     from contextlib import suppress
-    from typing import Any, NoReturn
+    from typing import TYPE_CHECKING, Any, NoReturn
 
     import click
 
     from cavvy import __version__
 except KeyboardInterrupt:  # Ctrl-C while the command starts
     sys.exit(_INTERRUPTED)
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # Commands by section, in the order of `cavvy --help` and of the reference. Each command is the
 # function `command` in the module of the same name.
@@ -47,6 +50,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "wait": "Wait until jobs run, or have ended.",
         "stop": "Stop jobs.",
         "retry": "Queue an ended job again.",
+        "rm": "Remove ended jobs with their logs; their bills stay.",
         "schedules": "List jobs that repeat and when they run next.",
     },
     "Work on nodes": {
@@ -58,7 +62,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "forward": "Forward ports to or from a job's node.",
     },
     "Account and clean up": {
-        "cost": "Show what was spent, by job or project.",
+        "cost": "Show what was spent, by job, tag, user, project or provider.",
         "diff": "Show what differed between two runs.",
         "nodes": "List nodes that run or are billed now.",
         "join": "Print a command that turns any machine into a node.",
@@ -71,6 +75,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "check": "Show whether each provider is configured and what it does not support.",
         "secret": "Set, list and delete secrets.",
         "server": "Start, stop and inspect the embedded server.",
+        "completion": "Print the completion script of a shell.",
     },
 }
 COMMANDS = {name: text for names in SECTIONS.values() for name, text in names.items()}
@@ -120,6 +125,13 @@ class LazyGroup(click.Group):
         command = import_module(f"cavvy.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        from click.shell_completion import CompletionItem
+
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        return options + [CompletionItem(name, help=COMMANDS[name]) for name in names]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -2,6 +2,7 @@
 
 import click
 
+from cavvy.cli.down import nothing_runs
 from cavvy.cli.reach.session import any_project_option, session
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
@@ -32,6 +33,6 @@ def command(project: str | None, output: str) -> None:
     with session() as client:
         rows = client.nodes(project)
         machines = client.joined() if output == "table" else []
-    rows_out(columns, rows, output, empty="nothing is running, and nothing is billed")
+    rows_out(columns, rows, output, empty=nothing_runs(project))
     if machines:
         click.echo(f"joined: {', '.join(f'{each.name} ({each.state})' for each in machines)}")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.reach.arguments import complete_gpus, complete_providers
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.domain.units import UnitError, format_memory, parse_memory_mib, parse_rate
 
@@ -26,6 +27,7 @@ _SORTS = ("price", "gpu-price", "memory", "cpus", "gpu-memory", "provider", "reg
 @click.option(
     "--gpu",
     metavar="GPU",
+    shell_complete=complete_gpus,
     help="Accelerators of each node, such as H100:8, A100:80GB:1..4, 24GB or tpu:4.",
 )
 @click.option("--spot", is_flag=True, help="Only spot capacity, which can be reclaimed.")
@@ -41,7 +43,12 @@ _SORTS = ("price", "gpu-price", "memory", "cpus", "gpu-memory", "provider", "reg
     help="A region, zone, country or area (eu); repeatable.",
 )
 @click.option(
-    "--provider", "providers", metavar="NAME", multiple=True, help="Only this provider; repeatable."
+    "--provider",
+    "providers",
+    metavar="NAME",
+    multiple=True,
+    shell_complete=complete_providers,
+    help="Only this provider; repeatable.",
 )
 @click.option("--instance", metavar="TYPE", help="An exact instance type.")
 @click.option("--cpus", metavar="N", help="Minimum number of CPUs, or a range such as 8..32.")

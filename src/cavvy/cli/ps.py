@@ -57,6 +57,7 @@ def _jobs_out(rows: "list[JobListing]", output: str) -> None:
     columns = [
         TableColumn("name"),
         TableColumn("id", hidden=True),
+        TableColumn("tags", hidden=True),
         TableColumn("project", drop=2),
         TableColumn("phase"),
         TableColumn("submitted_at", "SUBMITTED", formatting.show_ago, drop=6),

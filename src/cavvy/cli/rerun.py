@@ -2,13 +2,14 @@
 
 import click
 
+from cavvy.cli.reach.arguments import job_argument
 from cavvy.cli.reach.session import detach_option, named, project_option, session
 from cavvy.cli.task.load import param_option, read_params, yes_option
 from cavvy.cli.view.failure import CommandFailure
 
 
 @click.command("rerun")
-@click.argument("name")
+@job_argument
 @project_option
 @param_option
 @detach_option

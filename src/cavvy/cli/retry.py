@@ -2,11 +2,12 @@
 
 import click
 
+from cavvy.cli.reach.arguments import job_argument
 from cavvy.cli.reach.session import detach_option, project_option, session
 
 
 @click.command("retry")
-@click.argument("name")
+@job_argument
 @project_option
 @detach_option
 def command(name: str, project: str, detach: bool) -> None:

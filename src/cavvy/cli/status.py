@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.json import decode, encode
 
+from cavvy.cli.reach.arguments import job_argument
 from cavvy.cli.reach.session import project_option
 from cavvy.cli.reach.watch import show_repeatedly, watch_option
 from cavvy.cli.view import formatting
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("status")
-@click.argument("name")
+@job_argument
 @project_option
 @watch_option
 @json_option

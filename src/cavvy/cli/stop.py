@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.reach.arguments import complete_jobs
 from cavvy.cli.reach.session import list_jobs, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED, UNFINISHED
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command("stop")
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=complete_jobs)
 @project_option
 @click.option("--all", "everything", is_flag=True, help="All unfinished jobs of the project.")
 @click.option("--wait/--no-wait", default=True, help="Wait until they have ended.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.reach.arguments import complete_jobs
 from cavvy.cli.reach.session import FOLLOW_PATIENCE_S, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED
@@ -17,7 +18,7 @@ _SHORTEST_S, _LONGEST_S = 0.2, 2.0  # seconds between two requests to the server
 
 
 @click.command("wait")
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, shell_complete=complete_jobs)
 @project_option
 @click.option(
     "--for",

@@ -15,11 +15,12 @@ from msgspec.json import decode, encode
 from cavvy.client import wire
 from cavvy.client.errors import ApiError, ConnectionLost, StartFailed, Unreachable
 from cavvy.client.ids import make_key
+from cavvy.client.paths import job_path, machine_path, project_path, query, segment
 from cavvy.client.patience import QUIET_S, Patience
 from cavvy.client.transport import ClientConnection, HttpAnswer
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 5  # increases with every change to the routes
+REVISION = 6  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
@@ -114,7 +115,7 @@ class Client:
             ceiling_micros=ceiling_micros,
         )
         headers = {"Idempotency-Key": key or make_key()}
-        return self._ask(f"{_project(project)}/jobs", wire.Submitted, ask, headers)
+        return self._ask(f"{project_path(project)}/jobs", wire.Submitted, ask, headers)
 
     def jobs(
         self,
@@ -125,19 +126,19 @@ class Client:
         limit: int = 50,
     ) -> wire.JobPage:
         """One page of jobs, newest first, of one project or, if it is None, of all projects."""
-        base = "/v1/jobs" if project is None else f"{_project(project)}/jobs"
+        base = "/v1/jobs" if project is None else f"{project_path(project)}/jobs"
         asked = query(limit=limit, phase=phases, cursor=cursor)
         return self._ask(base + asked, wire.JobPage)
 
     def job(self, project: str, name: str) -> wire.JobDetail:
         """A job by name or id. Raises ApiError `job-not-found`."""
-        return self._ask(_job(project, name), wire.JobDetail)
+        return self._ask(job_path(project, name), wire.JobDetail)
 
     def forecast(self, project: str, name: str) -> wire.ForecastView:
         """The expected cost of the rest of a job with a deadline. Raises ApiError
         `job-not-found`.
         """
-        return self._ask(_job(project, name) + "/forecast", wire.ForecastView)
+        return self._ask(job_path(project, name) + "/forecast", wire.ForecastView)
 
     def markets(self) -> list[wire.MarketListing]:
         """The observations of each offer that was ever used."""
@@ -149,7 +150,7 @@ class Client:
         """Events after the id `after`. If there are none yet, waits up to `wait_s` seconds for the
         first.
         """
-        target = _job(project, name) + "/events" + query(after=after, wait_s=wait_s)
+        target = job_path(project, name) + "/events" + query(after=after, wait_s=wait_s)
         return self._ask(target, wire.EventPage, wait_s=wait_s)
 
     def follow(self, project: str, name: str, *, after: int = 0) -> Iterator[wire.EventView]:
@@ -236,7 +237,7 @@ class Client:
             attempt=attempt,
             tail_bytes=tail_bytes,
         )
-        answer = self._call("GET", _job(project, name) + "/logs" + asked, wait_s=wait_s)
+        answer = self._call("GET", job_path(project, name) + "/logs" + asked, wait_s=wait_s)
         return LogChunk(
             data=answer.body,
             attempt=int(answer.headers["cavvy-log-attempt"]),
@@ -249,25 +250,29 @@ class Client:
     ) -> wire.JobListing:
         """Request that the job stops, and return at once. An ended job does not change."""
         return self._ask(
-            _job(project, name) + "/stop", wire.JobListing, wire.StopAsk(reason=reason)
+            job_path(project, name) + "/stop", wire.JobListing, wire.StopAsk(reason=reason)
         )
+
+    def remove(self, project: str, name: str) -> None:
+        """Delete an ended job; its bill stays. Raises ApiError `job-not-found`, `job-not-ended`."""
+        self._call("DELETE", job_path(project, name), retry=False)
 
     def retry(self, project: str, name: str) -> wire.JobListing:
         """Queue a failed or stopped job again. Raises ApiError `job-not-ended`, `job-done`."""
         return self._ask(
-            _job(project, name) + "/retry", wire.JobListing, method="POST", retry=False
+            job_path(project, name) + "/retry", wire.JobListing, method="POST", retry=False
         )
 
     def drill_preempt(self, project: str, name: str, *, notice_s: float = 30.0) -> wire.JobListing:
         """Reclaim the job's nodes as a spot market would. Raises ApiError `job-not-running`."""
-        target = _job(project, name) + "/drill/preempt"
+        target = job_path(project, name) + "/drill/preempt"
         return self._ask(target, wire.JobListing, wire.DrillAsk(notice_s=notice_s), retry=False)
 
     def exec(
         self, project: str, name: str, command: list[str], *, rank: int = 0
     ) -> Iterator[ExecChunk]:
         """Run a command beside a running job; the last chunk has its exit code."""
-        base = _job(project, name) + "/exec"
+        base = job_path(project, name) + "/exec"
         ask = wire.ExecAsk(command=command, rank=rank)
         started = self._ask(base, wire.ExecStarted, ask, retry=False)
         offset, exit_code = 0, None
@@ -280,11 +285,11 @@ class Client:
     def open_tunnel(self, project: str, name: str, rank: int = 0) -> str:
         """Open a remote session on a node, for `client.tunnel`, and return its id."""
         ask = wire.ExecAsk(rank=rank, session=True)
-        return self._ask(_job(project, name) + "/exec", wire.ExecStarted, ask, retry=False).id
+        return self._ask(job_path(project, name) + "/exec", wire.ExecStarted, ask, retry=False).id
 
     def read_exec(self, project: str, name: str, exec_id: str, *, offset: int) -> ExecChunk:
         """Output from this offset on. If there is none yet, waits a moment for some."""
-        where = f"{_job(project, name)}/exec/{exec_id}"
+        where = f"{job_path(project, name)}/exec/{exec_id}"
         target = where + query(offset=offset, wait_s=_POLL_S)
         answer = self._call("GET", target, wait_s=_POLL_S)
         code = answer.headers.get("cavvy-exit-code", "")
@@ -294,22 +299,29 @@ class Client:
         self, project: str, name: str, exec_id: str, *, offset: int, data: bytes, end: bool
     ) -> wire.InputTaken:
         """Send input. If the node has not read earlier input, waits for it up to 20 s."""
-        target = f"{_job(project, name)}/exec/{exec_id}/input" + query(offset=offset, end=end)
+        target = f"{job_path(project, name)}/exec/{exec_id}/input" + query(offset=offset, end=end)
         answer = self._call("POST", target, data, wait_s=_INPUT_S)
         return decode(answer.body, type=wire.InputTaken)
 
     def cost(self, project: str, name: str) -> wire.CostView:
-        return self._ask(_job(project, name) + "/cost", wire.CostView)
+        return self._ask(job_path(project, name) + "/cost", wire.CostView)
 
     def project_cost(self, project: str, *, since: datetime | None = None) -> wire.ProjectCost:
         """What a project has spent, in total or since a point in time."""
-        target = f"{_project(project)}/cost" + query(since=since and since.isoformat())
+        target = f"{project_path(project)}/cost" + query(since=since and since.isoformat())
         return self._ask(target, wire.ProjectCost)
+
+    def spending(
+        self, project: str | None = None, *, since: datetime | None = None
+    ) -> list[wire.SpendingRow]:
+        """What the jobs of one project or, if it is None, of all projects have cost."""
+        asked = query(project=project, since=since and since.isoformat())
+        return self._ask("/v1/spending" + asked, list[wire.SpendingRow])
 
     def audit(self, project: str, name: str | None = None) -> wire.AuditReport:
         """Bills next to the providers' own records, for one job or for the project's newest
         jobs."""
-        target = f"{_project(project)}/audit" + query(job=name)
+        target = f"{project_path(project)}/audit" + query(job=name)
         return self._ask(target, wire.AuditReport)
 
     # Nodes
@@ -331,7 +343,7 @@ class Client:
 
     def dismiss(self, name: str) -> None:
         """End the work on a machine that joined, and revoke its token."""
-        self._call("DELETE", f"/v1/joined/{_segment('machine', name)}", retry=False)
+        self._call("DELETE", f"/v1/joined/{segment('machine', name)}", retry=False)
 
     # Named machines
 
@@ -341,7 +353,7 @@ class Client:
 
     def machine(self, project: str, name: str) -> wire.MachineView:
         """A named machine. Raises ApiError `machine-not-found`."""
-        return self._ask(_machine(project, name), wire.MachineView)
+        return self._ask(machine_path(project, name), wire.MachineView)
 
     def start_machine(
         self, project: str, name: str, *, user: str = "", consent: bool = False
@@ -350,21 +362,21 @@ class Client:
         ApiError `machine-not-found`, `consent-needed`.
         """
         ask = wire.MachineStartAsk(user=user, consent=consent)
-        return self._ask(_machine(project, name) + "/start", wire.Submitted, ask, retry=False)
+        return self._ask(machine_path(project, name) + "/start", wire.Submitted, ask, retry=False)
 
     def stop_machine(self, project: str, name: str) -> wire.MachineView:
         """Stop the machine's jobs and release its nodes; its name and request stay."""
-        return self._ask(_machine(project, name) + "/stop", wire.MachineView, method="POST")
+        return self._ask(machine_path(project, name) + "/stop", wire.MachineView, method="POST")
 
     def keep_machine(self, project: str, name: str, *, keep_s: float) -> wire.MachineView:
         """Keep the machine's nodes for this long without work; for an idle machine, the time counts
         from now."""
         ask = wire.MachineKeepAsk(keep_s=keep_s)
-        return self._ask(_machine(project, name) + "/keep", wire.MachineView, ask)
+        return self._ask(machine_path(project, name) + "/keep", wire.MachineView, ask)
 
     def delete_machine(self, project: str, name: str) -> None:
         """Forget a machine. Raises ApiError `machine-in-use` unless it is stopped."""
-        self._call("DELETE", _machine(project, name), retry=False)
+        self._call("DELETE", machine_path(project, name), retry=False)
 
     def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.CleanupItem]:
         """Stop every unfinished job, of one project or of all, and remove its nodes."""
@@ -378,18 +390,20 @@ class Client:
     # Secrets
 
     def secrets(self, project: str) -> list[wire.SecretRow]:
-        return self._ask(f"{_project(project)}/secrets", wire.SecretList).secrets
+        return self._ask(f"{project_path(project)}/secrets", wire.SecretList).secrets
 
     def put_secret(self, project: str, name: str, value: str) -> None:
         self._call(
             "PUT",
-            f"{_project(project)}/secrets/{_segment('secret', name)}",
+            f"{project_path(project)}/secrets/{segment('secret', name)}",
             encode(wire.SecretAsk(value=value)),
         )
 
     def delete_secret(self, project: str, name: str) -> None:
         """Delete a secret. Raises ApiError `secret-not-found`."""
-        self._call("DELETE", f"{_project(project)}/secrets/{_segment('secret', name)}", retry=False)
+        self._call(
+            "DELETE", f"{project_path(project)}/secrets/{segment('secret', name)}", retry=False
+        )
 
     # Blobs
 
@@ -411,7 +425,7 @@ class Client:
 
     def missing_blobs(self, project: str, blobs: Collection[str]) -> list[str]:
         ask = wire.BlobsAsk(blobs=list(blobs))
-        return self._ask(f"{_project(project)}/blobs/missing", wire.BlobsMissing, ask).missing
+        return self._ask(f"{project_path(project)}/blobs/missing", wire.BlobsMissing, ask).missing
 
     def sibling(self) -> "Client":
         """Open another connection to the same server, for another thread."""
@@ -538,25 +552,6 @@ class Client:
         self._connection = ClientConnection(self.address)
 
 
-def _machine(project: str, name: str) -> str:
-    return f"{_project(project)}/machines/{_segment('machine', name)}"
-
-
-def _project(name: str) -> str:
-    return f"/v1/projects/{_segment('project', name)}"
-
-
-def _job(project: str, name: str) -> str:
-    return f"{_project(project)}/jobs/{_segment('job', name)}"
-
-
-def _segment(kind: str, name: str) -> str:
-    """A name as a part of a path. Raises ApiError if the path would lead elsewhere."""
-    if name.strip("."):
-        return quote(name)
-    raise ApiError("invalid-request", f"{name!r} cannot be the name of a {kind}", status=422)
-
-
 def _error(answer: HttpAnswer) -> ApiError:
     try:
         body = decode(answer.body, type=wire.ErrorBody)
@@ -566,30 +561,3 @@ def _error(answer: HttpAnswer) -> ApiError:
             f"http-{answer.status}", text or f"HTTP status {answer.status}", "", answer.status
         )
     return ApiError(body.code, body.message, body.hint, answer.status)
-
-
-_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
-
-
-def quote(text: str) -> str:
-    """Percent-encode one path segment or query value."""
-    return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in text.encode())
-
-
-def query(**values: object) -> str:
-    """The query part of a URL. A list becomes one pair per item; None and False are left out."""
-    pairs = [
-        f"{name}={quote(_plain_text(each))}"
-        for name, value in values.items()
-        for each in (
-            value if isinstance(value, Collection) and not isinstance(value, str) else [value]
-        )
-        if each is not None and each is not False
-    ]
-    return "?" + "&".join(pairs) if pairs else ""
-
-
-def _plain_text(value: object) -> str:
-    if value is True:
-        return "true"
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -81,6 +81,7 @@ class JobListing(Answer, frozen=True, kw_only=True):
     spent_micros: int
     held: bool = False  # the job is not in the queue, but waits for a schedule or a window
     machine: str | None = None
+    tags: dict[str, str] = {}
 
 
 class JobPage(Answer, frozen=True, kw_only=True):
@@ -307,6 +308,17 @@ class AuditReport(Answer, frozen=True, kw_only=True):
 
     bills: list[AuditRow]
     problems: list[str]
+
+
+class SpendingRow(Answer, frozen=True, kw_only=True):
+    """What one job has cost at one provider. A removed job has its former name."""
+
+    project: str
+    job: str
+    user: str
+    tags: dict[str, str]
+    provider: str
+    amount_micros: int
 
 
 class ProjectCost(Answer, frozen=True, kw_only=True):

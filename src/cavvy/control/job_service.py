@@ -32,7 +32,7 @@ from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.schedule import EPOCH, spell_id
 from cavvy.control.deferred import Deferred
 from cavvy.control.unit_of_work import make_write
-from cavvy.domain.jobs import JOB_ENDS, Attempt, Job, RunOrigin
+from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, RunOrigin
 from cavvy.domain.tasks import Delivery, Task
 from cavvy.domain.units import Money
 from cavvy.store.base import AtomicWrite, StaleVersion
@@ -194,6 +194,21 @@ class JobService:
             return written
 
         return await self._on_job(project, name, retry)
+
+    async def remove(self, project: str, name: str) -> Job:
+        """Delete an ended job; its bill stays. Raises NotFound, TooLate."""
+
+        async def remove(job: Job) -> Job:
+            attempts = await self._store.attempts(job.id)
+            if job.phase not in JOB_ENDS or any(
+                each.phase is not AttemptPhase.ENDED for each in attempts
+            ):
+                standing = "its nodes are not released yet" if job.phase in JOB_ENDS else job.phase
+                raise TooLate(f"job {job.name} cannot be removed: {standing}", "stop it first")
+            await self._store.remove_job(job)
+            return job
+
+        return await self._on_job(project, name, remove)
 
     async def drill_preempt(self, project: str, name: str, notice: timedelta) -> Attempt:
         """Reclaim the job's nodes as a spot market would, after `notice`. Raises NotFound,

@@ -14,8 +14,8 @@ Errors:
                         must act
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
@@ -108,6 +108,19 @@ class JobSummary:
     spent: Money
     held: bool  # the job is not in the queue, but waits for a schedule or a window
     machine: str | None = None  # name of the machine on which the job runs
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpending:
+    """What the charges of one job at one provider amount to. A removed job has its former name."""
+
+    project: str
+    job: str
+    user: str
+    tags: Mapping[str, str]
+    provider: str
+    amount: Money
 
 
 def summarize(job: Job, place: str | None, spent: Money) -> JobSummary:
@@ -129,6 +142,7 @@ def summarize(job: Job, place: str | None, spent: Money) -> JobSummary:
         spent=spent,
         held=job.not_before == FAR,
         machine=job.task.machine,
+        tags=job.task.tags,
     )
 
 
@@ -249,6 +263,18 @@ class Store(Protocol):
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
         """The sum of the project's charges, or only of those that began at `since` or later."""
+
+    async def spending(
+        self, project: str | None, since: datetime | None = None
+    ) -> Sequence[JobSpending]:
+        """The charges of one project or of all, by job and provider. Of a charge that began before
+        `since`, only the part after it counts.
+        """
+
+    async def remove_job(self, job: Job) -> None:
+        """Delete an ended job with its events, nodes and checkpoints. Its charges stay, and its
+        name is free again. Raises StaleVersion.
+        """
 
     async def save_checkpoint(
         self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2

@@ -53,6 +53,7 @@ decode_rest: Callable[[str], Any] = msgspec.json.Decoder(_rest_fields).decode
 decode_attempt = msgspec.json.Decoder(Attempt).decode
 decode_machine = msgspec.json.Decoder(NamedMachine).decode
 decode_node = msgspec.json.Decoder(Node).decode
+decode_tags = msgspec.json.Decoder(dict[str, str]).decode
 decode_devices = msgspec.json.Decoder(tuple[str, ...]).decode
 
 

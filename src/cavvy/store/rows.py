@@ -27,6 +27,7 @@ from cavvy.store.documents import (
     decode_node,
     decode_origin,
     decode_rest,
+    decode_tags,
     decode_task,
     encode,
     encode_rest,
@@ -45,6 +46,7 @@ _CONVERSIONS: Mapping[object, tuple[_Convert, _Convert]] = {
     Money: (attrgetter("micros"), Money),
     HourlyRate: (attrgetter("micros_per_hour"), HourlyRate),
     tuple[str, ...]: (encode, decode_devices),
+    dict[str, str]: (encode, decode_tags),
 }
 
 
@@ -164,14 +166,15 @@ MACHINES: RowReader[NamedMachine] = RowReader(
 NODES: RowReader[Node] = RowReader("SELECT document FROM nodes", lambda row: decode_node(row[0]))
 
 _JOBS = RowCodec(Job, "jobs", only=JOB_FIELDS, columns={"user": "user_name"})
-JOB_COLUMNS = (*_JOBS.columns, "priority", "machine", "rest", "document")
+JOB_COLUMNS = (*_JOBS.columns, "priority", "machine", "tags", "rest", "document")
 _APART = ("rest", "document", "task", "origin")  # columns that follow the codec's own in a row
 
 
 def job_values(job: Job, document: int) -> list[object]:
     """The encoded values of a job, in the order of JOB_COLUMNS."""
     task = job.task
-    return [*_JOBS.values(job), task.priority, task.machine, encode_rest(job), document]
+    beside = (task.priority, task.machine, encode(task.tags))
+    return [*_JOBS.values(job), *beside, encode_rest(job), document]
 
 
 _CACHED = 512  # number of jobs; a task and its origin take a few KB

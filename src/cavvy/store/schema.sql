@@ -36,6 +36,8 @@ CREATE TABLE jobs (
     document BIGINT NOT NULL,  -- the version at which its row in documents was written
     version BIGINT NOT NULL,
     spent BIGINT DEFAULT 0 NOT NULL,  -- running sum of the charges
+    tags TEXT DEFAULT '{{}}' NOT NULL,
+    removed TEXT,  -- former name of a removed job, of which only the bill is left
     machine TEXT,  -- name of the machine on which the job runs
     PRIMARY KEY (id),
     CONSTRAINT jobs_name UNIQUE (project, name)

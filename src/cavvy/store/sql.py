@@ -21,6 +21,7 @@ from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
 from cavvy.store.base import (
     AtomicWrite,
+    JobSpending,
     RowNotFound,
     SealedSecret,
     StaleVersion,
@@ -47,8 +48,9 @@ from cavvy.store.rows import (
     RowCodec,
     RowReader,
 )
+from cavvy.store.spending import add_up
 from cavvy.store.workers import StoreWorkers
-from cavvy.store.writes import insert_job, save_checkpoint, write_changes
+from cavvy.store.writes import insert_job, remove_job, save_checkpoint, write_changes
 
 _T = TypeVar("_T")
 _GROUP = 64  # maximum number of writes in one SQLite transaction; more would delay the first one
@@ -184,7 +186,8 @@ class SqlStore:
 
     async def count_jobs(self, project: str | None) -> dict[JobPhase, int]:
         where, values = _if_given("project", project)
-        counted = f"SELECT phase, COUNT(*) FROM jobs WHERE {where} GROUP BY phase"
+        counted = f"SELECT phase, COUNT(*) FROM jobs WHERE removed IS NULL AND {where}"
+        counted += " GROUP BY phase"
         return {JobPhase(phase): count for phase, count in await self._rows(counted, *values)}
 
     async def waiting(self, now: datetime, limit: int) -> Sequence[Job]:
@@ -282,6 +285,27 @@ class SqlStore:
         )
         start = -(1 << 62) if since is None else to_micros(since)
         return Money(await self._value(sql, project, start))
+
+    async def spending(
+        self, project: str | None, since: datetime | None = None
+    ) -> Sequence[JobSpending]:
+        where, values = _if_given("c.project", project)
+        start = -(1 << 62) if since is None else to_micros(since)
+        asked = f"FROM charges c WHERE {where} AND c.until > ?"
+        charges = await self._rows(
+            f"SELECT c.attempt_id, c.since, c.until, c.amount {asked}", *values, start
+        )
+        attempts = await self._rows(
+            "SELECT a.id, a.document, j.id, j.project, COALESCE(j.removed, j.name), j.user_name, "
+            "j.tags FROM attempts a JOIN jobs j ON j.id = a.job_id "
+            f"WHERE a.id IN (SELECT c.attempt_id {asked})",
+            *values,
+            start,
+        )
+        return add_up(charges, attempts, start)
+
+    async def remove_job(self, job: Job) -> None:
+        await self._write(lambda session: remove_job(session, job))
 
     # Checkpoints
 
@@ -390,7 +414,8 @@ def _listing(
         "project = ?": project,
         "id < ?": cursor,
     }
-    where = " AND ".join(name for name, value in given.items() if value is not None) or "TRUE"
+    named = [name for name, value in given.items() if value is not None]
+    where = " AND ".join(["removed IS NULL", *named])
     values = [value for value in (project, cursor) if value is not None]
     one = f"{SUMMARIES.select} WHERE {where} ORDER BY id DESC LIMIT ?"
     if not wanted:

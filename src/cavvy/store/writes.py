@@ -119,6 +119,19 @@ def _insert_job(session: DatabaseSession, stored: Job, texts: tuple[str, str]) -
     return True
 
 
+def remove_job(session: DatabaseSession, job: Job) -> None:
+    """See `Store.remove_job`; runs in the open transaction."""
+    change = "removed = name, name = id, machine = NULL, version = version + 1"
+    where = "id = ? AND project = ? AND version = ?"
+    guarded = (job.id, job.project, job.version)
+    if session.run(f"UPDATE jobs SET {change} WHERE {where}", guarded).rowcount == 0:
+        raise StaleVersion(f"job {job.id} is no longer at version {job.version}")
+    attempts = "SELECT id FROM attempts WHERE job_id = ?"
+    session.run(f"DELETE FROM nodes WHERE attempt_id IN ({attempts})", (job.id,))
+    for table in ("events", "checkpoints", "documents"):
+        session.run(f"DELETE FROM {table} WHERE job_id = ?", (job.id,))
+
+
 def save_checkpoint(
     session: DatabaseSession, checkpoint: SavedCheckpoint, on_behalf: int, keep: int
 ) -> SavedCheckpoint:

@@ -1,5 +1,6 @@
 """Routes to submit, list, inspect, stop, retry and drill jobs."""
 
+from asyncio import to_thread
 from datetime import datetime, timedelta
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes import views
 from cavvy.api.routes.submission import submit_task
-from cavvy.api.wire import MIB, PositionQuery, read, reply, view
+from cavvy.api.wire import MIB, PositionQuery, done, read, reply, view
 from cavvy.client import wire
 from cavvy.client.ids import PATTERN
 from cavvy.control.job_service import TooLate
@@ -30,9 +31,11 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
 ProjectPath = Annotated[str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 JobPath = Annotated[str, Path(max_length=80, description="The job's name or id.")]
 _AUDITED = 100  # jobs that one audit of a project covers
+_NO_NUL = r"^[^\x00]*$"  # PostgreSQL refuses texts with this character
 PhaseQuery = Annotated[list[JobPhase] | None, Query(description="Only jobs in these phases.")]
 CursorQuery = Annotated[
-    str | None, Query(max_length=200, description="The cursor from the previous page.")
+    str | None,
+    Query(max_length=200, pattern=_NO_NUL, description="The cursor from the previous page."),
 ]
 LimitQuery = Annotated[int, Query(ge=1, le=500)]
 WaitQuery = Annotated[
@@ -188,7 +191,7 @@ async def cost(request: Request, project: ProjectPath, name: JobPath) -> Respons
 async def audit(
     request: Request,
     project: ProjectPath,
-    job: Annotated[str | None, Query(max_length=80)] = None,
+    job: Annotated[str | None, Query(max_length=80, pattern=_NO_NUL)] = None,
 ) -> Response:
     app_state = app_state_of(request)
     if job is None:
@@ -220,6 +223,44 @@ async def stop(request: Request, project: ProjectPath, name: JobPath) -> Respons
     app_state = app_state_of(request)
     ask = await read(request, wire.StopAsk)
     return await _row(app_state, await app_state.control_plane.jobs.stop(project, name, ask.reason))
+
+
+@router.delete(
+    "/projects/{project}/jobs/{name}",
+    **document(
+        "Delete an ended job with its events, log and checkpoints; its bill stays.",
+        status=204,
+        errors=("job-not-found", "job-not-ended"),
+    ),
+)
+async def remove(request: Request, project: ProjectPath, name: JobPath) -> Response:
+    app_state = app_state_of(request)
+    try:
+        job = await app_state.control_plane.jobs.remove(project, name)
+    except RowNotFound:
+        raise ApiProblem("job-not-found", f"project {project} has no job {name}") from None
+    except TooLate as error:
+        job = await find_job(app_state, project, name)
+        hint = f"stop it with `cavvy stop {named(job)}`, then remove it"
+        raise ApiProblem("job-not-ended", str(error), hint) from error
+    await to_thread(app_state.logs.remove, job.project, job.id)
+    return done()
+
+
+@router.get(
+    "/spending",
+    **document(
+        "What jobs have cost, by job and provider, also of removed jobs.",
+        answer=list[wire.SpendingRow],
+    ),
+)
+async def spending(
+    request: Request,
+    project: Annotated[str | None, Query(max_length=63, pattern=_NO_NUL)] = None,
+    since: AwareDatetime | None = None,
+) -> Response:
+    rows = await app_state_of(request).store.spending(project, since)
+    return reply([view(wire.SpendingRow, row, amount_micros=row.amount.micros) for row in rows])
 
 
 @router.post(

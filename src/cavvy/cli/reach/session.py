@@ -61,14 +61,14 @@ def make_failure(error: "ApiError") -> CommandFailure:
     return CommandFailure(message, hint, _NO_SERVER)
 
 
-def _default_project() -> str:
+def default_project() -> str:
     return os.environ.get("CAVVY_PROJECT", "default")
 
 
 project_option = click.option(
     "-p",
     "--project",
-    default=_default_project,
+    default=default_project,
     show_default="CAVVY_PROJECT, or default",
     help="The project the job belongs to.",
 )
@@ -83,7 +83,7 @@ def named(project: str, name: str) -> str:
     """The job as an argument of other commands, with -p if its project is not the default
     project.
     """
-    return name if project == _default_project() else f"{name} -p {project}"
+    return name if project == default_project() else f"{name} -p {project}"
 
 
 def list_jobs(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cavvy.cli.reach.arguments import complete_gpus, complete_providers
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
@@ -69,6 +70,9 @@ def replace_command(context: click.Context, line: str) -> None:
     context.meta[_COMMAND] = [line]
 
 
+_COMPLETE = {"--gpu": complete_gpus, "--provider": complete_providers}
+
+
 def task_options(function: Callable[..., None]) -> Callable[..., None]:
     """Decorate a command: it gets arguments for the file, its tool and the overrides, which its
     function receives as `file` and `options`.
@@ -89,6 +93,7 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
             metavar=metavar.removesuffix(" +") or None,
             multiple=several,
             default=() if several else None,
+            shell_complete=_COMPLETE.get(flags),
             help=f"{words.removesuffix('.')}; repeatable." if several else words,
         )(wrapped)
     kind = click.Path(dir_okay=False, allow_dash=True)

@@ -1,0 +1,68 @@
+"""Arguments and options that several commands share: names with completion, and points in time."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+
+import click
+
+_TIMEOUT_S = 2.0  # seconds that completion waits for the server
+
+
+def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of the project's newest jobs; none if no server runs."""
+    from cavvy.cli.reach.session import default_project
+    from cavvy.client import ApiError, connect
+
+    project = ctx.params.get("project") or default_project()
+    try:
+        with connect(start=False, timeout_s=_TIMEOUT_S) as client:
+            jobs = client.jobs(str(project), limit=200).jobs
+    except (ApiError, OSError):
+        return []
+    return _matching((job.name for job in jobs), incomplete)
+
+
+def complete_providers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of the providers in the catalog and of those that can be configured."""
+    from cavvy.providers.registry import list_known
+    from cavvy.store.snapshot import CatalogSnapshot
+
+    with CatalogSnapshot.open() as snapshot:
+        listed = {provider.name for provider in snapshot.providers()}
+    return _matching(listed | set(list_known()), incomplete)
+
+
+def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of accelerators."""
+    from cavvy.catalog.accelerators import list_accelerators
+
+    return _matching((each.name for each in list_accelerators()), incomplete)
+
+
+def _matching(names: Iterable[str], incomplete: str) -> list[str]:
+    begin = incomplete.lower()
+    return sorted(name for name in names if name.lower().startswith(begin))
+
+
+job_argument = click.argument("name", shell_complete=complete_jobs)
+
+
+def _read_since(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
+    from cavvy.domain.units import UnitError, parse_duration
+
+    if value is None:
+        return None
+    with suppress(UnitError, OverflowError):
+        return datetime.now(UTC) - parse_duration(value)
+    with suppress(ValueError, OverflowError):
+        return datetime.fromisoformat(value).astimezone(UTC)
+    raise click.BadParameter(f"expected a duration such as 10m or 7d, or a date, not {value!r}")
+
+
+since_option = click.option(
+    "--since",
+    metavar="TIME",
+    callback=_read_since,
+    help="Only after this time: a duration before now such as 10m or 7d, or a local date and time.",
+)

@@ -1,0 +1,41 @@
+"""`cavvy rm`: removes ended jobs from view."""
+
+import sys
+
+import click
+
+from cavvy.cli.reach.arguments import complete_jobs
+from cavvy.cli.reach.session import list_jobs, project_option, session
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.formatting import ENDED
+
+
+@click.command("rm")
+@click.argument("names", nargs=-1, shell_complete=complete_jobs)
+@project_option
+@click.option("--ended", is_flag=True, help="All ended jobs of the project.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+def command(names: tuple[str, ...], project: str, ended: bool, yes: bool) -> None:
+    """Remove ended jobs with their events, logs and checkpoints.
+
+    Their bills stay: see `cavvy cost`. A job that has not ended is not removed.
+    """
+    if bool(names) == ended:
+        raise CommandFailure("expected either names of jobs or --ended", "`cavvy ps` lists jobs", 2)
+    with session() as client:
+        if ended:
+            names = tuple(row.name for row in list_jobs(client, project, ENDED)[0])
+        for name in names:  # before the first one is removed
+            job = client.job(project, name)
+            if job.phase not in ENDED:
+                hint = f"`cavvy stop {name}` stops it"
+                raise CommandFailure(f"{name} is {job.phase}, so it is not removed", hint)
+        if names and not yes:
+            if not sys.stdin.isatty():
+                raise CommandFailure("there is no terminal to confirm on", "add --yes", 2)
+            click.confirm(f"remove {', '.join(names)}, with logs and checkpoints?", abort=True)
+        for name in names:
+            client.remove(project, name)
+            click.echo(f"{name} is removed")
+        if not names:
+            click.echo(f"project {project} has no ended jobs")
