@@ -217,7 +217,7 @@ def test_validate_tells_what_is_kept(folder: Path) -> None:
         "run: x\nresources: {cpus: 1, local_disk: nvme, disk_tier: best}"
     )
     result = CliRunner().invoke(validate, ["a.yaml"])
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert result.stdout.startswith("a.yaml is a valid task of SkyPilot.\n")
     assert "not supported: line 2: `resources.local_disk`: " in result.stdout
     assert "note: line 2: `resources.disk_tier`: " in result.stdout
@@ -229,7 +229,7 @@ def test_validate_for_programs(folder: Path) -> None:
     (folder / "b.yaml").write_text("name: g\n---\nrun: x\nnum_nodes: 1\n---\nrun: y")
     result = CliRunner().invoke(validate, ["-o", "json", "a.dstack.yml", "b.yaml"])
     fleet, pipeline = json.loads(result.stdout)
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert (fleet["valid"], fleet["runs"], fleet["kind"], fleet["what"], fleet["task"]) == (
         True,
         False,

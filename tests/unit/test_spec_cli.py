@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cavvy.cli.init import command as init
+from cavvy.cli.run import command as run_task
 from cavvy.cli.validate import command as validate
 from cavvy.importers import load_task
 
@@ -142,3 +143,47 @@ def test_init_asks_before_it_overwrites(folder: Path, monkeypatch: pytest.Monkey
     assert (folder / "task.yaml").read_text() == "mine"
     assert run(init, answers="y\n\n\n\n\n\n\n").exit_code == 0
     assert load_task("task.yaml").task.name == "my-project"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("run: 5", "5 is a number"),
+        ("run: x\nworkdir: ./absent", "absent does not exist; change `workdir`"),
+        ("run: x\nresources: {providers: azzure}", "no provider 'azzure'; did you mean azure?"),
+        ("run: x\nresources: {regions: mars}", "no region 'mars'"),
+        ("run: x\nresources: {instance: p5.48xlrge}", "did you mean p5.48xlarge?"),
+        ("run: x\nresources: {gpu: 100}", "No offer: "),
+        ("run: x\nresources: {gpu: tpu:4}", "accept TPU-"),
+        ("run: x\nresources: {providers: local, cpu: 5000}", "you asked for at least 5000"),
+        ("run: x\nsecrets: [PATH]", "PATH is set by each node"),
+    ],
+)
+def test_validate_finds_what_run_would_refuse(folder: Path, text: str, told: str) -> None:
+    (folder / "a.yaml").write_text(text)
+    result = run(validate, "a.yaml")
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        "{providers: local, cpu: 1}",
+        "{providers: kubernetes, gpu: H100:8}",  # it is not configured here, so nothing is known
+        "{providers: aws, regions: use2-az1, gpu: H100:8, spot: auto}",
+        "{gpu: H100:8, regions: [de, eu]}",
+    ],
+)
+def test_validate_accepts_what_may_run_elsewhere(folder: Path, resources: str) -> None:
+    (folder / "a.yaml").write_text(f"run: x\nresources: {resources}\n")
+    result = run(validate, "a.yaml")
+    assert result.exit_code == 0, result.output
+
+
+def test_run_and_validate_find_the_same_problems(folder: Path) -> None:
+    (folder / "a.yaml").write_text(
+        "run: x\nworkdir: ./absent\nresources: {providers: azzure, regions: mars}\n"
+    )
+    assert run(run_task, "a.yaml").stderr == run(validate, "a.yaml").stderr
+    assert run(validate, "a.yaml").stderr.endswith("3 problems.\n")

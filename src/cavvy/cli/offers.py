@@ -28,7 +28,7 @@ _SORTS = ("price", "gpu-price", "memory", "cpus", "gpu-memory", "provider", "reg
     "--gpu",
     metavar="GPU",
     shell_complete=complete_gpus,
-    help="Accelerators of each node, such as H100:8, A100:80GB:1..4, 24GB or tpu:4.",
+    help="Accelerators of each node, such as H100:8, A100:80GB:1..4, 24GB or tpu.",
 )
 @click.option("--spot", is_flag=True, help="Only spot capacity, which can be reclaimed.")
 @click.option("--on-demand", is_flag=True, help="Only on-demand capacity.")
@@ -86,7 +86,7 @@ def command(output: str, accelerators: bool, **given: object) -> None:
       cavvy offers --cpus 32 --memory 128GB -o json
     """
     if accelerators:
-        _list_accelerators(output)
+        _list_accelerators(output, given["limit"])
         return
     from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.layout import SnapshotError
@@ -420,7 +420,7 @@ def _cents(micros: int) -> str:
     return f"{-(-micros // 10_000) / 100:.2f}"
 
 
-def _list_accelerators(output: str) -> None:
+def _list_accelerators(output: str, limit: object) -> None:
     from cavvy.catalog.accelerators import Precision, list_accelerators
 
     def tera(value: float) -> str:
@@ -454,7 +454,7 @@ def _list_accelerators(output: str) -> None:
             row.tdp_w,
             row.source,
         ]
-        for row in list_accelerators()
+        for row in list_accelerators()[: limit if isinstance(limit, int) and limit else None]
     ]
     title = (
         "Dense TFLOP/s (TOP/s for INT8) of one accelerator, from its vendor's data sheet."

@@ -2,6 +2,7 @@
 
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -32,8 +33,9 @@ def command(
     """Check task files and explain them.
 
     Prints the meaning of each file in plain words. If a file is invalid, prints every problem with
-    line, column and a suggested fix, and exits with 2. Files of SkyPilot and dstack are supported
-    too, with a list of fields that `cavvy run` would refuse. Makes no requests.
+    line, column and a suggested fix, and exits with 2. This includes unknown regions and
+    providers, missing folders, and resources that no offer has. Files of SkyPilot and dstack are
+    supported too; if `cavvy run` would refuse fields of such a file, lists them and exits with 1.
     """
     if schema:
         from cavvy.cli.view.output import json_out
@@ -47,6 +49,7 @@ def command(
 
 
 def _validate(files: tuple[str, ...], params: dict[str, str], dialect: str, output: str) -> int:
+    from cavvy.cli.task.problems import check_task
     from cavvy.importers import ReadOptions, load_file
     from cavvy.spec import SpecError
 
@@ -58,6 +61,7 @@ def _validate(files: tuple[str, ...], params: dict[str, str], dialect: str, outp
         try:
             options = ReadOptions(dialect=dialect)
             found = load_file(file, params, now=datetime.now(UTC), options=options)
+            check_task(file, found, Path(file).absolute().parent, offers=True)
         except SpecError as error:
             code = 2
             if output == "json":
@@ -65,6 +69,7 @@ def _validate(files: tuple[str, ...], params: dict[str, str], dialect: str, outp
             else:
                 CommandFailure(str(error)).show()
             continue
+        code = max(code, 1 if found.refused else 0)
         if output == "json":
             results.append(_right(file, found))
         else:

@@ -103,7 +103,7 @@ def freeze(
     """
     folder = Path(os.path.abspath(folder))
     if only is None:
-        _check_folder(folder)
+        check_folder(folder)
     try:
         paths = list_files(folder) if only is None else [only]
     except OSError as error:
@@ -151,7 +151,9 @@ def combine(snapshots: Mapping[str, FolderSnapshot]) -> FolderSnapshot:
     )
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
+    """Raise FreezeError if this cannot be a working folder."""
+    folder = Path(os.path.abspath(folder))
     if not folder.exists():
         raise FreezeError(
             f"the working folder {folder} does not exist", "change `workdir` in the task file"

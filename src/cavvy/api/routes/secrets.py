@@ -13,6 +13,8 @@ from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.wire import MIB, done, read, reply, view
 from cavvy.client import wire
+from cavvy.spec.fields.kinds import WrongValue
+from cavvy.spec.fields.task import check_secret
 from cavvy.store.base import RowNotFound, SealedSecret
 
 router = APIRouter(prefix="/v1/projects/{project}/secrets", tags=["secrets"])
@@ -33,6 +35,10 @@ async def list_names(request: Request, project: ProjectPath) -> Response:
 async def put(request: Request, project: ProjectPath, name: NamePath) -> Response:
     app_state = app_state_of(request)
     ask = await read(request, wire.SecretAsk, MIB)
+    try:
+        check_secret(name)
+    except WrongValue as error:
+        raise ApiProblem("invalid-request", str(error), error.suggestion) from None
     if "\0" in ask.value:
         raise ApiProblem(
             "invalid-request",

@@ -130,7 +130,7 @@ def _notices(task: Task) -> dict[str, timedelta]:
 @dataclass(slots=True)
 class _Live:
     names: list[str] = field(default_factory=list)
-    regions: set[str] = field(default_factory=set)
+    offers: list[Offer] = field(default_factory=list)  # all, whether they fit or not
     usable: set[tuple[str, str]] = field(default_factory=set)  # see `registry.judge_readiness`
     matches: list[OfferMatches] = field(default_factory=list)
     fitting: list[Offer] = field(default_factory=list)
@@ -154,6 +154,7 @@ class LiveMatches:
     """The current offers of configured providers that match."""
 
     matches: Mapping[str, OfferMatches]  # by provider
+    offers: Sequence[Offer]  # all, whether they match or not
     problems: Sequence[str]  # one message for each provider that did not answer completely
     readiness: Callable[[Offer], Readiness]
 
@@ -162,14 +163,16 @@ def match_configured(need: Resources, names: Collection[str] | None) -> LiveMatc
     """Ask the configured providers, or only those named in `names`. Raises CommandFailure."""
     providers = load_providers(names)
     matches, problems, usable = dict[str, OfferMatches](), list[str](), set[tuple[str, str]]()
+    offers: list[Offer] = []
     for name, answer in asyncio.run(_ask_all(providers)).items():
         if isinstance(answer, str):
             problems.append(f"{name} could not be asked: {answer}")
         else:
             problems += [f"{name} answered only partly: {each}" for each in answer.silent]
+            offers += answer.offers
             matches[name] = match_offers(answer.offers, need)
             usable |= _usable(providers[name], answer)
-    return LiveMatches(matches=matches, problems=problems, readiness=_judge(usable))
+    return LiveMatches(matches=matches, offers=offers, problems=problems, readiness=_judge(usable))
 
 
 def _usable(provider: "Provider", answer: "_Answer") -> set[tuple[str, str]]:
@@ -209,7 +212,7 @@ def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answ
     """Divide a provider's offers into those that fit and those that the provider refuses."""
     # Larger offers of a shared host contain the same devices, so they count neither as fits nor as
     # rejections.
-    live.regions |= {offer.region for offer in answer.offers}
+    live.offers += answer.offers
     live.usable |= _usable(provider, answer)
     matches = match_offers(answer.offers, task.resources)
     wanted = smallest_shares(task, matches.offers)
@@ -295,7 +298,7 @@ def _ask_catalog(
             unknown = (
                 ""
                 if found.matched
-                else unknown_names(snapshot, task.resources, live.names, live.regions)
+                else unknown_names(snapshot, task.resources, live.names, live.offers)
             )
             stays = snapshot.match(rival.resources).offers if rival is not None else ()
             return found, snapshot.egress(), unknown, stays

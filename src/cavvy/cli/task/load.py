@@ -42,6 +42,7 @@ def read_task(
     """The task in `file` with these parameters. If it is invalid, raises a CommandFailure with all
     problems.
     """
+    from cavvy.cli.task.problems import check_task
     from cavvy.importers import ReadOptions, load_task
     from cavvy.importers.common_fields import is_commit
     from cavvy.spec import SpecError
@@ -52,6 +53,7 @@ def read_task(
         for each in loaded.source.kept:
             if each.until_submitted and each.key.startswith("file_mounts"):
                 raise CommandFailure(f"{file}: {each}", "for example --env NAME=VALUE", exit_code=2)
+        check_task(file, loaded.source, loaded.folder)
         workdir = loaded.task.workdir
         if workdir is None or workdir.git is None or is_commit(workdir.commit or ""):
             return loaded

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.task.problems import find_parts
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client import ApiError, Client, make_key
 from cavvy.client.state import default_home
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import VolumeKind
-from cavvy.importers import Dialect, LoadedTask, find_local
+from cavvy.importers import LoadedTask
+from cavvy.spec.workdir import FolderSnapshot, FreezeError, combine, freeze
 
 if TYPE_CHECKING:
     from cavvy.client.wire import Submitted
-    from cavvy.spec.workdir import FolderSnapshot
 
 
 def submit(
@@ -81,30 +82,30 @@ def make_origin(client: "Client", project: str, loaded: "LoadedTask", text: str)
 
     from cavvy.spec.origin import capture
 
-    folder = _working_folder(loaded)
-    origin = capture(folder or loaded.folder, task_text=text)
-    if folder is not None or loaded.source.local:
-        snapshot = _upload_files(client, project, loaded, folder)
+    parts = _local_parts(loaded)
+    origin = capture(parts.get("", loaded.folder), task_text=text)
+    if parts:
+        snapshot = _upload_files(client, project, loaded, parts)
         origin = replace(origin, snapshot=snapshot)
     return replace(origin, dialect=loaded.source.kind, overrides=loaded.overrides)
 
 
-def _working_folder(loaded: "LoadedTask") -> Path | None:
-    workdir = loaded.task.workdir
-    if workdir is None or workdir.path is None:
-        return None
-    if loaded.source.kind == Dialect.CAVVY:
-        return loaded.folder / workdir.path
-    return find_local(workdir.path, loaded.folder)
+def _local_parts(loaded: "LoadedTask") -> dict[str, Path]:
+    try:
+        return find_parts(loaded.task, loaded.source, loaded.folder)
+    except FreezeError as error:
+        raise CommandFailure(str(error), exit_code=2) from error
 
 
-def _upload_files(client: "Client", project: str, loaded: "LoadedTask", folder: Path | None) -> str:
+def _upload_files(
+    client: "Client", project: str, loaded: "LoadedTask", parts: Mapping[str, Path]
+) -> str:
     """Freeze the working folder and the files beside it, and upload what the server does not have.
     Returns the hash of the snapshot. Raises CommandFailure.
     """
     from cavvy.cli.view.formatting import show_size
 
-    snapshot = _freeze(loaded, folder)
+    snapshot = _freeze(parts)
     _check_parts(loaded, {entry.path for entry in snapshot.entries})
     for note in snapshot.notes:
         click.echo(f"note: {note}", err=True)
@@ -118,21 +119,14 @@ def _upload_files(client: "Client", project: str, loaded: "LoadedTask", folder: 
     return snapshot.hash
 
 
-def _freeze(loaded: "LoadedTask", folder: Path | None) -> "FolderSnapshot":
-    from cavvy.spec.workdir import FreezeError, combine, freeze
-
+def _freeze(parts: Mapping[str, Path]) -> "FolderSnapshot":
     home = Path(default_home())
-    found = {} if folder is None else {"": folder}
-    found |= {each.inside: find_local(each.source, loaded.folder) for each in loaded.source.local}
-    parts = {}
+    frozen = {}
     try:
-        for inside, path in found.items():
-            if inside and not path.exists():
-                hint = f"it was searched for in {loaded.folder} and in the current folder"
-                raise FreezeError(f"the task's file or folder {path} does not exist", hint)
+        for inside, path in parts.items():
             single = inside != "" and path.is_file()
             path = path.resolve() if inside else path
-            parts[inside] = freeze(
+            frozen[inside] = freeze(
                 path.parent if single else path,
                 cache=home / "cache" / "frozen",
                 state=home,
@@ -140,7 +134,7 @@ def _freeze(loaded: "LoadedTask", folder: Path | None) -> "FolderSnapshot":
             )
     except FreezeError as error:
         raise CommandFailure(str(error), exit_code=2) from error
-    return parts[""] if list(parts) == [""] else combine(parts)
+    return frozen[""] if list(frozen) == [""] else combine(frozen)
 
 
 def _check_parts(loaded: "LoadedTask", paths: set[str]) -> None:

@@ -5,8 +5,9 @@ offers`, `plan` and `run`.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
+    from cavvy.domain.offers import Offer
     from cavvy.domain.tasks import Resources
     from cavvy.store.snapshot import CatalogSnapshot
 
@@ -15,12 +16,12 @@ def unknown_names(
     snapshot: "CatalogSnapshot",
     need: "Resources",
     providers: "Iterable[str]" = (),
-    regions: "Iterable[str]" = (),
+    live: "Collection[Offer]" = (),
 ) -> str:
     """One line for each unknown name in `need`, with a suggestion.
 
-    `providers` and `regions` are known names that are not in the catalog, such as those of this
-    machine.
+    `providers` are known names that are not in the catalog, and `live` offers that are not, such
+    as those of this machine.
     """
     from difflib import get_close_matches
 
@@ -32,7 +33,8 @@ def unknown_names(
     names = (
         {region.lower() for _, region, _ in located}
         | {*AREAS, "europe"}
-        | {region.lower() for region in regions}
+        | {zone.lower() for zone in snapshot.zones()}
+        | {name.lower() for offer in live for name in (offer.region, offer.zone or offer.region)}
     )
     asked = [
         ("provider", name, {*providers, *(provider for provider, _, _ in located)})
@@ -46,7 +48,8 @@ def unknown_names(
                 f"{retired.instance_type} is retired; its successor is {retired.successor}."
             )
         else:
-            asked.append(("instance type", need.instance, set(snapshot.instance_types())))
+            types = {*snapshot.instance_types(), *(offer.instance_type for offer in live)}
+            asked.append(("instance type", need.instance, types))
     for what, name, known in asked:
         if name.lower() not in {item.lower() for item in known}:
             if what == "provider" and _is_installed(name):

@@ -10,6 +10,7 @@ from cavvy.spec.fields.accelerators import name_device
 from cavvy.spec.fields.checkpoints import CHECKPOINT
 from cavvy.spec.fields.image import IMAGE
 from cavvy.spec.fields.kinds import (
+    COMMANDS,
     FLAG,
     FieldSpec,
     ListKind,
@@ -63,6 +64,30 @@ def check_variable(name: str) -> str:
     if name.upper().startswith("CAVVY_"):
         raise WrongValue(f"{name} is reserved for Cavvy", suggestion="choose a name without CAVVY_")
     return name
+
+
+# The variables that a node sets itself, and that its programs need.
+_OWN_VARIABLES = {
+    "PATH",
+    "HOME",
+    "SHELL",
+    "USER",
+    "LOGNAME",
+    "PWD",
+    "TMPDIR",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NODE_RANK",
+    "NNODES",
+    "NPROC_PER_NODE",
+}
+
+
+def check_secret(name: str) -> str:
+    """Check that a text is a valid name of a secret, and return it. Raises WrongValue."""
+    if name in _OWN_VARIABLES:
+        raise WrongValue(f"{name} is set by each node", suggestion="choose another name")
+    return check_variable(name)
 
 
 def _check_tag_value(text: str) -> str:
@@ -173,7 +198,7 @@ TASK = section(
     image=FieldSpec(IMAGE, to=("image", "image_build", "image_login")),
     workdir=WORKDIR,
     setup=FieldSpec(SETUP, to=("setup", "setup_uses")),
-    run=FieldSpec(text_kind("shell commands"), required=True),
+    run=FieldSpec(COMMANDS, required=True),
     env=named_texts(
         "variable names, each with a string value",
         check_variable,
@@ -181,7 +206,7 @@ TASK = section(
         missing="the variable has no value",
         hint="write '' for an empty one, or list its name under `secrets`",
     ),
-    secrets=ListKind(text_kind("a secret's name such as HF_TOKEN", check_variable), single=True),
+    secrets=ListKind(text_kind("a secret's name such as HF_TOKEN", check_secret), single=True),
     inputs=INPUTS,
     outputs=OUTPUTS,
     volumes=VOLUMES,

@@ -241,6 +241,10 @@ class CatalogSnapshot:
             ).fetchall()
         )
 
+    def zones(self) -> tuple[str, ...]:
+        found = self._connection.execute("SELECT DISTINCT zone FROM place WHERE zone IS NOT NULL")
+        return tuple(zone for (zone,) in found)
+
     def instance_types(self) -> tuple[str, ...]:
         return tuple(
             name
