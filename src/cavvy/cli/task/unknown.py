@@ -5,7 +5,7 @@ offers`, `plan` and `run`.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
     from cavvy.domain.offers import Offer
     from cavvy.domain.tasks import Resources
@@ -25,42 +25,48 @@ def unknown_names(
     """
     from difflib import get_close_matches
 
-    from cavvy.catalog.regions import AREAS, is_known_place
     from cavvy.catalog.retired import find_retired
 
     lines = []
-    located = snapshot.regions()
-    names = (
-        {region.lower() for _, region, _ in located}
-        | {*AREAS, "europe"}
-        | {zone.lower() for zone in snapshot.zones()}
-        | {name.lower() for offer in live for name in (offer.region, offer.zone or offer.region)}
-    )
-    asked = [
-        ("provider", name, {*providers, *(provider for provider, _, _ in located)})
-        for name in need.providers
-    ]
-    asked += [("region", name.lower(), names) for name in need.regions if not is_known_place(name)]
-    if need.instance:
-        retired = find_retired(need.instance)
-        if retired:
-            lines.append(
-                f"{retired.instance_type} is retired; its successor is {retired.successor}."
-            )
-        else:
-            types = {*snapshot.instance_types(), *(offer.instance_type for offer in live)}
-            asked.append(("instance type", need.instance, types))
-    for what, name, known in asked:
-        if name.lower() not in {item.lower() for item in known}:
-            if what == "provider" and _is_installed(name):
-                lines.append(_explain_unlisted(name))
-                continue
-            close = get_close_matches(name, known, n=1)
-            lines.append(
-                f"The catalog has no {what} {name!r}"
-                + (f"; did you mean {close[0]}?" if close else ".")
-            )
+    retired = find_retired(need.instance) if need.instance else None
+    if retired:
+        lines.append(f"{retired.instance_type} is retired; its successor is {retired.successor}.")
+    for what, name, known in _list_named(snapshot, need, providers, live):
+        if (what == "instance type" and retired) or name.lower() in {
+            each.lower() for each in known
+        }:
+            continue
+        if what == "provider" and _is_installed(name):
+            lines.append(_explain_unlisted(name))
+            continue
+        close = get_close_matches(name, known, n=1)
+        lines.append(
+            f"The catalog has no {what} {name!r}"
+            + (f"; did you mean {close[0]}?" if close else ".")
+        )
     return "\n".join(lines)
+
+
+def _list_named(
+    snapshot: "CatalogSnapshot",
+    need: "Resources",
+    providers: "Iterable[str]",
+    live: "Collection[Offer]",
+) -> "Iterator[tuple[str, str, Collection[str]]]":
+    """Yield each name in `need`: its kind, the name, and the known names of this kind."""
+    from cavvy.catalog.regions import AREAS, is_known_place
+
+    located = snapshot.regions()
+    own = {name for offer in live for name in (offer.region, offer.zone or offer.region)}
+    for name in need.providers:
+        yield "provider", name, {*providers, *(provider for provider, _, _ in located)}
+    regions = {*AREAS, "europe", *snapshot.zones(), *own, *(region for _, region, _ in located)}
+    for name in need.regions:
+        if not is_known_place(name):
+            yield "region", name.lower(), {region.lower() for region in regions}
+    if need.instance:
+        types = {*snapshot.instance_types(), *(offer.instance_type for offer in live)}
+        yield "instance type", need.instance, types
 
 
 def _is_installed(provider: str) -> bool:

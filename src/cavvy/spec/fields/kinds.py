@@ -496,15 +496,6 @@ def text_kind(
     )
 
 
-def _read_commands(node: ScalarNode) -> str:
-    if node.plain and type(node.value) in (int, float):
-        raise WrongValue(f"{node.text} is a number")
-    return filled(read_text(node))
-
-
-COMMANDS = ScalarKind("shell commands", _read_commands)
-
-
 def whole(low: int, high: int, words: str = "") -> ScalarKind:
     """A whole number from `low` to `high`, both included."""
 

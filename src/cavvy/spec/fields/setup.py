@@ -2,8 +2,29 @@
 use.
 """
 
-from cavvy.spec.fields.kinds import COMMANDS, FieldSpec, ListKind, either, section, text_kind
+from cavvy.spec.fields.kinds import (
+    FieldSpec,
+    ListKind,
+    ScalarKind,
+    WrongValue,
+    either,
+    filled,
+    read_text,
+    section,
+    text_kind,
+)
 from cavvy.spec.fields.paths import inner_path
+from cavvy.spec.tree import ScalarNode
+
+
+def _read_commands(node: ScalarNode) -> str:
+    if node.plain and type(node.value) in (int, float):
+        raise WrongValue(f"{node.text} is a number")
+    return filled(read_text(node))
+
+
+COMMANDS = ScalarKind("shell commands", _read_commands)
+
 
 _FILE = text_kind("a file or folder of the working folder such as requirements.txt", inner_path)
 _TABLE = section(

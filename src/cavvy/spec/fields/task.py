@@ -10,7 +10,6 @@ from cavvy.spec.fields.accelerators import name_device
 from cavvy.spec.fields.checkpoints import CHECKPOINT
 from cavvy.spec.fields.image import IMAGE
 from cavvy.spec.fields.kinds import (
-    COMMANDS,
     FLAG,
     FieldSpec,
     ListKind,
@@ -26,7 +25,7 @@ from cavvy.spec.fields.kinds import (
 from cavvy.spec.fields.limits import LIMITS, RETRY
 from cavvy.spec.fields.params import PARAMS
 from cavvy.spec.fields.resources import RESOURCES
-from cavvy.spec.fields.setup import SETUP
+from cavvy.spec.fields.setup import COMMANDS, SETUP
 from cavvy.spec.fields.times import SCHEDULE, length_kind
 from cavvy.spec.fields.transfers import INPUTS, OUTPUTS
 from cavvy.spec.fields.volumes import VOLUMES, check_volumes
