@@ -77,6 +77,11 @@ class User:
         """Run a command to its end; its output. `code` is the exit code that it must have, None
         is any.
         """
+        return "".join(self._run(arguments, stdin, code))
+
+    def _run(
+        self, arguments: tuple[str, ...], stdin: str | None, code: int | None
+    ) -> tuple[str, str]:
         command = self.start(
             *arguments, stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE
         )
@@ -87,10 +92,10 @@ class User:
         assert code is None or command.returncode == code, (
             f"{arguments}: {command.returncode}\n{out}\n{err}"
         )
-        return out + err
+        return out, err
 
     def json(self, *arguments: str) -> Any:
-        return json.loads(self.cli(*arguments, "-o", "json"))
+        return json.loads(self._run((*arguments, "-o", "json"), None, 0)[0])
 
     def task(self, text: str, file: str = "task.yaml") -> str:
         """Write a task file; its path."""
