@@ -6,6 +6,7 @@ from them. The lines are POSIX shell. Cavvy's shell stops at the first failing c
 of the other tools do not, so the lines begin with `set +e`.
 """
 
+import hashlib
 from dataclasses import replace
 from shlex import quote
 
@@ -99,6 +100,7 @@ def add_translation_header(task: Task, kind: str, before: str = "") -> Task:
     text = "\n".join(lines) + "\n" + (_HOSTFILE if kind == "dstack" else "") + before
     setup = text
     if kind == "SkyPilot":
+        task = _move_setup(task)
         text += 'PATH="$PATH:$HOME/.local/bin:$HOME/.cargo/bin"\n'
         commands = f"{task.setup}\n{task.run}"
         text += "".join(part for word, part in _SKYPILOT_NODE.items() if word in commands)
@@ -111,6 +113,23 @@ def add_translation_header(task: Task, kind: str, before: str = "") -> Task:
         run=text + note + task.run if task.run else "",
         setup=setup + note + task.setup if task.setup is not None else None,
     )
+
+
+def _move_setup(task: Task) -> Task:
+    """Run the setup at the beginning of the commands if it starts processes: these end with the
+    step that started them, and the commands need them.
+    """
+    if task.setup is None or task.image is not None or not STARTS_PROCESSES.search(task.setup):
+        return task
+    before = f"""\
+(
+unset CUDA_VISIBLE_DEVICES
+{task.setup}
+) || {{ _code=$?; echo "the setup ended with exit code $_code" >&2; exit $_code; }}
+"""
+    # A setup of its own, since it has a virtual environment.
+    name = hashlib.sha256(task.setup.encode()).hexdigest()
+    return replace(task, run=before + task.run, setup=f"true {name}")
 
 
 def enter_folder(path: str) -> str:

@@ -30,7 +30,8 @@ _ADVICE = {
     "machine": "`cavvy machines` lists machines that stay between jobs",
     "dev-environment ide notebook jupyter code": "`cavvy dev` opens a machine for interactive work",
     "dismiss": "`cavvy joined dismiss NAME` dismisses a machine that joined",
-    "serve service gateway pool pools": "services and pools of workers do not exist yet",
+    "serve service gateway pool pools": "services and pools of workers do not exist yet; "
+    "`cavvy run FILE` starts one copy of a SkyPilot service",
     "storage volume volumes bucket": "name them under `inputs`, `outputs` or `volumes` of a task",
 }
 
