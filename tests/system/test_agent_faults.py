@@ -183,6 +183,20 @@ def test_lease_that_runs_out_ends_the_work() -> None:
         assert rig.exited()["outcome"] == "preempted"
 
 
+def test_work_that_ended_does_not_wait_for_a_server_that_is_away() -> None:
+    with make_rig(run="echo up; while [ ! -e go ]; do sleep 0.05; done; exit 3") as rig:
+        rig.config["leaves_after_s"] = 0.5
+        agent = rig.launch()
+        rig.until(lambda: rig.output() == "up\n")
+        rig.stub.stop()
+        (rig.home / "work" / "go").touch()
+        assert agent.wait(30) == 0
+        assert (rig.home / "undelivered").exists()
+        rig.stub.start()
+        assert rig.finish("--deliver") == 0
+        assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("exit", 3)
+
+
 def test_every_answer_renews_the_lease() -> None:
     with make_rig(run="sleep 11; echo done") as rig:
         rig.stub.lease_s = rig.config["lease_s"] = 5.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cavvy.agent.runner import RankRunner
+from cavvy.agent.runner import RankRunner, may_leave
 from cavvy.agent.states import AgentState
 
 
@@ -87,3 +87,18 @@ def test_only_what_a_signal_reached_ended_by_it(
     runner._conclude = lambda *what: told.extend(what)
     runner._ran(code, 0)
     assert told[:2] == [outcome, code]
+
+
+@pytest.mark.parametrize(
+    ("after_s", "silent_s", "stored", "leaves"),
+    [
+        (60, 60, True, True),
+        (60, 59, True, False),  # the server may only be restarting
+        (60, 9999, False, False),  # the disk is full: only this process knows the result
+        (0, 9999, True, False),  # the disk goes with the node
+    ],
+)
+def test_an_agent_leaves_without_the_server_if_its_home_lasts(
+    after_s: float, silent_s: float, stored: bool, leaves: bool
+) -> None:
+    assert may_leave(after_s, silent_s, stored=stored) == leaves

@@ -229,6 +229,7 @@ class AgentConfig(ConfigRecord, RankPaths):
     cache: str = ""
     lease_s: float = 21600
     grace_s: float = 10
+    leaves_after_s: float = 0  # 0: the provider deletes this rank's home with the node
     boxed: bool  # the node itself was started from the work's image
     devices: list[str] | None  # None: all GPUs of the node
     device_indices: list[int]

@@ -150,6 +150,7 @@ class ControlPlaneClient:
         self._log_at = 0.0
         self._log_timer: LoopTimer | None = None
         self.lease_until = time.monotonic() + config.lease_s
+        self.heard_at = time.monotonic()
         self._messages = RetryingConnection(self, self._next)
         self._bytes = RetryingConnection(self, self.pump)
         self._orders = RetryingConnection(self, self.listen)
@@ -260,7 +261,8 @@ class ControlPlaneClient:
     def heard(self, fields: ConfigFields) -> None:
         """Renew the lease after a successful answer, and apply its checkpoint interval, if any."""
         self._lease_s = fields.read("lease_s", "float | None") or self._lease_s
-        self.lease_until = time.monotonic() + self._lease_s
+        self.heard_at = time.monotonic()
+        self.lease_until = self.heard_at + self._lease_s
         every_s = fields.read("every_s", "float | None")
         if every_s is not None:
             self._listener.paced(every_s)

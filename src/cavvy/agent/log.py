@@ -90,6 +90,11 @@ class LogSpool:
                 break  # output is still appended to the last segment
             self._drop(0)
 
+    @property
+    def stored(self) -> bool:
+        """Whether the disk holds all undelivered output."""
+        return not self._held
+
     def close(self) -> None:
         self._end()
 

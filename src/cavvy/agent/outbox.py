@@ -52,6 +52,11 @@ class MessageOutbox:
     def empty(self) -> bool:
         return not self._unsent and not self._latest
 
+    @property
+    def stored(self) -> bool:
+        """Whether the disk holds all undelivered messages."""
+        return not self._unwritten and not self._latest
+
     def has(self, kind: str) -> bool:
         """Whether a message of this kind is unacknowledged."""
         return any(json.loads(line)["kind"] == kind for _, line in self._unsent)

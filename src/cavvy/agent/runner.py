@@ -86,6 +86,7 @@ class RankRunner:
         self._kill_timer: LoopTimer | None = None
         self._state = AgentState.WAITING
         self._exit: dict[str, object] = {}
+        self._exit_stored = False
         self._steps = StepRunner(loop, config, self)
         self._faults, self._born = GpuFaultScanner(), time.monotonic()
         self._notification_socket: NotificationSocket | None = None
@@ -126,6 +127,7 @@ class RankRunner:
         try:
             with open(self._config.exit_file, encoding="utf-8") as file:
                 self._exit = json.load(file)
+            self._exit_stored = True
         except (FileNotFoundError, ValueError):
             self._write_exit(*self._lost_exit())
         self._loop.after(1, self._tick)
@@ -500,6 +502,7 @@ class RankRunner:
         }
         try:
             write_whole(self._config.exit_file, json.dumps(self._exit), sync=True)
+            self._exit_stored = True
         except (
             OSError
         ) as error:  # The disk is full; the agent must stay alive until the exit is delivered.
@@ -543,6 +546,13 @@ class RankRunner:
         self._loop.after(1, self._tick)
         self.link.pump()
         self._look_for_warning()
+        if self._over and may_leave(
+            self._config.leaves_after_s,
+            time.monotonic() - self.link.heard_at,
+            stored=self._exit_stored and self._log.stored and self._outbox.stored,
+        ):
+            self._leave()
+            return
         if time.monotonic() > self.link.lease_until:
             if self._work is None or self._over:
                 self._leave()
@@ -574,6 +584,13 @@ class RankRunner:
         self.link.close()
         self._log.close()
         self._loop.stop()
+
+
+def may_leave(leaves_after_s: float, silent_s: float, *, stored: bool) -> bool:
+    """Whether an agent leaves after its work although the server is away, so that its node is not
+    billed until the lease ends: exit, log and messages are stored where the provider keeps them.
+    """
+    return stored and 0 < leaves_after_s <= silent_s
 
 
 def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:

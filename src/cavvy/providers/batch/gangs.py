@@ -203,13 +203,14 @@ class BatchGangs:
         return seen
 
     async def _has_delivered(self, workspace: SharedWorkspace, record: BatchGangRecord) -> bool:
-        """Return True once all reports of killed agents are delivered. The first call starts the
-        delivery on the login node.
+        """Return True once all reports are delivered of agents that were killed, or left while the
+        server was away. The first call starts the delivery on the login node.
         """
-        if record.removing or record.refusal or record.end.startswith("0 "):
+        if record.removing or record.refusal:
             return True
         if record.name not in self._couriers:
-            begun = await workspace.begun_ranks(record.name, _count(record))
+            mark = "undelivered" if record.end.startswith("0 ") else "started"
+            begun = await workspace.ranks_with(mark, record.name, _count(record))
             if not begun or self._context.agent_archive is None:
                 return True
             agent = await workspace.place_agent(self._context.agent_archive())

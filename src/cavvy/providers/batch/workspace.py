@@ -29,6 +29,7 @@ import msgspec
 
 from cavvy.providers.base import GangSeen, GangSpec, GangState, NodeSeen
 from cavvy.providers.batch.login_session import LoginSession
+from cavvy.providers.hosts.configs import LEAVES_AFTER_S
 from cavvy.providers.hosts.records import AgentExit
 
 REMEMBERED = timedelta(hours=2)
@@ -68,6 +69,7 @@ class BatchAgentConfig:
     storage: str
     lease_s: float
     grace_s: float
+    leaves_after_s: float = LEAVES_AFTER_S
     cpus: float
     memory_mib: int
     accelerators: int
@@ -209,9 +211,9 @@ class SharedWorkspace:
         exits = [_decode(found[path], AgentExit) for path in paths if path in found]
         return [each for each in exits if each is not None]
 
-    async def begun_ranks(self, name: str, nodes: int) -> Sequence[int]:
-        """The ranks whose agent has started the work."""
-        paths = {f"{self.gang(name)}/{rank}/started": rank for rank in range(nodes)}
+    async def ranks_with(self, file: str, name: str, nodes: int) -> Sequence[int]:
+        """The ranks whose home has this file, which the agent writes."""
+        paths = {f"{self.gang(name)}/{rank}/{file}": rank for rank in range(nodes)}
         return [paths[path] for path in await self._login_session.read(list(paths))]
 
     async def last_words(self, name: str) -> str:

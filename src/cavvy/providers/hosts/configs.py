@@ -3,6 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+# The seconds of the server's silence after which an agent whose work is over leaves. Its home stays
+# on the host or in the shared folder, from where the provider delivers its messages later.
+LEAVES_AFTER_S = 60.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAgentConfig:
@@ -18,6 +22,7 @@ class HostAgentConfig:
     cache: str
     lease_s: float
     grace_s: float
+    leaves_after_s: float = LEAVES_AFTER_S
     devices: Sequence[str] = ()
     device_indices: Sequence[int] = ()
     vendor: str | None = None
