@@ -299,3 +299,11 @@ def test_every_field_of_a_message_is_read_from_the_wire() -> None:
     assert (message.outcome, message.failure) == ("node", "gpu")
     known = {each.name for each in fields(AgentMessage)}
     assert set(FIELDS) | {"seq", "kind", "fault"} == known
+
+
+def test_a_rank_that_reports_without_end_does_not_fill_the_disk_with_events() -> None:
+    many = [message(MessageKind.EVENT, seq, name="x", text="y" * 8192) for seq in range(5, 3005)]
+    report = applied(*many, message(MessageKind.EXITED, 3005, outcome="succeeded", exit_code=0))
+    assert report.node.last_seq == 3005
+    assert sum(len(event.text) for event in report.events) <= 16 << 20
+    assert [event.kind for event in report.events[-2:]] == ["refused", "exited"]

@@ -515,6 +515,16 @@ class TestRunning:
             decide_attempt(with_exit(gang, 1, AttemptOutcome.EXIT, 1, exited), at(5)), outcome
         )
 
+    def test_a_stop_does_not_wait_for_the_end_of_a_notice(self) -> None:
+        job = make_job(JobPhase.STOPPING, stop_reason="enough", stop_cause=StopCause.BUDGET)
+        gang = view(ranks=2, job=job)
+        gang = replace(gang, nodes=tuple(replace(n, notice_until=at(9e5)) for n in gang.nodes))
+        gang = with_exit(gang, 0, AttemptOutcome.PREEMPTED, 143)
+        told = decide_attempt(gang, at(2))
+        assert isinstance(told, a.OrderRanks)
+        assert told.kind == "stop"
+        assert ends_as(decide_attempt(gang, at(15)), AttemptOutcome.LIMIT)
+
     def test_a_failure_before_the_signal_stands(self) -> None:
         job = make_job(JobPhase.STOPPING, stop_reason="enough", stop_cause=StopCause.USER)
         failed = with_exit(view(job=job), 0, AttemptOutcome.EXIT, 3)

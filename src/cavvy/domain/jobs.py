@@ -380,6 +380,7 @@ class Node:
     order: Order | None = None
     last_seq: int = 0  # number of the agent's last message that was applied or refused
     refused: int = 0  # number of the agent's messages that were refused in whole or in part
+    told_bytes: int = 0  # size of the events that the agent's messages caused
     exit_code: int | None = None
     exit_outcome: AttemptOutcome | None = None
     exit_reason: str = ""

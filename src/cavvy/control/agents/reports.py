@@ -29,6 +29,10 @@ _NEEDED = frozenset(
     {MessageKind.SETUP, MessageKind.RUNNING, MessageKind.CHECKPOINT, MessageKind.EXITED}
 )
 _REFUSALS_TOLD = 20  # refusal events per rank; later refusals are only counted
+_MOST_TOLD_BYTES = (
+    16 << 20
+)  # events of one rank; later ones are dropped, so that none fills the disk
+_EVENT_BYTES = 200  # size of a stored event without its text
 _MOST_FIGURES = 256  # maximum number of names in a rank's progress
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_STEP_MS = 86_400_000  # one day in ms; a longer step is not plausible
@@ -68,8 +72,22 @@ def apply_messages(
                 message = replace(message, fault=f"{type(error).__name__}: {error}")
             if message.fault:
                 _refuse(report, message, now)
+            _bound_events(report, told, message, now)
             report.node = replace(report.node, last_seq=message.seq, heard_at=now)
     return report
+
+
+def _bound_events(report: ReportOutcome, told: int, message: AgentMessage, now: datetime) -> None:
+    """Drop the message's events, from index `told` on, if the rank has caused too many. Its end is
+    always recorded.
+    """
+    before, new = report.node.told_bytes, report.events[told:]
+    after = before + sum(_EVENT_BYTES + len(event.text.encode()) for event in new)
+    report.node = replace(report.node, told_bytes=after)
+    if after > _MOST_TOLD_BYTES and message.kind != MessageKind.EXITED:
+        del report.events[told:]
+        if before <= _MOST_TOLD_BYTES:
+            tell(report, now, "refused", "this rank has reported too much; its events are dropped")
 
 
 def _refuse(report: ReportOutcome, message: AgentMessage, now: datetime) -> None:

@@ -277,7 +277,8 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
     first = _first_cause(view, failures, now)
     waiting = _let_others_save(view, first, [node.rank for node in exited], now)
     if waiting is not None:
-        return waiting
+        # A stop has its own, shorter time: a node may announce a notice of days.
+        return waiting if _wanted(view) else None
     outcome = first.exit_outcome or AttemptOutcome.NODE
     if not _wanted(view) and (outcome is AttemptOutcome.STOPPED or first in lost):
         outcome = _stop_outcome(view.job)
