@@ -227,6 +227,7 @@ class AgentConfig(ConfigRecord, RankPaths):
     home: str
     pin: str = ""  # SHA-256 of the control plane's certificate, if it is self-signed
     cache: str = ""
+    hides: str = ""  # a folder that the work must not see, except this rank's parts of it
     lease_s: float = 21600
     grace_s: float = 10
     leaves_after_s: float = 0  # 0: the provider deletes this rank's home with the node

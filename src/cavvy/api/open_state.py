@@ -163,6 +163,7 @@ def load_providers(
     context = ProviderContext(
         installation=installation,
         home=root / "providers",
+        server_folder=root,
         agent_command=make_command(),
         agent_archive=make_archive,
         server_address=address,

@@ -166,7 +166,10 @@ async def _examine_one(
             return found
         found = replace(found, settings=values)
         context = ProviderContext(
-            installation="check", home=settings.home / "providers", node_endpoint=node_endpoint
+            installation="check",
+            home=settings.home / "providers",
+            server_folder=settings.home,
+            node_endpoint=node_endpoint,
         )
         # the provider is only queried, and launches nothing
         provider = registry.make(known, table, context)

@@ -241,6 +241,7 @@ class ProviderContext:
     installation: str
     home: Path  # the provider's own folder on this server, mode 0700: sockets, caches, keys
     settings: Mapping[str, Scalar] = field(default_factory=dict)
+    server_folder: Path | None = None  # the server's state folder, to hide from jobs on its machine
     state: ProviderState = field(
         default_factory=MemoryProviderState
     )  # the provider's documents, shared by all servers

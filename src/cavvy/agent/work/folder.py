@@ -9,6 +9,7 @@ import shutil
 from ..config import AgentConfig, CheckpointConfig, WorkConfig
 from ..http_client import TransferFailed
 from .blobs import SMALL, BlobCache
+from .hide import hide
 from .reaper import exit_code
 from .trees import copy_file, copy_tree, remove_tree
 
@@ -161,10 +162,27 @@ def inside(folder: str, path: str) -> str:
     return made
 
 
-def run(argv: list[str], env: dict[str, str]) -> int:
-    """Run a program to its end and return its exit code, or 127 if the program is missing."""
+def run(argv: list[str], env: dict[str, str], hidden: tuple[str, list[str]] | None = None) -> int:
+    """Run a program to its end and return its exit code, or 127 if the program is missing. See
+    `ChildCommand.hidden`.
+    """
     try:
-        pid = os.posix_spawnp(argv[0], argv, env)
+        pid = os.posix_spawnp(argv[0], argv, env) if hidden is None else _fork(argv, env, hidden)
     except FileNotFoundError:
         return 127
     return exit_code(os.waitpid(pid, 0)[1])
+
+
+def _fork(argv: list[str], env: dict[str, str], hidden: tuple[str, list[str]]) -> int:
+    folder = os.getcwd()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            hide(*hidden)
+            os.chdir(folder)
+            os.execvpe(argv[0], argv, env)
+        except OSError as error:
+            os.write(2, f"cavvy: cannot start {argv[0]}: {error}\n".encode())
+        finally:
+            os._exit(127)
+    return pid

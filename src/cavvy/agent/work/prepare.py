@@ -130,6 +130,11 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
             link_input(config, path, target)
 
 
+def hide_for(config: AgentConfig, shown: list[str]) -> tuple[str, list[str]] | None:
+    """What the user's programs must not see on this machine; see `ChildCommand.hidden`."""
+    return (config.hides, [config.home, *shown]) if config.hides else None
+
+
 def find_setup(config: AgentConfig, work: WorkConfig) -> str:
     """The folder that keeps the work's setup. Its name contains the host's, since hosts may share
     the cache, and a setup may install into the host itself.
@@ -216,6 +221,7 @@ def _set_up(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
         code = run(
             [find_shell(), "-e", "-c", SHELL_LINE, config.setup_script],
             setup_environment(work, env),
+            hide_for(config, [kept]),
         )
         if code:
             raise SetupFailed(code)

@@ -49,6 +49,8 @@ class ChildCommand:
         self.env = env
         self.cwd = cwd
         self.call = call  # runs instead of the program; gets the channel, returns the exit code
+        # a folder to hide from the program, and the folders below it that the program sees
+        self.hidden: tuple[str, list[str]] | None = None
         self.cgroup: str | None = (
             None  # folder of the control group to enter, and to remove at the end
         )
@@ -300,6 +302,11 @@ def _become(command: ChildCommand, output: int, reaper: int) -> None:
         if command.cgroup is not None:
             with open(command.cgroup + "/cgroup.procs", "w") as file:
                 file.write("0")
+        if command.hidden is not None:
+            from .hide import hide
+
+            hide(*command.hidden)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # new credentials clear it
         signal.set_wakeup_fd(-1)
         for number in _DEFAULTED:
             signal.signal(number, signal.SIG_DFL)

@@ -279,11 +279,7 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
     if waiting is not None:
         # A stop has its own, shorter time: a node may announce a notice of days.
         return waiting if _wanted(view) else None
-    outcome = first.exit_outcome or AttemptOutcome.NODE
-    if not _wanted(view) and (outcome is AttemptOutcome.STOPPED or first in lost):
-        outcome = _stop_outcome(view.job)
-    elif outcome is AttemptOutcome.STOPPED:
-        outcome = AttemptOutcome.NODE
+    outcome = _outcome_of(view, first, lost)
     alone = len(view.nodes) > 1 and outcome in (
         AttemptOutcome.EXIT,
         AttemptOutcome.SETUP,
@@ -294,6 +290,14 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
     reason = f"{first.exit_reason or outcome}{where}{early if first.exit_code == 0 else ''}"
     failure = first.exit_failure if outcome is AttemptOutcome.NODE else None
     return _ending(outcome, reason, failure, exit_code=first.exit_code, rank=first.rank)
+
+
+def _outcome_of(view: AttemptSnapshot, first: Node, lost: Sequence[Node]) -> AttemptOutcome:
+    """The outcome of the gang whose rank `first` failed first."""
+    outcome = first.exit_outcome or AttemptOutcome.NODE
+    if not _wanted(view) and (outcome is AttemptOutcome.STOPPED or first in lost):
+        return _stop_outcome(view.job)
+    return AttemptOutcome.NODE if outcome is AttemptOutcome.STOPPED else outcome
 
 
 def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:

@@ -20,6 +20,7 @@ class HostAgentConfig:
     token: str = field(repr=False)
     home: str
     cache: str
+    hides: str = ""
     lease_s: float
     grace_s: float
     leaves_after_s: float = LEAVES_AFTER_S

@@ -3,6 +3,7 @@ that agents inherit.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cavvy.providers.base import GangSpec, NoCapacity
@@ -18,9 +19,11 @@ from cavvy.providers.local.offers import PROVIDER, make_host
 KEPT = service.KEPT | {"CONTAINER_HOST"}
 
 
-def make_configs(gang: GangSpec, machine: ThisMachine, home: Path) -> Sequence[HostAgentConfig]:
-    """One configuration for each rank. Raises NoCapacity if the offer or an allocation does not fit
-    this machine.
+def make_configs(
+    gang: GangSpec, machine: ThisMachine, home: Path, hides: str = ""
+) -> Sequence[HostAgentConfig]:
+    """One configuration for each rank, whose work must not see the folder `hides`. Raises
+    NoCapacity if the offer or an allocation does not fit this machine.
     """
     host = make_host(machine)
     if gang.offer.provider != PROVIDER or gang.offer.region != machine.hostname:
@@ -33,12 +36,15 @@ def make_configs(gang: GangSpec, machine: ThisMachine, home: Path) -> Sequence[H
     route = AgentRoute(address=gang.agent_endpoint.address, token=gang.agent_endpoint.token)
     folder, cache = home / "gangs" / gang.name, str(home / "cache")
     return [
-        make_config(
-            gang,
-            hold_devices(rank, allocations.get(rank), machine, "this machine", "127.0.0.1"),
-            route,
-            str(folder / str(rank)),
-            cache,
+        replace(
+            make_config(
+                gang,
+                hold_devices(rank, allocations.get(rank), machine, "this machine", "127.0.0.1"),
+                route,
+                str(folder / str(rank)),
+                cache,
+            ),
+            hides=hides,
         )
         for rank in range(gang.nodes)
     ]

@@ -60,6 +60,13 @@ MANIFEST = Manifest(
             "accelerators", "If `false`, this machine's accelerators are not offered.", default=True
         ),
         flag(
+            "hide_server",
+            "If `true`, jobs without an image do not see the server's folder with its token, key "
+            "and database, and get no privileges outside it: `mount` and `sudo` fail. Needs Linux "
+            "namespaces; `cavvy check local` shows if they are available.",
+            default=True,
+        ),
+        flag(
             "hand_over_checkpoints",
             "If `true`, complete checkpoints are uploaded to the server, as from a remote "
             "machine, and a job killed during a save continues from the previous checkpoint. If "

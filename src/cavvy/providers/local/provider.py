@@ -1,10 +1,13 @@
 """The provider for this machine: agents are processes; the control plane allocates the devices."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
+from cavvy.agent.work import hide
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, Task
@@ -32,6 +35,7 @@ from cavvy.providers.local.watch import ProcessWatch
 
 _LOOK_AGAIN = timedelta(seconds=60)  # devices change rarely, and drivers answer slowly
 _DRIVER_TIMEOUT_S = 30
+_SHOWN = "readable by jobs: run untrusted jobs elsewhere, or the server as another user"
 
 
 class LocalProvider:
@@ -52,6 +56,8 @@ class LocalProvider:
         self._now = context.now
         self._sources = sources or this_machine(context.home)
         self._engine = engine
+        self._server_folder = context.server_folder
+        self._hidden: str | None = None  # None: not tried yet
         self._gang_store = LocalGangStore(
             home=self._home,
             installation=context.installation,
@@ -76,7 +82,7 @@ class LocalProvider:
     async def launch(self, gang: GangSpec) -> None:
         if not self._gang_store.command:
             raise Refused("no agent can be started: the server has no agent command")
-        configs = make_configs(gang, await self._discovered(), self._home)
+        configs = make_configs(gang, await self._discovered(), self._home, await self._hides())
         living = await asyncio.to_thread(self._gang_store.launch, gang, configs)
         if living is not None:
             self._attend(living)
@@ -113,6 +119,7 @@ class LocalProvider:
             ("free disk", f"{machine.disk_gib} GiB"),
             ("accelerators", say_models(machine)),
             ("containers", self._engine() or "neither podman nor a running docker"),
+            ("server's folder", "hidden from jobs" if await self._hides() else _SHOWN),
             *(("note", note) for note in machine.notes),
         ]
 
@@ -122,6 +129,13 @@ class LocalProvider:
         for task in (self._sweeping, self._refresh):
             if task is not None:
                 await asyncio.wait([task])
+
+    async def _hides(self) -> str:
+        """The server's folder, if it is hidden from jobs; otherwise ""."""
+        if self._hidden is None:
+            folder = self._settings.get("hide_server", True) and self._server_folder
+            self._hidden = str(folder) if folder and await _can_hide(folder, self._home) else ""
+        return self._hidden
 
     async def _discovered(self) -> ThisMachine:
         """Return the machine's hardware. Only the first call waits for drivers. Later calls start a
@@ -167,6 +181,16 @@ class LocalProvider:
                 self._watch.announce(gang.intent.name, rank.again_s)
             elif rank.process is not None and rank.dead_at is None:
                 self._watch.add(gang.intent.name, rank.process)
+
+
+async def _can_hide(folder: Path, home: Path) -> bool:
+    """Whether this system can hide the folder from a process, except the provider's own folder."""
+    command = [sys.executable, "-I", "-S", hide.__file__, str(folder), str(home)]
+    try:
+        tried = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
+    except OSError:
+        return False
+    return await tried.wait() == 0
 
 
 def limited(machine: ThisMachine, settings: Mapping[str, str | int | float | bool]) -> ThisMachine:

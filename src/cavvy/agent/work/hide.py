@@ -1,0 +1,108 @@
+"""Hides a folder of this machine from the work, such as the server's folder with its token, key and
+database.
+
+The work sees the machine through its own mount namespace, in which an empty file system covers the
+folder, except some folders below it. Its own user namespace, in which user IDs stay the same, keeps
+it from removing the cover and from reading the memory and files of processes outside. Needs Linux
+and permission to create these namespaces.
+
+Usage: python hide.py FOLDER SHOWN. The exit code is 0 if the folder can be hidden here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+CLONE_NEWNS = 0x20000
+CLONE_NEWUSER = 0x10000000
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
+ALL_IDS = "0 0 4294967295"
+
+
+def hide(folder: str, shown: list[str]) -> None:
+    """Hide `folder` from this process and its later children, except the existing ones of `shown`.
+
+    The process must have one thread. Raises OSError; it may then see a part of the folder.
+    """
+    shown = [path for path in shown if os.path.isdir(path)]
+    if os.geteuid() == 0:  # covers first, so that the new user namespace cannot remove them
+        _call("unshare", CLONE_NEWNS)
+        _cover(folder, shown)
+        _enter_user_namespace()
+    else:  # the work has no capabilities in the new namespace, since it is not root there
+        uid, gid = os.geteuid(), os.getegid()
+        _call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
+        _write("self/setgroups", "deny")
+        _write("self/uid_map", f"{uid} {uid} 1")
+        _write("self/gid_map", f"{gid} {gid} 1")
+        _cover(folder, shown)
+
+
+def _cover(folder: str, shown: list[str]) -> None:
+    """Mount an empty file system over the folder, and the folders of `shown` into it."""
+    _mount("none", "/", None, MS_REC | MS_PRIVATE)
+    opened = [(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY)) for path in shown]
+    _mount("tmpfs", folder, "tmpfs", 0)
+    for path, fd in opened:
+        os.makedirs(path, exist_ok=True)
+        _mount(f"/proc/self/fd/{fd}", path, None, MS_BIND | MS_REC)
+        os.close(fd)
+    _mount("none", folder, None, MS_REMOUNT | MS_BIND | MS_RDONLY)
+
+
+def _enter_user_namespace() -> None:
+    """Enter a new user namespace with all IDs. Only a process outside it may map them."""
+    reader, writer = os.pipe()
+    parent = os.getpid()
+    helper = os.fork()
+    if helper == 0:
+        code = 1
+        try:
+            os.close(writer)
+            if os.read(reader, 1):
+                for name in ("uid_map", "gid_map"):
+                    _write(f"{parent}/{name}", ALL_IDS)
+                code = 0
+        finally:
+            os._exit(code)
+    os.close(reader)
+    try:
+        _call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
+        os.write(writer, b"x")
+    finally:
+        os.close(writer)
+        status = os.waitpid(helper, 0)[1]
+    if status:
+        raise PermissionError(1, "user IDs cannot be mapped")
+
+
+def _write(name: str, text: str) -> None:
+    with open(f"/proc/{name}", "w") as file:
+        file.write(text)
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int) -> None:
+    _call("mount", source.encode(), target.encode(), kind and kind.encode(), flags, None)
+
+
+def _call(name: str, *arguments: object) -> None:
+    """Call a function of the C library. Raises OSError."""
+    import ctypes
+
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    if function(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def main(folder: str, shown: str) -> int:
+    try:
+        hide(folder, [shown])
+        return 0 if os.listdir(folder) and os.path.isdir(shown) else 1
+    except (OSError, AttributeError, ImportError):
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,57 @@
+"""Jobs on this machine do not see the server's folder; its owner can turn that off."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.system.trust import User, user_at
+
+from cavvy.agent.work import hide
+
+pytestmark = pytest.mark.system
+
+LOOK = """
+home=${CAVVY_PROGRESS_FILE%%/providers/*}
+for name in token key agents.key cavvy.db logs storage/other; do
+    [ ! -e "$home/$name" ] || echo "sees $name"
+done
+ls "$home/providers/local/gangs" | wc -l
+cat /proc/$PPID/root$home/token 2>/dev/null || true
+umount "$home" 2>/dev/null && echo uncovered || true
+unshare -Urm umount "$home" 2>/dev/null && echo uncovered || true
+echo looked >state/file
+"""
+TASK = "checkpoint: state\nsetup: echo >$CAVVY_SETUP_DIR/made\nrun: |\n"
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[User]:
+    with user_at(tmp_path / "user") as user:
+        yield user
+
+
+def look(user: User, name: str) -> list[str]:
+    script = "".join(f"  {line}\n" for line in LOOK.splitlines())
+    user.submit(f"name: {name}\n{TASK}{script}")
+    assert user.ended(name).phase == "done", user.log(name)
+    return user.log(name).splitlines()
+
+
+def test_a_job_sees_nothing_of_the_server_or_of_other_jobs(user: User, tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    tried = [sys.executable, "-I", "-S", hide.__file__, str(tmp_path), str(tmp_path / "kept")]
+    if subprocess.run(tried).returncode:
+        pytest.skip("this system offers no namespaces")
+    user.submit("name: other\nrun: sleep 600")
+    user.wait("other", "running")
+    assert look(user, "curious") == ["1"]
+    assert look(user, "again") == ["1"]  # with a finished setup
+    assert "hidden from jobs" in user.cli("check", "local")
+
+
+def test_the_owner_may_show_it(user: User) -> None:
+    user.settings("[providers.local]\nhide_server = false\n")
+    assert "sees token" in look(user, "open")
+    assert "readable by jobs" in user.cli("check", "local")
