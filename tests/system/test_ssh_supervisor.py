@@ -198,6 +198,17 @@ def test_a_removal_kills_what_does_not_leave(supervisor: Supervisor) -> None:
     assert supervisor.states("never") == []
 
 
+def test_a_removal_acts_even_if_it_cannot_be_recorded(supervisor: Supervisor) -> None:
+    supervisor.launch("g")
+    assert starts(supervisor, "g") == ["work"]
+    block = supervisor.rank("g").parent / f"removing.json.{supervisor.process.pid}.new"
+    block.mkdir()  # in the place of the file to write, as on a full disk
+    with suppress(AssertionError):
+        supervisor.ask("remove", gang="g", grace_s=-1, forbid=True)
+    supervisor.until("g", "over")
+    assert not (supervisor.rank("g").parent / "removing.json").exists()
+
+
 def test_last_words_of_an_agent_that_broke_are_delivered(supervisor: Supervisor) -> None:
     supervisor.launch("g")
     assert starts(supervisor, "g") == ["work"]

@@ -107,7 +107,14 @@ class BatchGangs:
             if name not in self._leaving and len(await workspace.exits(name, nodes)) == nodes:
                 self._leaving.add(name)
                 return
-            await workspace.note_removal(name)
+            try:
+                await workspace.note_removal(name)
+            finally:  # the shared folder may be full: the caller then repeats its request
+                await self._cancel(workspace, name)
+            return
+        await self._cancel(workspace, name)
+
+    async def _cancel(self, workspace: SharedWorkspace, name: str) -> None:
         rows = [row for row in await self._jobs(workspace) if row.name == name]
         await self._system.commands.cancel(
             [row.id for row in rows if row.phase is not BatchPhase.OVER]

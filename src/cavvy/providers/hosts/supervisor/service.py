@@ -88,6 +88,7 @@ class HostSupervisor:
         self._blocked = False  # the output pipe is full
         self._children: list[subprocess.Popen[bytes]] = []
         self._watched: dict[int, int] = {}  # by pidfd: the PID
+        self._removals: dict[str, Fields] = {}  # by the gang's folder
         self._told: dict[str, str] = {}  # by gang: the states in the last report
         self._orphaned: dict[
             str, float
@@ -175,7 +176,7 @@ class HostSupervisor:
             return {"over": True}
         if not os.path.exists(folder + "/gang.json"):
             self._prepare(folder, asked)
-        if not os.path.exists(folder + "/removing.json"):
+        if self._removal(folder) is None:
             for rank in asked["ranks"]:
                 self._start_missing(name, str(rank["rank"]))
         return {"over": False, "gang": self._look(name)}
@@ -192,16 +193,25 @@ class HostSupervisor:
         """
         name = check_name(asked["gang"])
         folder = self._folder(name)
+        if os.path.exists(folder + "/gang.json") and self._removal(folder) is None:
+            kill_at = time.time() + (asked["grace_s"] + PATIENCE_S if asked["grace_s"] >= 0 else 0)
+            try:
+                self._note_removal(folder, kill_at)
+            finally:  # the disk may be full: the caller then repeats its request
+                for rank in self._ranks(name):
+                    self._terminate(name, rank)
         if asked.get("forbid"):
             self._bury(name)
-        if not os.path.exists(folder + "/gang.json"):
-            return {}
-        if read_json(folder + "/removing.json") is None:
-            kill_at = time.time() + (asked["grace_s"] + PATIENCE_S if asked["grace_s"] >= 0 else 0)
-            write_json(folder + "/removing.json", {"kill_at": kill_at})
-            for rank in self._ranks(name):
-                self._terminate(name, rank)
         return {}
+
+    def _note_removal(self, folder: str, kill_at: float) -> None:
+        """Record a removal, first in memory. Raises OSError."""
+        self._removals[folder] = {"kill_at": kill_at}
+        write_json(folder + "/removing.json", self._removals[folder])
+
+    def _removal(self, folder: str) -> Fields | None:
+        """The record of a gang's removal, or None if it is not being removed."""
+        return read_json(folder + "/removing.json") or self._removals.get(folder)
 
     def do_leave(self, asked: Fields) -> Fields:
         """Prepare for this host's departure: signal agents as in a preemption, and kill them after
@@ -222,6 +232,7 @@ class HostSupervisor:
             return {}
         self._bury(name)
         self._told.pop(name, None)
+        self._removals.pop(folder, None)
         self._discard(folder)
         return {}
 
@@ -320,7 +331,7 @@ class HostSupervisor:
 
     def _look(self, name: str) -> Fields:
         folder = self._folder(name)
-        removing = read_json(folder + "/removing.json")
+        removing = self._removal(folder)
         gang = read_json(folder + "/gang.json") or {}
         ranks = [self._rank(name, rank, removing) for rank in self._ranks(name)]
         return {
@@ -467,8 +478,8 @@ class HostSupervisor:
     def _remove_all(self) -> None:
         for name in self._names():
             folder = self._folder(name)
-            if read_json(folder + "/removing.json") is None:
-                write_json(folder + "/removing.json", {"kill_at": time.time()})
+            if self._removal(folder) is None:
+                self._note_removal(folder, time.time())
 
     def _tell(self, name: str, looks: str) -> None:
         before = self._told.get(name)
