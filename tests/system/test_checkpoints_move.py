@@ -76,12 +76,12 @@ def test_a_job_that_moves_takes_its_newest_state_along(home: Path) -> None:
     places = ["", HANDED, "", "", HANDED]  # of each attempt: this machine's folder, or handed over
     settle(home, places[0])
     with connect() as client:
-        client.submit(MOVER.replace("HOME", str(home)))
+        client.submit(MOVER.replace("HOME", str(home.parent)))
     for number in range(1, 6):
         wait_until(lambda number=number: attempt_runs("mover", number))
         settle(home, places[number] if number < 5 else HANDED)
         start(home)
-        (home / f"go-{number}").touch()
+        (home.parent / f"go-{number}").touch()
     wait_until(lambda: phase("mover") == "done")
     [storage] = (home / "storage/default").iterdir()
     with connect() as client:

@@ -53,24 +53,24 @@ def test_a_job_runs_from_end_to_end(home: Path) -> None:
 def test_followed_logs_come_while_the_job_runs(home: Path) -> None:
     with connect() as client:
         client.submit(
-            f"{{name: slow, run: 'echo one; while [ ! -e {home}/go ]; do sleep 0.05; done; echo "
+            f"{{name: slow, run: 'echo one; while [ ! -e {home.parent}/go ]; do sleep 0.05; done; echo "
             f"two'}}"
         )
         chunks = client.logs("default", "slow", follow=True)
         assert next(chunks) == b"one\n"
-        (home / "go").touch()
+        (home.parent / "go").touch()
         assert b"".join(chunks) == b"two\n"
 
 
 def test_work_goes_on_while_the_server_is_dead(home: Path) -> None:
     with connect() as client:
         client.submit(
-            f"{{name: on, run: 'echo a; while [ ! -e {home}/go ]; do sleep 0.05; done; echo b; "
+            f"{{name: on, run: 'echo a; while [ ! -e {home.parent}/go ]; do sleep 0.05; done; echo b; "
             f"exit 7'}}"
         )
         wait_until(lambda: log_of(client, "on") == b"a\n")
     kill_server(home)
-    (home / "go").touch()
+    (home.parent / "go").touch()
     with connect() as client:
         assert run_to_end(client, "on") == "failed"
         assert client.job("default", "on").exit_code == 7
@@ -80,14 +80,14 @@ def test_work_goes_on_while_the_server_is_dead(home: Path) -> None:
 
 def test_a_graceful_stop_is_quick_and_ends_no_job(home: Path) -> None:
     with connect() as client:
-        client.submit(f"{{name: on, run: 'while [ ! -e {home}/go ]; do sleep 0.05; done'}}")
+        client.submit(f"{{name: on, run: 'while [ ! -e {home.parent}/go ]; do sleep 0.05; done'}}")
         wait_until(lambda: client.job("default", "on").phase == "running")
     began = time.monotonic()
     kill_server(home, signal.SIGTERM)
     took = time.monotonic() - began
     assert '"stopped"' in (home / "server.log").read_text()
     assert took < 30  # it must not wait for the agents' long polls, which last as long
-    (home / "go").touch()
+    (home.parent / "go").touch()
     with connect() as client:
         assert run_to_end(client, "on") == "done"
         assert client.job("default", "on").attempt == 1
@@ -109,10 +109,10 @@ def test_it_does_not_stop_for_idleness_while_a_job_lives(
 ) -> None:
     monkeypatch.setenv("CAVVY_SERVER_IDLE_STOP_S", "1")
     with connect() as client:
-        client.submit(f"{{name: on, run: 'while [ ! -e {home}/go ]; do sleep 0.05; done'}}")
+        client.submit(f"{{name: on, run: 'while [ ! -e {home.parent}/go ]; do sleep 0.05; done'}}")
     time.sleep(3)
     assert server_holds_lock(str(home))
-    (home / "go").touch()
+    (home.parent / "go").touch()
     wait_until(lambda: not server_holds_lock(str(home)))
     with connect() as client:
         assert client.job("default", "on").phase == "done"

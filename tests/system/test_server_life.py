@@ -307,12 +307,12 @@ def test_slow_clients_are_in_nobodys_way(home: Path) -> None:
 def test_a_job_lives_on_while_its_server_is_replaced(home: Path) -> None:
     with connect() as client:
         first = client.server().pid
-        client.submit(f"{{name: on, run: 'while [ ! -e {home}/go ]; do sleep 0.05; done'}}")
+        client.submit(f"{{name: on, run: 'while [ ! -e {home.parent}/go ]; do sleep 0.05; done'}}")
         wait_until(lambda: client.job("default", "on").phase == "running")
     change(home, version="0.0.1")
     with connect() as client:
         assert client.server().pid != first
-        (home / "go").touch()
+        (home.parent / "go").touch()
         for _ in client.follow("default", "on"):
             pass
         job = client.job("default", "on")
