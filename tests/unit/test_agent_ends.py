@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from cavvy.agent.runner import RankRunner, may_leave
+from cavvy.agent.ends import may_leave
+from cavvy.agent.runner import RankRunner
 from cavvy.agent.states import AgentState
 
 
@@ -82,7 +83,7 @@ def test_only_what_a_signal_reached_ended_by_it(
     told: list[object] = []
     runner._steps = SimpleNamespace(interrupted=interrupted)
     runner._state = AgentState.RECLAIMED if signalled else AgentState.ENDING
-    runner._ending, runner._born = ("preempted", "gone"), 0.0
+    runner._ending, runner._born, runner._again = ("preempted", "gone"), 0.0, False
     runner._faults = SimpleNamespace(found="")
     runner._conclude = lambda *what: told.extend(what)
     runner._ran(code, 0)

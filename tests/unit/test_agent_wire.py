@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cavvy.agent.config import AgentConfig, BadConfig, ConfigFields, WorkConfig
+from cavvy.agent.ends import judge
 from cavvy.agent.loop import EventLoop
 from cavvy.agent.outbox import MessageOutbox
-from cavvy.agent.runner import judge
 from cavvy.agent.wire import LoopConnection, ServerAddress, parse_reply
 
 

@@ -1,0 +1,61 @@
+"""How the work of a rank ended, and when its agent may leave."""
+
+from __future__ import annotations
+
+import signal
+
+EX_TEMPFAIL = 75  # of sysexits.h: "checkpointed, run me again"
+# Signals that end a program by default and usually come from outside. A shell reports signal N as
+# exit code 128 + N.
+DEADLY = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGILL,
+    signal.SIGTRAP,
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGKILL,
+    signal.SIGUSR1,
+    signal.SIGSEGV,
+    signal.SIGUSR2,
+    signal.SIGPIPE,
+    signal.SIGALRM,
+    signal.SIGTERM,
+    signal.SIGXCPU,
+    signal.SIGXFSZ,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGSYS,
+)
+
+
+def may_leave(leaves_after_s: float, silent_s: float, *, stored: bool) -> bool:
+    """Whether an agent leaves after its work although the server is away, so that its node is not
+    billed until the lease ends: exit, log and messages are stored where the provider keeps them.
+    """
+    return stored and 0 < leaves_after_s <= silent_s
+
+
+def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
+    """The outcome, exit code and reason of work that ended by itself or was ended because of
+    `ending`.
+
+    Exit code 0 after a signal does not mean success here: the control plane decides that from the
+    work's reports.
+    """
+    if ending is not None:
+        return ending[0], code, ending[1]
+    if code == 0:
+        return "succeeded", code, ""
+    if code == EX_TEMPFAIL:
+        return "preempted", code, "the task asked to be run again (exit code 75)"
+    if code - 128 in DEADLY:
+        number = signal.Signals(code - 128)
+        return (
+            "exit",
+            code,
+            f"the task was killed by signal {number:d} ({number.name}; exit code {code})",
+        )
+    return "exit", code, f"the task ended with exit code {code}"
