@@ -17,7 +17,14 @@ import pytest
 import yaml
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import AcceleratorNeed, Resources, Task, Volume, VolumeKind
+from cavvy.domain.tasks import (
+    AcceleratorNeed,
+    ProviderOptions,
+    Resources,
+    Task,
+    Volume,
+    VolumeKind,
+)
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import AgentEndpoint, GangSpec, GangState, Refused
 from cavvy.providers.batch.shapes import AcceleratorRates
@@ -591,6 +598,15 @@ def test_docker_beside_the_work_has_its_own_container_and_socket(mode: str) -> N
         "volumes"
     ]
     assert cached["initContainers"][0]["volumeMounts"][1]["subPathExpr"] == f"{mode}-$(POD_NAME)"
+
+
+def test_an_export_has_the_pod_fields_of_settings_and_task() -> None:
+    values = json.dumps({"pod": {"spec": {"priorityClassName": "high"}}})
+    asked = Resources(options=(ProviderOptions(provider="kubernetes", values=values),))
+    read = read_options({"pod": "{spec: {hostIPC: true}}"})
+    text = make_export(Task(name="t", run="true", resources=asked), None, 1, read)
+    pod = next(each for each in yaml.safe_load_all(text) if each["kind"] == "Pod")
+    assert (pod["spec"]["hostIPC"], pod["spec"]["priorityClassName"]) == (True, "high")
 
 
 def test_a_volume_is_mounted_at_several_paths() -> None:
