@@ -225,7 +225,8 @@ def test_telemetry_while_it_runs_and_idle_limit() -> None:
         assert (exited["outcome"], exited["exit_code"]) == ("limit", 143)
         assert exited["reason"] == "no output, no CPU use and no connection for 1.5 s"
         assert rig.stub.last("event")["name"] == "idle", "a warning precedes the end"
-        assert set(rig.stub.last("telemetry")["values"]) == {"cpu_percent", "memory_mib"}  # type: ignore[call-overload]
+        values = rig.stub.last("telemetry")["values"]  # type: ignore[call-overload]
+        assert set(values) == {"cpu_percent", "memory_mib", "memory_peak_mib"}
 
 
 def test_busy_work_is_not_idle() -> None:
