@@ -61,7 +61,9 @@ def command(
     does not answer.
     """
     if (since or by) and (name or audit):
-        raise click.UsageError("--since and --by add up jobs, so they need no NAME and no --audit")
+        raise click.UsageError(
+            "--since and --by cannot be used with NAME or --audit, because they add up jobs"
+        )
     with session() as client:
         if since or by:
             rows = client.spending(None if by == "project" else project, since=since)

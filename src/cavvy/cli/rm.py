@@ -25,7 +25,7 @@ def command(names: tuple[str, ...], project: str, ended: bool, yes: bool) -> Non
     with session() as client:
         if ended:
             names = tuple(row.name for row in list_jobs(client, project, ENDED)[0])
-        for name in names:  # before the first one is removed
+        for name in names:  # checked before the first job is removed
             job = client.job(project, name)
             if job.phase not in ENDED:
                 hint = f"`cavvy stop {name}` stops it"

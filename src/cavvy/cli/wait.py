@@ -25,7 +25,7 @@ _SHORTEST_S, _LONGEST_S = 0.2, 2.0  # seconds between two requests to the server
     "what",
     type=click.Choice(["end", "running"]),
     default="end",
-    help="Wait until the jobs have ended, or until each runs or has ended.",
+    help="What to wait for: that all jobs have ended, or that each of them runs or has ended.",
 )
 @click.option("--timeout", metavar="TIME", help="Give up after this time, such as 90s or 2h.")
 def command(names: tuple[str, ...], project: str, what: str, timeout: str | None) -> None:

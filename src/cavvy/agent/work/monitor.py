@@ -125,7 +125,7 @@ class WorkMonitor:
     ) -> None:
         self._say = say
         self._connected = connected  # returns whether a user has a session on this node
-        self._warned = False  # about the time without use since the last use
+        self._warned = False  # whether the user was warned since the last use
         self._progress = ProgressScanner(progress)
         self._checkpoints = checkpoints
         self.usage = usage

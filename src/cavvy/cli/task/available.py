@@ -130,7 +130,7 @@ def _notices(task: Task) -> dict[str, timedelta]:
 @dataclass(slots=True)
 class _Live:
     names: list[str] = field(default_factory=list)
-    offers: list[Offer] = field(default_factory=list)  # all, whether they fit or not
+    offers: list[Offer] = field(default_factory=list)  # all offers, whether they fit or not
     usable: set[tuple[str, str]] = field(default_factory=set)  # see `registry.judge_readiness`
     matches: list[OfferMatches] = field(default_factory=list)
     fitting: list[Offer] = field(default_factory=list)
@@ -154,7 +154,7 @@ class LiveMatches:
     """The current offers of configured providers that match."""
 
     matches: Mapping[str, OfferMatches]  # by provider
-    offers: Sequence[Offer]  # all, whether they match or not
+    offers: Sequence[Offer]  # all offers, whether they match or not
     problems: Sequence[str]  # one message for each provider that did not answer completely
     readiness: Callable[[Offer], Readiness]
 

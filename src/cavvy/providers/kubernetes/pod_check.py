@@ -22,7 +22,9 @@ async def find_refused(
     """
     leaves = list(_list_leaves(fields))
     whole = await _try(api, path, plain, fields, leaves)
-    if not whole or await _try(api, path, plain, {}, ()):  # every pod is refused: not their fault
+    if not whole or await _try(
+        api, path, plain, {}, ()
+    ):  # every pod is refused, so the fields are not the cause
         return whole
     alone = await asyncio.gather(*(_try(api, path, plain, _nest(*leaf), [leaf]) for leaf in leaves))
     return [each for problems in alone for each in problems] or whole
