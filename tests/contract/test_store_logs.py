@@ -42,6 +42,22 @@ def test_bytes_come_back_as_they_went_in(store: LogStore, tmp_path: Path) -> Non
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_the_times_of_arrivals_are_kept(store: LogStore, tmp_path: Path) -> None:
+    store.append(*KEY, 0, b"one\n", now_s=100.0)
+    store.append(*KEY, 4, b"two\n", now_s=100.4)  # too soon for a time of its own
+    store.append(*KEY, 4, b"two\n", now_s=150.0)  # it is there already
+    store.append(*KEY, 8, b"three\n", now_s=200.0)
+    again = LogStore(tmp_path / "logs").times(*KEY)
+    assert (again.offsets, again.times) == ([0, 8], [100.0, 200.0])
+    assert [again.since(at) for at in (0, 100, 100.1, 200, 201)] == [0, 0, 8, 8, None]
+    assert again.between(4, 8) == [(0, 100.0)]
+    assert again.between(4, 9) == [(0, 100.0), (8, 200.0)]
+    assert store.ranks("p", "j1") == [(1, 0)]
+    assert store.times("p", "j1", 2, 0).since(0) is None
+    store.remove("p", "j1")
+    assert not (tmp_path / "logs" / "p" / "j1").exists()
+
+
 def test_an_append_counts_once(store: LogStore) -> None:
     store.append(*KEY, 0, b"abc")
     assert store.append(*KEY, 0, b"abc") == 3

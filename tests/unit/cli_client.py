@@ -31,6 +31,10 @@ def at(seconds: float) -> datetime:
     return T0 + timedelta(seconds=seconds)
 
 
+def at_s(seconds: float) -> float:
+    return at(seconds).timestamp()
+
+
 def make_node(**changes: Any) -> wire.NodeView:
     facts: dict[str, Any] = {
         "rank": 0,
@@ -155,6 +159,7 @@ class FakeClient:
     )  # what `down` does not get rid of
     rows: list[wire.NodeListing] = field(default_factory=list)
     log_bytes: bytes = b""
+    log_asked: dict[str, object] = field(default_factory=dict)
     spent: list[wire.SpendingRow] = field(default_factory=list)
     asked: list[tuple[object, ...]] = field(default_factory=list)
     patience: Patience = field(default_factory=Patience)
@@ -237,9 +242,21 @@ class FakeClient:
         )
 
     def log_chunks(
-        self, project: str, name: str, *, rank: int = 0, **which: object
+        self,
+        project: str,
+        name: str,
+        *,
+        rank: int = 0,
+        tail_bytes: int | None = None,
+        times: bool = False,
+        **which: object,
     ) -> Iterator[LogChunk]:
-        yield LogChunk(data=self.log_bytes, attempt=1, offset=len(self.log_bytes), over=True)
+        self.job(project, name)
+        self.log_asked = which
+        size = len(self.log_bytes)
+        data = self.log_bytes[size - min(size, size if tail_bytes is None else tail_bytes) :]
+        at = [(0, T0.timestamp()), (4, at_s(60))] if times else []
+        yield LogChunk(data=data, attempt=1, offset=size, over=True, times=at)
 
     def stop(self, project: str, name: str) -> wire.JobDetail:
         self.asked.append(("stop", name))

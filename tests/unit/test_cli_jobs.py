@@ -504,6 +504,20 @@ def test_watching_jobs_needs_a_terminal(client: FakeClient) -> None:
     assert (found.exit_code, "--watch needs a table on a terminal" in found.stderr) == (2, True)
 
 
+def test_lines_begin_with_the_time_at_which_they_arrived(client: FakeClient) -> None:
+    client.log_bytes = b"one\ntwo\nend"
+    stamped = [
+        "2026-01-02 03:04:05 UTC  one",
+        "2026-01-02 03:05:05 UTC  two",
+        "2026-01-02 03:05:05 UTC  end",
+    ]
+    assert run("logs", "good", "--timestamps").stdout.splitlines() == stamped
+    assert run("logs", "good", "--timestamps", "-n", "1").stdout.splitlines() == stamped[2:]
+    run("logs", "good", "--since", "2026-01-02T03:04Z")
+    assert client.log_asked["since"] == datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+    assert run("logs", "good", "--since", "1h", "--tail", "3").exit_code == 2
+
+
 def test_rm_removes_ended_jobs_only(client: FakeClient) -> None:
     refused = run("rm", "good", "now", "--yes")
     assert (refused.exit_code, client.asked) == (1, [])

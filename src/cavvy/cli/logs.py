@@ -1,11 +1,13 @@
 """`cavvy logs`: prints or follows a job's log."""
 
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.arguments import job_argument
+from cavvy.cli.reach.arguments import job_argument, since_option
 from cavvy.cli.reach.session import (
     FOLLOW_PATIENCE_S,
     PATIENCE_S,
@@ -15,7 +17,7 @@ from cavvy.cli.reach.session import (
 )
 
 if TYPE_CHECKING:
-    from cavvy.client import Client
+    from cavvy.client import LogChunk
 
 
 @click.command("logs")
@@ -30,39 +32,90 @@ if TYPE_CHECKING:
     help="Only this attempt; the default is all.",
 )
 @click.option("-n", "--tail", type=click.IntRange(0), default=None, help="Only the last N lines.")
+@since_option
+@click.option("--timestamps", is_flag=True, help="Begin each line with the time it arrived.")
 def command(
-    name: str, project: str, following: bool, rank: int, attempt: int | None, tail: int | None
+    name: str,
+    project: str,
+    following: bool,
+    rank: int,
+    attempt: int | None,
+    tail: int | None,
+    since: datetime | None,
+    timestamps: bool,
 ) -> None:
-    """Print or follow a job's log, which is kept after its nodes are gone."""
+    """Print or follow a job's log, which is kept after its nodes are gone.
+
+    --since and --timestamps use the local time at which the server received a line.
+    """
     from cavvy.cli.reach.follow import follow
 
+    if since and tail is not None:
+        raise click.UsageError("--since and --tail cannot be used together")
+    plain = tail is None and attempt is None and rank == 0 and since is None and not timestamps
     with session(patience_s=FOLLOW_PATIENCE_S if following else PATIENCE_S) as client:
-        if following and tail is None and attempt is None and rank == 0:
+        if following and plain:
             follow(client, project, name)
             return
         if tail is not None:
             attempt = attempt or client.job(project, name).attempt or None
-            sys.stdout.buffer.write(_last_lines(client, project, name, rank, attempt, tail))
+
+        def read(follow: bool, tail_bytes: int | None) -> Iterator[bytes]:
+            chunks = client.log_chunks(
+                project,
+                name,
+                rank=rank,
+                attempt=attempt,
+                follow=follow,
+                tail_bytes=tail_bytes,
+                since=since,
+                times=timestamps,
+            )
+            return _stamp(chunks) if timestamps else (chunk.data for chunk in chunks)
+
+        out = sys.stdout.buffer
+        if tail is not None:
+            out.writelines(_last_lines(read, tail))
             if not following:
                 return
-        size = 0 if tail is not None else None
-        for data in client.logs(
-            project, name, rank=rank, attempt=attempt, follow=following, tail_bytes=size
-        ):
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
+        for data in read(following, 0 if tail is not None else None):
+            out.write(data)
+            out.flush()
 
 
-def _last_lines(
-    client: "Client", project: str, name: str, rank: int, attempt: int | None, lines: int
-) -> bytes:
+def _stamp(chunks: "Iterable[LogChunk]") -> Iterator[bytes]:
+    """The lines of a log, each with the time at which its beginning arrived."""
+    line, begun = b"", b""
+    for chunk in chunks:
+        at = chunk.offset - len(chunk.data)
+        for part in chunk.data.splitlines(keepends=True):
+            if not line:
+                begun = _time_text(chunk, at)
+            line, at = line + part, at + len(part)
+            if line.endswith(b"\n"):
+                yield begun + line
+                line = b""
+    if line:
+        yield begun + line
+
+
+def _time_text(chunk: "LogChunk", at: int) -> bytes:
+    from cavvy.cli.view.formatting import show_time
+
+    seconds = [time for offset, time in chunk.times if offset <= at]
+    if not seconds:
+        return b"-  "
+    return show_time(datetime.fromtimestamp(seconds[-1], UTC)).encode() + b"  "
+
+
+def _last_lines(read: Callable[[bool, int | None], Iterator[bytes]], lines: int) -> list[bytes]:
     """The last `lines` lines of a log; requests longer and longer tails until there are enough
     lines.
     """
     size = 200 * lines
     while lines:
-        data = b"".join(client.logs(project, name, rank=rank, attempt=attempt, tail_bytes=size))
+        data = b"".join(read(False, size))
         if data.count(b"\n") > lines or len(data) < size:
-            return b"".join(data.splitlines(keepends=True)[-lines:])
+            return data.splitlines(keepends=True)[-lines:]
         size *= 4
-    return b""
+    return []

@@ -20,7 +20,7 @@ from cavvy.client.patience import QUIET_S, Patience
 from cavvy.client.transport import ClientConnection, HttpAnswer
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 6  # increases with every change to the routes
+REVISION = 7  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
@@ -38,6 +38,7 @@ class LogChunk(Struct, frozen=True, kw_only=True):
     attempt: int
     offset: int
     over: bool  # the job has ended and the log is complete
+    times: list[tuple[int, float]] = []  # from which offset on bytes arrived when, if requested
 
 
 class ExecChunk(Struct, frozen=True, kw_only=True):
@@ -190,11 +191,14 @@ class Client:
         tail_bytes: int | None = None,
         follow: bool = False,
         first: int | None = None,
+        since: datetime | None = None,
+        times: bool = False,
     ) -> Iterator[LogChunk]:
         """Like `logs`, but yields chunks with their positions; an empty chunk means that a long
         poll timed out.
 
-        `attempt` selects a single attempt; `first` is the attempt to start from.
+        `attempt` selects a single attempt; `first` is the attempt to start from, and `since` the
+        time. With `times`, chunks have the times at which the server received their bytes.
         """
         at, offset = attempt or first, 0
         while True:
@@ -207,10 +211,12 @@ class Client:
                 tail_bytes=tail_bytes,
                 wait_s=_POLL_S if follow else 0,
                 only=attempt is not None,
+                since=since,
+                times=times,
             )
             yield chunk
             moved = chunk.attempt != at
-            at, offset, tail_bytes = chunk.attempt, chunk.offset, None
+            at, offset, tail_bytes, since = chunk.attempt, chunk.offset, None, None
             if chunk.over or (not follow and not chunk.data and not moved):
                 return
 
@@ -225,6 +231,8 @@ class Client:
         tail_bytes: int | None = None,
         wait_s: float = 0,
         only: bool = False,
+        since: datetime | None = None,
+        times: bool = False,
     ) -> LogChunk:
         """One chunk of the log from `offset` of `attempt` (None for the first attempt); after its
         end, the next attempt follows unless `only` is set.
@@ -236,6 +244,8 @@ class Client:
             only=only,
             attempt=attempt,
             tail_bytes=tail_bytes,
+            since=since and since.isoformat(),
+            times=times,
         )
         answer = self._call("GET", job_path(project, name) + "/logs" + asked, wait_s=wait_s)
         return LogChunk(
@@ -243,6 +253,7 @@ class Client:
             attempt=int(answer.headers["cavvy-log-attempt"]),
             offset=int(answer.headers["cavvy-log-offset"]),
             over=answer.headers["cavvy-log-over"] == "true",
+            times=_read_times(answer.headers.get("cavvy-log-times", "")),
         )
 
     def stop(
@@ -550,6 +561,11 @@ class Client:
             return
         self.address, self._token = self._revive()
         self._connection = ClientConnection(self.address)
+
+
+def _read_times(text: str) -> list[tuple[int, float]]:
+    pairs = (pair.partition(":") for pair in text.split(",") if pair)
+    return [(int(offset), float(at)) for offset, _, at in pairs]
 
 
 def _error(answer: HttpAnswer) -> ApiError:

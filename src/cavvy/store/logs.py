@@ -19,6 +19,7 @@ from pathlib import Path
 from threading import Lock
 
 from cavvy.store.base import RowNotFound, StoreFull
+from cavvy.store.log_times import LogTimes, is_due, note_arrival, read_times
 
 LIMIT = 1 << 30  # maximum bytes of one rank's log on disk
 _PART = 10  # the head and each segment have at most 1/10 of the limit
@@ -50,6 +51,7 @@ class _Log:
     base: Path
     starts: list[int]
     sizes: list[int]
+    noted_s: float = 0.0  # when the time of an arrival was last recorded
 
     @property
     def end(self) -> int:
@@ -80,8 +82,10 @@ class LogStore:
         offset: int,
         data: bytes,
         lost: int = 0,
+        now_s: float | None = None,
     ) -> int:
-        """Append `data`, which begins at `offset`, and return the next expected offset.
+        """Append `data`, which begins at `offset` and arrived at `now_s`, in seconds since 1970.
+        Returns the next expected offset.
 
         Bytes that are already stored are ignored. If bytes before `offset` are missing, nothing is
         written and the offset of the first missing byte is returned, unless the sender reports with
@@ -90,7 +94,13 @@ class LogStore:
         base = self._base(project, job_id, attempt, rank)
         with self._lock:
             try:
-                return self._append(self._known(base), offset, data, lost)
+                log = self._known(base)
+                end = log.end
+                expected = self._append(log, offset, data, lost)
+                if now_s is not None and log.end > end and is_due(log.noted_s, now_s):
+                    log.noted_s = now_s
+                    note_arrival(_times_path(base), max(end, offset), now_s)
+                return expected
             except FileNotFoundError:  # the folder was deleted: request all bytes again
                 del self._logs[base]
                 return self._known(base).end
@@ -126,6 +136,10 @@ class LogStore:
                 return LogSlice(data=data, next=offset + len(data))
             with self._lock:
                 self._logs.pop(log.base, None)
+
+    def times(self, project: str, job_id: str, attempt: int, rank: int) -> LogTimes:
+        """When the bytes of the log arrived."""
+        return read_times(_times_path(self._base(project, job_id, attempt, rank)))
 
     def tail(self, project: str, job_id: str, attempt: int, rank: int, lines: int) -> LogSlice:
         """The last `lines` lines, read backwards from the end. `next` is the offset to continue
@@ -247,6 +261,10 @@ class LogStore:
         except OSError as error:
             raise _told(error, path) from error
         log.sizes[-1] = size + len(data)
+
+
+def _times_path(base: Path) -> Path:
+    return base.with_suffix(".times")
 
 
 def _look(base: Path) -> _Log:

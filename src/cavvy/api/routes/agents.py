@@ -180,10 +180,11 @@ async def log(
         raise ApiProblem("claimed", f"attempt {attempt.number} is over: its log is complete")
     data = await read_bytes(request, _LOG_LIMIT)
     where = (attempt.project, attempt.job_id, attempt.number, rank)
+    what = (*where, offset, data, lost, app_state.now().timestamp())
     if len(data) <= _SMALL:
-        wanted = await app_state.quickly(app_state.logs.append, *where, offset, data, lost)
+        wanted = await app_state.quickly(app_state.logs.append, *what)
     else:
-        wanted = await to_thread(app_state.logs.append, *where, offset, data, lost)
+        wanted = await to_thread(app_state.logs.append, *what)
     app_state.watch.wake(attempt.job_id)
     return reply(LogAnswer(offset=wanted))
 

@@ -1,8 +1,12 @@
 """Routes for logs: the bytes of one rank in chunks, with long polling."""
 
+from asyncio import to_thread
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from msgspec import structs
+from pydantic import AwareDatetime
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,8 +19,21 @@ from cavvy.client import LogChunk
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, Job
 
 _PIECE = MIB
+_TIMES = 1000  # maximum number of times in the header of an answer
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
+RankQuery = Annotated[int, Query(ge=0, le=1_000_000)]
+AttemptQuery = Annotated[
+    int | None, Query(ge=0, le=1_000_000, description="The first attempt by default.")
+]
+TailQuery = Annotated[
+    int | None, Query(ge=0, le=1 << 62, description="Start this far before the end.")
+]
+SinceQuery = Annotated[
+    AwareDatetime | None, Query(description="Start at what arrived at this time.")
+]
+TimesQuery = Annotated[bool, Query(description="Give the times at which bytes arrived.")]
+OnlyQuery = Annotated[bool, Query(description="Do not continue with later attempts.")]
 
 
 @router.get(
@@ -24,7 +41,7 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
     **document(
         "Get a part of a rank's log; the headers give the start of the next part.",
         gives=True,
-        headers=("Cavvy-Log-Attempt", "Cavvy-Log-Offset", "Cavvy-Log-Over"),
+        headers=("Cavvy-Log-Attempt", "Cavvy-Log-Offset", "Cavvy-Log-Over", "Cavvy-Log-Times"),
         errors=("job-not-found", "log-not-found"),
     ),
 )
@@ -32,20 +49,20 @@ async def logs(
     request: Request,
     project: ProjectPath,
     name: JobPath,
-    rank: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
-    attempt: Annotated[
-        int | None, Query(ge=0, le=1_000_000, description="The first attempt by default.")
-    ] = None,
+    rank: RankQuery = 0,
+    attempt: AttemptQuery = None,
     offset: PositionQuery = 0,
-    tail_bytes: Annotated[
-        int | None, Query(ge=0, le=1 << 62, description="Start this far before the end.")
-    ] = None,
+    tail_bytes: TailQuery = None,
+    since: SinceQuery = None,
     wait_s: WaitQuery = 0,
-    only: Annotated[bool, Query(description="Do not continue with later attempts.")] = False,
+    times: TimesQuery = False,
+    only: OnlyQuery = False,
 ) -> Response:
     app_state = app_state_of(request)
     job = await find_job(app_state, project, name)
     _check_exists(job, rank, attempt)
+    if since is not None:
+        attempt, offset = await to_thread(_find_start, app_state, job, rank, attempt, since)
     with app_state.watch.listen([job.id]) as listener:
         while True:
             chunk = await _piece(app_state, job, rank, attempt, offset, tail_bytes, only)
@@ -58,7 +75,40 @@ async def logs(
         "Cavvy-Log-Offset": str(chunk.offset),
         "Cavvy-Log-Over": "true" if chunk.over else "false",
     }
+    if times and chunk.data:
+        chunk, headers["Cavvy-Log-Times"] = await to_thread(
+            _with_times, app_state, job, rank, chunk
+        )
+        headers["Cavvy-Log-Offset"] = str(chunk.offset)
     return Response(chunk.data, 200, headers, "application/octet-stream")
+
+
+def _find_start(
+    app_state: AppState, job: Job, rank: int, attempt: int | None, since: datetime
+) -> tuple[int, int]:
+    """The attempt and the offset of the first byte that arrived at `since` or later; the end of the
+    log if there is none yet.
+    """
+    number = 0
+    for number in range(attempt or min(1, job.attempt), (attempt or job.attempt) + 1):
+        found = app_state.logs.times(job.project, job.id, number, rank).since(since.timestamp())
+        if found is not None:
+            return number, found
+    return number, app_state.logs.size(job.project, job.id, number, rank) if number else 0
+
+
+def _with_times(app_state: AppState, job: Job, rank: int, chunk: LogChunk) -> tuple[LogChunk, str]:
+    """The chunk, shortened to at most `_TIMES` times of arrival, and these times as text: pairs of
+    an offset and seconds since 1970.
+    """
+    start = chunk.offset - len(chunk.data)
+    known = app_state.logs.times(job.project, job.id, chunk.attempt, rank)
+    pairs = known.between(start, chunk.offset)
+    if len(pairs) > _TIMES:
+        end = pairs[_TIMES][0]
+        chunk = structs.replace(chunk, data=chunk.data[: end - start], offset=end)
+    text = ",".join(f"{offset}:{at:.3f}" for offset, at in pairs[:_TIMES])
+    return chunk, text
 
 
 def _check_exists(job: Job, rank: int, attempt: int | None) -> None:
