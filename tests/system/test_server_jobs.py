@@ -233,3 +233,20 @@ def test_the_log_of_the_server_is_kept_short(home: Path, monkeypatch: pytest.Mon
         client.server()
     wait_until(lambda: (home / "server.log.1").exists())
     assert (home / "server.log").stat().st_size < 1 << 20
+
+
+def test_a_machine_is_reused_with_its_setup_and_entered_by_its_name(home: Path) -> None:
+    task = "{{name: {0}, machine: dev, setup: 'true', run: '{1}'}}"
+    with connect() as client:
+        client.submit(task.format("first", "echo one"))
+        assert run_to_end(client, "first") == "done"
+        wait_until(lambda: client.machine("default", "dev").state == "idle")
+        client.submit(task.format("second", "sleep 60"))
+        wait_until(lambda: client.job("default", "second").phase == "running")
+        events = client.events("default", "second").events
+        assert any("starts on machine dev" in each.text for each in events)
+        said = b"".join(piece.data for piece in client.exec("default", "dev", ["echo", "inside"]))
+        assert said == b"inside\n"
+        client.stop_machine("default", "dev")
+        wait_until(lambda: client.machine("default", "dev").state == "stopped")
+        assert client.job("default", "second").phase == "stopped"

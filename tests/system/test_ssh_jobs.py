@@ -266,3 +266,17 @@ def test_jobs_wait_for_hosts_that_are_down(user: User, lab: Lab) -> None:
         for host in lab.hosts:
             host.start()
     assert user.ended(name).phase == "done", user.scenario(name)
+
+
+def test_jobs_share_a_machine_on_one_host_across_a_restart_of_the_server(user: User) -> None:
+    one = ("run", "--machine", "dev", "--keep", "5m", "--gpu", "any:1", "--", "hostname")
+    user.cli(*one)
+    [first] = user.json("machines")
+    assert (first["state"], first["has"]) == ("idle", "1 x T4, 1 CPU")
+    user.cli("server", "stop")
+    again = user.cli("run", "--machine", "dev", "--", "hostname; nvidia-smi -L | wc -l")
+    assert first["placement"].split("/")[1] in again
+    [second] = user.json("machines")
+    assert second["since"] == first["since"], "it is the same gang"
+    user.cli("machines", "stop", "dev")
+    assert user.json("nodes") == []

@@ -19,7 +19,6 @@ from cavvy.control.clock import ControlClock
 from cavvy.control.decide.requests import (
     drill_attempt,
     find_live,
-    forget_keep,
     hold_job,
     is_stopping,
     is_timed,
@@ -168,8 +167,9 @@ class JobService:
 
         async def stop(job: Job) -> Job:
             now, machine = self._clock.now(), job.task.machine is not None
-            if machine and release and job.task.keep:
-                job = await self._write(self._put, job, RowChanges(job=forget_keep(job)))
+            if machine and release and not job.released:
+                released = RowChanges(job=replace(job, released=True))
+                job = await self._write(self._put, job, released)
             if job.phase in JOB_ENDS and (release or not machine):
                 kept = release_kept(job, await self._store.attempts(job.id), now)
                 if kept is not None:

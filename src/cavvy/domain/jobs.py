@@ -250,6 +250,7 @@ class Job:
     standbys: tuple[int, ...] = ()  # numbers of the standby gangs, one of which may take over
     numbered: int = 0  # the highest attempt number so far, if a standby gang has it
     plan_state: PlanState | None = None
+    released: bool = False  # its nodes are released after its work, although its task keeps them
     version: int = 0
 
     @property

@@ -55,11 +55,6 @@ def stop_job(job: Job, reason: str, now: datetime) -> RowChanges:
     )
 
 
-def forget_keep(job: Job) -> Job:
-    """The job without its keep time, so that its nodes are released at the end of its work."""
-    return replace(job, task=replace(job.task, keep=timedelta(0)))
-
-
 def release_kept(job: Job, attempts: Sequence[Attempt], now: datetime) -> RowChanges | None:
     """Release the gangs that the job keeps for the next job; returns None if it keeps none."""
     kept = [attempt for attempt in attempts if attempt.phase is AttemptPhase.KEPT]
@@ -95,6 +90,7 @@ def retry_job(job: Job, now: datetime) -> RowChanges:
         held_until=held_until,
         stop_reason=None,
         stop_cause=None,
+        released=False,
         exit_code=None,
         ended_at=None,
         retries={},

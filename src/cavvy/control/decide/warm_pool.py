@@ -54,7 +54,9 @@ def waits_on(job: Job, attempt: Attempt, node: Node) -> bool:
     if attempt.phase is AttemptPhase.KEPT:
         return True
     over = node.phase is NodePhase.EXITED and node.exit_outcome in _endings(job.task)
-    return attempt.phase in _WORKED and over and may_keep(job.task, attempt.offer)
+    return (
+        attempt.phase in _WORKED and over and not job.released and may_keep(job.task, attempt.offer)
+    )
 
 
 def keeps_until(
@@ -70,7 +72,7 @@ def keeps_until(
     A gang is kept if its work ended by itself on every node, with an outcome and exit code that end
     the job. A machine is kept after every end of its work that leaves the nodes intact.
     """
-    if attempt.phase not in _WORKED or not may_keep(job.task, attempt.offer):
+    if attempt.phase not in _WORKED or job.released or not may_keep(job.task, attempt.offer):
         return None
     if attempt.number != job.attempt or job.standbys or not _leaves_nodes(job, end):
         return None
