@@ -2,8 +2,13 @@
 
 import json
 
+import pytest
+from click.shell_completion import CompletionItem, ShellComplete
+from click.testing import CliRunner
 from tests.unit.cli_client import FakeClient, client, make_job, make_machine
 from tests.unit.test_cli_jobs import lines, run
+
+from cavvy.cli.main import cli
 
 __all__ = ["client"]
 
@@ -57,3 +62,20 @@ def test_status_and_ps_name_the_machine(client: FakeClient) -> None:
     client.all_jobs["good"] = make_job("good", "done", machine="dev")
     assert ["machine", "dev"] in lines(run("status", "good"))
     assert "MACHINE" in run("ps").stdout
+
+
+def test_shells_complete_the_names_of_machines(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.named = [make_machine("dev"), make_machine("gpu")]
+    monkeypatch.setenv("COMP_WORDS", "cavvy machines stop d")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    monkeypatch.setenv("_CAVVY_COMPLETE", "bash_complete")
+    shown = CliRunner().invoke(cli, [], prog_name="cavvy")
+    assert shown.stdout == "plain,dev\n"
+    assert [each.value for each in complete("run", "--machine", "")] == ["dev", "gpu"]
+
+
+def complete(command: str, *words: str) -> list[CompletionItem]:
+    found = ShellComplete(cli, {}, "cavvy", "_CAVVY_COMPLETE")
+    return found.get_completions([command, *words[:-1]], words[-1])

@@ -139,13 +139,13 @@ def test_work_that_is_tried_again_keeps_nothing() -> None:
 
 def test_no_longer_than_the_budget_pays() -> None:
     job = asking(limits=Limits(budget=Money(200_000)))  # a dollar an hour: 12 minutes in all
-    assert kept_for(job, ATTEMPT, NODE, END, Money(100_000)) == timedelta(minutes=6)
+    removal = timedelta(seconds=5)
+    assert kept_for(job, ATTEMPT, NODE, END, Money(100_000)) == timedelta(minutes=6) - removal
     assert kept_for(job, ATTEMPT, NODE, END, Money(200_000)) is None
     assert kept_for(job, ATTEMPT, NODE, END, Money(300_000)) is None
     assert kept_for(job, ATTEMPT, NODE, END) is None  # nobody knows what is left
-    assert kept_for(replace(JOB, ceiling=Money(50_000)), ATTEMPT, NODE, END, Money(0)) == timedelta(
-        minutes=3
-    )
+    capped = replace(JOB, ceiling=Money(50_000))
+    assert kept_for(capped, ATTEMPT, NODE, END, Money(0)) == timedelta(minutes=3) - removal
 
 
 def test_a_kept_gang_is_for_a_job_of_its_project_that_wants_the_same() -> None:

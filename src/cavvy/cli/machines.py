@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.reach.arguments import machine_argument
 from cavvy.cli.reach.session import any_project_option, named, project_option, session
 from cavvy.cli.task.load import yes_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
@@ -56,7 +57,7 @@ def command(context: click.Context, project: str | None, output: str) -> None:
 
 
 @command.command("start")
-@click.argument("name")
+@machine_argument
 @project_option
 @yes_option
 def start(name: str, project: str, yes: bool) -> None:
@@ -78,7 +79,7 @@ def start(name: str, project: str, yes: bool) -> None:
 
 
 @command.command("stop")
-@click.argument("name")
+@machine_argument
 @project_option
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before jobs are stopped.")
 def stop(name: str, project: str, yes: bool) -> None:
@@ -92,7 +93,7 @@ def stop(name: str, project: str, yes: bool) -> None:
 
 
 @command.command("keep")
-@click.argument("name")
+@machine_argument
 @click.argument("length", metavar="TIME")
 @project_option
 def keep(name: str, length: str, project: str) -> None:
@@ -109,7 +110,7 @@ def keep(name: str, length: str, project: str) -> None:
 
 
 @command.command("rm")
-@click.argument("name")
+@machine_argument
 @project_option
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before jobs are stopped.")
 def remove(name: str, project: str, yes: bool) -> None:

@@ -278,4 +278,7 @@ def _price(task: Task, offer: Offer) -> str:
         )
     else:
         ceiling = "with no upper limit; set limits.budget or limits.duration"
+    if task.machine is not None:
+        kept = f"machine {task.machine} costs the same while it waits for work"
+        ceiling += f"; {kept}, for at most {format_duration(task.keep)}"
     return f"{task.name} costs {format_rate(rate)}{nodes} at {offer.key}, {ceiling}"

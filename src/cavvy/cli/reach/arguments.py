@@ -1,26 +1,44 @@
 """Arguments and options that several commands share: names with completion, and points in time."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from cavvy.client import Client
+    from cavvy.client.wire import JobListing, MachineView
 
 _TIMEOUT_S = 2.0  # seconds that completion waits for the server
 
 
 def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Names of the project's newest jobs; none if no server runs."""
+    return _complete(ctx, lambda client, project: client.jobs(project, limit=200).jobs, incomplete)
+
+
+def complete_machines(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of the project's machines; none if no server runs."""
+    return _complete(ctx, lambda client, project: client.machines(project), incomplete)
+
+
+def _complete(
+    ctx: click.Context,
+    list_named: "Callable[[Client, str], Sequence[JobListing | MachineView]]",
+    incomplete: str,
+) -> list[str]:
     from cavvy.cli.reach.session import default_project
     from cavvy.client import ApiError, connect
 
     project = ctx.params.get("project") or default_project()
     try:
         with connect(start=False, timeout_s=_TIMEOUT_S) as client:
-            jobs = client.jobs(str(project), limit=200).jobs
+            found = list_named(client, str(project))
     except (ApiError, OSError):
         return []
-    return _matching((job.name for job in jobs), incomplete)
+    return _matching((each.name for each in found), incomplete)
 
 
 def complete_providers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -46,6 +64,7 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
 
 
 job_argument = click.argument("name", shell_complete=complete_jobs)
+machine_argument = click.argument("name", shell_complete=complete_machines)
 
 
 def _read_since(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:

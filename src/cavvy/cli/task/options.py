@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cavvy.cli.reach.arguments import complete_gpus, complete_providers
+from cavvy.cli.reach.arguments import complete_gpus, complete_machines, complete_providers
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
@@ -70,7 +70,11 @@ def replace_command(context: click.Context, line: str) -> None:
     context.meta[_COMMAND] = [line]
 
 
-_COMPLETE = {"--gpu": complete_gpus, "--provider": complete_providers}
+_COMPLETE = {
+    "--gpu": complete_gpus,
+    "--provider": complete_providers,
+    "--machine": complete_machines,
+}
 
 
 def task_options(function: Callable[..., None]) -> Callable[..., None]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from cavvy.control.decide.job import cap_of, ends_job
+from cavvy.control.decide.job import MARGIN, cap_of, ends_job
 from cavvy.control.decide.placement import make_attempt, start_job
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.costs.metering import total
@@ -96,12 +96,13 @@ def _leaves_nodes(job: Job, end: tuple[AttemptOutcome | None, int | None]) -> bo
 
 
 def _paid_for(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
-    """How long the rest of the budget pays for the gang."""
+    """How long the rest of the budget pays for the gang, less the time in which it is removed."""
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
         return timedelta.max
     left = 0 if spent is None else max(0, cap.micros - spent.micros)
-    return timedelta(hours=min(_LONGEST_H, left / rate))
+    paid = timedelta(hours=min(_LONGEST_H, left / rate))
+    return paid - min(MARGIN, paid / 2)
 
 
 def fits(kept: Attempt, former: Job, job: Job) -> bool:
