@@ -429,6 +429,27 @@ def other_data(folder: Path) -> Any:
     return found
 
 
+def evaluated(folder: Path) -> Any:
+    """Means over 47 padded samples, in batches whose last one leaves a rank without a sample."""
+    found = {}
+    torch.manual_seed(0)
+    x, y = padded()
+    for name, plan in (("replicas", train.Plan(micro_batch=5)), ("shards", SHARDED)):
+        run = train.Run(folder / name, plan=plan, device="cpu", save_every=1e9, seed=3)
+        model = run.model(lambda: nn.Sequential(Hidden(), nn.Dropout(0.5), Output()))
+        held = train.Tensors(x[:47], y[:47])
+
+        def measure(part: Any, model: Any = model) -> Any:
+            return mean_by_torch(model(part[0]), part[1])
+
+        mean = run.evaluate(measure, held, global_batch=23)
+        seeds.sow(seeds.mix(3, 0))
+        expected = mean_by_torch(nn.Sequential(Hidden(), Output())(x[:47]), y[:47])
+        found[name] = [float(mean), float(expected), model.training]
+        run.close()
+    return found
+
+
 CASES: dict[str, Case] = {
     "other values": other_values,
     "branch by rank": branch_by_rank,
@@ -438,6 +459,7 @@ CASES: dict[str, Case] = {
     "changed parameter": on_rank_1(change_parameter),
     "token means": token_means,
     "other data": other_data,
+    "evaluated": evaluated,
     "kept tensors": kept_tensors,
     "kept function": kept_function,
     "damaged": damaged,

@@ -143,6 +143,19 @@ def test_what_is_not_whole_is_left_out() -> None:
         next(data.read(BatchShare(0, 5, 4), 10))
 
 
+def test_a_collate_function_makes_the_batches() -> None:
+    data = Data(
+        Numbers(6),
+        global_batch=3,
+        shuffle=False,
+        transform=lambda n: [n] * n,
+        collate=lambda lists: torch.tensor([one + [-1] * (5 - len(one)) for one in lists]),
+    )
+    first, second = data.read(BatchShare(0, 1, 3), 6)
+    assert first.shape == second.shape == (3, 5)
+    assert second[0].tolist() == [3, 3, 3, -1, -1]
+
+
 def test_sources() -> None:
     named = Tensors(x=torch.ones(3, 2), y=torch.arange(3))
     assert named[1]["y"] == 1

@@ -140,6 +140,13 @@ def test_means_over_tokens_do_not_depend_on_how_a_batch_is_split(
     assert first[0] == second[0]
 
 
+@pytest.mark.parametrize("plan", ["replicas", "shards"])
+def test_an_evaluation_counts_each_sample_once(plan: str, found: Found) -> None:
+    for mean, expected, training in (each[plan] for each in found("evaluated")):
+        assert mean == pytest.approx(expected, rel=1e-6)
+        assert training
+
+
 def test_a_checkpoint_of_other_data_is_refused_unless_that_is_accepted(found: Found) -> None:
     for begun, fewer, reseeded, accepted in found("other data"):
         assert (begun, accepted) == ("3", "8")

@@ -23,6 +23,7 @@ from cavvy.train.checkpoint.again import leave
 from cavvy.train.checkpoint.async_saver import LEAVE, SAVE, AsyncSaver, CheckpointNotSaved
 from cavvy.train.clock import StepClock
 from cavvy.train.data import Batch, BatchShare, Data, move, open_source
+from cavvy.train.evaluate import Measure, evaluate
 from cavvy.train.parallel.replicas import align_placed
 from cavvy.train.parallel.shard import ShardOptions
 from cavvy.train.plan import Plan
@@ -143,6 +144,7 @@ class Run:
         *,
         global_batch: int,
         transform: Any = None,
+        collate: Any = None,
         shuffle: bool = True,
         new_order: bool = False,
         **options: Any,
@@ -153,6 +155,9 @@ class Run:
         `transform(sample)` or `transform(sample, random)` is applied to each sample. `random` is a
         NumPy generator that depends only on the seed and on the sample's position in the order.
 
+        `collate(samples)` makes a batch of a list of samples, by default torch's `default_collate`.
+        The first dimension of each tensor of the batch must count samples.
+
         A checkpoint of data with another number of samples, seed or `shuffle` is refused, unless
         `new_order` accepts that samples are repeated or left out.
         """
@@ -161,6 +166,7 @@ class Run:
             opened,
             global_batch=global_batch,
             transform=transform,
+            collate=collate,
             seed=self.seed,
             shuffle=shuffle,
             new_order=new_order,
@@ -278,6 +284,25 @@ class Run:
             self._reading.position += self._batch.total
             self._batch = None  # a batch counts once, even if `step` is called several times
         return norm
+
+    def evaluate(self, measure: Measure, source: Any, *, global_batch: int, **options: Any) -> Any:
+        """The mean of `measure` over all samples of a data set, each once, the same on all ranks.
+
+        `measure(part)` is like the loss of `accumulate`, and also returns a mean or (mean, number).
+        The model is in evaluation mode meanwhile. The other arguments are those of `data`; the
+        position in this data is not saved.
+        """
+        collate, transform = options.pop("collate", None), options.pop("transform", None)
+        opened = open_source(source, **options)
+        data = Data(
+            opened,
+            global_batch=global_batch,
+            transform=transform,
+            collate=collate,
+            seed=self.seed,
+            shuffle=False,
+        )
+        return evaluate(measure, data, self._ready(), self.plan, self.world.device.torch)
 
     def log(self, **values: Any) -> None:
         """Log values of this step for the progress line and for listeners. A tensor is read from

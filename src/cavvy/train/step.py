@@ -55,13 +55,17 @@ class StepGradients:
         self._buffers = ModelBuffers(placed.model, placed.mesh)
         self.replicas = ReplicaCheck(placed.model, placed.mesh, world)
         axes = ("shards", "replicas") if placed.mesh is not None else ()
-        self._groups = [placed.mesh[a].get_group() for a in axes if placed.mesh[a].size() > 1]
+        self.groups = [placed.mesh[a].get_group() for a in axes if placed.mesh[a].size() > 1]
         self._is_split = (
             placed.is_sharded or placed.data_ranks < world.size
         )  # other ranks wait for this rank within a pass
         self._averaged_over = (
             placed.data_ranks if placed.is_sharded else 1
         )  # FSDP2 averages gradients, the reducer sums them
+
+    @property
+    def micro_batch(self) -> int:
+        return self._micro.size
 
     def add(self, loss: Loss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
         """Store the gradient of the batch in the parameters. Returns the mean loss over the global
@@ -97,7 +101,7 @@ class StepGradients:
         size = next(
             n for n in range(most, 0, -1) if batch.size % n == 0
         )  # all micro-batches must have the same size
-        with self._forward():
+        with self.forward():
             sums, _ = self._attempt(
                 partial(pipeline.step, loss, batch, size, self._scale(batch)), size, seed
             )
@@ -114,10 +118,10 @@ class StepGradients:
 
     def _finish(self, sums: LossSum, weighted: bool, batch: Batch) -> Any:
         """Complete the gradients of the step. Returns the mean loss over the global batch."""
-        if not self._groups and (sums.only is not None or not weighted):
+        if not self.groups and (sums.only is not None or not weighted):
             return sums.total / sums.weight if sums.only is None else sums.only
         numbers = sums.numbers()
-        for group in self._groups:
+        for group in self.groups:
             dist.all_reduce(numbers, group=group)
         total, weight = numbers.unbind()
         if weighted:
@@ -190,10 +194,10 @@ class StepGradients:
         """
         pieces = batch.pieces(-(-batch.largest // size))
         sums = LossSum()
-        alone = len(pieces) == 1 and not self._groups  # no weight matters
+        alone = len(pieces) == 1 and not self.groups  # no weight matters
         for number, (values, samples) in enumerate(pieces, 1):
             self._expect(number == len(pieces))
-            with self._forward():
+            with self.forward():
                 result = loss(values)
             value, weight = sums.add(result, samples)
             factor = 1 if alone else weight * self._scale(batch)
@@ -203,7 +207,7 @@ class StepGradients:
             weighted.backward()
         return sums
 
-    def _forward(self) -> AbstractContextManager[Any]:
+    def forward(self) -> AbstractContextManager[Any]:
         return (
             nullcontext() if self.placed.is_sharded else self._numbers.forward()
         )  # FSDP2 casts on its own

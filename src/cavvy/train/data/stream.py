@@ -76,6 +76,7 @@ class Data:
         *,
         global_batch: int,
         transform: Callable[..., Any] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
         seed: int = 0,
         shuffle: bool = True,
         new_order: bool = False,
@@ -88,14 +89,15 @@ class Data:
             seed,
             shuffle,
         )
-        self.transform, self._new_order = transform, new_order
+        self.transform, self._collate, self._new_order = transform, collate, new_order
         self._random = transform is not None and _takes_random(transform)
         self.position = 0
         self._listed: tuple[int, Any] = (-1, None)
 
     @property
     def is_in_memory(self) -> bool:
-        return self.transform is None and hasattr(self.source, "fetch_batch")
+        plain = self.transform is None and self._collate is None
+        return plain and hasattr(self.source, "fetch_batch")
 
     @property
     def epoch(self) -> float:
@@ -156,7 +158,7 @@ class Data:
                 self._apply(sample, position)
                 for sample, position in zip(samples, positions, strict=True)
             ]
-        return default_collate(samples)
+        return (self._collate or default_collate)(samples)
 
     def read(
         self,

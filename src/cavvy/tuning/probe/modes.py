@@ -85,7 +85,7 @@ class WindowModes:
 
     def _list_patches(self) -> list[tuple[Any, str, Any]]:
         """The patches that implement the modes: object, name of the attribute, replacement."""
-        modes, read, move, forward = self, Data.read, stream.move, StepGradients._forward
+        modes, read, move, forward = self, Data.read, stream.move, StepGradients.forward
 
         def read_as_told(data: Any, share: Any, until: int, **options: int) -> Generator[Any]:
             return modes._read(read, data, share, until, options)
@@ -107,7 +107,7 @@ class WindowModes:
             (Data, "read", read_as_told),
             (runs, "move", move_as_told),
             (AsyncSaver, "wish", lambda saver: modes._wish()),
-            (StepGradients, "_forward", forward_as_told),
+            (StepGradients, "forward", forward_as_told),
             *(
                 (GradientReducer, name, unless_alone(getattr(GradientReducer, name)))
                 for name in ("arm", "finish")
