@@ -41,8 +41,10 @@ _WHY_NOT = {
 _LATER = {
     "groups": "nodes of several kinds in one job are not supported yet",
     "user": "another user within a container cannot be chosen yet",
-    "docker": "a container's own Docker cannot be started yet",
-    "privileged": "in Cavvy, containers are never privileged",
+    "docker": "a container's own Docker cannot be started yet; on Kubernetes, a Cavvy file can ask "
+    "for it with `resources: {options: {kubernetes: {docker: all}}}`",
+    "privileged": "containers are not privileged; on Kubernetes, a Cavvy file can ask for it with "
+    "`resources: {options: {kubernetes: {pod: …}}}`",
     "dstack": "Cavvy has no dstack server to reach",
     "availability_zones": "zones are chosen by price and capacity; list regions",
     "reservation": "reservations cannot be used yet",
@@ -60,6 +62,7 @@ _NOTED = {
     "single_branch": "the working folder is frozen, not cloned",
     "idle_duration": "the job's end releases its nodes; `--machine NAME --keep TIME` keeps them",
 }
+_MPI = "for MPI, write a Cavvy file in which every node runs `$CAVVY_MPI mpirun …`"
 _LOGIN = "DSTACK_REGISTRY_LOGIN"
 _DEFAULT_GRACE_S = 300
 _MOST_GRACE_S = 3600
@@ -351,8 +354,8 @@ def _read_workdir(root: Node, kept_keys: TranslationNotes) -> Workdir | None:
 
 def _keep_order(root: Node, kept_keys: TranslationNotes) -> None:
     for key, usual, reason in (
-        ("startup_order", "any", "the nodes of a job start at the same time"),
-        ("stop_criteria", "all-done", "a job ends when all of its nodes have ended"),
+        ("startup_order", "any", f"the nodes of a job start at the same time; {_MPI}"),
+        ("stop_criteria", "all-done", f"a job ends when all of its nodes have ended; {_MPI}"),
         ("creation_policy", "reuse-or-create", "Cavvy finds a node for each job"),
     ):
         value = text_at(root, key)

@@ -30,6 +30,13 @@ _NOTED = frozenset(
 )
 
 
+# For settings that are refused, what to write instead
+_INSTEAD = {
+    "hooks": "; write the commands as a `trap` in `run`",
+    "kubernetes.remote_identity": "; write `pod_config: {spec: {serviceAccountName: NAME}}`",
+    "slurm": "; `sbatch_options` of `[providers.slurm]` apply to all jobs",
+    "docker": "; a job's container has the GPUs, the network and the shared memory of its node",
+}
 _OPTIONS = ("pod_config", "enable_docker")
 
 
@@ -87,5 +94,6 @@ def keep_config(
             elif key.text == "docker" and not is_image:
                 kept_keys.note(inner.mark, where, "the job does not run in a container")
             else:
-                reason = "this setting of SkyPilot is not passed on"
+                advice = _INSTEAD.get(path) or _INSTEAD.get(key.text, "")
+                reason = f"this setting of SkyPilot is not passed on{advice}"
                 kept_keys.refuse(inner.mark, where, reason)
