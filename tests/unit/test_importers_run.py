@@ -99,6 +99,8 @@ def test_commands_find_what_a_node_of_skypilot_has(
     (home / "sky_workdir").symlink_to(tmp_path / "other" / "0" / "work")
     done = execute(task.run, shell, tmp_path)
     assert (done.returncode, "belongs to another job" in done.stderr) == (1, True)
+    (tmp_path / "other" / "0" / "exit.json").touch()  # that job has ended
+    assert str(tmp_path.resolve()) in execute(task.run, shell, tmp_path).stdout
     (home / "sky_workdir").unlink()
     (home / "sky_workdir").symlink_to(tmp_path / "gone")  # of a job that has ended
     assert str(tmp_path.resolve()) in execute(task.run, shell, tmp_path).stdout

@@ -57,7 +57,7 @@ trap 'rm -rf "$DSTACK_MPI_HOSTFILE" "${_venv:-}"' EXIT
 _SKYPILOT_NODE = {
     "sky_workdir": """\
 _link="$(readlink ~/sky_workdir || :)"
-if [ ! -e ~/sky_workdir ]; then
+if [ ! -e ~/sky_workdir ] || [ -e "${_link:-/none}/../exit.json" ]; then
   ln -sfn "$PWD" ~/sky_workdir
 elif [ -n "$_link" ] && [ "${_link%/*/*}" != "${PWD%/*/*}" ]; then
   echo "~/sky_workdir belongs to another job that runs on this machine: $_link" >&2
