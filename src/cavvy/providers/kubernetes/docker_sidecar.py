@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cavvy.providers.kubernetes.pod_overlay import overlay_pod
+
 Object = dict[str, Any]
 
 _CLIENT_IMAGE = "docker:29-cli"
@@ -100,12 +102,12 @@ def make_docker_fields(option: object) -> Object:
         "name": "docker-client",
         "image": _CLIENT_IMAGE,
         "command": ["sh", "-ec", "\n".join([*copies, *engine.steps])],
-        "volumeMounts": [tools],
+        "volumeMounts": [{**tools}],
     }
     variables = [{"name": name, "value": value} for name, value in engine.variables.items()]
     spec: Object = {
         "initContainers": [_make_sidecar(engine, mode, cache, socket), client],
-        "containers": [{"env": variables, "volumeMounts": [socket, tools, *parts]}],
+        "containers": [{"env": variables, "volumeMounts": [{**socket}, tools, *parts]}],
         "volumes": [
             {"name": "docker-socket", "emptyDir": {}},
             {"name": "docker-tools", "emptyDir": {}},
@@ -118,6 +120,12 @@ def make_docker_fields(option: object) -> Object:
     if cache and mode == "build":  # its user must be able to write to the claim
         spec["securityContext"] = {"fsGroup": 1000, "fsGroupChangePolicy": "OnRootMismatch"}
     return {"spec": spec}
+
+
+def overlay_task(pod: Object, options: Mapping[str, Any]) -> Object:
+    """The pod with the fields that the task's options `docker` and `pod` ask for."""
+    pod = overlay_pod(pod, make_docker_fields(options.get("docker")))
+    return overlay_pod(pod, options.get("pod") or {})
 
 
 def _make_sidecar(engine: DockerEngine, mode: str, cache: str, socket: Object) -> Object:

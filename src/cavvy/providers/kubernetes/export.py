@@ -13,6 +13,7 @@ from cavvy.domain.tasks import Resources, Task, Volume, VolumeKind
 from cavvy.providers.batch.export import MASTER_PORT, list_variables, make_work
 from cavvy.providers.batch.shapes import NodeShape
 from cavvy.providers.kubernetes.cluster import KubernetesNode, find_resource
+from cavvy.providers.kubernetes.docker_sidecar import overlay_task
 from cavvy.providers.kubernetes.options import PodOptions
 from cavvy.providers.kubernetes.pod_overlay import overlay_pod
 from cavvy.providers.kubernetes.pods import (
@@ -43,9 +44,9 @@ def make_export(
     """
     documents = [] if nodes == 1 else [_service(task)]
     place = node or _guess_node(task.resources)
-    own = read_task_options(task.resources, "kubernetes").get("pod") or {}
+    own = read_task_options(task.resources, "kubernetes")
     pods = [_pod(task, offer, rank, nodes, options, place) for rank in range(nodes)]
-    documents += [overlay_pod(overlay_pod(each, options.pod), own) for each in pods]
+    documents += [overlay_task(overlay_pod(each, options.pod), own) for each in pods]
     notes = [f"# {note}" for note in _list_left_out(task, place)]
     return "\n".join([*notes, yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False)])
 

@@ -11,7 +11,7 @@ from typing import Any
 from cavvy.domain.tasks import Volume, VolumeKind
 from cavvy.providers.base import GangSpec
 from cavvy.providers.kubernetes.cluster import SPOT, KubernetesNode
-from cavvy.providers.kubernetes.docker_sidecar import make_docker_fields
+from cavvy.providers.kubernetes.docker_sidecar import overlay_task
 from cavvy.providers.kubernetes.options import PodOptions
 from cavvy.providers.kubernetes.pod_overlay import overlay_pod
 
@@ -117,8 +117,7 @@ def make_pod(
         "spec": _pod_spec(spec, rank, node, options, agent),
     }
     pod = overlay_pod(pod, options.pod) if options.pod else pod
-    pod = overlay_pod(pod, make_docker_fields(spec.options.get("docker")))
-    return overlay_pod(pod, spec.options.get("pod") or {})
+    return overlay_task(pod, spec.options)
 
 
 def _pod_spec(
