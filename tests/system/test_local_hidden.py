@@ -48,6 +48,12 @@ def test_a_job_sees_nothing_of_the_server_or_of_other_jobs(user: User, tmp_path:
     user.wait("other", "running")
     assert look(user, "curious") == ["1"]
     assert look(user, "again") == ["1"]  # with a finished setup
+    (tmp_path / "input").write_text("shared")
+    user.submit(
+        f"name: pair\nnodes: 2\nresources: {{cpu: 0.1}}\nrun: cat {tmp_path}/link\n"
+        f"inputs: [{{source: {tmp_path}/input, target: {tmp_path}/link}}]\n"
+    )
+    assert user.ended("pair").phase == "done", user.log("pair")
     assert "hidden from jobs" in user.cli("check", "local")
 
 

@@ -131,8 +131,11 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
 
 
 def hide_for(config: AgentConfig, shown: list[str]) -> tuple[str, list[str]] | None:
-    """What the user's programs must not see on this machine; see `ChildCommand.hidden`."""
-    return (config.hides, [config.home, *shown]) if config.hides else None
+    """What the user's programs must not see on this machine; see `ChildCommand.hidden`.
+
+    They see all ranks of their gang on this machine, which share links to their files.
+    """
+    return (config.hides, [os.path.dirname(config.home), *shown]) if config.hides else None
 
 
 def find_setup(config: AgentConfig, work: WorkConfig) -> str:
