@@ -124,7 +124,7 @@ def test_a_silent_server_is_reported_once_and_waited_for(
         assert client.health().status == "ok"
         assert client.health().status == "ok"
     assert [text.split(";")[0] for text in reported] == [
-        "the server has not answered yet",
+        "no answer from the server yet",
         "the server answers now",
     ]
 

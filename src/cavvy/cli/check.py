@@ -11,7 +11,14 @@ import click
 
 from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, foresee_node_endpoint, load_settings
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
+from cavvy.cli.view.output import (
+    TableColumn,
+    json_out,
+    output_option,
+    pairs_out,
+    rows_out,
+    text_out,
+)
 
 if TYPE_CHECKING:
     from cavvy.providers.base import Manifest, NodeEndpoint, Provider
@@ -223,7 +230,7 @@ def _list(findings: Sequence[ProviderFinding], output: str) -> None:
     rows_out(columns, rows, output)
     if output == "table":
         click.echo(f"\nThe settings are in {findings[0].file}.")
-        click.echo(
+        text_out(
             "`cavvy check NAME` shows a provider's settings and what it does not support, and why."
         )
 

@@ -11,7 +11,7 @@ import click
 from cavvy.cli.task.load import param_option, read_any_task, read_params
 from cavvy.cli.task.options import TaskCommand, task_options
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.output import TableColumn, output_option, rows_out
+from cavvy.cli.view.output import TableColumn, output_option, rows_out, text_out
 
 if TYPE_CHECKING:
     from cavvy.cli.task.available import AvailableOffers
@@ -332,8 +332,8 @@ def _placements_out(answer: _Answer, which: str) -> None:
         columns = [shown if each is _RANGE else each for each in _COLUMNS]
         rows_out(columns, rows, title=title)
         for number, note in enumerate(notes, 1):
-            click.echo(f"[{number}] {note}")
-        click.echo(f"{_sources_text(made, which)}; `cavvy run` can use {_usable_text(answer)}")
+            text_out(f"[{number}] {note}")
+        text_out(f"{_sources_text(made, which)}; `cavvy run` can use {_usable_text(answer)}")
 
 
 def _order_text(task: "Task", by: str) -> str:

@@ -20,10 +20,7 @@ class Patience:
         """Report that the server does not answer, unless this was reported."""
         if not self._silent and self._report is not None:
             self._silent = True
-            self._report(
-                "the server has not answered yet; still waiting (Ctrl-C ends this command; "
-                "`cavvy server logs` shows what the server does)"
-            )
+            self._report("no answer from the server yet; still waiting (see `cavvy server logs`)")
 
     def note_answer(self) -> None:
         """Report that the server answers, if its silence was reported."""

@@ -97,6 +97,13 @@ def pairs_out(pairs: Sequence[tuple[str, object]], file: TextIO | None = None) -
             out.write(f"{line}\n")
 
 
+def text_out(text: str, file: TextIO | None = None) -> None:
+    """Print a sentence, wrapped between words on a terminal; nothing if it is empty."""
+    out = file or sys.stdout
+    for line in layout.wrap_text(text, _width(out)) if text else ():
+        out.write(f"{line}\n")
+
+
 def _width(out: TextIO) -> int | None:
     """The width to fit the output into, or None if there is no limit."""
     context = click.get_current_context(silent=True)
@@ -141,7 +148,7 @@ def _write_table(
         for line in layout.wrap_text(text, width):
             out.write(f"{_bold(line, out)}\n")
     if not rows:
-        out.write(f"{empty}\n" if empty else "")
+        text_out(empty, out)
         return
     columns = [
         _column(head, [row[index] for row in rows])
