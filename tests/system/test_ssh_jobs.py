@@ -2,7 +2,6 @@
 hosts and servers.
 """
 
-import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -64,7 +63,7 @@ def use(user: User, lab: Lab, lost_after_s: int = LOST_AFTER_S) -> None:
 
 def says(user: User) -> set[str]:
     """The hosts that `cavvy check ssh` shows what they have."""
-    told = json.loads(user.cli("check", "ssh", "-o", "json", code=None))
+    told = user.json("check", "ssh", code=None)
     return {fact["what"] for fact in told["facts"] if "Python" in fact["value"]}
 
 

@@ -94,8 +94,8 @@ class User:
         )
         return out, err
 
-    def json(self, *arguments: str) -> Any:
-        return json.loads(self._run((*arguments, "-o", "json"), None, 0)[0])
+    def json(self, *arguments: str, code: int | None = 0) -> Any:
+        return json.loads(self._run((*arguments, "-o", "json"), None, code)[0])
 
     def task(self, text: str, file: str = "task.yaml") -> str:
         """Write a task file; its path."""

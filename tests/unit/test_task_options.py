@@ -180,8 +180,14 @@ def test_without_a_working_folder_only_the_named_files_are_submitted(
     ("mounts", "message"),
     [
         ("{/data: ../nothing}", "nothing does not exist; it was searched for in "),
-        ("{/data: ./nothing}", "there is no nothing in the working folder, which /data shows"),
-        ("{/data: ./a.log}", "there is no a.log in the working folder, which /data shows"),
+        (
+            "{/data: ./nothing}",
+            "there is no nothing in the working folder, but the volume at /data needs it",
+        ),
+        (
+            "{/data: ./a.log}",
+            "there is no a.log in the working folder, but the volume at /data needs it",
+        ),
     ],
 )
 def test_missing_local_files_are_found_before_the_submission(
