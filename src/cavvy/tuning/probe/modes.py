@@ -17,6 +17,7 @@ from cavvy.train.checkpoint.async_saver import SAVE, AsyncSaver
 from cavvy.train.data import stream
 from cavvy.train.data.stream import Data
 from cavvy.train.parallel.reduce import GradientReducer
+from cavvy.train.parallel.replicas import ReplicaCheck
 from cavvy.train.step import StepGradients
 from cavvy.tuning.probe.look import APART, INSIDE
 
@@ -37,6 +38,12 @@ COLLECTIVES = (
     "reduce_scatter_tensor",
     "scatter",
 )
+
+# The mode "alone" sums no gradients, so the copies of the model differ from then on.
+UNCOMPARED: list[tuple[Any, str, Any]] = [
+    (ReplicaCheck, "due", lambda check: False),
+    (ReplicaCheck, "compare", lambda check: None),
+]
 
 
 class WindowModes:
@@ -108,6 +115,7 @@ class WindowModes:
             (runs, "move", move_as_told),
             (AsyncSaver, "wish", lambda saver: modes._wish()),
             (StepGradients, "forward", forward_as_told),
+            *UNCOMPARED,
             *(
                 (GradientReducer, name, unless_alone(getattr(GradientReducer, name)))
                 for name in ("arm", "finish")
