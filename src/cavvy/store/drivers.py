@@ -227,13 +227,14 @@ def _translate_postgres(error: Exception, driver: DatabaseDriver) -> Exception:
             return StoreUnusable(f"cannot write to {where}: {error}")
         case "XX001" | "XX002":
             return StoreUnusable(f"the database {where} is damaged: {error}")
+    # psycopg itself refuses a NUL character, with this class and without a state.
+    if state[:2] == "22" or type(error).__name__ == "DataError":
+        return HashMismatch(f"the database cannot hold a value: {error}")
     if state[:2] in ("", "08", "28", "3D", "53", "57", "58"):
         return StoreUnusable(
             f"cannot use the database {where}: {str(error).strip()}; check that it runs "
             "and accepts this user"
         )
-    if state[:2] == "22":
-        return HashMismatch(f"the database cannot hold a value: {error}")
     return error
 
 

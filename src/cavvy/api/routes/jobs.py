@@ -31,11 +31,10 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
 ProjectPath = Annotated[str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 JobPath = Annotated[str, Path(max_length=80, description="The job's name or id.")]
 _AUDITED = 100  # jobs that one audit of a project covers
-_NO_NUL = r"^[^\x00]*$"  # PostgreSQL refuses texts with this character
 PhaseQuery = Annotated[list[JobPhase] | None, Query(description="Only jobs in these phases.")]
 CursorQuery = Annotated[
     str | None,
-    Query(max_length=200, pattern=_NO_NUL, description="The cursor from the previous page."),
+    Query(max_length=200, description="The cursor from the previous page."),
 ]
 LimitQuery = Annotated[int, Query(ge=1, le=500)]
 WaitQuery = Annotated[
@@ -191,7 +190,7 @@ async def cost(request: Request, project: ProjectPath, name: JobPath) -> Respons
 async def audit(
     request: Request,
     project: ProjectPath,
-    job: Annotated[str | None, Query(max_length=80, pattern=_NO_NUL)] = None,
+    job: Annotated[str | None, Query(max_length=80)] = None,
 ) -> Response:
     app_state = app_state_of(request)
     if job is None:
@@ -256,7 +255,7 @@ async def remove(request: Request, project: ProjectPath, name: JobPath) -> Respo
 )
 async def spending(
     request: Request,
-    project: Annotated[str | None, Query(max_length=63, pattern=_NO_NUL)] = None,
+    project: Annotated[str | None, Query(max_length=63)] = None,
     since: AwareDatetime | None = None,
 ) -> Response:
     rows = await app_state_of(request).store.spending(project, since)
