@@ -446,4 +446,4 @@ def test_jobs_are_read_by_the_columns_they_are_written(path: Path) -> None:
         columns = {
             name for (name,) in session.run("SELECT name FROM pragma_table_info('jobs')").fetchall()
         }
-    assert {*JOB_COLUMNS, "place", "spent"} == columns
+    assert {*JOB_COLUMNS, "place", "spent", "removed"} == columns

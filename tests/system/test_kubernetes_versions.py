@@ -82,7 +82,7 @@ def make_all() -> list[dict[str, Any]]:
     spec = make_spec(longest=timedelta(hours=2), image="x:1", volumes=VOLUMES)
     owner = pods.OwnerObject(name="g", uid="u")
     found = [
-        pods.make_record(spec, "m", "2026-01-01T00:00:00+00:00"),
+        pods.make_record(spec, "m", "2026-01-01T00:00:00+00:00", ""),
         pods.make_secret(spec, "m", owner),
         make_bundle(make_archive()),
         *(pods.make_claim(VOLUMES[0], nodes) for nodes in (1, 2)),
