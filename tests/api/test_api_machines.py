@@ -69,3 +69,22 @@ async def test_a_task_that_does_not_fit_is_refused_with_what_the_machine_has(api
     answer = await api.post_job("{name: big, run: 'true', machine: dev, resources: {cpu: 64}}")
     assert answer.json()["code"] == "machine-unfit"
     assert answer.json()["message"] == "machine dev has 4 CPUs, you asked for at least 64"
+
+
+async def test_a_machine_whose_last_job_was_removed_can_be_stopped_and_forgotten(api: Api) -> None:
+    await api.submit(TASK)
+    await wait_for(api, "starting")
+    await api.http.post(f"{MACHINE}/stop")
+    await wait_for(api, "stopped")
+    assert (await api.http.delete("/v1/projects/default/jobs/first")).status_code == 204
+    assert (await api.http.post(f"{MACHINE}/stop")).status_code < 300
+    assert (await api.http.delete(MACHINE)).status_code == 204
+
+
+async def test_another_user_must_agree_to_pay_for_a_machine(api: Api) -> None:
+    task = "{name: paid, run: 'true', machine: dev, resources: {cpu: 64}}"
+    await api.submit(task, consent=True, user="ada")
+    await wait_for(api, "starting")
+    more = "{name: more, run: 'true', machine: dev}"
+    assert (await api.post_job(more, user="bob")).json()["code"] == "consent-needed"
+    assert (await api.post_job(more, user="ada")).status_code < 300

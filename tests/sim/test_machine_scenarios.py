@@ -85,6 +85,18 @@ def test_work_that_is_retried_stays_on_its_machine() -> None:
     assert bought(ending) == 1
 
 
+def test_a_machine_that_is_stopped_between_two_tries_is_released_at_once() -> None:
+    retry = Retry(exit=2, delay=timedelta(minutes=5))
+    failing = on_machine(env={"FAKE_EXIT_CODE": "3"}, retry=retry)
+    stop = UserIntervention(action=UserAction.STOP_MACHINE, job=0, at_s=300)
+    ending = play((failing, 0), interventions=(stop,))
+    [trace] = ending.traces
+    assert trace.job.phase is JobPhase.STOPPED
+    [attempt] = trace.attempts
+    assert attempt.ended_at is not None
+    assert attempt.ended_at - trace.job.submitted_at < timedelta(minutes=7)
+
+
 def test_after_a_preemption_the_name_moves_with_the_job() -> None:
     reclaimed = FaultScript(preempted_after_s=200)
     spot = Resources(spot=SpotPolicy.ONLY)

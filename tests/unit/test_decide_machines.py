@@ -14,6 +14,7 @@ from cavvy.control.decide.machines import (
     complete_task,
     decide_turn_on_machine,
     describe_hardware,
+    extend_machine,
     find_gang,
     make_start,
     object_to_task,
@@ -23,8 +24,8 @@ from cavvy.control.decide.machines import (
 from cavvy.control.decide.warm_pool import keeps_until
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, Node, NodePhase, StopCause
 from cavvy.domain.machines import USUAL_KEEP, NamedMachine
-from cavvy.domain.tasks import AcceleratorNeed, Resources, Task, Volume, VolumeKind
-from cavvy.domain.units import HourlyRate
+from cavvy.domain.tasks import AcceleratorNeed, Limits, Resources, Task, Volume, VolumeKind
+from cavvy.domain.units import HourlyRate, Money
 
 GPU = Resources(accelerators=(AcceleratorNeed(name="A10"),))
 REQUEST = Task(
@@ -72,6 +73,25 @@ def test_a_task_takes_what_it_does_not_state_from_the_machine() -> None:
     assert (found.resources, found.image, found.keep) == (GPU, "cuda:12", timedelta(hours=1))
     own = complete_task(replace(bare, keep=timedelta(minutes=1), image="other"), MACHINE)
     assert (own.keep, own.image) == (timedelta(minutes=1), "other")
+
+
+def test_the_login_of_the_machines_image_is_for_that_image_alone() -> None:
+    machine = replace(MACHINE, task=replace(REQUEST, image_login="CORP_LOGIN"))
+    bare = Task(name="next", run="y", machine="dev")
+    assert complete_task(bare, machine).image_login == "CORP_LOGIN"
+    assert complete_task(replace(bare, image="other"), machine).image_login is None
+
+
+def test_a_longer_keep_time_ends_with_the_budget() -> None:
+    limits = Limits(budget=Money(10_000_000))
+    holder = replace(HOLDER, task=replace(REQUEST, limits=limits))
+    gang = replace(KEPT, offer=replace(OFFER, rate=HourlyRate(5_000_000)))
+    day = timedelta(hours=24)
+    [kept] = extend_machine(holder, gang, day, Money(8_000_000), NOW).attempts
+    assert kept.kept_until is not None
+    assert timedelta(minutes=20) < kept.kept_until - NOW < timedelta(minutes=25)
+    [free] = extend_machine(HOLDER, gang, day, Money(8_000_000), NOW).attempts
+    assert free.kept_until == NOW + day
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ class JobService:
         """Stop a job: at once if it is queued, otherwise with its grace period. Raises NotFound.
 
         If the job has ended, its kept nodes are released. A machine is kept unless `release` is
-        set.
+        set; then its nodes are released even if the job waits for a retry.
         """
 
         async def stop(job: Job) -> Job:
@@ -170,7 +170,7 @@ class JobService:
             if machine and release and not job.released:
                 released = RowChanges(job=replace(job, released=True))
                 job = await self._write(self._put, job, released)
-            if job.phase in JOB_ENDS and (release or not machine):
+            if release or (job.phase in JOB_ENDS and not machine):
                 kept = release_kept(job, await self._store.attempts(job.id), now)
                 if kept is not None:
                     await self._write(self._put, job, kept)

@@ -25,11 +25,12 @@ from cavvy.control.decide.machines import (
 from cavvy.control.job_service import JobService, JobServiceError
 from cavvy.control.unit_of_work import make_write
 from cavvy.control.warm.machines import MachinePool
+from cavvy.costs.metering import total
 from cavvy.domain.jobs import Attempt, RunOrigin
 from cavvy.domain.machines import MachineStatus, NamedMachine
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money
-from cavvy.store.base import AtomicWrite, StaleVersion, Store
+from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, Store
 
 _TRIES = 10  # tries of a write that fails because a row has a newer version
 
@@ -122,7 +123,8 @@ class MachineService:
             jobs.append(machine.job_id)
         for job_id in reversed(jobs):  # the last first, so that none takes the machine over
             reason = f"machine {name} is being stopped"
-            await self._jobs.stop(project, job_id, reason, release=True)
+            with suppress(RowNotFound):  # the machine's last job has been removed
+                await self._jobs.stop(project, job_id, reason, release=True)
         return await self._status(machine)
 
     async def keep(self, project: str, name: str, length: timedelta) -> MachineStatus:
@@ -135,7 +137,8 @@ class MachineService:
             if holder is None or gang is None:
                 raise MachineStopped(f"machine {name} is stopped")
             row = replace(machine, task=replace(machine.task, keep=length))
-            changes = extend_machine(holder, gang, length, self._clock.now())
+            spent = total(await self._store.charges(holder.id))
+            changes = extend_machine(holder, gang, length, spent, self._clock.now())
             with suppress(StaleVersion):
                 await self._store.commit(make_write(replace(changes, machine=row)))
                 self._hint(holder.id)

@@ -170,6 +170,8 @@ async def _wish(control_plane: ControlPlane, job: Job, item: UserIntervention) -
     match item.action:
         case UserAction.STOP:
             await control_plane.jobs.stop(job.project, job.id)
+        case UserAction.STOP_MACHINE:
+            await control_plane.jobs.stop(job.project, job.id, release=True)
         case UserAction.RETRY:
             await control_plane.jobs.retry(job.project, job.id)
         case UserAction.DRILL:

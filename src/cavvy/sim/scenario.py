@@ -32,6 +32,7 @@ class UserAction(StrEnum):
     STOP = "stop"
     DRILL = "drill"
     RETRY = "retry"
+    STOP_MACHINE = "stop_machine"  # stop the job and release its machine's nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

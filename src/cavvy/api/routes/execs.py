@@ -1,5 +1,6 @@
 """Routes for commands that users run beside a job's work."""
 
+from contextlib import suppress
 from secrets import token_hex
 from typing import Annotated
 
@@ -151,7 +152,9 @@ async def _find(app_state: AppState, project: str, name: str) -> Job:
         machine = await app_state.store.machine(project, name)
     except RowNotFound:
         return job or await find_job(app_state, project, name)
-    return await find_job(app_state, project, machine.job_id or name)
+    with suppress(RowNotFound):  # the machine's last job has been removed
+        return await app_state.store.find_job(project, machine.job_id or name)
+    return job or await find_job(app_state, project, name)
 
 
 async def _tell(app_state: AppState, job: Job, attempt: Attempt, ask: wire.ExecAsk) -> None:

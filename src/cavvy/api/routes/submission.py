@@ -105,8 +105,10 @@ async def admit_task(
         raise ApiProblem("machine-unfit", str(error)) from error
     if found.gang is None:
         await check_offers(app_state, found.task, now, consented=consented)
-    elif found.machine is not None:
-        consented |= found.machine.consented  # the gang is paid for already
+    elif found.machine is not None and found.machine.user == user:
+        consented |= found.machine.consented  # the user agreed to pay for the gang
+    if found.gang is not None and found.gang.offer.rate.micros_per_hour and not consented:
+        raise ApiProblem("consent-needed", _price(found.task, found.gang.offer))
     await machines.record(found, user, consented=consented)
     return found.task, consented
 

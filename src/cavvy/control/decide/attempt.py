@@ -233,6 +233,8 @@ def _kept(view: AttemptSnapshot, now: datetime) -> Action:
         return AdvanceAttempt(
             phase=AttemptPhase.ENDING, reason=f"lost while it was kept: {action.reason}"
         )
+    if view.job.released:
+        return AdvanceAttempt(phase=AttemptPhase.ENDING, reason="released by the user")
     if now >= until:
         return AdvanceAttempt(phase=AttemptPhase.ENDING, reason="no job used the kept gang in time")
     if any(now - _heard(view, node) >= HEARD_LATELY for node in view.nodes):

@@ -8,15 +8,16 @@ from cavvy.catalog import fit
 from cavvy.catalog.needs import format_need
 from cavvy.catalog.query import Constraint
 from cavvy.control.decide.rows import RowChanges, make_event
-from cavvy.control.decide.warm_pool import is_kept
+from cavvy.control.decide.warm_pool import is_kept, paid_for
 from cavvy.domain.jobs import GOING, Attempt, AttemptPhase, Job, JobPhase
 from cavvy.domain.machines import USUAL_KEEP, NamedMachine
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import DEFAULT_CPUS, Resources, Task
-from cavvy.domain.units import format_duration
+from cavvy.domain.units import Money, format_duration
 
 # What a job takes from its machine if its own task does not state it.
-_INHERITED = ("image", "image_build", "image_login", "volumes")
+_OF_IMAGE = ("image", "image_build", "image_login")
+_INHERITED = (*_OF_IMAGE, "volumes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,8 @@ def complete_task(task: Task, machine: NamedMachine | None) -> Task:
         **{name: getattr(request, name) for name in _INHERITED if not getattr(task, name)},
     )
     if task.image or task.image_build:
-        found = replace(found, image=task.image, image_build=task.image_build)
+        own = {name: getattr(task, name) for name in _OF_IMAGE}  # a login is for one registry
+        found = replace(found, **own)
     if task.resources == Resources() and task.nodes == 1:
         found = replace(found, resources=request.resources, nodes=request.nodes)
     return found
@@ -167,13 +169,18 @@ def record_holder(
     return replace(row, job_id=job.id, user=user, consented=consented)
 
 
-def extend_machine(job: Job, gang: Attempt, keep: timedelta, now: datetime) -> RowChanges:
-    """Keep the gang for `keep` after its work; for an idle gang, the time counts from now."""
+def extend_machine(
+    job: Job, gang: Attempt, keep: timedelta, spent: Money, now: datetime
+) -> RowChanges:
+    """Keep the gang for `keep` after its work; for an idle gang, the time counts from now. It is
+    kept no longer than the rest of the job's budget pays for.
+    """
     text = f"the machine is kept for {format_duration(keep)} without work"
     kept = gang.phase is AttemptPhase.KEPT
+    longer = replace(gang, kept_until=now + min(keep, paid_for(job, gang, spent)))
     return RowChanges(
         job=replace(job, task=replace(job.task, keep=keep)),
-        attempts=(replace(gang, kept_until=now + keep),) if kept else (),
+        attempts=(longer,) if kept else (),
         events=(make_event(job, now, "kept", text),),
     )
 

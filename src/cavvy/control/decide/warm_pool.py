@@ -83,7 +83,7 @@ def keeps_until(
         for node in nodes
     ):
         return None
-    length = min(job.task.keep, _paid_for(job, attempt, spent))
+    length = min(job.task.keep, paid_for(job, attempt, spent))
     return now + length if length > _NOTHING else None
 
 
@@ -95,7 +95,7 @@ def _leaves_nodes(job: Job, end: tuple[AttemptOutcome | None, int | None]) -> bo
     return end[0] in NODE_SPARED or (end[0] is AttemptOutcome.LIMIT and timed)
 
 
-def _paid_for(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
+def paid_for(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
     """How long the rest of the budget pays for the gang, less the time in which it is removed."""
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
