@@ -31,12 +31,14 @@ _SQLITE = {
     "serial": "INTEGER",
     "bytes": "BLOB",
     "origin_snapshot": "json_extract(origin, '$.snapshot')",
+    "task_tags": "json_extract(task, '$.tags')",
 }
 _POSTGRESQL = {
     "id": 'TEXT COLLATE "C"',
     "serial": "BIGSERIAL",
     "bytes": "BYTEA",
     "origin_snapshot": "CAST(origin AS JSON) ->> 'snapshot'",
+    "task_tags": "CAST(task AS JSON) ->> 'tags'",
 }
 
 
