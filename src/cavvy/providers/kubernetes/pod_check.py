@@ -50,8 +50,8 @@ async def _try(
         return ()
     return [
         f"{_write(leaf)}: the API server does not know this field"
-        for leaf, _ in leaves
-        if not _has(pod, leaf)
+        for leaf, value in leaves
+        if value and not _has(pod, leaf)  # API servers leave out what is null, false or empty
     ]
 
 
