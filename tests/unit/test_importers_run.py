@@ -139,12 +139,20 @@ def test_nodes_wait_for_each_other_if_their_commands_start_processes(tmp_path: P
     os.kill(int(started.read_text()), signal.SIGKILL)
 
 
+def test_an_ampersand_in_an_address_starts_no_process() -> None:
+    task = parse_task("num_nodes: 1\nsetup: wget 'https://h/x?a=1&b=2'\nrun: echo a")
+    assert "wget" in (task.setup or "")
+    assert "wget" not in task.run
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_setup_that_starts_processes_runs_with_the_commands(shell: str, tmp_path: Path) -> None:
     setup = "cat > a <<EOF\nx\nEOF\nsleep 600 & echo $! > b"
     text = json.dumps({"num_nodes": 1, "setup": setup, "run": "kill $(cat b) && cat a"})
     assert execute(parse_task(text).setup or "", shell, tmp_path).stdout == ""
     assert execute(parse_task(text).run, shell, tmp_path).stdout == "x\n"
+    stops = json.dumps({"num_nodes": 1, "setup": "set -e\nfalse\ntrue &", "run": "echo never"})
+    assert execute(parse_task(stops).run, shell, tmp_path).stdout == ""
     failing = json.dumps({"num_nodes": 1, "setup": "true & exit 3", "run": "echo never"})
     done = execute(parse_task(failing).run, shell, tmp_path)
     assert (done.returncode, done.stdout) == (3, "")

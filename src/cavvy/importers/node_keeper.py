@@ -10,7 +10,7 @@ import re
 
 # Commands that seem to start a process that outlives them
 STARTS_PROCESSES = re.compile(
-    r"(?<![&>|\\])&(?![&>\d])|\b(ray start|nohup|setsid)\b|--daemon|docker run .*-d\b"
+    r"(?<![&>|\\])&(?=[\s)]|$)|\b(ray start|nohup|setsid)\b|--daemon|docker run .*-d\b"
 )
 # Its argument is a file: the shell writes to it when the commands have succeeded, and the helper
 # removes it at its end.

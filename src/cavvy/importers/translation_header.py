@@ -125,7 +125,9 @@ def _move_setup(task: Task) -> Task:
 (
 unset CUDA_VISIBLE_DEVICES
 {task.setup}
-) || {{ _code=$?; echo "the setup ended with exit code $_code" >&2; exit $_code; }}
+)
+_code=$?  # in a list with `||`, the shell would ignore `set -e` of the setup
+[ $_code = 0 ] || {{ echo "the setup ended with exit code $_code" >&2; exit $_code; }}
 """
     # A setup of its own, since it has a virtual environment.
     name = hashlib.sha256(task.setup.encode()).hexdigest()

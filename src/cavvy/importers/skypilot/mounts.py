@@ -36,12 +36,6 @@ _STORES = {
 # The URL schemes of stores with S3's protocol. One address, `_ENDPOINT`, applies to a whole job.
 _LIKE_S3 = ("s3", "r2", "nebius", "oci", "cos", "cw", "vastdata")
 _ENDPOINT = "AWS_ENDPOINT_URL_S3"
-# The names, clouds and URL schemes of stores that use S3's protocol but have their own address
-_COMPATIBLE = {
-    **{name: name for name in ("r2", "nebius", "coreweave", "oci", "vastdata", "ibm")},
-    **{"cw": "coreweave", "cos": "ibm"},
-}
-_ENDPOINT = "AWS_ENDPOINT_URL_S3"
 _BLOB = re.compile(r"https://([a-z0-9]+)\.blob\.core\.windows\.net/", re.IGNORECASE)
 _CREDENTIALS = re.compile(
     r"~/\.(ssh|aws|azure|kube|gnupg|netrc|docker|config/gcloud)(/(?!.*\.pub$)|$)"
