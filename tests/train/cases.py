@@ -438,6 +438,8 @@ def evaluated(folder: Path) -> Any:
         run = train.Run(folder / name, plan=plan, device="cpu", save_every=1e9, seed=3)
         model = run.model(lambda: nn.Sequential(Hidden(), nn.Dropout(0.5), Output()))
         held = train.Tensors(x[:47], y[:47])
+        [frozen] = [each for each in model.modules() if isinstance(each, nn.Dropout)]
+        frozen.eval()
 
         def measure(part: Any, model: Any = model) -> Any:
             return mean_by_torch(model(part[0]), part[1])
@@ -445,7 +447,7 @@ def evaluated(folder: Path) -> Any:
         mean = run.evaluate(measure, held, global_batch=23)
         seeds.sow(seeds.mix(3, 0))
         expected = mean_by_torch(nn.Sequential(Hidden(), Output())(x[:47]), y[:47])
-        found[name] = [float(mean), float(expected), model.training]
+        found[name] = [float(mean), float(expected), model.training and not frozen.training]
         run.close()
     return found
 

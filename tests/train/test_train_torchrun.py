@@ -1,6 +1,7 @@
 """Runs under torchrun: what differs between ranks is repaired or refused, never silent."""
 
 import json
+import math
 import os
 import signal
 import socket
@@ -12,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.train.programs import by_hand
+from torch import nn
 
 from cavvy import train
 from cavvy.train.checkpoint.again import leave
+from cavvy.train.loss import find_weight
 
 ROOT = Path(__file__).resolve().parents[2]
 Found = Callable[[str], list[Any]]
@@ -152,6 +156,13 @@ def test_a_checkpoint_of_other_data_is_refused_unless_that_is_accepted(found: Fo
         assert (begun, accepted) == ("3", "8")
         assert "changed since the checkpoint: samples 120, now 96. From sample 72 on" in fewer
         assert "the checkpoint: seed 3, now 4" in reseeded
+
+
+def test_a_mean_that_is_divided_keeps_the_weight_of_its_tokens() -> None:
+    logits = torch.zeros(6, 3, requires_grad=True)
+    targets = torch.tensor([0, 1, 2, 0, -100, -100])
+    loss = nn.functional.cross_entropy(logits, targets)
+    assert [float(find_weight(each)) for each in (loss, loss / math.log(2), loss / 2)] == [4.0] * 3
 
 
 def test_fp8_with_tensor_parallel_is_refused() -> None:

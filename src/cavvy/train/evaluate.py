@@ -63,7 +63,7 @@ def _evaluation(model: Any) -> Iterator[None]:
         torch.set_grad_enabled(True)
         return tree_map(_make_differentiable, output)
 
-    was_training = model.training
+    trained = [module for module in model.modules() if module.training]  # not the frozen ones
     begun = model.register_forward_pre_hook(begin)
     ended = model.register_forward_hook(end)
     model.eval()
@@ -73,7 +73,8 @@ def _evaluation(model: Any) -> Iterator[None]:
     finally:
         begun.remove()
         ended.remove()
-        model.train(was_training)
+        for module in trained:
+            module.training = True
 
 
 def _make_differentiable(value: Any) -> Any:

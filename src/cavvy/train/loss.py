@@ -82,4 +82,6 @@ def _is_sum(node: Any) -> bool:
     """Whether a node of a graph is a sum, possibly with another sign or scale."""
     while node is not None and node.name().partition("Backward")[0] in ("Neg", "Mul", "ToCopy"):
         node = node.next_functions[0][0]
-    return node is not None and (node.name().startswith("Sum") or hasattr(node, "_saved_reduction"))
+    if node is None:
+        return False
+    return node.name().startswith("Sum") or getattr(node, "_saved_reduction", MEAN) != MEAN

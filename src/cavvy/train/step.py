@@ -118,6 +118,7 @@ class StepGradients:
 
     def _finish(self, sums: LossSum, weighted: bool, batch: Batch) -> Any:
         """Complete the gradients of the step. Returns the mean loss over the global batch."""
+        weighted = weighted or self._numbers.weight != 1.0  # the scale has the last step's weight
         if not self.groups and (sums.only is not None or not weighted):
             return sums.total / sums.weight if sums.only is None else sums.only
         numbers = sums.numbers()
@@ -128,8 +129,8 @@ class StepGradients:
             factor = torch.where(weight > 0, batch.total * self._numbers.weight / weight, 0.0)
             grads = [local(p.grad) for p in self.placed.model.parameters() if p.grad is not None]
             torch._foreach_mul_(grads, factor.float())
-            if self._numbers.scaler is not None:
-                self._numbers.weight = float(weight / batch.total)
+            if self._numbers.scaler is not None:  # a batch of padding alone has no weight
+                self._numbers.weight = float(weight / batch.total) or self._numbers.weight
         return (total / weight).to(sums.total.dtype)
 
     def skip(self, number: int) -> None:

@@ -17,6 +17,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -90,8 +91,9 @@ class CheckpointStore:
     def clean(self) -> None:
         """Remove incomplete saves. The first rank calls this before any rank writes."""
         for _, path in _list(self.folder):
-            if _read_mark(path) is None:
-                shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):  # a file that cannot be read now does not prove anything
+                if _parse_mark(path) is None:
+                    shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self, step: int) -> None:
         """Rename a damaged checkpoint, so that it does not count and the step can be saved again.
@@ -293,8 +295,19 @@ def _list(folder: Path) -> list[tuple[int, Path]]:
 
 def _read_mark(path: Path) -> dict[str, Any] | None:
     try:
+        return _parse_mark(path)
+    except OSError:
+        return None
+
+
+def _parse_mark(path: Path) -> dict[str, Any] | None:
+    """The facts in the completion mark, or None if there is none or it is damaged.
+
+    Raises: OSError: the file cannot be read.
+    """
+    try:
         facts = json.loads((path / MARK).read_text())
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
     return facts if isinstance(facts, dict) else None
 
