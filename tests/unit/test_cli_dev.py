@@ -35,8 +35,8 @@ def test_a_task_becomes_a_session_with_its_setup(tmp_path: Path) -> None:
     assert found == {
         "run": "the session",
         "machine": "gpu",
-        "keep": 30.0,
-        "idle": 30.0,
+        "keep": 60.0,
+        "idle": 60.0,
         "session": True,
         "setup": "make",
     }

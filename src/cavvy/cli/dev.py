@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import named, session
+from cavvy.cli.reach.session import list_jobs, named, session
 from cavvy.cli.reach.tunnel import with_tunnel
 from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
 from cavvy.cli.task.options import TaskCommand, replace_command, task_options
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.formatting import UNFINISHED
 
 if TYPE_CHECKING:
     from cavvy.client import Client
@@ -120,8 +121,10 @@ def _read_session(
         task = read_task(file, params, replace(options, overrides=json.dumps(own))).task
         if task.session and ide != "jupyter":
             overrides = own
-        if task.limits.idle is not None:
-            overrides.setdefault("keep", task.limits.idle.total_seconds())
+        if task.machine is not None:
+            overrides.setdefault("machine", task.machine)
+        if length := task.limits.idle or task.keep:
+            overrides.setdefault("keep", length.total_seconds())
     idle = overrides.setdefault("keep", _USUAL_IDLE)
     overrides.setdefault("machine", _USUAL_NAME)
     overrides.setdefault("limits", {})["idle"] = idle
@@ -133,16 +136,22 @@ def _read_session(
     return loaded
 
 
+def _is_session(job: "JobDetail") -> bool:
+    """Whether the job is a session of `cavvy dev`."""
+    return bool(json.loads(bytes(job.task)).get("session"))
+
+
 def _find_session(client: "Client", project: str, name: str) -> "JobDetail | None":
     """The session on this machine, or None if there is none. Raises CommandFailure if the machine
     runs other work.
     """
+    for row in list_jobs(client, project, UNFINISHED)[0]:
+        if row.machine == name and _is_session(job := client.job(project, row.name)):
+            return job  # it may be queued, and have no node yet
     found = [each for each in client.machines(project) if each.name == name]
     if not found or found[0].job is None or found[0].state not in ("starting", "busy"):
         return None
     job = client.job(project, found[0].job)
-    if json.loads(bytes(job.task)).get("session"):
-        return job
     there = named(project, job.name)
     raise CommandFailure(
         f"machine {name} runs job {job.name}",
@@ -156,10 +165,17 @@ def _wait(client: "Client", job: "JobDetail") -> None:
     """
     if job.phase == "running":
         return
-    for event in client.follow(job.project, job.name):
-        click.echo(f"  {event.text}", err=True)
-        if event.kind == "running" and event.rank is None:
-            return
+    from cavvy.cli.view.job_story import story_line
+
+    try:
+        for event in client.follow(job.project, job.name):
+            click.echo(f"  {story_line(event)}", err=True)
+            if event.kind == "running" and event.rank is None:
+                return
+    except KeyboardInterrupt:
+        there = named(job.project, job.name)
+        click.echo(f"\nsession {there} goes on; `cavvy stop {there}` ends it", err=True)
+        raise
     ended = client.job(job.project, job.name)
     raise CommandFailure(
         f"session {job.name}: {ended.phase}, {ended.reason}",

@@ -20,6 +20,8 @@ def command(names: tuple[str, ...], project: str, ended: bool, yes: bool) -> Non
 
     Their bills stay: see `cavvy cost`. A job that has not ended is not removed.
     """
+    from cavvy.client import ApiError
+
     if bool(names) == ended:
         raise CommandFailure("expected either names of jobs or --ended", "`cavvy ps` lists jobs", 2)
     with session() as client:
@@ -35,7 +37,13 @@ def command(names: tuple[str, ...], project: str, ended: bool, yes: bool) -> Non
                 raise CommandFailure("there is no terminal to confirm on", "add --yes", 2)
             click.confirm(f"remove {', '.join(names)}, with logs and checkpoints?", abort=True)
         for name in names:
-            client.remove(project, name)
-            click.echo(f"{name} is removed")
+            try:
+                client.remove(project, name)
+            except ApiError as error:
+                if not ended or error.code != "job-not-ended":
+                    raise
+                click.echo(f"{name} is not removed: its nodes are not released yet", err=True)
+            else:
+                click.echo(f"{name} is removed")
         if not names:
             click.echo(f"project {project} has no ended jobs")

@@ -70,8 +70,10 @@ def _list_unknown(task: Task) -> list[str]:
     try:
         with CatalogSnapshot.open() as snapshot:
             needs = [need for need in needs if unknown_names(snapshot, need, installed)]
-            live = match_configured(needs[0], None).offers if needs else ()
-            texts = [unknown_names(snapshot, need, installed, live) for need in needs]
+            live = match_configured(needs[0], None) if needs else None
+            if live is None or live.problems:
+                return []  # a provider that does not answer may know the names
+            texts = [unknown_names(snapshot, need, installed, live.offers) for need in needs]
     except SnapshotError:
         return []
     return [line for text in dict.fromkeys(texts) for line in text.splitlines()]
