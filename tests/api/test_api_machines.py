@@ -76,7 +76,11 @@ async def test_a_machine_whose_last_job_was_removed_can_be_stopped_and_forgotten
     await wait_for(api, "starting")
     await api.http.post(f"{MACHINE}/stop")
     await wait_for(api, "stopped")
-    assert (await api.http.delete("/v1/projects/default/jobs/first")).status_code == 204
+
+    async def removed() -> bool:
+        return (await api.http.delete("/v1/projects/default/jobs/first")).status_code == 204
+
+    await until(removed)  # once its nodes are released
     assert (await api.http.post(f"{MACHINE}/stop")).status_code < 300
     assert (await api.http.delete(MACHINE)).status_code == 204
 
