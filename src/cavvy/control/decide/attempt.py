@@ -222,8 +222,7 @@ def _ending_phase(view: AttemptSnapshot, now: datetime) -> Action:
 
 
 def _kept(view: AttemptSnapshot, now: datetime) -> Action:
-    """The next step of a kept gang: end it or wait. A job that takes the gang over needs no
-    decision here."""
+    """The next step of a kept gang. A job that takes the gang over needs no decision here."""
     attempt = view.attempt
     until = attempt.kept_until or now
     action = _gone(view, now)
@@ -233,10 +232,9 @@ def _kept(view: AttemptSnapshot, now: datetime) -> Action:
         return AdvanceAttempt(
             phase=AttemptPhase.ENDING, reason=f"lost while it was kept: {action.reason}"
         )
-    if view.job.released:
-        return AdvanceAttempt(phase=AttemptPhase.ENDING, reason="released by the user")
-    if now >= until:
-        return AdvanceAttempt(phase=AttemptPhase.ENDING, reason="no job used the kept gang in time")
+    if view.job.released or now >= until:
+        reason = "released by the user" if view.job.released else "no job used the gang in time"
+        return AdvanceAttempt(phase=AttemptPhase.ENDING, reason=reason)
     if any(now - _heard(view, node) >= HEARD_LATELY for node in view.nodes):
         return AdvanceAttempt(
             phase=AttemptPhase.ENDING, reason="an agent of the kept gang is not waiting for work"
