@@ -544,7 +544,7 @@ class TestKept:
         assert isinstance(over, a.AdvanceAttempt)
         assert (over.phase, over.reason) == (
             AttemptPhase.ENDING,
-            "no job used the kept gang in time",
+            "no job used the gang in time",
         )
 
     @pytest.mark.parametrize("seen", [alive(ended_rank=0), gone(), gone(preempted=True)])
