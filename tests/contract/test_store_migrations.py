@@ -207,6 +207,7 @@ async def test_a_fresh_database_is_at_head(url: str) -> None:
 async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) -> None:
     make_old(url)
     job = make_job("j1", phase=JobPhase.RUNNING, attempt=1, origin=FULL_ORIGIN, version=4)
+    job = replace(job, task=replace(job.task, tags={"team": "vision"}))
     waiting = make_job("j2", name="waiting", version=1)
     attempt = make_attempt(job, phase=AttemptPhase.RUNNING, version=3)
     node = make_node(attempt, phase=NodePhase.RUNNING, claim="n", version=7)
@@ -302,6 +303,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
         assert await store.secrets("p") == [secret]
         summaries = {summary.id: summary for summary in (await store.list_jobs("p")).jobs}
         assert (summaries["j1"].spent, summaries["j2"].spent) == (Money(42), Money(0))
+        assert (summaries["j1"].tags, summaries["j2"].tags) == ({"team": "vision"}, {})
         assert set(await store.snapshots()) == {FULL_ORIGIN.snapshot}
         done = replace(job, phase=JobPhase.DONE, exit_code=0)
         ended = replace(attempt, phase=AttemptPhase.ENDED)
