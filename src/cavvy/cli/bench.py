@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cavvy.cli.reach.arguments import complete_gpus, complete_providers
+from cavvy.cli.reach.arguments import complete_gpus, providers_option
 from cavvy.cli.reach.session import named, session
 from cavvy.cli.task.load import param_option, read_params, read_task, task_argument, yes_option
 from cavvy.cli.view.failure import CommandFailure
@@ -34,14 +34,7 @@ _START_S = 1800  # seconds to get a node and set it up, before the measured minu
     multiple=True,
     help="Accelerators to try, such as H100:1; repeatable.",
 )
-@click.option(
-    "--provider",
-    "providers",
-    metavar="NAME",
-    multiple=True,
-    shell_complete=complete_providers,
-    help="Only this provider; repeatable.",
-)
+@providers_option
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1),

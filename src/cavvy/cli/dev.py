@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 _USUAL_NAME = "dev"
 _USUAL_IDLE = "30m"
 _INSTALL = "jupyter lab --version > /dev/null 2>&1 || python3 -m pip install -q jupyterlab"
-# Keeps the session alive. `wait` lets the shell react to signals at once.
-_WAIT = """\
-trap 'exit 143' TERM
-while :; do sleep 3600 & wait $!; done
-"""
 _JUPYTER = f"""\
 {_INSTALL}
 if [ "$(id -u)" = 0 ]; then set -- --allow-root; fi
@@ -51,8 +46,10 @@ class DevCommand(TaskCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
             raise click.UsageError("`cavvy dev` takes no command; use `cavvy run --machine NAME`")
+        from cavvy.importers.translation_header import WAIT
+
         rest = super().parse_args(ctx, args)
-        replace_command(ctx, _JUPYTER if ctx.params.get("ide") == "jupyter" else _WAIT)
+        replace_command(ctx, _JUPYTER if ctx.params.get("ide") == "jupyter" else WAIT)
         return rest
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.arguments import complete_gpus, complete_providers
+from cavvy.cli.reach.arguments import complete_gpus, providers_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.domain.units import UnitError, format_memory, parse_memory_mib, parse_rate
 
@@ -42,14 +42,7 @@ _SORTS = ("price", "gpu-price", "memory", "cpus", "gpu-memory", "provider", "reg
     multiple=True,
     help="A region, zone, country or area (eu); repeatable.",
 )
-@click.option(
-    "--provider",
-    "providers",
-    metavar="NAME",
-    multiple=True,
-    shell_complete=complete_providers,
-    help="Only this provider; repeatable.",
-)
+@providers_option
 @click.option("--instance", metavar="TYPE", help="An exact instance type.")
 @click.option("--cpus", metavar="N", help="Minimum number of CPUs, or a range such as 8..32.")
 @click.option("--memory", metavar="SIZE", help="Minimum memory, such as 64GB, or a range.")

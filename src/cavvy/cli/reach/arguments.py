@@ -85,3 +85,12 @@ since_option = click.option(
     callback=_read_since,
     help="Only after this time: a duration before now such as 10m or 7d, or a local date and time.",
 )
+
+providers_option = click.option(
+    "--provider",
+    "providers",
+    metavar="NAME",
+    multiple=True,
+    shell_complete=complete_providers,
+    help="Only this provider; repeatable.",
+)
