@@ -25,6 +25,7 @@ from tests.contract.store_suite import (
 )
 
 from cavvy.domain.jobs import AttemptPhase, Job, JobPhase, NodePhase
+from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money
 from cavvy.store import migrate
 from cavvy.store.base import AtomicWrite, SealedSecret, StoreUnusable
@@ -206,8 +207,14 @@ async def test_a_fresh_database_is_at_head(url: str) -> None:
 
 async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) -> None:
     make_old(url)
-    job = make_job("j1", phase=JobPhase.RUNNING, attempt=1, origin=FULL_ORIGIN, version=4)
-    job = replace(job, task=replace(job.task, tags={"team": "vision"}))
+    job = make_job(
+        "j1",
+        phase=JobPhase.RUNNING,
+        attempt=1,
+        origin=FULL_ORIGIN,
+        version=4,
+        task=Task(name="train", run="true", tags={"team": "vision"}),
+    )
     waiting = make_job("j2", name="waiting", version=1)
     attempt = make_attempt(job, phase=AttemptPhase.RUNNING, version=3)
     node = make_node(attempt, phase=NodePhase.RUNNING, claim="n", version=7)
