@@ -27,7 +27,7 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFiles:
-    """The paths of a gang's job files, and the mark by which the job is found."""
+    """The paths of the files for a gang's job, and the mark by which Cavvy finds the job."""
 
     mark: str
     folder: str  # the gang's folder

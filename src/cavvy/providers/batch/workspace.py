@@ -166,7 +166,7 @@ class SharedWorkspace:
             lease_s=spec.lease.total_seconds(),
             grace_s=spec.grace.total_seconds(),
             cpus=spec.offer.vcpus,
-            memory_mib=0,  # 0: the batch system's own limit applies
+            memory_mib=0,  # 0: the batch system itself limits the memory
             accelerators=spec.offer.accelerator_count,
             taken=ReclaimConfig(
                 unless=f"{self.gang(spec.name)}/removing",
