@@ -29,7 +29,7 @@ Object = Mapping[str, Any]
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("KMGTPE", 1)}
 _QUANTITY = re.compile(r"([0-9.]+(?:e[0-9+-]+)?)(m|[kMGTP]|[KMGTPE]i)?", re.IGNORECASE)
-# The resource names by which device plugins advertise accelerators: whole accelerators, slices
+# The resource names under which device plugins advertise accelerators: whole accelerators, slices
 # (MIG), and shared accelerators.
 _ACCELERATORS = re.compile(
     r"nvidia\.com/(gpu|gpu\.shared|mig-[0-9a-z.+-]+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)|"
@@ -70,7 +70,7 @@ _STEP_MIB = 256  # memory is rounded down to this step, since equal nodes differ
 
 
 class ResourceAmount(NamedTuple):
-    """An amount of CPUs, memory (bytes), accelerators and pods."""
+    """Amounts of CPUs, memory (in bytes), accelerators and pods."""
 
     cpus: Fraction = Fraction(0)
     memory: int = 0
@@ -111,7 +111,7 @@ class KubernetesNode:
     spot_label: str = ""  # the label that marks the node as preemptible; "" if there is none
     spot_value: str = ""
     free: ResourceAmount = _NOTHING
-    pool: str = ""  # if set, the node does not exist: an autoscaler can add it to this pool
+    pool: str = ""  # if set, the node does not exist yet: an autoscaler can add it to this pool
     why_not: str = ""
     broken: int = 0  # accelerators that the node has but cannot allocate
 
@@ -209,7 +209,7 @@ def _read_node(
 
 
 def _read_part(node: Object, pods: Sequence[Object], resource: str, why_not: str) -> KubernetesNode:
-    """A node with one of its kinds of accelerators."""
+    """Read a node, limited to one of its kinds of accelerators."""
     labels, status = node["metadata"].get("labels") or {}, node.get("status") or {}
     whole = _amount(status.get("allocatable") or {}, resource, pods=110)
     used = [requested(pod, resource) for pod in pods]
@@ -248,7 +248,9 @@ def _find_spot_label(labels: Object) -> str:
 
 
 def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
-    """The amounts in a table of quantities. `pods` is used if the table has no number of pods."""
+    """The amounts in a table of quantities. `pods` is the number of pods if the table does not name
+    one.
+    """
     return ResourceAmount(
         cpus=read_quantity(table.get("cpu", 0)),
         memory=int(read_quantity(table.get("memory", 0))),
@@ -322,7 +324,7 @@ def _product(word: str, resource: str) -> str:
 
 
 def find_resource(accelerator: str) -> str:
-    """The resource name by which device plugins advertise these accelerators."""
+    """The resource name under which device plugins advertise these accelerators."""
     known = find_accelerator(accelerator)
     if known is None:
         return "nvidia.com/gpu"
@@ -407,7 +409,7 @@ def count_fitting(node: KubernetesNode, part: ResourceAmount) -> int:
 
 
 def nodes_for(nodes: Sequence[KubernetesNode], offer: Offer) -> Sequence[KubernetesNode]:
-    """The nodes that match an offer, free or not."""
+    """The nodes that match an offer, including nodes that are busy."""
     return [
         node
         for node in nodes
