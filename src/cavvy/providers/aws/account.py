@@ -173,7 +173,9 @@ def _import(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise Refused(f"the provider aws needs boto3: {extra_command('aws')}") from error
+        raise Refused(
+            f"the provider aws needs boto3, which is not installed: {extra_command('aws')}"
+        ) from error
 
 
 def camel(operation: str) -> str:

@@ -132,7 +132,9 @@ class AwsProvider:
         await self._tidy([name])
 
     async def close(self) -> None:
-        """Remove the objects of ended gangs once more, since the next poll may come much later."""
+        """Try once more to remove the objects of ended gangs, since the next poll may come much
+        later.
+        """
         if any(
             not each.tidy and (each.removed or each.ended_at)
             for each in self._ledger.records.values()

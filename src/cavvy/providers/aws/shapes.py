@@ -27,7 +27,8 @@ class InstanceShape:
     accelerator_memory_mib: int = 0
     network_mbps: int | None = None
     efa: int = 0  # the maximum number of Elastic Fabric Adapters, one per network card
-    efa_card: int = 0  # the first card with an adapter; if 1, card 0 has the address but no adapter
+    # the first card with an adapter; if it is 1, card 0 has the node's address but no adapter
+    efa_card: int = 0
     cluster: bool = False  # supports cluster placement groups
     architecture: str = "x86_64"
     spot: bool = True

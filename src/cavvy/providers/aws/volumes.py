@@ -135,7 +135,8 @@ class GangVolumes:
                     raise translate(fault, f"AttachVolume in {record.region}") from fault
                 if not await self._is_attached(record.region, disk.id, instance):
                     continue
-            # EC2 then deletes the volume with the instance, even if no server runs
+            # with DeleteOnTermination, EC2 deletes the volume with the instance even if no server
+            # runs
             if not disk.keep:
                 going = {
                     "DeviceName": disk.device,

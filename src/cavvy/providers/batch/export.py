@@ -1,4 +1,4 @@
-"""Turns a task into a script that runs without Cavvy: the parts that the exports for Slurm, PBS and
+"""Turns a task into a script that runs without Cavvy: the code that the exports for Slurm, PBS and
 Kubernetes share.
 """
 

@@ -82,7 +82,7 @@ class BatchGangs:
         return name in await self._remembered(await self._grounded())
 
     async def gangs(self, name: str | None) -> Sequence[GangSeen]:
-        """See `Provider.gangs`. Callers that arrive during a poll share the next one."""
+        """See `Provider.gangs`. Callers that arrive during a poll share the next poll."""
         asked = self._looks
         async with self._looking:
             if self._last[0] <= asked:  # the last poll began before this call

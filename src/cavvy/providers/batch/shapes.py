@@ -1,5 +1,5 @@
-"""Offers parts of nodes: a number of accelerators with their share of CPUs and memory, or CPUs
-alone.
+"""Turns nodes into offers of their parts: a number of accelerators with their share of CPUs and
+memory, or CPUs alone.
 """
 
 from collections import Counter
@@ -68,8 +68,8 @@ class OfferLocation:
 
 
 def list_parts(shape: NodeShape) -> Sequence[NodeShape]:
-    """The parts of a node that are offered: each number of accelerators, and CPUs alone in powers
-    of two.
+    """The parts of a node that are offered: one for each number of accelerators, and parts without
+    accelerators: one for each power of two of CPUs, and one with all CPUs.
     """
     parts = [_part(shape, cpus / shape.cpus, 0) for cpus in _sizes(shape.cpus)]
     return [

@@ -32,7 +32,8 @@ def main(agent: str, folder: str, rank: int) -> None:
         **find_devices(config.pop("accelerators")),
     )
     config["address"] = f"mailbox:{config['address']}.{rank}"
-    if os.environ.pop("CAVVY_BOXED", ""):  # this step already runs in the work's container image
+    # this job step already runs in the work's container image
+    if os.environ.pop("CAVVY_BOXED", ""):
         config["boxed"] = True
     path = home + "/config.json"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -65,8 +66,8 @@ def find_devices(count: int) -> "dict[str, object]":
 
 
 def find_address() -> str:
-    """This node's address for the other nodes of the gang, from the batch system's name of this
-    node or from its host name.
+    """The address at which the gang's other nodes reach this node, found by the batch system's name
+    for this node or by its host name.
     """
     for name in (os.environ.get("SLURMD_NODENAME"), os.uname().nodename):
         try:

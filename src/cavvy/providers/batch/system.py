@@ -20,7 +20,7 @@ class JobOptions:
     """The settings that apply to every job."""
 
     account: str = ""
-    options: Sequence[str] = ()  # additional arguments for the submit command
+    options: Sequence[str] = ()  # the user's additional arguments for the submit command
     python: str = "python3"
     warning_s: int = 60  # seconds between the warning and the time limit
 

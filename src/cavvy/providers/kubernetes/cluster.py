@@ -175,8 +175,9 @@ def _resources_of(pod: Object) -> Sequence[str]:
 def promise(
     nodes: Sequence[KubernetesNode], parts: Mapping[str, ResourceAmount], count: int
 ) -> list[KubernetesNode]:
-    """Deduct the resources of `count` pods from the nodes on which they fit. `parts` maps
-    accelerator resources to the pods' sizes; the key "" matches any node.
+    """Deduct the resources of `count` pods from the nodes on which they fit. `parts` maps the
+    accelerator resource of a node to the amounts that a pod takes there; the key "" applies to all
+    other nodes.
     """
     left = list(nodes)
     for _ in range(count):
@@ -260,11 +261,11 @@ def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
 
 
 def requested(pod: Object, resource: str) -> ResourceAmount:
-    """The resources of its node that a pod takes, as the scheduler counts them.
+    """The resources that a pod takes from its node, as the scheduler counts them.
 
     This is the sum of the requests of its containers and sidecars, or the peak during startup if an
-    init container and the sidecars started before it need more. CPU and memory requests of the pod
-    as a whole replace these numbers.
+    init container and the sidecars started before it need more. If the pod as a whole requests CPUs
+    or memory, that request replaces the sum.
     """
     spec = pod["spec"]
     sides, peak = ResourceAmount(), ResourceAmount()
@@ -372,7 +373,7 @@ def list_offers(
 def _list_parts(
     alike: Sequence[KubernetesNode], location: OfferLocation, prices: PartPrices, *, waits: bool
 ) -> Iterator[Offer]:
-    """The offers for a group of equal nodes."""
+    """The offers for a group of nodes that are alike."""
     shape = alike[0].shape
     for part in list_parts(shape):
         fitting = [count_fitting(node, part_of(part)) for node in alike if not node.pool]

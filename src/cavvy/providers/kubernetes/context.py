@@ -88,7 +88,7 @@ class ClusterContext:
         self._launching: dict[str, asyncio.Lock] = {}
         self._promised: dict[
             str, tuple[Mapping[str, ResourceAmount], int]
-        ] = {}  # by gang: the size and number of its pods that are being created
+        ] = {}  # by gang: the size and number of the pods that are being created for it
         self._placed_agent = ""
         self._accepted: set[str] = set()  # pod fields that the API server has accepted
         self._last: dict[str, Object] = {}  # the last known state of pods, by pod name
@@ -221,7 +221,9 @@ class ClusterContext:
     async def _launch(self, spec: GangSpec) -> None:
         terms = self._terms
         if terms.agent is None:
-            raise Refused("no agent can be started: the server has no agent to copy")
+            raise Refused(
+                "no agent can be started: the server has no agent that it could copy into pods"
+            )
         try:
             node = await self._find_room(spec)
             await self._check_queue()
@@ -293,8 +295,8 @@ class ClusterContext:
         all objects of the gang.
         """
         mark, options = self._terms.mark, self._terms.options
-        # All are created concurrently to save time: a kubelet reads the secret only after it has
-        # seen the pod.
+        # The secret and the pods are created concurrently to save time: a kubelet reads the secret
+        # only after it has seen the pod.
         results = await asyncio.gather(
             self.api.make(self._path("secrets"), pods.make_secret(spec, mark, owner)),
             *(
@@ -316,7 +318,7 @@ class ClusterContext:
                 raise result
 
     async def _list_limits(self, error: ApiServerRefused) -> Sequence[str]:
-        """The names of the namespace's LimitRanges if one of them refused a pod."""
+        """The names of the namespace's LimitRanges if one of them caused the error, else ()."""
         if _LIMIT_RANGE.search(str(error)) is None:
             return ()
         try:
@@ -437,7 +439,9 @@ class ClusterContext:
             try:
                 node = await self.api.find(f"/api/v1/nodes/{name}")
             except ApiServerRefused:
-                continue  # the user may not read nodes, so Kubernetes has to decide
+                # the user may not read nodes, so Cavvy waits until Kubernetes deletes the pods of a
+                # lost node
+                continue
             if reason := status.why_lost(node, after, self._terms.now()):
                 lost[name] = reason
         return lost
@@ -493,8 +497,8 @@ class ClusterContext:
             await self._patch(record.name, data)
         for pod in found:
             self._last[pod["metadata"]["name"]] = pod
-        # If nothing has started, delete without a grace period: old kubelets need a minute to end a
-        # pod while its volumes are being mounted.
+        # If no pod has started, delete the pods without a grace period: old kubelets need a minute
+        # to end a pod while its volumes are being mounted.
         await self._drop_pods(record, None if begun else _AT_ONCE)
         if not begun:  # otherwise Kueue would free the quota during the pods' grace period
             await self._leave_queue(record)
@@ -507,8 +511,8 @@ class ClusterContext:
         await asyncio.gather(*(self.api.drop(self._path("pods", name), options) for name in names))
 
     async def _leave_queue(self, record: PodGangRecord) -> None:
-        """Delete Kueue's workload object, which holds the pods that Kueue has not admitted and
-        their position in the queue.
+        """Delete Kueue's workload object, which holds back the pods that Kueue has not admitted and
+        keeps their place in the queue.
         """
         if not self._terms.options.queue:
             return

@@ -135,7 +135,7 @@ def overlay_task(pod: Object, options: Mapping[str, Any]) -> Object:
 def _make_sidecar(engine: DockerEngine, mode: str, cache: str, socket: Object) -> Object:
     data = {"name": "docker-data", "mountPath": engine.data}
     env = list(engine.container.get("env", ()))
-    if cache:  # pods may share a claim, but not an engine's files
+    if cache:  # pods may share a claim, but each engine needs files of its own
         name = {"fieldRef": {"fieldPath": "metadata.name"}}
         env.append({"name": "POD_NAME", "valueFrom": name})
         data["subPathExpr"] = f"{mode}-$(POD_NAME)"

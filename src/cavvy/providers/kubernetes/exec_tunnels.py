@@ -55,7 +55,7 @@ class ExecTunnels:
             task.cancel()
 
     async def tell_removed(self, pod: str) -> None:
-        """Tell a pod that Cavvy is removing it, so that its agent does not report the signal as a
+        """Tell a pod that Cavvy is removing it, so that its agent does not report SIGTERM as a
         preemption.
         """
         tunnel = self._tunnels.get(pod)

@@ -84,7 +84,7 @@ MANIFEST = Manifest(
             "pools",
             "The path of a YAML file with node pools that an autoscaler can start from zero "
             "nodes. Each pool is a Node object, or `{name, cloud, instance}` with optional "
-            "`spot`, `labels` and `taints`. Cavvy finds the pools of Karpenter, GKE compute classes "
+            "`spot`, `labels` and `taints`. Cavvy finds pools of Karpenter, GKE compute classes "
             "and the Cluster API without this file.",
         ),
         text(
@@ -120,9 +120,8 @@ MANIFEST = Manifest(
         ),
         number(
             "lost_after_s",
-            "A node that the cluster has reported as not ready for this long counts as lost, and so "
-            "does its gang. The cluster reports a dead node as not ready only after a delay of its "
-            "own.",
+            "A node that is reported as not ready for this long counts as lost, and so does its "
+            "gang. The cluster reports a dead node only after a delay of its own.",
             default=60,
             minimum=1,
             unit="seconds",

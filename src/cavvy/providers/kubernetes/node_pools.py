@@ -42,8 +42,9 @@ _USABLE_CPUS, _USABLE_MEMORY = 0.95, 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolTemplate:
-    """A node that a pool can add. If there is a `rule`, a label and its value, pods with
-    accelerators name it to get this node; `product` names the accelerators."""
+    """A node that a pool can add. `product` names its accelerators. If `rule`, a label and its
+    value, is set, pods with accelerators must select that label to get the node.
+    """
 
     pool: str
     labels: Mapping[str, str]
@@ -56,7 +57,7 @@ class PoolTemplate:
 def make_nodes(
     templates: Sequence[PoolTemplate], selector: Mapping[str, str], borne: Sequence[Toleration]
 ) -> Sequence[KubernetesNode]:
-    """The nodes that the pools can add, one of each kind."""
+    """The nodes that the pools can add, one for each kind of node."""
     found: list[KubernetesNode] = []
     for each in templates:
         ready = {"conditions": [{"type": "Ready", "status": "True"}]}

@@ -38,12 +38,15 @@ async def _try(
     fields: Mapping[str, Any],
     leaves: Sequence[tuple[Path, Any]],
 ) -> Sequence[str]:
-    """The problems of the pod with these fields; () if it is accepted, or cannot be checked."""
+    """Return the problems of the pod with these fields; () if the API server accepts the pod, or
+    cannot check it.
+    """
     names = ", ".join(_write(leaf) for leaf, _ in leaves)
     try:
         pod = await api.make(path, overlay_pod(plain, fields), dry_run=True)
     except ApiServerRefused as error:
-        # A used-up quota concerns the launch, and some webhooks do not support dry runs.
+        # A used-up quota is reported by the launch itself, and some webhooks do not support dry
+        # runs.
         if not isinstance(error.provider_error, Refused) or "dry run" in str(error):
             return ()
         return [f"{names}: {error}"]

@@ -251,8 +251,8 @@ def make_volumes(volumes: Sequence[Volume]) -> tuple[list[Object], list[Object]]
 
 
 def make_source(volume: Volume) -> Object:
-    """The source of a volume's files in a pod's spec. Folder volumes have none: the agent provides
-    them.
+    """The source of a volume's files, as a field of a pod's spec. Raises ValueError for folder
+    volumes, which the agent provides.
     """
     match volume.kind:
         case VolumeKind.NAMED:
@@ -272,8 +272,8 @@ def make_source(volume: Volume) -> Object:
 
 def make_mount(number: int, volume: Volume) -> Object:
     """The mount of a volume in the container."""
-    # A volume within the working folder is mounted outside it: the agent creates that folder, and
-    # links the volume into it.
+    # A volume within the working folder is mounted outside it: the agent creates the working
+    # folder, and links the volume into it.
     beside = f"/cavvy/volumes/{hashlib.sha256(volume.path.encode()).hexdigest()[:12]}"
     inside = volume.path if volume.path.startswith("/") else beside
     return {"name": f"volume-{number}", "mountPath": inside, "readOnly": volume.read_only}
@@ -292,7 +292,9 @@ def make_claim(volume: Volume, nodes: int) -> Object:
 
 
 def _plain(labels: Mapping[str, str]) -> dict[str, str]:
-    """The tags that are valid as Kubernetes labels. An annotation holds all tags."""
+    """The user's tags that are valid as Kubernetes labels, as such labels. An annotation holds all
+    tags.
+    """
     fit = {
         name: value
         for name, value in labels.items()
@@ -306,7 +308,9 @@ def _grace(spec: GangSpec) -> timedelta:
 
 
 def _deadline(spec: GangSpec) -> Object:
-    """The kubelet's own deadline for the pod, if the work has a maximum duration."""
+    """The field with the deadline after which the kubelet ends the pod. The result is empty if the
+    work has no maximum duration.
+    """
     if spec.longest is None:
         return {}
     whole = spec.longest + _BOOT + _grace(spec) + RESERVE

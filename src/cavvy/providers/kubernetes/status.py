@@ -54,7 +54,7 @@ class PodRank:
     # no end was reported; `ended_at` is the latest time at which the pod can have ended
     unseen: bool = False
     preempted: bool = False
-    reason: str = ""  # why the pod waits or has ended
+    reason: str = ""  # why the pod waits, or why it has ended
     exit: AgentExit | None = None
 
 
@@ -287,14 +287,14 @@ def why_hopeless(pods: Sequence[Object], now: datetime, *, waits: bool) -> str:
     """
     for pod in pods:
         if read_pod(pod, {}, now).started_at:
-            continue  # the pod runs; a sidecar that restarts does not make it hopeless
+            continue  # the pod runs, so a sidecar that restarts is no reason to give the gang up
         status = pod.get("status") or {}
         for condition in () if waits else status.get("conditions") or ():
             since = read_time(condition.get("lastTransitionTime")) or now
             if condition.get("reason") == "Unschedulable" and now - since >= _UNPLACED:
                 return f"Kubernetes could not place the whole gang: {condition.get('message')}"
         long = now - (read_time(status.get("startTime")) or now) >= _PULLS
-        # Admission rules of a cluster may add sidecars as init containers.
+        # The admission webhooks of a cluster may add sidecars as init containers.
         for kind in ("initContainerStatuses", "containerStatuses"):
             for container in status.get(kind) or ():
                 waiting = (container.get("state") or {}).get("waiting") or {}
@@ -374,7 +374,7 @@ def _vanished(rank: PodRank, record: PodGangRecord, now: datetime) -> PodRank:
 
 
 def _why_taken(status: Object, deleting: bool) -> str:
-    """Why the cluster is reclaiming a pod, or "" if it is not."""
+    """Why the cluster is reclaiming a pod, or "" if the cluster is not reclaiming it."""
     for condition in status.get("conditions") or ():
         who = _TAKERS.get(condition.get("type", ""))
         if who is not None and condition.get("status") == "True":

@@ -39,8 +39,8 @@ _EXEC = {
     "get pods/exec",
 }  # one of these is needed, depending on the cluster's version
 _TRIAL = "cavvy-check"
-# Refusals that every pod with these settings gets in this namespace. Other refusals may depend on a
-# task's image and size.
+# Errors with which the API server refuses every pod with these settings in this namespace. Other
+# refusals may depend on a task's image and size.
 _FOR_ALL = re.compile(
     r"no PriorityClass with name|RuntimeClass \S+ not found|error looking up service "
     r"account|violates PodSecurity|"

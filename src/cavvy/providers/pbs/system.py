@@ -207,7 +207,7 @@ def _explain_end(row: BatchJobRow, code: object, comment: str) -> str:
         return "the job was deleted in PBS, not by Cavvy"
     if row.broke:
         return "its agents broke"
-    return _ENDS.get(code, f"PBS ended it: {comment}" if comment else "PBS ended it")
+    return _ENDS.get(code, f"PBS ended the job: {comment}" if comment else "PBS ended it")
 
 
 def _text(facts: Facts, name: str) -> str:

@@ -32,7 +32,7 @@ def explain_accounts(
         why = "the cluster keeps no accounting (slurmdbd)"
     elif "sacctmgr" not in tools:
         why = "the login node has no sacctmgr"
-    elif not names:  # qualities of service apply to all users
+    elif not names:  # `limits` may still list qualities of service, which apply to all users
         why = f"the cluster's accounting does not list {user}"
     else:
         told = [("account", account)] if account else []
