@@ -260,9 +260,9 @@ class AwsLauncher:
         if not usable and many and not named:
             raise Refused(
                 f"network: {gang.offer.instance_type} has {shape.efa} network adapters, so its "
-                f"nodes get no public address, and without one they cannot reach the server from "
-                f"any default subnet; name a subnet with a NAT gateway, or set `public_ip: true` "
-                f"to use only one adapter"
+                "nodes get no public address, and without one they cannot reach the server from "
+                "any default subnet; name a subnet with a NAT gateway, or set `public_ip: true` "
+                "to use only one adapter"
             )
         if not usable:
             raise refusals[0]

@@ -79,7 +79,7 @@ class GangNetworks:
         if not fits:
             raise NoCapacity(
                 f"network: {what} in {' or '.join(sorted(zones))}, the zones that offer this "
-                f"instance type"
+                "instance type"
             )
         return sorted(
             fits,
@@ -126,13 +126,13 @@ class GangNetworks:
         if not leads:
             raise Refused(
                 f"{where}: the subnet's route table has no route to this address; add a NAT "
-                f"gateway, or name another subnet"
+                "gateway, or name another subnet"
             )
         way = max(leads, key=lambda each: ip_network(each["DestinationCidrBlock"]).prefixlen)
         if str(way.get("GatewayId", "")).startswith("igw-") and not public:
             raise Refused(
                 f"{where}: the subnet's route leads to an internet gateway, which serves only "
-                f"nodes with a "
+                "nodes with a "
                 "public address, and these nodes get none; "
                 "set `public_ip: true`, or name a subnet with a NAT gateway"
             )

@@ -220,7 +220,7 @@ class GangVolumes:
                     ):
                         raise TryAgain(
                             f"the volume {name} exists in {region} but EC2 does not list it by "
-                            f"its name yet"
+                            "its name yet"
                         )
         return None
 

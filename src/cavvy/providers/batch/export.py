@@ -24,7 +24,7 @@ def list_notes(task: Task) -> Sequence[str]:
     if task.image_build is not None:
         notes.append(
             f"Build the image from {task.image_build.path}/{task.image_build.dockerfile}, and run "
-            f"the work in it."
+            "the work in it."
         )
     if task.workdir is not None and task.workdir.git is not None:
         notes.append(
@@ -34,7 +34,7 @@ def list_notes(task: Task) -> Sequence[str]:
     elif task.workdir is not None and task.workdir.path is not None:
         notes.append(
             f"Submit this from the folder {task.workdir.path}, which must be accessible "
-            f"from all nodes."
+            "from all nodes."
         )
     notes += [f"Copy {each.source} to {each.target} before the job starts." for each in task.inputs]
     notes += [
@@ -46,7 +46,7 @@ def list_notes(task: Task) -> Sequence[str]:
     if task.checkpoint is not None:
         notes.append(
             f"Checkpoints stay in {task.checkpoint.path}; nothing restarts the work "
-            f"after a failure."
+            "after a failure."
         )
     return notes
 

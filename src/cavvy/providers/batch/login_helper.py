@@ -84,13 +84,13 @@ class LoginHelper:
         except OSError as error:
             raise FileMissing(
                 f"the folder {path} cannot be created: {error.strerror}; set `folder` to another "
-                f"path"
+                "path"
             ) from error
         state = os.stat(path)
         if state.st_uid != os.getuid() or state.st_mode & 0o077:
             raise HelperRefused(
                 f"{path} must be owned by user {os.getuid()} and closed to all others; run `chmod "
-                f"700` on it, or set `folder` to another path"
+                "700` on it, or set `folder` to another path"
             )
         return {
             "folder": path,

@@ -53,7 +53,7 @@ def make_manifest(
                 "warning_s",
                 60,
                 f"How long before {limit} Cavvy tells a job to save its state. The work then "
-                f"continues in a new job.",
+                "continues in a new job.",
             ),
         ),
     )

@@ -117,6 +117,6 @@ def _toleration(word: str) -> Toleration:
     if found is None:
         raise Refused(
             f"[providers.kubernetes] tolerations: {word!r} does not have the form key, key:effect "
-            f"or key=value:effect"
+            "or key=value:effect"
         )
     return Toleration(key=found[1], value=found[2], effect=found[3] or "")

@@ -67,7 +67,7 @@ async def whoami(
     if missing:
         told = (
             f"{', '.join(missing)}; `cavvy check kubernetes --policy` prints all rights that "
-            f"Cavvy needs"
+            "Cavvy needs"
         )
         if _NEEDED & set(missing) or _EXEC.issubset(missing):
             raise Refused(

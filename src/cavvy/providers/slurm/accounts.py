@@ -55,5 +55,5 @@ def _refuse(account: str, user: str, config: Mapping[str, str], names: Sequence[
         raise Refused(
             f"the setting `account` of [providers.slurm] is {account}, which is not an account of "
             f"{user}, so Slurm would refuse every job: use one of {', '.join(names)}, or remove "
-            f"the setting to use the default account"
+            "the setting to use the default account"
         )

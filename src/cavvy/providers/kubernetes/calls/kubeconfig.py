@@ -214,19 +214,19 @@ def _check(name: str, login: str, cluster: KubeCluster, user: KubeUser, path: Pa
     if user.auth_provider is not None:
         raise Refused(
             f"{path}: the user {login!r} uses `auth-provider`, which Kubernetes removed in 1.26: "
-            f"use an exec credential plugin"
+            "use an exec credential plugin"
         )
     for field_name in ("as-uid", "as-groups", "as-user-extra"):
         if getattr(user, field_name.replace("-", "_")):
             raise Refused(
                 f"{path}: the user {login!r} has `{field_name}`; Cavvy supports impersonation "
-                f"only with `as`"
+                "only with `as`"
             )
     proxy = urlsplit(cluster.proxy_url or "http://none")
     if proxy.scheme != "http" or not proxy.hostname:
         raise Refused(
             f"{path}: the context {name!r} names the proxy {cluster.proxy_url}; Cavvy supports "
-            f"only proxies of the form http://HOST:PORT"
+            "only proxies of the form http://HOST:PORT"
         )
     if urlsplit(cluster.server).scheme not in ("http", "https"):
         raise Refused(f"{path}: the context {name!r} does not name the address of an API server")
