@@ -128,7 +128,7 @@ def test_a_block_that_ends_between_offer_and_launch_is_no_capacity(
     async def scenario() -> None:
         gang = await here.gang(KIND, zone=held.zone)
         here.cloud.hours.jump(timedelta(minutes=45))
-        with pytest.raises(NoCapacity, match="no reservation with 1 free"):
+        with pytest.raises(NoCapacity, match="no reservation has 1 free"):
             await here.provider.launch(gang)
         await here.clear()
 

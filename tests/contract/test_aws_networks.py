@@ -176,7 +176,8 @@ def test_a_subnet_that_does_not_lead_to_the_server_is_refused_before_anything_is
     async def scenario() -> None:
         with pytest.raises(
             Refused,
-            match=f"{own.subnet} cannot call the server at 1.1.1.1: its route table has no route",
+            match=f"{own.subnet} cannot connect to the server at 1.1.1.1: "
+            "the subnet's route table has no route",
         ):
             await attempt(1)
         own.backend.create_route(own.table, "0.0.0.0/0", gateway_id=own.gateway)

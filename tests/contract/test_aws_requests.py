@@ -321,7 +321,7 @@ def test_a_quota_that_is_used_up_is_told_with_what_to_do(
 
     async def scenario() -> None:
         gang = await here.gang("g4dn.xlarge", nodes=2, spot=spot)
-        with pytest.raises(Refused, match=f"{code}.*ask AWS for more"):
+        with pytest.raises(Refused, match=f"{code}.*request an increase"):
             await here.provider.launch(gang)
         assert here.cloud.history == []
         for _ in range(2):

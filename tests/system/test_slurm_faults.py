@@ -88,7 +88,11 @@ async def _forgotten(place: SlurmPlace) -> None:
     stage.restart()
     for gang in (one, two):
         seen = await stage.one(gang.name)
-        assert (seen.state, seen.exit_code, seen.reason) == (GangState.ENDED, 0, "its agents left")
+        assert (seen.state, seen.exit_code, seen.reason) == (
+            GangState.ENDED,
+            0,
+            "its agents exited",
+        )
         assert [node.started_at for node in seen.nodes] == [
             node.started_at for node in before[gang.name]
         ]

@@ -26,7 +26,7 @@ def test_a_command_that_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> 
         assert (await login_session.run(["id", "-u"])).code == 0
         with pytest.raises(
             TryAgain,
-            match="this machine has no no-such-sbatch: set `host` to the cluster's login node",
+            match="this machine has no no-such-sbatch; set `host` to the cluster's login node",
         ):
             await login_session.run(["no-such-sbatch", "--parsable"])
         await login_session.close()
@@ -46,7 +46,7 @@ def test_a_folder_that_cannot_be_used_is_told_with_the_setting(tmp_path: Path) -
                 "file/inner cannot be created: Not a dir",
                 TryAgain,
             ),  # it may be a mount that is not there yet
-            ("open", "chmod 700 it", Refused),
+            ("open", "run `chmod 700` on it", Refused),
         ):
             login_session = LoginSession(make_where(tmp_path / name))
             with pytest.raises(problem, match=f"{told}.*`folder`"):

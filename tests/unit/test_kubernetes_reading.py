@@ -763,13 +763,13 @@ def test_a_plugin_is_asked_for_its_token_and_asked_again_when_that_ends(tmp_path
 
 
 def test_what_cannot_be_used_is_refused_with_its_reason(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="exec plugin"):
+    with pytest.raises(Refused, match="exec credential plugin"):
         read_contexts(write_config(tmp_path / "a", {"auth-provider": {}}), [])
     with pytest.raises(Refused, match="proxy socks5://p"):
         read_contexts(write_config(tmp_path / "b", {}, **{"proxy-url": "socks5://p"}), [])
     with pytest.raises(Refused, match="as-groups"):
         read_contexts(write_config(tmp_path / "b", {"as": "ann", "as-groups": ["g"]}), [])
-    with pytest.raises(Refused, match="no context 'y'; there are: x"):
+    with pytest.raises(Refused, match="no context 'y'; the existing ones are: x"):
         read_contexts(write_config(tmp_path / "c", {}), ["y"])
     with pytest.raises(Refused, match="cannot be read"):
         read_contexts(str(tmp_path / "none"), [])

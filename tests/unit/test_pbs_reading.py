@@ -65,8 +65,8 @@ def test_a_job_that_runs_says_where_and_since_when() -> None:
         (3, "broke", False, True),
         (-29, "walltime", True, False),
         (-27, "memory", False, False),
-        (271, "PBS ended it: gone", False, False),
-        (None, "PBS ended it: gone", False, False),
+        (271, "PBS ended the job: gone", False, False),
+        (None, "PBS ended the job: gone", False, False),
     ],
 )
 def test_ends(code: int | None, words: str, taken: bool, broke: bool) -> None:

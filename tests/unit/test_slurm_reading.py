@@ -234,7 +234,7 @@ def test_what_slurm_forgot_is_told_by_the_job_itself() -> None:
     written = record(begun="1 n[1-2]", end="0 2")
     assert (
         judge_forgotten(written, [AgentExit(outcome="succeeded", exit_code=0)] * 2, *times).reason
-        == "its agents left"
+        == "its agents exited"
     )
     failed = judge_forgotten(
         written, [AgentExit(outcome="exit", exit_code=3, reason="code 3")], *times
@@ -243,7 +243,7 @@ def test_what_slurm_forgot_is_told_by_the_job_itself() -> None:
     assert judge_forgotten(
         written, [AgentExit(outcome="preempted", exit_code=143)], *times
     ).preempted
-    assert "no end" in judge_forgotten(record(begun="1 n[1-2]"), (), *times).reason
+    assert "did not record" in judge_forgotten(record(begun="1 n[1-2]"), (), *times).reason
     assert "agents failed" in judge_forgotten(record(end="137 2"), (), *times).reason
     seen = GangStart(at=NOW - timedelta(seconds=1), nodes=("n1", "n2"))
     assert judge_forgotten(record(end="0 2", seen=seen), (), *times).began == seen

@@ -7,7 +7,7 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    # imported here because listing the providers does not need it
+    # imported here, so that listing the providers does not load it
     from cavvy.providers.aws.provider import AwsProvider
 
     return AwsProvider(MANIFEST, context)

@@ -1,5 +1,5 @@
-"""An AWS account: boto3's clients. Each call runs in a thread with a time limit; errors become
-`AwsFault`s.
+"""Calls AWS through boto3. Each call runs in a thread and has a time limit; its errors are raised
+as `AwsFault`s.
 
 This is the only module that imports the SDK.
 """
@@ -20,8 +20,8 @@ _CONNECT_S, _READ_S = 5, 30
 _MOST_PAGES = 500
 _THREADS = ThreadPoolExecutor(
     16, "aws"
-)  # own threads, so that hanging calls do not delay other providers
-Json = Mapping[str, Any]  # an answer of AWS, parsed by botocore; used only within this package
+)  # a thread pool of its own, so that hanging calls do not delay other providers
+Json = Mapping[str, Any]  # a response of AWS, parsed by botocore; used only within this package
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
@@ -31,7 +31,7 @@ async def in_thread(call: Callable[[], Any]) -> Any:
 
 
 class AwsAccount:
-    """One AWS account, as named in the settings. `run` executes blocking calls; simulations pass a
+    """The AWS account that the settings select. `run` executes blocking calls; simulations pass a
     function that uses no threads.
     """
 
@@ -49,14 +49,14 @@ class AwsAccount:
     async def call(
         self, region: str, operation: str, *, service: str = "ec2", **arguments: Any
     ) -> Json:
-        """Make one call, such as ("eu-west-1", "run_instances"). Raises AwsFault with AWS's error
+        """Call an operation, such as "run_instances", in a region. Raises AwsFault with AWS's error
         code.
         """
         answer: Json = await self.run(lambda: self._call(region, service, operation, arguments))
         return answer
 
     async def ask(self, region: str, operation: str, **arguments: Any) -> Json:
-        """Like `call`, but raises TryAgain, NoCapacity, Refused, NotFound."""
+        """Like `call`, but raises TryAgain, NotFound or Refused instead of AwsFault."""
         try:
             return await self.call(region, operation, **arguments)
         except AwsFault as fault:
@@ -70,8 +70,8 @@ class AwsAccount:
         field: str = "",
         **arguments: Any,
     ) -> list[Json]:
-        """Return all items of an EC2 list, such as "describe_volumes", from the answer's `field`.
-        Raises the same errors as `ask`.
+        """Return all items that a list operation of EC2, such as "describe_volumes", returns in
+        `field`. Raises the same errors as `ask`.
         """
         if filters:
             arguments["Filters"] = [{"Name": name, "Values": [filters[name]]} for name in filters]
@@ -80,7 +80,7 @@ class AwsAccount:
         )
 
     async def pages(self, region: str, operation: str, field: str, **arguments: Any) -> list[Json]:
-        """Return all items of a paged list. Raises the same errors as `ask`."""
+        """Return the items of all pages of a list. Raises the same errors as `ask`."""
         found: list[Json] = []
         token = "NextToken"
         for _ in range(_MOST_PAGES):
@@ -89,11 +89,11 @@ class AwsAccount:
             if not answer.get(token):
                 return found
             arguments[token] = answer[token]
-        raise Refused(f"{camel(operation)} in {region}: the list does not end")
+        raise Refused(f"{camel(operation)} in {region}: the list has too many pages")
 
     async def regions(self) -> tuple[str, ...]:
-        """The regions in use. Raises Refused if neither the settings nor the AWS configuration
-        names one.
+        """Return the regions in the settings, or the region of the AWS configuration if the
+        settings name none. Raises Refused if neither names one.
         """
         named = tuple(
             name.strip()
@@ -105,7 +105,8 @@ class AwsAccount:
         found = await self.run(lambda: self._get_session().region_name)
         if not found:
             raise Refused(
-                "[providers.aws] regions: list one or more, such as `us-east-1, eu-west-1`"
+                "[providers.aws] regions: no region is set; name one or more, such as `us-east-1, "
+                "eu-west-1`"
             )
         return (str(found),)
 
@@ -172,7 +173,9 @@ def _import(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise Refused(f"the provider aws needs boto3: {extra_command('aws')}") from error
+        raise Refused(
+            f"the provider aws needs boto3, which is not installed: {extra_command('aws')}"
+        ) from error
 
 
 def camel(operation: str) -> str:

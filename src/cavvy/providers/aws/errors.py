@@ -26,7 +26,7 @@ ELSEWHERE = frozenset(
         "SpotMaxPriceTooLow",
         "ReservationCapacityExceeded",
         "UnfulfillableCapacity",
-        "Unsupported",  # this type is not sold in that zone
+        "Unsupported",  # EC2 does not offer this type in that zone
         "UnsupportedOperation",
         "InvalidAvailabilityZone",
         "InvalidZone.NotFound",
@@ -66,15 +66,16 @@ SAME_TOKEN = frozenset(
 )  # an earlier call with the same client token launched the gang
 _SPOT_QUOTA = "MaxSpotInstanceCountExceeded"
 _HINTS = {
-    "VcpuLimitExceeded": "the account's quota of vCPUs for this family is used up; ask AWS for "
-    "more (Service Quotas)",
-    _SPOT_QUOTA: "the account's spot quota for this family is used up; ask AWS for more",
-    "InstanceLimitExceeded": "the account's quota of instances is used up; ask AWS for more "
-    "(Service Quotas)",
-    "UnauthorizedOperation": "the account lacks this right; `cavvy check aws --policy` prints the "
-    "rights it needs",
-    "AccessDeniedException": "the account lacks this right; `cavvy check aws --policy` prints the "
-    "rights it needs",
+    "VcpuLimitExceeded": "the account's vCPU quota for this instance family is used up; request "
+    "an increase in Service Quotas",
+    _SPOT_QUOTA: "the account's spot quota for this instance family is used up; request an "
+    "increase in Service Quotas",
+    "InstanceLimitExceeded": "the account's quota of instances is used up; request an increase in "
+    "Service Quotas",
+    "UnauthorizedOperation": "the credentials do not allow this; `cavvy check aws --policy` "
+    "prints the permissions that Cavvy needs",
+    "AccessDeniedException": "the credentials do not allow this; `cavvy check aws --policy` "
+    "prints the permissions that Cavvy needs",
     "NoCredentials": "set AWS_PROFILE or AWS_ACCESS_KEY_ID for the server, or create "
     "~/.aws/credentials",
     **dict.fromkeys(
@@ -89,16 +90,17 @@ _HINTS = {
     **dict.fromkeys(
         ("ExpiredToken", "ExpiredTokenException"), "the credentials have expired; sign in again"
     ),
-    "PendingVerification": "AWS is still verifying the account for this region, which takes hours",
-    "VPCIdNotSpecified": "the region has no default VPC; set one with `resources.network` or in "
+    "PendingVerification": "AWS is still verifying the account for this region; this can take "
+    "hours",
+    "VPCIdNotSpecified": "the region has no default VPC; set `vpc` in `resources.network` or in "
     "[providers.aws]",
     "OptInRequired": "the account has not accepted the terms of this image or region",
 }
-_LIMIT = "a limit of the account is reached; ask AWS for more (Service Quotas)"
+_LIMIT = "a limit of the account is reached; request an increase in Service Quotas"
 
 
 class AwsFault(Exception):
-    """The error of an AWS call. `status` is the HTTP status, or 0 if there was no answer."""
+    """The error of an AWS call. `status` is the HTTP status, or 0 if AWS did not respond."""
 
     def __init__(self, code: str, message: str, status: int = 0) -> None:
         super().__init__(f"{code}: {message}" if message else code)
@@ -106,9 +108,9 @@ class AwsFault(Exception):
 
 
 def translate(fault: AwsFault, what: str, *, making: bool = False) -> ProviderError:
-    """Return the provider error for a fault of the call `what`.
+    """Return the provider error that corresponds to a fault; `what` names the call in its message.
 
-    If `making` is True, the call creates something for a launch: a code in ELSEWHERE becomes
+    Set `making` for a call that creates something for a launch. A code in ELSEWHERE then becomes
     NoCapacity, so that another offer is tried, and a missing object becomes Refused.
     """
     limit = fault.code.endswith("LimitExceeded") and fault.code not in LATER

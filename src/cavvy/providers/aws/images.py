@@ -1,5 +1,5 @@
-"""Chooses the machine image that nodes boot: the task's, the one in the settings, or AWS's newest
-for the type.
+"""Chooses the machine image that nodes boot: the image that the task or the settings name, or else
+AWS's newest image for the instance type.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,8 @@ _DEEP_LEARNING = (
 # NVIDIA's open kernel modules, which this image has, need Turing (2018) or newer:
 # https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/
 _OLDEST_GPU = 2018
-# It has no driver for Inf1: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/dlami/
+# The Neuron image has no driver for Inf1:
+# https://awsdocs-neuron.readthedocs-hosted.com/en/latest/dlami/
 _NEURON = "/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id"
 _NO_NEURON = ("Inferentia",)
 # https://docs.aws.amazon.com/linux/al2023/ug/ec2.html
@@ -39,7 +40,7 @@ class MachineImage:
 
 
 class MachineImages:
-    """Looks up images. Parameters are read again every few minutes, images only once."""
+    """Looks up images. Parameters are read again after ten minutes, images never."""
 
     def __init__(
         self, account: AwsAccount, settings: Mapping[str, Scalar], now: Callable[[], datetime]
@@ -50,8 +51,8 @@ class MachineImages:
         self._resolved: dict[tuple[str, str], tuple[datetime, str]] = {}
 
     async def choose(self, region: str, shape: InstanceShape, wanted: str = "") -> MachineImage:
-        """Return the image in the task, else the one in the settings, else AWS's own with drivers
-        for the type. Raises TryAgain, and Refused if there is no image.
+        """Return the image `wanted` by the task, else the image in the settings, else AWS's own
+        image with drivers for the type. Raises TryAgain, or Refused if there is no such image.
         """
         named = wanted or str(self._settings.get("image") or "")
         named = named or find_default(shape)
@@ -70,9 +71,13 @@ class MachineImages:
         try:
             told = await self._account.ask(region, "get_parameter", service="ssm", Name=parameter)
         except NotFound as error:
-            raise Refused(f"image: {region} has no parameter {parameter}") from error
+            raise Refused(
+                f"image: Systems Manager in {region} has no parameter {parameter}"
+            ) from error
         except Refused as error:
-            raise Refused(f"image: the parameter {parameter} cannot be read: {error}") from error
+            raise Refused(
+                f"image: the Systems Manager parameter {parameter} cannot be read: {error}"
+            ) from error
         value = str(told["Parameter"]["Value"])
         self._resolved[region, parameter] = (self._now(), value)
         return value
@@ -97,8 +102,8 @@ class MachineImages:
 
 
 def find_default(shape: InstanceShape) -> str:
-    """The parameter that names AWS's newest image with drivers for the type. Raises Refused if AWS
-    maintains none.
+    """The Systems Manager parameter with the id of AWS's newest image with drivers for the type.
+    Raises Refused if AWS maintains no such image.
     """
     known = find_accelerator(shape.accelerator or "")
     if known is None:
@@ -109,6 +114,6 @@ def find_default(shape: InstanceShape) -> str:
     if chip.vendor is Vendor.AWS and chip.name not in _NO_NEURON:
         return _NEURON
     raise Refused(
-        f"image: AWS maintains no machine image with a driver for {chip.name} ({shape.type}); name "
-        "one in the setting `image` or in `resources.options`, as `{aws: {image: AMI}}`"
+        f"image: AWS maintains no machine image with a driver for {chip.name} ({shape.type}); "
+        "name an image in the setting `image`, or in `resources.options` as `{aws: {image: AMI}}`"
     )

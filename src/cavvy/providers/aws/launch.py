@@ -23,7 +23,8 @@ from cavvy.providers.aws.volumes import GangVolumes
 from cavvy.providers.base import GangSpec, NoCapacity, Refused, TryAgain
 from cavvy.providers.ledger import LaunchLedger
 
-_SOME_PUBLIC_ADDRESS = "1.1.1.1"  # stands for a server whose name may mean any address
+# stands for the address of a server that is known only by its name
+_SOME_PUBLIC_ADDRESS = "1.1.1.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +66,8 @@ def make_launch_options(gang: GangSpec, settings: Mapping[str, Scalar]) -> Launc
 
 
 class AwsLauncher:
-    """Launches gangs. Objects left over from a failed launch stay in the ledger until they are
-    gone.
+    """Launches gangs. Objects left over from a failed launch stay recorded in the ledger until they
+    are deleted.
     """
 
     def __init__(
@@ -91,13 +92,13 @@ class AwsLauncher:
         self._volumes = volumes
         self._images = MachineImages(account, settings, now)
         self._settings, self._mark, self._now = settings, mark, now
-        self._server = server  # the server's address for calls from nodes
+        self._server = server  # the address at which nodes reach the server
         self._choosing = asyncio.Lock()  # prevents two gangs from choosing the same volume
 
     async def launch(
         self, gang: GangSpec, write: Callable[[AwsGangRecord], Awaitable[str]]
     ) -> None:
-        """See `Provider.launch`; the caller holds the gang's lock. `write` creates the nodes' user
+        """See `Provider.launch`; the caller holds the gang's lock. `write` returns the nodes' user
         data.
         """
         record = self._ledger.get(gang.name)
@@ -163,7 +164,9 @@ class AwsLauncher:
             )
         shape = await self._market.shape(offer.region, offer.instance_type)
         if shape is None:
-            raise NoCapacity(f"{offer.key}: EC2 has no {offer.instance_type} in {offer.region}")
+            raise NoCapacity(
+                f"{offer.key}: EC2 does not offer {offer.instance_type} in {offer.region}"
+            )
         return shape
 
     async def _plan(
@@ -202,21 +205,22 @@ class AwsLauncher:
         )
 
     def _zones(self, offer: Offer, zone: str | None) -> Collection[str]:
-        """The zones that have the type, or only `zone` if it is given. Raises NoCapacity if there
-        is no such zone.
+        """The zones in which EC2 offers the instance type, or only `zone` if it is given. Raises
+        NoCapacity if EC2 does not offer the type in `zone`.
         """
         kind = offer.instance_type
         there = self._market.zones(offer.region, kind)
         if zone not in (None, *there):
             raise NoCapacity(
-                f"{offer.key}: EC2 has no {kind} in {zone}, only in {', '.join(there) or 'no zone'}"
+                f"{offer.key}: EC2 does not offer {kind} in {zone}; it is offered in "
+                f"{', '.join(there) or 'no zone'}"
             )
         return there if zone is None else (zone,)
 
     async def _reserve(self, offer: Offer, nodes: int) -> CapacityReservation | None:
         reserved = await self._market.reservation(offer, nodes)
         if reserved is None and offer.zone is not None and offer.purchase is not Purchase.SPOT:
-            raise NoCapacity(f"{offer.key}: no reservation with {nodes} free instances")
+            raise NoCapacity(f"{offer.key}: no reservation has {nodes} free instances")
         return reserved
 
     async def _choose_subnets(
@@ -228,8 +232,9 @@ class AwsLauncher:
         *,
         chooses: bool,
     ) -> Sequence[Json]:
-        """The subnets to try, one for each zone; none if EC2 chooses the subnet. With `chooses`, a
-        subnet, and thus a zone, is always chosen. Raises NoCapacity, Refused, TryAgain.
+        """The subnets to try, one for each zone; none if EC2 chooses the subnet. If `chooses` is
+        True, the caller needs the zone of a subnet, so the result is never empty. Raises
+        NoCapacity, Refused, TryAgain.
         """
         asked, region = launch_options, gang.offer.region
         zones = self._zones(gang.offer, zone)
@@ -255,9 +260,9 @@ class AwsLauncher:
         if not usable and many and not named:
             raise Refused(
                 f"network: {gang.offer.instance_type} has {shape.efa} network adapters, so its "
-                "nodes get no public address, and no default subnet leads to the server without "
-                "one; name "
-                "a subnet with a NAT gateway, or set `public_ip: true` to use one adapter"
+                "nodes get no public address, and without one they cannot reach the server from "
+                "any default subnet; name a subnet with a NAT gateway, or set `public_ip: true` "
+                "to use only one adapter"
             )
         if not usable:
             raise refusals[0]
@@ -270,8 +275,8 @@ class AwsLauncher:
         launch_options: LaunchOptions,
         tags: Sequence[Mapping[str, str]],
     ) -> tuple[AwsGangRecord, Sequence[str]]:
-        """Create the security group and placement group that the record announces, record their
-        ids, and return the record and the nodes' security groups.
+        """Create the security group and placement group that the record plans, and record the id of
+        the security group. Returns the record and the nodes' security groups.
         """
         if record.makes_placement:
             await self._networks.make_placement(record.region, record.name, tags)
@@ -352,8 +357,8 @@ class AwsLauncher:
         return request
 
     async def _give_up(self, record: AwsGangRecord, error: Exception) -> None:
-        """Remove the objects created for a launch that started nothing. If they cannot be removed
-        now, record them for later.
+        """Remove the objects created for a launch that started no instance. If they cannot be
+        removed now, record that they must be removed later.
         """
         if isinstance(error, TryAgain):  # the request may have succeeded
             return
@@ -370,13 +375,13 @@ class AwsLauncher:
 
 
 def _choose_zone(gang: GangSpec, zone: str | None) -> str | None:
-    """The zone that the task asks for, or else the zone of its volumes. Raises NoCapacity if they
-    differ.
+    """The zone that the task requests, or else the zone of its volumes. Raises NoCapacity if the
+    two differ.
     """
     asked = str(gang.options.get("zone") or zone or "") or None
     if zone not in (None, asked):
         raise NoCapacity(
-            f"{gang.offer.key}: the volumes are in {zone}, but the task asks for {asked}"
+            f"{gang.offer.key}: the volumes are in {zone}, but the task requests the zone {asked}"
         )
     return asked
 
@@ -418,16 +423,16 @@ def _list_instances(told: Json) -> tuple[AwsInstance, ...]:
 
 
 def _translate(fault: AwsFault, gang: GangSpec, record: AwsGangRecord) -> Exception:
-    """The provider error for a refused request."""
+    """The provider error for a launch request that EC2 refused."""
     where = record.zone or record.region
     what = f"RunInstances of {gang.nodes} x {gang.offer.instance_type} in {where}"
     if _is_hidden(fault, record):
-        return TryAgain(f"{what}: EC2 does not find the object that it has just created: {fault}")
+        return TryAgain(f"{what}: EC2 does not find an object that it has just created: {fault}")
     return translate(fault, what, making=True)
 
 
 def _is_hidden(fault: AwsFault, record: AwsGangRecord) -> bool:
-    """True if EC2 does not find an object that it has just created, which is possible since EC2 is
+    """True if EC2 does not find an object that it has just created. This can happen because EC2 is
     eventually consistent.
 
     https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
@@ -440,8 +445,8 @@ def _is_hidden(fault: AwsFault, record: AwsGangRecord) -> bool:
 
 
 def make_token(mark: str, gang: str) -> str:
-    """The client token of a gang's request, at most 64 characters. EC2 grants each token only
-    once.
+    """The client token of a gang's launch request, at most 64 characters. EC2 launches instances
+    only once for each token.
     """
     return hashlib.sha256(f"{mark}/{gang}".encode()).hexdigest()
 
@@ -454,8 +459,8 @@ def make_interfaces(
     *,
     first: int = 0,
 ) -> list[Mapping[str, object]]:
-    """The network interfaces of a node: one, or, with EFA, one for each network card. The cards
-    from `first` on get an adapter. Card 0 has the node's address.
+    """The network interfaces of a node: a single one, or with EFA one for each network card. Each
+    card from `first` on gets an adapter. Card 0 has the node's address.
 
     Devices are numbered within each card, and some cards take only one device:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html

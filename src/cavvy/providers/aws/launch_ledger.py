@@ -15,7 +15,8 @@ class AwsInstance:
     rank: int
     started_at: datetime
     ended_at: datetime | None = None
-    unseen: bool = False  # EC2 did not report the end; at `ended_at` the node was already gone
+    # EC2 did not report when the node ended; at `ended_at` it was already gone
+    unseen: bool = False
     address: str | None = None
     reason: str = ""
     preempted: bool = False
@@ -41,8 +42,8 @@ class AwsDisk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsGangRecord:
-    """The record of a gang. Its choices are stored before the request to EC2, so that a repeated
-    request is identical.
+    """The record of a gang. The choices for its launch are stored before the request to EC2, so
+    that a repeated request is identical.
     """
 
     name: str
@@ -56,8 +57,9 @@ class AwsGangRecord:
     root: str
     disk_gib: int
     subnet: str | None = None
-    others: Sequence[str] = ()  # subnets in other zones, to try if EC2 has no capacity in this one
-    moved: bool = False  # the subnet was one of `others`
+    # subnets in other zones, tried next if the zone of `subnet` has no capacity
+    others: Sequence[str] = ()
+    moved: bool = False  # `subnet` was taken from `others`
     reservation: str | None = None
     block: bool = False
     ends_at: datetime | None = None  # when EC2 will reclaim the nodes, if this is known in advance
@@ -69,7 +71,7 @@ class AwsGangRecord:
     instances: Sequence[AwsInstance] = ()
     disks: tuple[AwsDisk, ...] = ()
     ended_at: datetime | None = None
-    tidy: bool = False  # everything created for the gang is gone
+    tidy: bool = False  # all objects that were created for the gang have been removed
     rates: Sequence[
         tuple[datetime, int]
     ] = ()  # pairs of (start time, spot price in micro-dollars per hour)

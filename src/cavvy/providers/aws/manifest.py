@@ -16,8 +16,8 @@ from cavvy.providers.notices import NoticeSource, NoticeTokenSource
 from cavvy.providers.settings import flag, number, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
-    Feature.CAPACITY: "EC2 does not report free capacity; a failed launch moves on to the next "
-    "best offer at once",
+    Feature.CAPACITY: "EC2 does not report free capacity; if a launch finds none, Cavvy tries the "
+    "next best offer at once",
 }
 
 _IMDS = "http://169.254.169.254/latest"
@@ -59,7 +59,7 @@ MANIFEST = Manifest(
     notices=NOTICES,
     notice=timedelta(minutes=2),
     options={
-        "image": "the machine image: an AMI's id, or a parameter's name",
+        "image": "the machine image: an AMI's id, or the name of a Systems Manager parameter",
         "zone": "the availability zone, such as us-east-1a",
     },
     settings=(
@@ -70,7 +70,8 @@ MANIFEST = Manifest(
         ),
         text(
             "profile",
-            "The profile of `~/.aws` to use. By default, AWS's usual search finds the credentials.",
+            "The profile of `~/.aws` to use. By default, boto3 searches for credentials in its "
+            "usual order.",
         ),
         text(
             "endpoint",
@@ -92,8 +93,8 @@ MANIFEST = Manifest(
         ),
         number(
             "disk_gib",
-            "The size of a node's root disk, unless the task requests another size; an image may "
-            "need more.",
+            "The size of a node's root disk, unless the task requests another size. The disk is "
+            "larger if the image needs more.",
             default=100,
             minimum=8,
             unit="GiB",
@@ -111,9 +112,9 @@ MANIFEST = Manifest(
         ),
         text(
             "security_groups",
-            "Ids of security groups, separated by commas, unless the task names some. By default, "
-            "each gang gets its own group, which admits only the gang's nodes and is removed "
-            "afterwards.",
+            "The security groups of nodes, as ids separated by commas, unless the task names "
+            "some. By default, each gang gets its own group, which accepts connections only from "
+            "the gang's nodes and is removed when the gang has ended.",
         ),
         text(
             "key",
@@ -127,8 +128,9 @@ MANIFEST = Manifest(
         ),
         number(
             "reserved_price_usd_hr",
-            "The price of a node in a reservation. The default is the on-demand price; nodes in a "
-            "capacity block, which is paid in advance, then cost nothing.",
+            "The price of a node in a capacity reservation or capacity block. By default, a node "
+            "in a reservation costs the on-demand price, and a node in a capacity block, which is "
+            "paid in advance, costs nothing.",
             unit="USD per hour",
         ),
         flag(
@@ -141,7 +143,8 @@ MANIFEST = Manifest(
         flag(
             "placement_group",
             "If `true`, a gang of a type with EFA gets its own cluster placement group: its nodes "
-            "are close together, but harder to get. If `false`, its nodes can be anywhere in the "
+            "are close together, but EC2 has capacity for them less often. If `false`, its nodes "
+            "can be anywhere in the "
             "region or zone.",
             default=True,
         ),

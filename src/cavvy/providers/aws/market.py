@@ -31,7 +31,7 @@ _BLOCK_CLEARED = timedelta(minutes=30)
 _ULTRA = ("p6e-", "trn2u.")  # instance types of UltraServers
 _LAST_START = timedelta(
     minutes=20
-)  # no launch this shortly before the end, since it could not do useful work
+)  # no launch this shortly before the end of a block: too little time would remain for useful work
 _PATIENCE_S = 15.0  # time limit for one region; shorter than the control plane's limit for `offers`
 MINUTE = timedelta(minutes=1)  # EC2's minimum charge for a Linux instance
 
@@ -41,9 +41,10 @@ class RegionFacts:
     """A region's types and on-demand prices (micro-dollars per hour), as cached on disk."""
 
     as_of: datetime
-    asked: str  # the setting `instances` when the facts were read
+    asked: str  # the value of the setting `instances` when the facts were read
     shapes: Mapping[str, InstanceShape]
-    zones: Mapping[str, Sequence[str]]  # by type; most new types are not in every zone
+    # by type, since EC2 offers most new types only in some zones
+    zones: Mapping[str, Sequence[str]]
     rates: Mapping[str, int]
 
 
@@ -91,7 +92,7 @@ class AwsMarket:
         self._reading: dict[str, asyncio.Task[None]] = {}
         self.silent: Sequence[
             str
-        ] = ()  # regions that did not answer the last `offers`, with the reason
+        ] = ()  # regions without an answer to the last `offers`, or with old quotas, and why
 
     async def offers(self) -> Sequence[Offer]:
         """The offers of all regions that answer. If no region answers, raises TryAgain or
@@ -116,7 +117,7 @@ class AwsMarket:
         return offers
 
     def quotas(self, region: str) -> tuple[Mapping[str, float], str]:
-        """Return the account's vCPU limits by their AWS names, as of the last `offers`, and the
+        """Return the account's vCPU limits by AWS's quota names, as of the last `offers`, and the
         reason why the last attempt to read the limits failed ("" if it succeeded).
         """
         known = self._regions[region]
@@ -125,23 +126,23 @@ class AwsMarket:
         }, known.quotas_problem
 
     async def shape(self, region: str, name: str) -> InstanceShape | None:
-        """Return an instance type, or None if the region does not have the type."""
+        """Return an instance type, or None if EC2 does not offer it in the region."""
         try:
             await self._fresh(region)
-        except ProviderError:  # shapes do not need the prices, which may have failed
+        except ProviderError:  # the types may be known although the prices could not be read
             if self._regions[region].facts is None:
                 raise
         facts = self._regions[region].facts
         return facts.shapes.get(name) if facts else None
 
     def zones(self, region: str, name: str) -> Collection[str]:
-        """The zones that have the type. Call `shape` for the type first."""
+        """The region's zones in which EC2 offers the type. Call `shape` for the type first."""
         facts = self._regions[region].facts
         return facts.zones.get(name, ()) if facts else ()
 
     async def reservation(self, offer: Offer, nodes: int) -> CapacityReservation | None:
-        """Return the reservation behind a zonal on-demand offer, read again from EC2; None if there
-        is none.
+        """Return a reservation with at least `nodes` free instances for an on-demand offer in one
+        zone, or None if there is none. The reservations are read again from EC2.
         """
         if (
             not self._reservations()
@@ -206,7 +207,7 @@ class AwsMarket:
         ):
             work.append(self._read_reserved)
         problems: list[ProviderError] = []
-        for each in work:  # a failed read does not prevent the others
+        for each in work:  # if one read fails, the others still run
             try:
                 await each(region, known)
             except ProviderError as error:
@@ -281,7 +282,10 @@ class AwsMarket:
         if known is None or known.quotas_at is None or not known.quotas_problem:
             return ""
         minutes = round((self._now() - known.quotas_at) / MINUTE)
-        return f"{region}: the quotas are {minutes} minutes old: {known.quotas_problem}"
+        return (
+            f"{region}: the quotas are {minutes} minutes old and cannot be read again: "
+            f"{known.quotas_problem}"
+        )
 
     def _reservations(self) -> Sequence[str]:
         return split_patterns(str(self._settings.get("reservations", "")))
@@ -398,8 +402,8 @@ def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> Capa
     problem = "" if state == "active" else f"it is {state}"
     if platform != "Linux/UNIX" or told.get("Tenancy", "default") != "default":
         problem = (
-            f"it is for {platform}, tenancy {told.get('Tenancy', 'default')}; nodes are "
-            "Linux/UNIX, default"
+            f"it is for {platform} with {told.get('Tenancy', 'default')} tenancy; nodes need "
+            "Linux/UNIX with default tenancy"
         )
     if block and str(told["InstanceType"]).startswith(_ULTRA):
         problem = "it belongs to an UltraServer, whose end times are not supported"

@@ -1,5 +1,5 @@
-"""The security groups and placement groups of gangs whose tasks name none: created before the
-launch, removed after the gang's end.
+"""The security groups and placement groups that Cavvy creates for gangs before their launch, and
+removes after their end.
 """
 
 import hashlib
@@ -24,7 +24,9 @@ def mark_of(installation: str) -> str:
 
 
 def make_tags(mark: str, gang: str, labels: Mapping[str, str]) -> list[Mapping[str, str]]:
-    """Tags in AWS's form. Users' tags keep their names, except for names that AWS reserves."""
+    """Tags in AWS's form. The user's tags keep their names; tags with names that AWS reserves are
+    left out.
+    """
     own = {TAG: mark, GANG: gang, "Name": gang}
     users = {_fit(key, 128): _fit(value, 256) for key, value in sorted(labels.items())[:_MOST_TAGS]}
     users = {
@@ -62,7 +64,7 @@ class GangNetworks:
         """Return the named subnet, or the VPC's subnets in these zones, those with the most free
         addresses first. If `vpc` is None, the default subnets are listed.
 
-        Raises Refused if there is no subnet, NoCapacity if there is none in these zones.
+        Raises Refused if there is no subnet at all, and NoCapacity if there is none in these zones.
         """
         if named:
             found, what = [await self.find_subnet(region, named)], f"the subnet {named} is not"
@@ -72,11 +74,12 @@ class GangNetworks:
             owner = f"the VPC {vpc}" if vpc is not None else "the account"
             what = f"{owner} has no {'default ' * (vpc is None)}subnet"
         if not found:
-            raise Refused(f"network: {what} in {region}; set one")
+            raise Refused(f"network: {what} in {region}; set `subnet` or another `vpc`")
         fits = [each for each in found if each.get("AvailabilityZone") in zones]
         if not fits:
             raise NoCapacity(
-                f"network: {what} in {' or '.join(sorted(zones))}, the zones of this type"
+                f"network: {what} in {' or '.join(sorted(zones))}, the zones that offer this "
+                "instance type"
             )
         return sorted(
             fits,
@@ -99,7 +102,7 @@ class GangNetworks:
             tables = tables or await self._account.items(region, "describe_route_tables", main)
         except (
             Refused
-        ):  # without the right to read routes, only the launch shows if nodes can connect
+        ):  # without the permission to read routes, only a launch shows whether nodes can connect
             return
         routes = [
             each
@@ -117,17 +120,19 @@ class GangNetworks:
             if address in ip_network(each.get("DestinationCidrBlock", "255.255.255.255/32"))
         ]
         where = (
-            f"network: nodes in the subnet {subnet['SubnetId']} cannot call the server at {address}"
+            f"network: nodes in the subnet {subnet['SubnetId']} cannot connect to the server at "
+            f"{address}"
         )
         if not leads:
             raise Refused(
-                f"{where}: its route table has no route to it; add a NAT gateway, or name "
-                "another subnet"
+                f"{where}: the subnet's route table has no route to this address; add a NAT "
+                "gateway, or name another subnet"
             )
         way = max(leads, key=lambda each: ip_network(each["DestinationCidrBlock"]).prefixlen)
         if str(way.get("GatewayId", "")).startswith("igw-") and not public:
             raise Refused(
-                f"{where}: its route leads to an internet gateway, which serves only nodes with a "
+                f"{where}: the subnet's route leads to an internet gateway, which serves only "
+                "nodes with a "
                 "public address, and these nodes get none; "
                 "set `public_ip: true`, or name a subnet with a NAT gateway"
             )
@@ -194,12 +199,12 @@ class GangNetworks:
         return groups, await self._account.items(region, "describe_placement_groups", query)
 
     async def remove_made(self, record: AwsGangRecord) -> bool:
-        """Remove the objects that the record lists. Returns False while some are still in use.
-        Raises TryAgain, Refused.
+        """Delete the security group and placement group in the gang's record. Returns False while
+        one of them is still in use. Raises TryAgain, Refused.
         """
         if (
             record.makes_group and record.group is None
-        ):  # it may have been created although the reply was lost
+        ):  # the group may have been created although the reply was lost
             return await self.remove(record.region, record.name)
         gone = True
         if record.group is not None and record.makes_group:
@@ -212,8 +217,8 @@ class GangNetworks:
         return gone
 
     async def remove(self, region: str, gang: str) -> bool:
-        """Remove the objects with the gang's tags. Returns False while some are still in use.
-        Raises TryAgain, Refused.
+        """Delete the security groups and placement groups with the gang's tags. Returns False while
+        one of them is still in use. Raises TryAgain, Refused.
         """
         groups, placements = await self.left(region, gang)
         gone = [
@@ -234,7 +239,7 @@ class GangNetworks:
             await self._account.ask(region, operation, **which)
         except NotFound:
             return True
-        except TryAgain:  # instances that are shutting down still use it
+        except TryAgain:  # instances that are shutting down still use the object
             return False
         return True
 

@@ -1,9 +1,9 @@
-"""Writes the minimum rights of the IAM user or role of this provider, as an IAM policy."""
+"""Writes an IAM policy with the minimum permissions that this provider needs."""
 
 import json
 
-# All actions that this package calls, grouped by purpose. The simulated EC2 of the tests refuses
-# all others.
+# All actions that this package calls, grouped by purpose. In the tests, the simulated EC2 refuses
+# all other actions.
 READS = (
     "ec2:DescribeAvailabilityZones",
     "ec2:DescribeCapacityReservations",
@@ -29,8 +29,8 @@ MAKES = (
     "ec2:CreatePlacementGroup",
     "ec2:CreateVolume",
 )
-# Allowed only for objects with the installation's tag, which protects all other objects in the
-# account.
+# Allowed only for objects that carry the tag of an installation. This protects all other objects in
+# the account.
 CHANGES_OURS = (
     "ec2:AuthorizeSecurityGroupEgress",
     "ec2:AuthorizeSecurityGroupIngress",

@@ -1,8 +1,8 @@
 """Fetches EC2's prices with the account's credentials: on-demand prices from the Price List API,
 spot prices from EC2's price history.
 
-AWS also publishes the list as files, which are too large for this purpose: some hundred MB per
-region, for a few thousand rows.
+AWS also publishes the price list as files, which are too large for this purpose: several hundred MB
+per region for a few thousand rows.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from cavvy.providers.aws.prices import fetch_on_demand, fetch_spot
 from cavvy.providers.base import ProviderError, Refused, wall_clock
 from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery, PriceSource, ProviderPrices
 
-_HOME = "us-east-1"  # the region whose API lists all regions
+_HOME = "us-east-1"  # used for the call that lists all regions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,8 @@ Spot = tuple[str, str, datetime, HourlyRate]  # type, zone, start time, price
 async def fetch_on_demand(
     account: AwsAccount, region: str, types: Sequence[str]
 ) -> Mapping[str, HourlyRate]:
-    """Return the on-demand prices by instance type. Up to 20 types are requested one by one;
-    otherwise the whole price list of the region is read.
+    """Return the on-demand prices by instance type. Up to 20 types are requested one by one; for
+    more types, or if `types` is empty, the whole price list of the region is read.
     """
     base = [_filter(field, value) for field, value in {**_FILTERS, "regionCode": region}.items()]
     asked = (
@@ -68,8 +68,8 @@ def read_product(item: Json) -> tuple[str, HourlyRate | None]:
 async def fetch_spot(
     account: AwsAccount, region: str, types: Sequence[str], since: datetime, zone: str | None = None
 ) -> Sequence[Spot]:
-    """Return the spot prices since a time, oldest first. For each type and zone, the first price
-    was already valid at that time.
+    """Return the spot prices since a time, oldest first. For each type and zone, the first price is
+    the one that was valid at that time.
     """
     chunks = [types[start : start + _CHUNK] for start in range(0, len(types), _CHUNK)]
     found: list[Spot] = []

@@ -1,5 +1,5 @@
-"""The Amazon EC2 provider. It finds gangs by their tags. Nodes fetch the agent, and terminate
-themselves.
+"""The Amazon EC2 provider. It finds gangs by their tags. Nodes fetch the agent when they boot, and
+terminate themselves when the agent has exited.
 """
 
 import asyncio
@@ -38,12 +38,15 @@ _METADATA = "http://169.254.169.254/latest/meta-data"
 _VOLUMES_AGE = timedelta(minutes=1)
 _LONELY = timedelta(
     minutes=10
-)  # a launch that EC2 has not listed for this long has never been granted
+)  # if EC2 lists no instance of a launch for this long, the launch has failed
 _CLOSING_S = 10
 _TIDY_AGAIN = timedelta(
     seconds=5
 )  # the pause between two attempts to remove objects that are still in use
-_NO_WAY = "nodes on EC2 call the server, but `server.tls_listen` is not set; see docs/guides/aws.md"
+_NO_WAY = (
+    "nodes on EC2 must connect to the server, but `server.tls_listen` is not set; see "
+    "docs/guides/aws.md"
+)
 
 
 class AwsProvider:
@@ -129,7 +132,9 @@ class AwsProvider:
         await self._tidy([name])
 
     async def close(self) -> None:
-        """Remove the objects of ended gangs once more, since the next poll may come much later."""
+        """Try once more to remove the objects of ended gangs, since the next poll may come much
+        later.
+        """
         if any(
             not each.tidy and (each.removed or each.ended_at)
             for each in self._ledger.records.values()
@@ -144,14 +149,14 @@ class AwsProvider:
         need = task.resources.network
         found = [] if self._context.node_endpoint is not None else [Objection("providers", _NO_WAY)]
         if need is not None and need.subnet and need.vpc:
-            reason = "a subnet belongs to one VPC; name only one of the two"
+            reason = "a subnet already determines its VPC; set only one of `subnet` and `vpc`"
             found.append(Objection("resources.network", reason))
         named = [each for each in task.volumes if each.kind is VolumeKind.NAMED]
         if named and task.nodes > 1:
-            reason = "an EBS volume belongs to one node; use NFS, or copy to and from a bucket"
+            reason = "only one node can attach an EBS volume; use NFS, or copy from and to a bucket"
             found.append(Objection("volumes", reason))
         if len(named) > MOST:
-            found.append(Objection("volumes", f"a node has at most {MOST} named volumes"))
+            found.append(Objection("volumes", f"a node can have at most {MOST} named volumes"))
         return found
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
@@ -217,8 +222,8 @@ class AwsProvider:
         return text
 
     async def _regions(self, name: str | None) -> Sequence[str]:
-        """The regions to query: the gang's own, which the settings may no longer name, or all if
-        `name` is None.
+        """The regions to query: the region in the gang's record, which the settings may no longer
+        name, or all regions if there is no such record.
         """
         record = self._ledger.get(name) if name is not None else None
         if record is not None:
@@ -243,7 +248,7 @@ class AwsProvider:
                     await self._volumes.attach(record)
 
     async def _end(self, name: str) -> None:
-        """Terminate all instances of a gang that EC2 lists or that the ledger records."""
+        """Terminate all instances of a gang that EC2 lists or that are recorded in the ledger."""
         record = self._ledger.get(name)
         known = {each.id for each in record.instances if each.ended_at is None} if record else set()
         for region in await self._regions(name):
@@ -255,7 +260,7 @@ class AwsProvider:
 
     async def _terminate(self, region: str, ids: Sequence[str]) -> bool:
         """Terminate instances. Returns False if EC2 does not know one of the ids yet, or no longer
-        knows it; then no instance was terminated.
+        knows it. In that case, EC2 terminates none of the instances.
         """
         if not ids:
             return True

@@ -1,5 +1,5 @@
-"""The account's vCPU limits per instance family, from Service Quotas. A family without a known
-quota is not limited.
+"""The account's vCPU limits per instance family, from Service Quotas. Launches in a family without
+a known quota are not limited.
 """
 
 import re

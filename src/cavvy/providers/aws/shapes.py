@@ -1,4 +1,4 @@
-"""Reads EC2's instance types as shapes, from which offers are made."""
+"""Parses EC2's instance types into shapes, from which offers are made."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ class InstanceShape:
     accelerator_memory_mib: int = 0
     network_mbps: int | None = None
     efa: int = 0  # the maximum number of Elastic Fabric Adapters, one per network card
-    efa_card: int = 0  # the first card with an adapter; if 1, card 0 has the address but no adapter
+    # the first card with an adapter; if it is 1, card 0 has the node's address but no adapter
+    efa_card: int = 0
     cluster: bool = False  # supports cluster placement groups
     architecture: str = "x86_64"
     spot: bool = True
@@ -97,8 +98,8 @@ def _bandwidth(network: Json) -> int | None:
 
 
 def _list_fabric(network: Json) -> Sequence[int]:
-    """The indices of the network cards that take an Elastic Fabric Adapter, up to the type's
-    maximum.
+    """The indices of the network cards that support an Elastic Fabric Adapter, up to the type's
+    maximum number of adapters.
     """
     if not network.get("EfaSupported"):
         return ()
@@ -107,7 +108,7 @@ def _list_fabric(network: Json) -> Sequence[int]:
     return [
         int(card.get("NetworkCardIndex", place))
         for place, card in enumerate(cards)
-        if "efa" in card.get("InterfaceTypes", ("efa",))  # older answers lack this field
+        if "efa" in card.get("InterfaceTypes", ("efa",))  # older responses lack this field
     ][:most]
 
 

@@ -1,5 +1,5 @@
-"""Finds gangs among EC2's instances by their tags. Instances that EC2 does not list, or not yet,
-are added from the ledger.
+"""Finds gangs among EC2's instances by their tags. Instances that EC2 does not list yet, or no
+longer lists, are added from the ledger.
 """
 
 import re
@@ -39,7 +39,8 @@ class AwsStatus:
             visibility_delay,
             now,
         )
-        self._missed: dict[str, datetime] = {}  # by instance id: since when EC2 has not listed it
+        # by instance id: the time of the first poll in which EC2 did not list the instance
+        self._missed: dict[str, datetime] = {}
         self._rated: dict[str, datetime] = {}
 
     async def look(self, regions: Sequence[str], name: str | None) -> list[GangSeen]:
@@ -95,8 +96,8 @@ class AwsStatus:
         return make_seen(record, states)
 
     def _merge(self, record: AwsGangRecord, shown: Sequence[Json]) -> tuple[AwsInstance, ...]:
-        """Merge the listed instances with those seen earlier. An instance that stays unlisted for
-        the visibility delay has ended.
+        """Merge the listed instances with those seen earlier. An instance that EC2 has not listed
+        for the visibility delay is considered ended.
         """
         now = self._now()
         known = {each.id: each for each in record.instances}
@@ -113,7 +114,7 @@ class AwsStatus:
                 now - since >= self._visibility_delay
                 and now - each.started_at >= self._visibility_delay
             ):
-                # the two times are from EC2's clock and the server's
+                # `started_at` is from EC2's clock, and `since` is from the server's
                 ended = max(since, each.started_at)
                 reason = each.reason or "EC2 no longer lists the instance"
                 known[each.id] = replace(each, ended_at=ended, unseen=True, reason=reason)
@@ -135,7 +136,7 @@ class AwsStatus:
         start = min(each.started_at for each in record.instances)
         try:
             told = await fetch_spot(self._account, record.region, [record.type], start, record.zone)
-        except ProviderError:  # bill with the known prices; the next poll reads them again
+        except ProviderError:  # the known prices are used; the next poll reads the prices again
             return record
         self._rated[record.name] = now
         until = record.ended_at or now
@@ -177,7 +178,7 @@ def make_seen(record: AwsGangRecord, states: Mapping[str, str]) -> GangSeen:
 
 def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInstance:
     """Parse one instance of DescribeInstances. Times that EC2 reported earlier are kept, since EC2
-    forgets them.
+    may no longer report them.
     """
     reason = told.get("StateReason") or {}
     code, state = str(reason.get("Code", "")), str(told["State"]["Name"])

@@ -36,7 +36,7 @@ class GangVolumes:
         self._account, self._ledger, self._mark = account, ledger, mark
 
     async def places(self, regions: Sequence[str]) -> Sequence[VolumeLocation]:
-        """The locations of the account's volumes, without disks that are deleted with their
+        """The locations of the account's volumes, except volumes that EC2 deletes with their
         instances. Raises TryAgain, Refused.
         """
         found = []
@@ -71,7 +71,7 @@ class GangVolumes:
                 there = str(told["AvailabilityZone"])
                 if zone not in (None, there):
                     text = (
-                        f"the volume {volume.source} is in {there}, and {by or gang.offer.key} "
+                        f"the volume {volume.source} is in {there}, but {by or gang.offer.key} is "
                         f"in {zone}"
                     )
                     raise Refused(f"volumes: {text}") if by else NoCapacity(text)
@@ -135,7 +135,8 @@ class GangVolumes:
                     raise translate(fault, f"AttachVolume in {record.region}") from fault
                 if not await self._is_attached(record.region, disk.id, instance):
                     continue
-            # EC2 then deletes the volume with the instance, even if no server runs
+            # with DeleteOnTermination, EC2 deletes the volume with the instance even if no server
+            # runs
             if not disk.keep:
                 going = {
                     "DeviceName": disk.device,
@@ -155,8 +156,8 @@ class GangVolumes:
             await self._ledger.put(replace(record, disks=done))
 
     async def remove_made(self, record: AwsGangRecord) -> bool:
-        """Delete the volumes created for this gang that are not kept or were never used. Returns
-        False while one is still in use. Raises TryAgain, Refused.
+        """Delete the volumes that were created for this gang and are not to be kept, or were never
+        used. Returns False while one of them is still in use. Raises TryAgain, Refused.
         """
         unused = not record.launched
         ids = {
@@ -164,7 +165,7 @@ class GangVolumes:
         }
         if any(
             disk.made and not disk.id for disk in record.disks
-        ):  # it may have been created although the reply was lost
+        ):  # the volume may have been created although the reply was lost
             query = filters(self._mark, record.name)
             told = await self._account.items(record.region, "describe_volumes", query)
             mine = {disk.name for disk in record.disks if disk.made and (unused or not disk.keep)}
@@ -188,8 +189,8 @@ class GangVolumes:
     async def _find(self, region: str, name: str, gang: str) -> Json | None:
         """Return the volume with this id or name, for a gang; None if there is no such volume.
 
-        Raises Refused if the name is ambiguous, TryAgain if the volume is not listed yet,
-        NoCapacity while it is being created for another gang.
+        Raises Refused if the name is ambiguous, TryAgain if EC2 does not list the volume yet, and
+        NoCapacity while the volume is being created for another gang.
         """
         key = "volume-id" if name.startswith("vol-") else "tag:Name"
         told = await self._account.items(region, "describe_volumes", {key: name})
@@ -218,7 +219,8 @@ class GangVolumes:
                         region, "describe_volumes", {"volume-id": disk.id}
                     ):
                         raise TryAgain(
-                            f"the volume {name} exists in {region} but is not listed by its name"
+                            f"the volume {name} exists in {region} but EC2 does not list it by "
+                            "its name yet"
                         )
         return None
 
@@ -261,7 +263,9 @@ class GangVolumes:
 
 
 def list_node_disks(record: AwsGangRecord) -> Sequence[NodeDisk]:
-    """The disks as the node finds them: by the id of an NVMe disk, or by device name."""
+    """The disks with the paths at which the node may find them: by the id of an NVMe disk, or by
+    device name.
+    """
     return [
         NodeDisk(
             devices=(

@@ -19,7 +19,7 @@ from cavvy.providers.batch.shapes import (
 _NOTHING = NodeShape(cpus=0, memory_mib=0, gpus=0, gpu="")
 _PREPARATION = timedelta(
     hours=1
-)  # extra time for folders and setups, in addition to the work's own limit
+)  # time for preparing folders and running setups, added to the work's own limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class ClusterQueue:
 
     name: str
     nodes: Sequence[ClusterNode]
-    longest: timedelta | None  # time limit of a job; None: unlimited
-    taken: bool  # True if its jobs may be preempted
-    reclaim_s: float  # seconds between SIGTERM and SIGKILL when a job is preempted
+    longest: timedelta | None  # time limit of the queue's jobs; None: unlimited
+    taken: bool  # True if the queue's jobs may be preempted
+    reclaim_s: float  # seconds between SIGTERM and SIGKILL when a job of the queue is preempted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +99,8 @@ def list_offers(
 
 
 def count_room(queue: ClusterQueue, offer: Offer) -> int:
-    """The number of nodes in the queue that are large enough for one node of the offer, including
-    nodes that are busy or down now.
+    """The number of the queue's nodes that are large enough to be one of the offer's nodes,
+    including nodes that are busy or down now.
     """
     kind = gpu_of(offer)
     return sum(
@@ -113,10 +113,10 @@ def count_room(queue: ClusterQueue, offer: Offer) -> int:
 
 
 def time_limit(gang: GangSpec, queue: ClusterQueue) -> timedelta | None:
-    """The maximum time that the work needs plus an hour, or the queue's limit if that time is
-    unknown.
+    """The maximum duration of the work plus its grace and the time for preparation, but at most the
+    queue's limit. If that duration is unknown, the queue's limit.
 
-    The queue's default limit is never used, since it would interrupt long work.
+    The queue's default time limit is never used, since it would interrupt long work.
     """
     if gang.longest is None:
         return queue.longest

@@ -1,4 +1,4 @@
-"""Runs a batch system's commands on its login node, and interprets their error messages."""
+"""Runs the commands of a batch system on the login node, and interprets their error messages."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ class BatchDialect:
     title: str  # shown to users
     submit: Sequence[str]
     cancel: str
-    job_id: str  # pattern of the job's id at the start of `submit`'s output
-    prefix: str = ""  # prefix of error messages, omitted in Cavvy's own
-    later: str  # matches errors that may be temporary
-    not_sent: str  # matches those errors in `later` after which no job can exist
-    elsewhere: str  # matches errors that concern this offer only
-    gone: str  # matches the error of `cancel` for a job that has ended
+    job_id: str  # pattern of the job's id, with which the output of `submit` starts
+    prefix: str = ""  # prefix of the system's error messages, which Cavvy's messages omit
+    later: str  # matches errors that may be temporary, so that Cavvy tries again
+    not_sent: str  # matches the errors of `submit` in `later` that exclude that a job was created
+    elsewhere: str  # matches errors that concern only this offer, so that Cavvy tries another one
+    gone: str  # matches the error of `cancel` for a job that has already ended
     # environment variables for read-only commands, such as a time format
     environ: Mapping[str, str] = field(default_factory=dict)
 
@@ -44,7 +44,7 @@ class BatchCommands:
         raise sort_complaint(done, self._dialect)
 
     async def cancel(self, jobs: Sequence[str]) -> None:
-        """Cancel jobs. It is no error if a job has already ended."""
+        """Cancel jobs. Jobs that have already ended are ignored."""
         command = self._dialect.cancel
         for job in jobs:
             done = await self.login_session.run([command, job])

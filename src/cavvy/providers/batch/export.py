@@ -1,4 +1,4 @@
-"""Turns a task into a script that runs without Cavvy: the parts that the exports for Slurm, PBS and
+"""Turns a task into a script that runs without Cavvy: the code that the exports for Slurm, PBS and
 Kubernetes share.
 """
 
@@ -12,7 +12,7 @@ MASTER_PORT = 29500  # torchrun's default
 
 
 def list_notes(task: Task) -> Sequence[str]:
-    """Notes about the steps that the user of the script must take."""
+    """Notes about what the user must do before and after the script runs."""
     notes = [
         f"Set {name} in your environment before you submit; this script does not contain its value."
         for name in task.secrets
@@ -23,8 +23,8 @@ def list_notes(task: Task) -> Sequence[str]:
         )
     if task.image_build is not None:
         notes.append(
-            f"Build the image of {task.image_build.path}/{task.image_build.dockerfile}; run the "
-            "work in it."
+            f"Build the image from {task.image_build.path}/{task.image_build.dockerfile}, and run "
+            "the work in it."
         )
     if task.workdir is not None and task.workdir.git is not None:
         notes.append(
@@ -32,17 +32,29 @@ def list_notes(task: Task) -> Sequence[str]:
             f"{task.workdir.commit or 'its newest commit'}."
         )
     elif task.workdir is not None and task.workdir.path is not None:
-        notes.append(f"Submit this from the folder {task.workdir.path}, which all nodes must see.")
-    notes += [f"Copy {each.source} to {each.target} before it starts." for each in task.inputs]
-    notes += [f"Copy {each.source} to {each.target} when it has ended." for each in task.outputs]
-    notes += [f"Make sure that nodes have {each.source} at {each.path}." for each in task.volumes]
+        notes.append(
+            f"Submit this from the folder {task.workdir.path}, which must be accessible "
+            "from all nodes."
+        )
+    notes += [f"Copy {each.source} to {each.target} before the job starts." for each in task.inputs]
+    notes += [
+        f"Copy {each.source} to {each.target} when the job has ended." for each in task.outputs
+    ]
+    notes += [
+        f"Make sure that all nodes have {each.source} at {each.path}." for each in task.volumes
+    ]
     if task.checkpoint is not None:
-        notes.append(f"Checkpoints stay in {task.checkpoint.path}; the work is not restarted.")
+        notes.append(
+            f"Checkpoints stay in {task.checkpoint.path}; nothing restarts the work "
+            "after a failure."
+        )
     return notes
 
 
 def make_header(provider: str, directive: str, options: Sequence[str], task: Task) -> Sequence[str]:
-    """The first lines of a script: its options, its origin, and the notes."""
+    """The first lines of a script: the options of its job, where it comes from, and notes for the
+    user.
+    """
     return [
         "#!/bin/bash",
         *(f"{directive} {option}" for option in options),

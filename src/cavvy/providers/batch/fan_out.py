@@ -15,8 +15,8 @@ _BRIEF_S = 1.0
 
 
 async def remove_from_all(asked: Iterable[Awaitable[bool]]) -> None:
-    """Wait for removals from all clusters; each returns True if its cluster had the gang. Raises
-    the first problem, unless another cluster had the gang.
+    """Wait for removals from all clusters. Each removal returns True if its cluster had the gang.
+    Raises the first problem, unless another cluster had the gang.
     """
     answers = await asyncio.gather(*asked, return_exceptions=True)
     for answer in answers:
@@ -71,7 +71,7 @@ async def whoami_all(
 
 class FanOut(Generic[_T]):
     """Sends queries to all clusters of a provider, collects their answers, and reports the silent
-    clusters. Used for one kind of query, repeatedly.
+    clusters. One FanOut serves one kind of query, which may be sent repeatedly.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class FanOut(Generic[_T]):
         if task is not None and answered and not isinstance(task.result(), ProviderError):
             self._problems.pop(
                 name, None
-            )  # the late answer arrived, so the next query gets the full time limit again
+            )  # the answer arrived late, so the next query gets the full time limit again
         fresh = self._asking[name] = asyncio.create_task(_catch(ask()))
         return fresh
 
@@ -140,7 +140,8 @@ class FanOut(Generic[_T]):
             return self._problems.get(name) or TryAgain(
                 f"{name}: no answer within {_PATIENCE_S:.0f} s"
             )
-        if self._asking.get(name) is task:  # otherwise a concurrent call has taken the answer
+        # otherwise a concurrent call has already taken the answer
+        if self._asking.get(name) is task:
             del self._asking[name]
         return task.result()
 

@@ -1,5 +1,5 @@
-"""Runs gangs as batch jobs: records them before submission, finds them by name, and remembers them
-after their end.
+"""Runs gangs as batch jobs: records them before submission, finds them by name, and records how
+they ended.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from cavvy.providers.batch.workspace import (
     list_nodes,
 )
 
-_DELIVERY_S = 45.0  # a delivering agent waits 15 s for a lock, then tries for 20 s
+_DELIVERY_S = 45.0  # an agent that delivers reports waits 15 s for a lock, then tries for 20 s
 _SUBMISSION = timedelta(
     seconds=60
 )  # after this time, an unanswered submission has either arrived or failed
@@ -38,8 +38,8 @@ _SUBMISSION = timedelta(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReclaimRules:
-    """How a batch system reclaims nodes: the seconds after SIGTERM, and the seconds from the
-    warning to the time limit.
+    """How a batch system reclaims nodes: `seconds` pass between SIGTERM and the end, and
+    `warning_s` between the warning and the time limit.
     """
 
     source: str
@@ -49,7 +49,7 @@ class ReclaimRules:
 
 Submit = Callable[
     [SharedWorkspace, str], Awaitable[str]
-]  # called with the agent's folder; returns the job's id
+]  # submits the job of a gang, given the agent's folder; returns the job's id
 
 
 class BatchGangs:
@@ -66,10 +66,11 @@ class BatchGangs:
         self._looks = 0
         self._last: tuple[int, dict[str, GangSeen]] = (0, {})
         self._couriers: dict[str, asyncio.Task[None]] = {}
-        self._leaving: set[str] = set()  # gangs that are removed only after their agents have left
+        # gangs whose jobs end by themselves once their agents have exited
+        self._leaving: set[str] = set()
 
     async def launch(self, gang: GangSpec, taking: ReclaimRules, submit: Submit) -> None:
-        """See `Provider.launch`. Calls `submit` at most once, after the gang was recorded."""
+        """See `Provider.launch`. Calls `submit` at most once, after it has recorded the gang."""
         async with self._launching.setdefault(gang.name, asyncio.Lock()):
             try:
                 await self._launch(gang, taking, submit)
@@ -81,7 +82,7 @@ class BatchGangs:
         return name in await self._remembered(await self._grounded())
 
     async def gangs(self, name: str | None) -> Sequence[GangSeen]:
-        """See `Provider.gangs`. Callers that arrive during a poll share the next one."""
+        """See `Provider.gangs`. Callers that arrive during a poll share the next poll."""
         asked = self._looks
         async with self._looking:
             if self._last[0] <= asked:  # the last poll began before this call
@@ -109,7 +110,7 @@ class BatchGangs:
                 return
             try:
                 await workspace.note_removal(name)
-            finally:  # the shared folder may be full: the caller then repeats its request
+            finally:  # cancel the job even if the shared folder is full; the caller tries again
                 await self._cancel(workspace, name)
             return
         await self._cancel(workspace, name)
@@ -174,7 +175,7 @@ class BatchGangs:
         ended = await self._remembered(workspace)
         records = (
             await workspace.records()
-        )  # read before the jobs: a recorded gang is then either in the queue or ended
+        )  # read before the jobs, so that each recorded gang is either in the queue or has ended
         rows: dict[str, BatchJobRow] = {}
         for row in await self._jobs(workspace):
             if row.name not in rows or rows[row.name].phase is BatchPhase.OVER:
@@ -192,7 +193,7 @@ class BatchGangs:
         if row is None:
             assert record is not None
             if not record.job and not record.removing:
-                # recorded, but perhaps never submitted: the next launch will check
+                # the gang was recorded, but perhaps never submitted: its next launch will check
                 return None
             if record.job and not await self._has_delivered(workspace, record):
                 return _delivering(record, record.job, record.seen)
@@ -210,8 +211,9 @@ class BatchGangs:
         return seen
 
     async def _has_delivered(self, workspace: SharedWorkspace, record: BatchGangRecord) -> bool:
-        """Return True once all reports are delivered of agents that were killed, or left while the
-        server was away. The first call starts the delivery on the login node.
+        """Agents that were killed, or that exited while the server was down, leave reports behind.
+        Return True once all these reports have been delivered. The first call starts the delivery
+        on the login node.
         """
         if record.removing or record.refusal:
             return True
@@ -316,7 +318,9 @@ def _count(record: BatchGangRecord) -> int:
 
 
 def _epoch(text: str, at: int) -> datetime | None:
-    """Read the time at one position of a string that is split into words; None if there is none."""
+    """Read the word at position `at` as a time in seconds since the epoch; None if there is no such
+    word.
+    """
     words = text.split()
     return (
         datetime.fromtimestamp(int(words[at]), UTC)

@@ -1,5 +1,5 @@
 """Runs on the login node, where `login_session.py` sends it: executes commands, serves files of the
-shared folder, and forwards the agents' mail.
+shared folder, and forwards the agents' mail, which is their requests to the control plane as files.
 
 The program needs the standard library of Python 3.8 or newer, and exits when its input ends. It
 exchanges frames: a request `{"id", "do", ...}` is answered, in any order, by `{"id", "answer"}` or
@@ -24,13 +24,13 @@ from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
 FIRST_PAUSE_S, LAST_PAUSE_S = (
     0.02,
     1.0,
-)  # polling intervals for mail, since a network file system announces no new files
+)  # polling intervals for mail, since network file systems do not notify of new files
 HOT_S = 30.0  # polling stays frequent for this long after the last activity
 LETTER_LIMIT = 64 * 1024 * 1024
 
 
 class HelperRefused(Exception):
-    """A person must act; the message explains how."""
+    """An error that only a person can resolve; the message explains how."""
 
 
 class FileMissing(OSError):
@@ -53,7 +53,7 @@ class LoginHelper:
         while True:
             read = self._source.read1(1 << 18)
             if not read:
-                os._exit(0)  # do not wait for the running threads
+                os._exit(0)  # exit without waiting for the threads that still run
             for asked, data in frames.feed(read):
                 threading.Thread(target=self._answer, args=(asked, data), daemon=True).start()
 
@@ -84,13 +84,13 @@ class LoginHelper:
         except OSError as error:
             raise FileMissing(
                 f"the folder {path} cannot be created: {error.strerror}; set `folder` to another "
-                "one"
+                "path"
             ) from error
         state = os.stat(path)
         if state.st_uid != os.getuid() or state.st_mode & 0o077:
             raise HelperRefused(
-                f"{path} must belong to user {os.getuid()} alone: chmod 700 it, or set `folder` "
-                "to another one"
+                f"{path} must be owned by user {os.getuid()} and closed to all others; run `chmod "
+                "700` on it, or set `folder` to another path"
             )
         return {
             "folder": path,
@@ -119,7 +119,7 @@ class LoginHelper:
                 "code": 127,
                 "out": "",
                 "err": f"{argv[0]}: command not found",
-            }  # like a shell's error
+            }  # worded like a shell's error
         except subprocess.TimeoutExpired:
             return {"code": None, "out": "", "err": f"no answer within {limit_s:g} s"}
         out, err = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
@@ -200,7 +200,7 @@ class LoginHelper:
         threading.Thread(target=self._empty, args=(trash,), daemon=True).start()
 
     def do_mail(self, data: bytes, folder: str) -> None:
-        """Start to announce the letters that appear in a folder."""
+        """Announce, from now on, each letter that appears in a folder."""
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self._heat()
         threading.Thread(target=self._pump, args=(folder,), daemon=True).start()
@@ -239,7 +239,7 @@ class LoginHelper:
             shutil.rmtree(os.path.join(trash, name), ignore_errors=True)
 
     def _heat(self) -> None:
-        """Record activity, after which letters are likely."""
+        """Note that something happened, after which letters from agents are likely."""
         self._hot_until = time.monotonic() + HOT_S
         self._awake.set()
 
@@ -257,7 +257,9 @@ class LoginHelper:
                 self._awake.wait(pause)
 
     def _collect(self, folder: str) -> bool:
-        """Announce each letter once. Listing the folder makes a network file system refresh it."""
+        """Announce each letter once. Listing the folder makes a network file system update its
+        cache.
+        """
         try:
             names = {
                 name for name in os.listdir(folder) if "@" in name and not name.startswith(".")

@@ -1,8 +1,8 @@
 """A session on the login node: starts `login_helper.py` on this machine or through SSH, and sends
 requests to it.
 
-The session is opened on demand, and opened again after the connection broke. Requests that are open
-when it breaks fail with TryAgain.
+The session is opened on demand, and again after its connection broke. Requests that are unanswered
+when the connection breaks fail with TryAgain.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _SSH = (
     "ServerAliveInterval=15",
 )
 _CALL_S = 60.0
-_NO_COMMAND = 127  # the exit code of shells for an unknown command
+_NO_COMMAND = 127  # the exit code with which shells report an unknown command
 _NO_PROGRAM = (126, _NO_COMMAND)
 _FRAMES = Path(frames.__file__).read_bytes()
 _PROGRAM = (Path(__file__).parent / "login_helper.py").read_bytes()
@@ -72,7 +72,7 @@ class CommandResult:
 
     @property
     def said(self) -> str:
-        """The command's error output, or else its output, as one line."""
+        """The command's error output, or its standard output if there is none, as one line."""
         return " ".join((self.err or self.out).split())[:600]
 
 
@@ -103,9 +103,10 @@ class LoginNode:
     def say_missing(self, tool: str) -> str:
         """The error message for a login node that lacks a command."""
         if not self.host:
-            return f"this machine has no {tool}: set `host` to the cluster's login node"
+            return f"this machine has no {tool}; set `host` to the cluster's login node"
         return (
-            f"the login node {self.host} has no {tool}: `ssh {self.host} which {tool}` must find it"
+            f"the login node {self.host} has no {tool}; make sure that `ssh {self.host} which "
+            f"{tool}` finds it"
         )
 
 
@@ -228,7 +229,7 @@ class LoginSession:
 
     @asynccontextmanager
     async def mail(self, folder: str) -> AsyncIterator[asyncio.Queue[MailLetter | None]]:
-        """Open a queue of letters from agents. It yields None after the connection broke."""
+        """Open a queue of letters from agents. After the connection broke, it ends with None."""
         login = await self._connected()
         await login.ask("mail", _NOTHING, folder=folder)
         yield login.letters

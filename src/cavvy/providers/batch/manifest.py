@@ -1,4 +1,4 @@
-"""Makes the manifest of a batch system's provider. Imports no module that connects."""
+"""Makes the manifest of a batch system's provider. Imports no module that makes connections."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -21,12 +21,13 @@ def make_manifest(
         unsupported={
             Feature.IMAGE: image,
             Feature.BUILD: "Dockerfiles can be built only with podman or docker; `cavvy image "
-            "build TASK.YAML --push NAME` builds and pushes one",
-            Feature.LOGIN: "jobs cannot run in images",
+            "build TASK.YAML --push NAME` builds an image and pushes it",
+            Feature.LOGIN: "jobs cannot run in container images",
             Feature.VOLUMES: "a cluster has no named volumes to attach; use a `host` folder or an "
             "`nfs` export",
             Feature.NETWORK: f"{title} does not report the speed of the network between its nodes",
-            Feature.DISK: "jobs use the nodes' existing disks; size and type cannot be chosen",
+            Feature.DISK: "jobs use the nodes' existing disks, whose size and type cannot be "
+            "chosen",
         },
         abilities=(WHO_AM_I, EXPORTS_TASKS, RELAYS_AGENTS, CLOSEABLE),
         reports_cancelled=True,
@@ -36,7 +37,8 @@ def make_manifest(
             *settings,
             text(
                 "python",
-                "The Python (3.8 or newer) that runs the agent on nodes and on the login node.",
+                "The Python interpreter (3.8 or newer) that runs the agent on the nodes and on "
+                "the login node.",
                 "python3",
             ),
             gpu_price(),
@@ -50,8 +52,8 @@ def make_manifest(
             seconds(
                 "warning_s",
                 60,
-                f"How long before {limit} a job must save its state; the work continues in a new "
-                "job.",
+                f"How long before {limit} Cavvy tells a job to save its state. The work then "
+                "continues in a new job.",
             ),
         ),
     )

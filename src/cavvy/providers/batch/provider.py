@@ -17,7 +17,8 @@ from cavvy.providers.batch.shapes import PartPrices, count_gpus
 from cavvy.providers.batch.system import BatchSystem, JobFiles
 from cavvy.providers.batch.workspace import SharedWorkspace
 
-# how old the queues and nodes may be for a launch; `offers` always reads them
+# the maximum age of the data about queues and nodes that a launch uses; `offers` always reads new
+# data
 _CLUSTER_AGE = timedelta(minutes=10)
 
 
@@ -57,7 +58,9 @@ class BatchProvider:
         if (offer.provider, offer.region) != (self.manifest.name, cluster.name) or queue is None:
             raise NoCapacity(f"{offer.key}: the cluster {cluster.name} no longer has this offer")
         if count_room(queue, offer) < gang.nodes:  # the batch system might let the job wait forever
-            raise NoCapacity(f"{offer.key}: {queue.name} has fewer than {gang.nodes} such nodes")
+            raise NoCapacity(
+                f"{offer.key}: {queue.name} has fewer than {gang.nodes} nodes of this kind"
+            )
 
         async def submit(workspace: SharedWorkspace, agent: str) -> str:
             files = JobFiles(mark=mark_of(workspace), folder=workspace.gang(gang.name), agent=agent)
@@ -117,7 +120,8 @@ class BatchProvider:
             if missing := [name for name in wanted if name not in usable]:
                 raise Refused(
                     f"[providers.{self.manifest.name}] {setting}: {', '.join(missing)}: not "
-                    f"available for this user's jobs; available: {', '.join(usable) or 'none'}"
+                    "available for this user's jobs; the available ones are: "
+                    f"{', '.join(usable) or 'none'}"
                 )
             cluster = replace(cluster, queues=[usable[name] for name in usable if name in wanted])
         self._cluster = (self._context.now(), cluster)

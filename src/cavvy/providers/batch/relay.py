@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 from cavvy.providers.base import ProviderError, TryAgain
 from cavvy.providers.batch.login_session import LoginSession, MailLetter
 
-_ANSWER_S = 120.0  # an agent's longest poll takes 30 s; agents repeat a request after a minute
+# longer than an agent's longest poll (30 s) and than the minute after which agents repeat a request
+_ANSWER_S = 120.0
 _ROUTES = (b"GET /agent/v1/", b"POST /agent/v1/", b"PUT /agent/v1/")
 _AT_ONCE = 256  # concurrent requests, mostly long polls
 
@@ -35,9 +36,8 @@ async def _relay(
 ) -> None:
     try:
         answer = await ask(server, letter.data)
-        with suppress(
-            ProviderError
-        ):  # the agent repeats its request, and a broken connection is noticed by the reader
+        # if the reply fails, the agent repeats its request; the reader notices a broken connection
+        with suppress(ProviderError):
             await login_session.reply(letter, answer)
     finally:
         room.release()
@@ -48,7 +48,7 @@ async def ask(server: str, request: bytes) -> bytes:
     502 if the control plane cannot be reached.
     """
     if not request.startswith(_ROUTES):
-        return _made("404 Not Found")  # letters may use the agents' routes only
+        return _made("404 Not Found")  # letters may use only the agents' routes
     line, _, rest = request.partition(b"\r\n")
     try:
         async with asyncio.timeout(_ANSWER_S):

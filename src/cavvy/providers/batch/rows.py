@@ -1,4 +1,4 @@
-"""The state of a job, in terms that all batch systems share."""
+"""A batch job and its state, in terms that all batch systems share."""
 
 from dataclasses import dataclass
 from datetime import datetime

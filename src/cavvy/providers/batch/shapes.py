@@ -1,5 +1,5 @@
-"""Offers parts of nodes: a number of accelerators with their share of CPUs and memory, or CPUs
-alone.
+"""Turns nodes into offers of their parts: a number of accelerators with their share of CPUs and
+memory, or CPUs alone.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ class PartPrices:
 
 class AcceleratorRates:
     """The hourly prices of accelerators, from a string such as "2.5" or "H100=2.5 A100=1.2 1". The
-    price without a name applies to all others.
+    price without a name applies to all other accelerators.
     """
 
     def __init__(self, text: str) -> None:
@@ -45,7 +45,7 @@ class AcceleratorRates:
         ]
         plain = [parse_rate(word) for word in words if "=" not in word]
         if len(plain) > 1:
-            raise ValueError(f"{text!r} has more than one default rate")
+            raise ValueError(f"{text!r} has more than one price without a name")
         self._rest = plain[0] if plain else HourlyRate(0)
 
     def __call__(self, product: str) -> HourlyRate:
@@ -68,8 +68,8 @@ class OfferLocation:
 
 
 def list_parts(shape: NodeShape) -> Sequence[NodeShape]:
-    """The parts of a node that are offered: each number of accelerators, and CPUs alone in powers
-    of two.
+    """The parts of a node that are offered: one for each number of accelerators, and parts without
+    accelerators: one for each power of two of CPUs, and one with all CPUs.
     """
     parts = [_part(shape, cpus / shape.cpus, 0) for cpus in _sizes(shape.cpus)]
     return [
@@ -89,7 +89,7 @@ def make_offer(
 ) -> Offer:
     """The offer for a part of nodes with this shape."""
     name, memory = identify_gpu(shape.gpu) if part.gpus else (None, 0)
-    # pads the number, so that among offers with equal prices the smallest comes first
+    # the number is padded, so that among offers with equal prices the smallest comes first
     width = len(str(place.widest))
     size = f"{part.cpus:0{width}}cpu-{round(part.memory_mib / 1024)}gb"
     kind = f"{shape.gpus}x{shape.gpu or 'gpu'}-{shape.cpus}cpu-{round(shape.memory_mib / 1024)}gb"
@@ -122,8 +122,8 @@ def count_gpus(shapes: Iterable[NodeShape]) -> str:
 
 
 def name_pool(nodes: Iterable[str], groups: Iterable[Collection[str]]) -> str:
-    """A name for the pool of these nodes: the first name among them and all groups, such as
-    partitions, that overlap with them.
+    """A name for the pool of these nodes. The pool also includes all groups (such as partitions)
+    that share nodes with it, and is named after its first node in alphabetical order.
     """
     found, left = set(nodes), [set(group) for group in groups]
     while touching := [group for group in left if not found.isdisjoint(group)]:
@@ -141,8 +141,8 @@ def gpu_of(offer: Offer) -> str:
 
 
 def is_of(shape: NodeShape, offer: Offer, *, spot: bool) -> bool:
-    """True if a node of this shape can be one of the offer's nodes. If `spot`, the node may be
-    preempted.
+    """True if a node of this shape can be one of the offer's nodes. `spot` tells whether jobs on
+    the node may be preempted.
     """
     return (
         shape.gpus >= offer.accelerator_count

@@ -32,7 +32,8 @@ def main(agent: str, folder: str, rank: int) -> None:
         **find_devices(config.pop("accelerators")),
     )
     config["address"] = f"mailbox:{config['address']}.{rank}"
-    if os.environ.pop("CAVVY_BOXED", ""):  # this step already runs in the work's container image
+    # this job step already runs in the work's container image
+    if os.environ.pop("CAVVY_BOXED", ""):
         config["boxed"] = True
     path = home + "/config.json"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -45,7 +46,7 @@ def main(agent: str, folder: str, rank: int) -> None:
 def refuse(folder: str) -> None:
     found = f"{sys.executable} of {os.uname().nodename} is Python {sys.version.split()[0]}"
     with open(folder + "/refusal", "w") as file:
-        file.write(found + "; the agent needs 3.8 or newer: set `python` to one")
+        file.write(found + "; the agent needs 3.8 or newer: set `python` to such an interpreter")
     sys.exit(78)
 
 
@@ -65,8 +66,8 @@ def find_devices(count: int) -> "dict[str, object]":
 
 
 def find_address() -> str:
-    """This node's address for the other nodes of the gang, from the batch system's name of this
-    node or from its host name.
+    """The address at which the gang's other nodes reach this node, found by the batch system's name
+    for this node or by its host name.
     """
     for name in (os.environ.get("SLURMD_NODENAME"), os.uname().nodename):
         try:

@@ -86,11 +86,11 @@ def judge_forgotten(
     elif record.removing:
         reason = "removed"
     elif not record.end:
-        reason = "the batch system no longer knows the job, and the job recorded no end"
+        reason = "the batch system no longer knows the job, and the job did not record how it ended"
     elif worst is None and not record.end.startswith("0 "):
         reason = f"its agents failed: they ended with exit code {record.end.split()[0]}"
     else:
-        reason = worst.reason if worst is not None and worst.reason else "its agents left"
+        reason = worst.reason if worst is not None and worst.reason else "its agents exited"
     preempted = not record.removing and any(each.outcome == "preempted" for each in exits)
     return JobEnd(reason=reason, preempted=preempted, began=began, ended_at=ended_at)
 

@@ -20,14 +20,14 @@ class JobOptions:
     """The settings that apply to every job."""
 
     account: str = ""
-    options: Sequence[str] = ()  # additional arguments for the submit command
+    options: Sequence[str] = ()  # the user's additional arguments for the submit command
     python: str = "python3"
     warning_s: int = 60  # seconds between the warning and the time limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFiles:
-    """The paths of a gang's job files, and the mark by which the job is found."""
+    """The paths of the files for a gang's job, and the mark by which Cavvy finds the job."""
 
     mark: str
     folder: str  # the gang's folder

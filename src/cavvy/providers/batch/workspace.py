@@ -48,7 +48,7 @@ class BatchIntent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReclaimConfig:
-    """The provider's way of reclaiming nodes, for the agent's configuration."""
+    """How the batch system reclaims nodes, for the agent's configuration."""
 
     unless: str
     seconds: float
@@ -94,7 +94,7 @@ class BatchGangEnd:
     preempted: bool = False
     cancelled: bool = False
     exit_code: int | None = None
-    began: GangStart | None = None  # None: the gang never ran
+    began: GangStart | None = None  # None if the gang never ran
     ended_at: datetime
     noted_at: datetime
 
@@ -140,9 +140,8 @@ class SharedWorkspace:
         if self._placed is None:
             folder = f"{self._folder}/agents/{hashlib.sha256(archive + _START).hexdigest()[:16]}"
             if not await self._login_session.has(f"{folder}/start.py"):
-                with zipfile.ZipFile(
-                    io.BytesIO(archive)
-                ) as files:  # unpacked, so that nodes can keep compiled files
+                # the archive is unpacked, so that Python can store compiled files next to sources
+                with zipfile.ZipFile(io.BytesIO(archive)) as files:
                     agent = {
                         f"{folder}/agent/{name}": files.read(name) for name in files.namelist()
                     }
@@ -166,7 +165,7 @@ class SharedWorkspace:
             lease_s=spec.lease.total_seconds(),
             grace_s=spec.grace.total_seconds(),
             cpus=spec.offer.vcpus,
-            memory_mib=0,  # 0: the batch system's own limit applies
+            memory_mib=0,  # 0: the batch system itself limits the memory
             accelerators=spec.offer.accelerator_count,
             taken=ReclaimConfig(
                 unless=f"{self.gang(spec.name)}/removing",

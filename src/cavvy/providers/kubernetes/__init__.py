@@ -9,6 +9,6 @@ __all__ = ["MANIFEST", "make"]
 def make(context: ProviderContext) -> Provider:
     from cavvy.providers.kubernetes.provider import (
         KubernetesProvider,
-    )  # imported here because listing the providers does not need it
+    )  # imported here, so that listing the providers does not load it
 
     return KubernetesProvider(MANIFEST, context)

@@ -17,7 +17,7 @@ _UNCHECKED = 1  # PEP 552 flag: the .pyc carries the hash of its source, which P
 
 
 def make_bundle(archive: bytes) -> dict[str, Any]:
-    """The config map; its name contains a hash of its content."""
+    """Make the config map; its name contains a hash of its content."""
     texts = {name: (_POD / name).read_text(encoding="utf-8") for name in _FILES}
     content = hashlib.sha256(
         archive + "".join(texts.values()).encode() + importlib.util.MAGIC_NUMBER
@@ -34,8 +34,8 @@ def make_bundle(archive: bytes) -> dict[str, Any]:
 
 
 def compile_archive(archive: bytes) -> bytes:
-    """The archive with a compiled module next to each source. Other versions of Python ignore the
-    compiled modules.
+    """The archive with a compiled module next to each source file. Other versions of Python ignore
+    the compiled modules.
     """
     packed = io.BytesIO()
     with (

@@ -29,7 +29,7 @@ Object = Mapping[str, Any]
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("KMGTPE", 1)}
 _QUANTITY = re.compile(r"([0-9.]+(?:e[0-9+-]+)?)(m|[kMGTP]|[KMGTPE]i)?", re.IGNORECASE)
-# The resource names by which device plugins advertise accelerators: whole accelerators, slices
+# The resource names under which device plugins advertise accelerators: whole accelerators, slices
 # (MIG), and shared accelerators.
 _ACCELERATORS = re.compile(
     r"nvidia\.com/(gpu|gpu\.shared|mig-[0-9a-z.+-]+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)|"
@@ -70,7 +70,7 @@ _STEP_MIB = 256  # memory is rounded down to this step, since equal nodes differ
 
 
 class ResourceAmount(NamedTuple):
-    """An amount of CPUs, memory (bytes), accelerators and pods."""
+    """Amounts of CPUs, memory (in bytes), accelerators and pods."""
 
     cpus: Fraction = Fraction(0)
     memory: int = 0
@@ -111,7 +111,7 @@ class KubernetesNode:
     spot_label: str = ""  # the label that marks the node as preemptible; "" if there is none
     spot_value: str = ""
     free: ResourceAmount = _NOTHING
-    pool: str = ""  # if set, the node does not exist: an autoscaler can add it to this pool
+    pool: str = ""  # if set, the node does not exist yet: an autoscaler can add it to this pool
     why_not: str = ""
     broken: int = 0  # accelerators that the node has but cannot allocate
 
@@ -175,8 +175,9 @@ def _resources_of(pod: Object) -> Sequence[str]:
 def promise(
     nodes: Sequence[KubernetesNode], parts: Mapping[str, ResourceAmount], count: int
 ) -> list[KubernetesNode]:
-    """Deduct the resources of `count` pods from the nodes on which they fit. `parts` maps
-    accelerator resources to the pods' sizes; the key "" matches any node.
+    """Deduct the resources of `count` pods from the nodes on which they fit. `parts` maps the
+    accelerator resource of a node to the amounts that a pod takes there; the key "" applies to all
+    other nodes.
     """
     left = list(nodes)
     for _ in range(count):
@@ -209,7 +210,7 @@ def _read_node(
 
 
 def _read_part(node: Object, pods: Sequence[Object], resource: str, why_not: str) -> KubernetesNode:
-    """A node with one of its kinds of accelerators."""
+    """Read a node, limited to one of its kinds of accelerators."""
     labels, status = node["metadata"].get("labels") or {}, node.get("status") or {}
     whole = _amount(status.get("allocatable") or {}, resource, pods=110)
     used = [requested(pod, resource) for pod in pods]
@@ -248,7 +249,9 @@ def _find_spot_label(labels: Object) -> str:
 
 
 def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
-    """The amounts in a table of quantities. `pods` is used if the table has no number of pods."""
+    """The amounts in a table of quantities. `pods` is the number of pods if the table does not name
+    one.
+    """
     return ResourceAmount(
         cpus=read_quantity(table.get("cpu", 0)),
         memory=int(read_quantity(table.get("memory", 0))),
@@ -258,11 +261,11 @@ def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
 
 
 def requested(pod: Object, resource: str) -> ResourceAmount:
-    """The resources of its node that a pod takes, as the scheduler counts them.
+    """The resources that a pod takes from its node, as the scheduler counts them.
 
     This is the sum of the requests of its containers and sidecars, or the peak during startup if an
-    init container and the sidecars started before it need more. CPU and memory requests of the pod
-    as a whole replace these numbers.
+    init container and the sidecars started before it need more. If the pod as a whole requests CPUs
+    or memory, that request replaces the sum.
     """
     spec = pod["spec"]
     sides, peak = ResourceAmount(), ResourceAmount()
@@ -322,7 +325,7 @@ def _product(word: str, resource: str) -> str:
 
 
 def find_resource(accelerator: str) -> str:
-    """The resource name by which device plugins advertise these accelerators."""
+    """The resource name under which device plugins advertise these accelerators."""
     known = find_accelerator(accelerator)
     if known is None:
         return "nvidia.com/gpu"
@@ -370,7 +373,7 @@ def list_offers(
 def _list_parts(
     alike: Sequence[KubernetesNode], location: OfferLocation, prices: PartPrices, *, waits: bool
 ) -> Iterator[Offer]:
-    """The offers for a group of equal nodes."""
+    """The offers for a group of nodes that are alike."""
     shape = alike[0].shape
     for part in list_parts(shape):
         fitting = [count_fitting(node, part_of(part)) for node in alike if not node.pool]
@@ -407,7 +410,7 @@ def count_fitting(node: KubernetesNode, part: ResourceAmount) -> int:
 
 
 def nodes_for(nodes: Sequence[KubernetesNode], offer: Offer) -> Sequence[KubernetesNode]:
-    """The nodes that match an offer, free or not."""
+    """The nodes that match an offer, including nodes that are busy."""
     return [
         node
         for node in nodes

@@ -64,7 +64,7 @@ _AT_ONCE = {"gracePeriodSeconds": 0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextTerms:
-    """The server's part of a context's dependencies. `mark` labels all objects of this
+    """The dependencies of a context that the server provides. `mark` labels all objects of this
     installation.
     """
 
@@ -88,13 +88,13 @@ class ClusterContext:
         self._launching: dict[str, asyncio.Lock] = {}
         self._promised: dict[
             str, tuple[Mapping[str, ResourceAmount], int]
-        ] = {}  # by gang: the size and number of its pods that are being created
+        ] = {}  # by gang: the size and number of the pods that are being created for it
         self._placed_agent = ""
         self._accepted: set[str] = set()  # pod fields that the API server has accepted
         self._last: dict[str, Object] = {}  # the last known state of pods, by pod name
 
     def _path(self, kind: str, name: str = "") -> str:
-        """The path of one object in the namespace, or of all objects of its kind if `name` is
+        """The API path of one object in the namespace, or of all objects of the kind if `name` is
         "".
         """
         path = f"/api/v1/namespaces/{self.api.context.namespace}/{kind}"
@@ -114,7 +114,7 @@ class ClusterContext:
             self._last[name] = pod
 
     async def nodes(self, age: timedelta = timedelta(0)) -> Sequence[KubernetesNode]:
-        """The nodes of the cluster, from an answer that is at most `age` old."""
+        """The nodes of the cluster, from a response that is at most `age` old."""
         now = self._terms.now()
         if self._nodes is None or now - self._nodes[0] > age:
             async with _sorted("the nodes of the cluster cannot be listed"):
@@ -128,8 +128,8 @@ class ClusterContext:
         return self._nodes[1]
 
     async def _list_pools(self) -> Sequence[PoolTemplate]:
-        """The nodes that autoscalers can add, from an answer that is at most _POOLS_AGE old.
-        Sources that the cluster lacks or the user may not read are left out.
+        """The nodes that autoscalers can add, from responses that are at most _POOLS_AGE old. Kinds
+        of pools that the cluster lacks, or that the user may not read, are left out.
         """
         now, find = self._terms.now(), self._terms.find_instance
         if self._pools is None or now - self._pools[0] > _POOLS_AGE:
@@ -172,7 +172,7 @@ class ClusterContext:
         ]
 
     async def launch(self, spec: GangSpec) -> None:
-        """See `Provider.launch`. The offer must be one of this context's."""
+        """See `Provider.launch`. The offer must belong to this context."""
         async with (
             self._launching.setdefault(spec.name, asyncio.Lock()),
             _sorted(f"{spec.name} cannot be launched"),
@@ -221,14 +221,17 @@ class ClusterContext:
     async def _launch(self, spec: GangSpec) -> None:
         terms = self._terms
         if terms.agent is None:
-            raise Refused("no agent can be started: the server has no agent to copy")
+            raise Refused(
+                "no agent can be started: the server has no agent that it could copy into pods"
+            )
         try:
             node = await self._find_room(spec)
             await self._check_queue()
         except (NoCapacity, Refused):
             if await self._find_record(spec.name) is None:
                 raise
-            node = (await self._find_alike(spec))[0]  # the gang already has its pods, or has ended
+            # the gang already has its pods, or it has ended
+            node = (await self._find_alike(spec))[0]
         agent = await self._place_agent(terms.agent)
         await self._check_fields(spec, node, agent)
         await self._claim_volumes(spec)
@@ -239,12 +242,13 @@ class ClusterContext:
         await self._make_pods(spec, record, owner, node, agent)
         self._nodes = None
         after = await self._find_record(spec.name)
-        if after is None or after.removing_at:  # another server has removed the gang since
+        # another server has removed the gang in the meantime
+        if after is None or after.removing_at:
             await self._drop_pods(record)
 
     async def _check_fields(self, spec: GangSpec, node: KubernetesNode, agent: str) -> None:
-        """Raise Refused if the API server refuses pod fields of the settings or of the task, once
-        for the same fields.
+        """Raise Refused if the API server refuses pod fields from the settings or the task. Fields
+        that it has accepted are not checked again.
         """
         wanted = {
             "[providers.kubernetes] pod": self._terms.options.pod,
@@ -287,12 +291,12 @@ class ClusterContext:
         node: KubernetesNode,
         agent: str,
     ) -> None:
-        """Create the gang's secret and pods. If one is refused for good, delete all objects of the
-        gang.
+        """Create the gang's secret and pods. If the API server refuses one of them for good, delete
+        all objects of the gang.
         """
         mark, options = self._terms.mark, self._terms.options
-        # All are created concurrently to save time: a kubelet reads the secret only after it has
-        # seen the pod.
+        # The secret and the pods are created concurrently to save time: a kubelet reads the secret
+        # only after it has seen the pod.
         results = await asyncio.gather(
             self.api.make(self._path("secrets"), pods.make_secret(spec, mark, owner)),
             *(
@@ -314,12 +318,12 @@ class ClusterContext:
                 raise result
 
     async def _list_limits(self, error: ApiServerRefused) -> Sequence[str]:
-        """The names of the namespace's LimitRanges if one of them refused a pod."""
+        """The names of the namespace's LimitRanges if one of them caused the error, else ()."""
         if _LIMIT_RANGE.search(str(error)) is None:
             return ()
         try:
             found = await self.api.items(self._path("limitranges"))
-        except ApiServerRefused:  # the user may not list them
+        except ApiServerRefused:  # the user may not list LimitRanges
             return ("of the namespace",)
         return [each["metadata"]["name"] for each in found] or ("of the namespace",)
 
@@ -372,7 +376,7 @@ class ClusterContext:
                 nodes = promise(nodes, parts, count)
         alike = nodes_for(nodes, spec.offer)
         if not alike:
-            raise NoCapacity(f"{spec.offer.key}: the cluster no longer has such nodes")
+            raise NoCapacity(f"{spec.offer.key}: the cluster no longer has nodes of this kind")
         return alike
 
     async def _place_agent(self, pack: Callable[[], bytes]) -> str:
@@ -435,7 +439,9 @@ class ClusterContext:
             try:
                 node = await self.api.find(f"/api/v1/nodes/{name}")
             except ApiServerRefused:
-                continue  # the user may not read nodes, so Kubernetes has to decide
+                # the user may not read nodes, so Cavvy waits until Kubernetes deletes the pods of a
+                # lost node
+                continue
             if reason := status.why_lost(node, after, self._terms.now()):
                 lost[name] = reason
         return lost
@@ -462,7 +468,7 @@ class ClusterContext:
         except ApiServerRefused as error:
             if error.status == 409:
                 raise TryAgain(
-                    f"{record.name} has changed in the meantime; read it again"
+                    f"the record of {record.name} has changed in the meantime; read it again"
                 ) from error
             raise
         await self._drop(stopped, _AT_ONCE)
@@ -491,8 +497,8 @@ class ClusterContext:
             await self._patch(record.name, data)
         for pod in found:
             self._last[pod["metadata"]["name"]] = pod
-        # If nothing has started, delete without a grace period: old kubelets need a minute to end a
-        # pod while its volumes are being mounted.
+        # If no pod has started, delete the pods without a grace period: old kubelets need a minute
+        # to end a pod while its volumes are being mounted.
         await self._drop_pods(record, None if begun else _AT_ONCE)
         if not begun:  # otherwise Kueue would free the quota during the pods' grace period
             await self._leave_queue(record)
@@ -505,8 +511,8 @@ class ClusterContext:
         await asyncio.gather(*(self.api.drop(self._path("pods", name), options) for name in names))
 
     async def _leave_queue(self, record: PodGangRecord) -> None:
-        """Delete Kueue's workload object, which holds the pods that Kueue has not admitted and
-        their position in the queue.
+        """Delete Kueue's workload object, which holds back the pods that Kueue has not admitted and
+        keeps their place in the queue.
         """
         if not self._terms.options.queue:
             return
@@ -561,7 +567,7 @@ def _sort_refusal(error: ApiServerRefused, limits: Sequence[str]) -> ProviderErr
 
 @asynccontextmanager
 async def _sorted(what: str) -> AsyncIterator[None]:
-    """Convert the errors of the API server to provider errors, with `what` as a prefix."""
+    """Convert the errors of the API server to provider errors whose messages start with `what`."""
     try:
         yield
     except ApiServerRefused as error:

@@ -1,4 +1,4 @@
-"""The pod fields for the option `docker`: a container engine beside the work. No I/O."""
+"""The pod fields for the option `docker`: a container engine that runs next to the work. No I/O."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ Object = dict[str, Any]
 
 _CLIENT_IMAGE = "docker:29-cli"
 _TOOLS = "/cavvy/docker"  # the client, its plugins and its configuration
-# The paths at which the work finds the client and its plugins, by their name in `_TOOLS`
+# The paths at which the work finds the client and its plugins, keyed by their names in `_TOOLS`
 _CLIENT_PATHS = {
     "docker": "/usr/local/bin/docker",
     "cli-plugins": "/usr/local/libexec/docker/cli-plugins",
@@ -22,11 +22,11 @@ class DockerEngine:
     """A container engine, which listens at a socket in a folder that the work shares."""
 
     image: str
-    data: str  # the folder of its images and layers
+    data: str  # the folder in which the engine stores images and layers
     socket_dir: str
-    container: Object  # fields of its container
+    container: Object  # fields of the engine's container
     ready: tuple[str, ...]  # a command that fails until the engine answers
-    variables: Mapping[str, str]  # environment variables of the work
+    variables: Mapping[str, str]  # environment variables that the work gets
     steps: tuple[str, ...] = field(default=())  # further commands that prepare the client
 
 
@@ -77,15 +77,19 @@ def find_fault(option: object) -> str | None:
     """Why the value of the option is invalid; None if it is valid."""
     mode, cache = _read(option)
     if mode not in _ENGINES or not isinstance(cache, str):
-        return "expected `all`, `build`, or a table with `mode` and `cache`, the name of a claim"
+        return (
+            "expected `all`, `build`, or a table with `mode` and `cache`, where `cache` is the "
+            "name of a claim"
+        )
     return None
 
 
 def make_docker_fields(option: object) -> Object:
     """The fields of a pod whose work can call `docker` (mode `all`) or only `docker buildx build`
     (mode `build`). The engine is a sidecar, which starts before the work and ends with it; an init
-    container provides the client. The claim `cache` keeps the engine's data; without a claim, the
-    data ends with the pod. {} if the task does not have the option.
+    container provides the client. If the option names a claim as `cache`, the claim keeps the
+    engine's data; otherwise the data is lost with the pod. Returns {} if the task does not set the
+    option.
     """
     if option is None:
         return {}
@@ -117,13 +121,13 @@ def make_docker_fields(option: object) -> Object:
             },
         ],
     }
-    if cache and mode == "build":  # its user must be able to write to the claim
+    if cache and mode == "build":  # the engine's user must be able to write to the claim
         spec["securityContext"] = {"fsGroup": 1000, "fsGroupChangePolicy": "OnRootMismatch"}
     return {"spec": spec}
 
 
 def overlay_task(pod: Object, options: Mapping[str, Any]) -> Object:
-    """The pod with the fields that the task's options `docker` and `pod` ask for."""
+    """The pod, merged with the fields that the task's options `docker` and `pod` require."""
     pod = overlay_pod(pod, make_docker_fields(options.get("docker")))
     return overlay_pod(pod, options.get("pod") or {})
 
@@ -131,7 +135,7 @@ def overlay_task(pod: Object, options: Mapping[str, Any]) -> Object:
 def _make_sidecar(engine: DockerEngine, mode: str, cache: str, socket: Object) -> Object:
     data = {"name": "docker-data", "mountPath": engine.data}
     env = list(engine.container.get("env", ()))
-    if cache:  # pods may share a claim, but not an engine's files
+    if cache:  # pods may share a claim, but each engine needs files of its own
         name = {"fieldRef": {"fieldPath": "metadata.name"}}
         env.append({"name": "POD_NAME", "valueFrom": name})
         data["subPathExpr"] = f"{mode}-$(POD_NAME)"
@@ -152,7 +156,7 @@ def _make_sidecar(engine: DockerEngine, mode: str, cache: str, socket: Object) -
 
 
 def _read(option: object) -> tuple[str, Any]:
-    """The mode and the cache that the option's value states."""
+    """The mode and the cache in the option's value."""
     if isinstance(option, Mapping):
         return str(option.get("mode")), option.get("cache") or ""
     return str(option), ""

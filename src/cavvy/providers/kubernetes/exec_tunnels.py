@@ -17,8 +17,8 @@ from cavvy.providers.kubernetes.pods import CONTAINER
 _FRAME = struct.Struct("!cII")
 _OPEN, _DATA, _CLOSE, _REMOVED = b"O", b"D", b"C", b"R"
 _CHUNK = 64 * 1024
-# A kubelet needs at least 0.3 s to mount the volumes of a new pod. Earlier attempts would slow the
-# kubelet down.
+# A kubelet needs at least 0.3 s to mount the volumes of a new pod. Attempts before that would slow
+# the kubelet down.
 _BEFORE_S = 0.35
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.08, 1.0
 _FAREWELL_S = 0.5
@@ -40,7 +40,7 @@ class ExecTunnels:
         self.problems: dict[str, str] = {}
 
     def follow(self, pod: str, *, runs: bool) -> None:
-        """Keep a tunnel to this pod. If the pod is known to run, try at once."""
+        """Keep a tunnel to this pod. If the pod is known to run, try to open it at once."""
         if pod not in self._tasks:
             self._wake[pod] = asyncio.Event()
             self._tasks[pod] = asyncio.create_task(self._keep(pod))
@@ -55,7 +55,7 @@ class ExecTunnels:
             task.cancel()
 
     async def tell_removed(self, pod: str) -> None:
-        """Tell a pod that Cavvy is removing it, so that its agent does not report the signal as a
+        """Tell a pod that Cavvy is removing it, so that its agent does not report SIGTERM as a
         preemption.
         """
         tunnel = self._tunnels.get(pod)
@@ -106,8 +106,8 @@ class ExecTunnels:
         return woken
 
     async def _join(self, pod: str) -> str:
-        """Relay until the tunnel ends. If the pod first needs a Python runtime, return the pod's
-        platform, else "".
+        """Relay until the tunnel ends. Returns the pod's platform if the pod first needs a Python
+        runtime, else "".
         """
         async with self._api.run(pod, CONTAINER, ["sh", _COMMAND]) as stream:
             tunnel = _Tunnel(stream, self._server)
@@ -123,8 +123,8 @@ class ExecTunnels:
     async def _bring_python(self, pod: str, host: str) -> None:
         if host != platform():
             raise Refused(
-                "its image has no python3 (3.8 or newer), and this server's Python is for "
-                f"{platform()}, not {host}"
+                "its image has no python3 (3.8 or newer), and the server's Python cannot be "
+                f"copied into it, since that is for {platform()}, not {host}"
             )
         bundle = await asyncio.to_thread(pack_python, self._cache)
         async with self._api.run(
@@ -165,8 +165,8 @@ class _Tunnel:
         await self._stream.send(0, _FRAME.pack(kind, number, len(body)) + body)
 
     async def relay(self) -> str:
-        """Relay until the tunnel ends. If the pod asked for a Python runtime, return its platform.
-        Raises ConnectionBroken.
+        """Relay until the tunnel ends. Returns the pod's platform if the pod asked for a Python
+        runtime, else "". Raises ConnectionBroken.
         """
         unread, said = b"", b""
         while (message := await self._stream.receive()) is not None:

@@ -40,7 +40,7 @@ def make_export(
     node: KubernetesNode | None = None,
 ) -> str:
     """The manifests as YAML documents. `node` is one of the offer's nodes. Comments at the top list
-    what works only with Cavvy.
+    what the pods do not do without Cavvy.
     """
     documents = [] if nodes == 1 else [_service(task)]
     place = node or _guess_node(task.resources)
@@ -70,24 +70,24 @@ def _list_left_out(task: Task, node: KubernetesNode) -> list[str]:
         f"secrets: kubectl create secret generic {task.name}-secrets {values}": bool(task.secrets),
         f"resources.gpu: any {node.resource} is accepted; add a nodeSelector for "
         f"{', '.join(needs)}": bool(needs and not node.label),
-        "workdir: copy the folder into the image or a volume; pods do not fetch it": task.workdir
+        "workdir: pods do not fetch the folder; copy it into the image or a volume": task.workdir
         is not None,
-        "image: build your Dockerfile, push it, and name it in each container": task.image_build
+        "image: build and push the Dockerfile's image; name it in each container": task.image_build
         is not None,
-        "volumes within the working folder, and parts of it under other paths, are left out": any(
+        "volumes: those whose source or path is in the working folder are left out": any(
             not each.path.startswith("/") or each.kind is VolumeKind.FOLDER for each in task.volumes
         ),
-        "inputs, outputs: the pods copy nothing": bool(task.inputs or task.outputs),
-        "checkpoint: pods lose their files when they end; write to a volume": task.checkpoint
+        "inputs, outputs: the pods do not copy these files": bool(task.inputs or task.outputs),
+        "checkpoint: an ended pod loses its files; write checkpoints to a volume": task.checkpoint
         is not None,
-        "retry: a pod that ends is not started again": True,
+        "retry: nothing starts a pod again after it has ended": True,
         "the setup runs each time that a pod starts": task.setup is not None,
     }
     return [note for note, is_so in wanted.items() if is_so]
 
 
 def _service(task: Task) -> Object:
-    """A headless service: it gives the pods the host names by which they find each other."""
+    """A headless service: it gives the pods host names, by which they find each other."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -176,7 +176,9 @@ def _size(resources: Resources, offer: Offer | None) -> tuple[float, int, int]:
 
 
 def _guess_node(need: Resources) -> KubernetesNode:
-    """A substitute for an unknown node: its accelerators have the vendor's usual resource name."""
+    """A substitute for a node that is not known; its accelerators have the vendor's usual resource
+    name.
+    """
     first = need.accelerators[0] if need.accelerators else None
     resource = find_resource((first.name if first is not None else None) or "")
     shape = NodeShape(cpus=0, memory_mib=0, gpus=first.count_min if first else 0, gpu="")

@@ -36,7 +36,7 @@ async def probe_queue(api: KubernetesApi, queue: str) -> None:
         raise Refused(
             f"{_SETTING} names {queue}, but namespace {namespace} has no such local queue of "
             f"Kueue, and jobs would wait forever: `kubectl -n {namespace} get localqueues` lists "
-            "the existing ones; name one of them, or create this one"
+            "the existing queues; name one of them, or create this one"
         )
     for condition in (found.get("status") or {}).get("conditions") or []:
         if condition.get("type") == "Active" and condition.get("status") == "False":

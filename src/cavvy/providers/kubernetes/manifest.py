@@ -17,12 +17,13 @@ from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import flag, gpu_rates, node_price, number, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
-    Feature.BUILD: "pods start from images of a registry; `cavvy image build TASK.YAML --push "
-    "NAME` builds and pushes one",
-    Feature.LOGIN: "the cluster pulls images with its own secrets, set with `pull_secrets`",
-    Feature.NETWORK: "Kubernetes does not report the network's speed, and nodes cannot be chosen "
+    Feature.BUILD: "pods start from images in a registry; `cavvy image build TASK.YAML --push "
+    "NAME` builds an image and pushes it",
+    Feature.LOGIN: "the cluster pulls images with its own secrets, which the setting "
+    "`pull_secrets` names",
+    Feature.NETWORK: "Kubernetes does not report the network's speed, so nodes cannot be chosen "
     "by it",
-    Feature.DISK: "pods use the nodes' own disks; size and type cannot be chosen",
+    Feature.DISK: "pods use the nodes' own disks, whose size and type cannot be chosen",
 }
 
 
@@ -43,26 +44,29 @@ MANIFEST = Manifest(
     ),
     visibility_delay=timedelta(0),
     options={
-        "pod": "fields of its pods, merged as in a patch: {spec: {…}, metadata: {…}}",
-        "docker": "a container engine beside the work: `all`, or `build` for image builds only; "
-        "{mode: …, cache: CLAIM} keeps its data",
+        "pod": "fields of the task's pods, merged as in a strategic merge patch: {spec: {…}, "
+        "metadata: {…}}",
+        "docker": "a container engine next to the work: `all`, or `build` for image builds only; "
+        "with {mode: …, cache: CLAIM}, a volume claim keeps the engine's data",
     },
     settings=(
         text(
             "kubeconfig",
-            "The file that names clusters and users. The default is `KUBECONFIG`, then "
+            "The kubeconfig file, which names clusters and users. The default is `KUBECONFIG`, "
+            "then "
             "`~/.kube/config`, then the service account of the pod that the server runs in.",
         ),
         text(
             "contexts",
-            "Names of contexts, separated by commas; each is its own region. "
+            "The kubeconfig contexts to use, separated by commas. Each context is a region of its "
+            "own. "
             "The default is the current context.",
         ),
         text(
             "namespace",
             "The namespace of pods. The default is the context's own namespace, or else `default`.",
         ),
-        text("image", "The image of tasks that name none.", "python:3.12"),
+        text("image", "The image for tasks that do not name one.", "python:3.12"),
         gpu_rates(),
         node_price(),
         text(
@@ -73,13 +77,15 @@ MANIFEST = Manifest(
         flag(
             "wait",
             "If `true`, pods may wait for nodes from an autoscaler. If `false`, Cavvy holds jobs "
-            "until enough nodes are free. With a `queue`, jobs wait in any case.",
+            "until enough nodes are free. If `queue` is set, jobs wait in Kueue's queue in any "
+            "case.",
         ),
         text(
             "pools",
-            "A YAML file of node pools that an autoscaler can start from zero nodes: each a Node "
-            "object, or `{name, cloud, instance}` with `spot`, `labels` and `taints`. Cavvy finds "
-            "the pools of Karpenter, GKE compute classes and the Cluster API by itself.",
+            "The path of a YAML file with node pools that an autoscaler can start from zero "
+            "nodes. Each pool is a Node object, or `{name, cloud, instance}` with optional "
+            "`spot`, `labels` and `taints`. Cavvy finds pools of Karpenter, GKE compute classes "
+            "and the Cluster API without this file.",
         ),
         text(
             "priority_class",
@@ -92,26 +98,30 @@ MANIFEST = Manifest(
         ),
         text(
             "pull_secrets",
-            "Names of the secrets for pulling images, separated by commas.",
+            "The names of the secrets for pulling images, separated by commas.",
         ),
         text(
             "pod",
-            "Fields of every pod, merged as in a patch: YAML such as `{spec: {hostIPC: true}}`, or "
-            "the path of a YAML file. A task adds its own with `resources.options`.",
+            "Fields of every pod, merged as in a strategic merge patch: YAML such as `{spec: "
+            "{hostIPC: true}}`, or the path of a YAML file. A task can add its own fields with "
+            "`resources.options`.",
         ),
         text("runtime_class", "The runtime class of pods, such as `nvidia`."),
         text("scheduler", "The scheduler of pods. The default is the cluster's own default."),
-        text("node_selector", "Only nodes with these labels are used: `pool=gpu zone=a`."),
+        text(
+            "node_selector",
+            "The labels that nodes must have to be used, such as `pool=gpu zone=a`.",
+        ),
         text(
             "tolerations",
-            "Tolerated taints: `key=value:effect`, `key:effect` or `key`, separated by spaces. "
-            "Pods with accelerators also tolerate the taints of their keys, such as "
-            "`nvidia.com/gpu`.",
+            "The taints that pods tolerate, separated by spaces: `key=value:effect`, `key:effect` "
+            "or `key`. Pods with accelerators also tolerate taints whose key is the accelerators' "
+            "resource name, such as `nvidia.com/gpu`.",
         ),
         number(
             "lost_after_s",
-            "A node that is not ready for this long (in addition to the cluster's own delay) "
-            "counts as lost, and so does its gang.",
+            "A node that is reported as not ready for this long counts as lost, and so does its "
+            "gang. The cluster reports a dead node only after a delay of its own.",
             default=60,
             minimum=1,
             unit="seconds",

@@ -1,4 +1,5 @@
-"""Reads the node pools to which an autoscaler can add nodes, also pools without any node. No I/O.
+"""Reads the node pools to which an autoscaler can add nodes, including pools that have no nodes. No
+I/O.
 
 Each pool is described by a template: a Node object with the labels, taints and resources that a new
 node will have. Pools come from Karpenter (NodePool), GKE (ComputeClass), the Cluster API (objects
@@ -19,7 +20,8 @@ from cavvy.providers.kubernetes.cluster import KubernetesNode, find_resource, re
 from cavvy.providers.kubernetes.options import Toleration
 
 Object = Mapping[str, Any]
-FindInstance = Callable[[str, str], Offer | None]  # of a provider and an instance type
+# given a provider and an instance type, returns an offer of it
+FindInstance = Callable[[str, str], Offer | None]
 
 KARPENTER, COMPUTE_CLASSES = "karpenter.sh/v1/nodepools", "cloud.google.com/v1/computeclasses"
 MACHINES = ("cluster.x-k8s.io/v1beta1/machinedeployments", "cluster.x-k8s.io/v1beta1/machinepools")
@@ -34,14 +36,15 @@ _POOL_LABELS = {
 }
 # https://github.com/kubernetes/autoscaler/tree/master/cluster-autoscaler/cloudprovider/clusterapi
 _SCALING = "capacity.cluster-autoscaler.kubernetes.io/"
-# The parts of a machine's CPUs and memory that pods can get: the rest is for its system.
+# The fractions of a machine's CPUs and memory that pods can use. The system needs the rest.
 _USABLE_CPUS, _USABLE_MEMORY = 0.95, 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolTemplate:
-    """A node that a pool can add. If there is a `rule`, a label and its value, pods with
-    accelerators name it to get this node; `product` names the accelerators."""
+    """A node that a pool can add. `product` names its accelerators. If `rule`, a label and its
+    value, is set, pods with accelerators must select that label to get the node.
+    """
 
     pool: str
     labels: Mapping[str, str]
@@ -54,7 +57,7 @@ class PoolTemplate:
 def make_nodes(
     templates: Sequence[PoolTemplate], selector: Mapping[str, str], borne: Sequence[Toleration]
 ) -> Sequence[KubernetesNode]:
-    """The nodes that the pools can add, one of each kind."""
+    """The nodes that the pools can add, one for each kind of node."""
     found: list[KubernetesNode] = []
     for each in templates:
         ready = {"conditions": [{"type": "Ready", "status": "True"}]}

@@ -106,7 +106,9 @@ def _read_fields(text: str) -> Mapping[str, Any]:
 def _pair(word: str) -> tuple[str, str]:
     name, equals, value = word.partition("=")
     if not equals:
-        raise Refused(f"[providers.kubernetes] node_selector: {word!r} is not label=value")
+        raise Refused(
+            f"[providers.kubernetes] node_selector: {word!r} does not have the form label=value"
+        )
     return name, value
 
 
@@ -114,7 +116,7 @@ def _toleration(word: str) -> Toleration:
     found = _TOLERATION.fullmatch(word)
     if found is None:
         raise Refused(
-            f"[providers.kubernetes] tolerations: {word!r} is not key, key:effect or "
-            "key=value:effect"
+            f"[providers.kubernetes] tolerations: {word!r} does not have the form key, key:effect "
+            "or key=value:effect"
         )
     return Toleration(key=found[1], value=found[2], effect=found[3] or "")

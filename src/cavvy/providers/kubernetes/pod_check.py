@@ -1,5 +1,5 @@
-"""Asks the API server by dry runs, which create nothing, whether it accepts the pod fields that a
-task or the settings name, and which of them it refuses.
+"""Checks the pod fields in a task or in the settings with dry runs, which create nothing, and finds
+the fields that the API server refuses.
 """
 
 import asyncio
@@ -17,14 +17,15 @@ Path = tuple[str | int, ...]
 async def find_refused(
     api: KubernetesApi, path: str, plain: Object, fields: Mapping[str, Any]
 ) -> Sequence[str]:
-    """The fields that the API server refuses in the pod `plain`, each with the reason; () if it
-    accepts them all. `path` is that of the namespace's pods. Raises TryAgain.
+    """Return the fields that the API server refuses when they are added to the pod `plain`, each
+    with the reason; () if it accepts them all. `path` is the API path of the namespace's pods.
+    Raises TryAgain.
     """
     leaves = list(_list_leaves(fields))
     whole = await _try(api, path, plain, fields, leaves)
     if not whole or await _try(
         api, path, plain, {}, ()
-    ):  # every pod is refused, so the fields are not the cause
+    ):  # the pod is refused even without the fields, so they are not the cause
         return whole
     alone = await asyncio.gather(*(_try(api, path, plain, _nest(*leaf), [leaf]) for leaf in leaves))
     return [each for problems in alone for each in problems] or whole
@@ -37,12 +38,15 @@ async def _try(
     fields: Mapping[str, Any],
     leaves: Sequence[tuple[Path, Any]],
 ) -> Sequence[str]:
-    """The problems of the pod with these fields; () if it is accepted, or cannot be checked."""
+    """Return the problems of the pod with these fields; () if the API server accepts the pod, or
+    cannot check it.
+    """
     names = ", ".join(_write(leaf) for leaf, _ in leaves)
     try:
         pod = await api.make(path, overlay_pod(plain, fields), dry_run=True)
     except ApiServerRefused as error:
-        # A used-up quota concerns the launch, and some webhooks do not support dry runs.
+        # A used-up quota is reported by the launch itself, and some webhooks do not support dry
+        # runs.
         if not isinstance(error.provider_error, Refused) or "dry run" in str(error):
             return ()
         return [f"{names}: {error}"]
@@ -68,7 +72,7 @@ def _list_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _nest(path: Path, value: Any) -> Object:
-    """Fields that contain only this one."""
+    """Nested fields that contain only this field."""
     for part in reversed(path):
         value = {part: value} if isinstance(part, str) else [*[{}] * min(part, 1), value]
     found: Object = value

@@ -20,7 +20,7 @@ _OWN_IN_CONTAINER = ("name", "command", "args")
 
 
 def overlay_pod(pod: Object, fields: Mapping[str, Any]) -> Object:
-    """Return the pod with these fields merged. The fields of the first container apply to the
+    """Return the pod, merged with these fields. The fields of the first container apply to the
     task's own container. Fields that Cavvy needs keep their values.
     """
     labels = dict(pod["metadata"]["labels"])

@@ -19,9 +19,10 @@ Object = dict[str, Any]
 
 CONTAINER = "work"
 INSTALLATION, GANG, RANK = "cavvy/installation", "cavvy/gang", "cavvy/rank"
-RESERVE = timedelta(seconds=15)  # time after the work's grace for the agent's last messages
+RESERVE = timedelta(seconds=15)  # time for the agent's last messages after the work's grace period
 _LEAST_GRACE = timedelta(seconds=30)  # Kubernetes' own default
-_BOOT = timedelta(minutes=25)  # the active deadline includes the time for pulling images
+# added because the pod's active deadline also includes the time for pulling images
+_BOOT = timedelta(minutes=25)
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _RUN = "/cavvy/run"
 
@@ -70,7 +71,7 @@ def make_secret(spec: GangSpec, mark: str, owner: OwnerObject) -> Object:
         "lease_s": spec.lease.total_seconds(),
         "grace_s": spec.grace.total_seconds(),
         "cpus": spec.offer.vcpus,
-        "memory_mib": 0,  # 0: the pod's own limit applies
+        "memory_mib": 0,  # 0: the pod's own memory limit applies
         "boxed": True,
         "taken": {"seconds": (grace - RESERVE / 3).total_seconds(), "source": "Kubernetes"},
     }
@@ -131,7 +132,7 @@ def _pod_spec(
     if not spec.offer.accelerator_count:
         env.append(
             {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
-        )  # otherwise some images expose all GPUs of the node
+        )  # otherwise some images make all GPUs of the node visible
     container = {
         "name": CONTAINER,
         "image": spec.image or options.image,
@@ -250,8 +251,8 @@ def make_volumes(volumes: Sequence[Volume]) -> tuple[list[Object], list[Object]]
 
 
 def make_source(volume: Volume) -> Object:
-    """The source of a volume's files in a pod's spec. Folder volumes have none: the agent provides
-    them.
+    """The source of a volume's files, as a field of a pod's spec. Raises ValueError for folder
+    volumes, which the agent provides.
     """
     match volume.kind:
         case VolumeKind.NAMED:
@@ -265,21 +266,21 @@ def make_source(volume: Volume) -> Object:
             return {"nfs": {"server": server, "path": path, "readOnly": volume.read_only}}
         case VolumeKind.FOLDER:
             raise ValueError(
-                f"{volume.source} is a part of the working folder, which the agent provides"
+                f"{volume.source} is a folder in the working folder, which the agent provides"
             )
 
 
 def make_mount(number: int, volume: Volume) -> Object:
     """The mount of a volume in the container."""
-    # A volume within the working folder is mounted outside it: the agent creates that folder, and
-    # links the volume into it.
+    # A volume within the working folder is mounted outside it: the agent creates the working
+    # folder, and links the volume into it.
     beside = f"/cavvy/volumes/{hashlib.sha256(volume.path.encode()).hexdigest()[:12]}"
     inside = volume.path if volume.path.startswith("/") else beside
     return {"name": f"volume-{number}", "mountPath": inside, "readOnly": volume.read_only}
 
 
 def make_claim(volume: Volume, nodes: int) -> Object:
-    """A claim for a named volume that does not exist yet. The claim outlives the gang."""
+    """Make a claim for a named volume that does not exist yet. The claim outlives the gang."""
     spec: Object = {
         "accessModes": ["ReadWriteMany" if nodes > 1 else "ReadWriteOnce"],
         "resources": {"requests": {"storage": f"{volume.size_gib}Gi"}},
@@ -291,7 +292,9 @@ def make_claim(volume: Volume, nodes: int) -> Object:
 
 
 def _plain(labels: Mapping[str, str]) -> dict[str, str]:
-    """The tags that are valid as Kubernetes labels. An annotation holds all tags."""
+    """The user's tags that are valid as Kubernetes labels, as such labels. An annotation holds all
+    tags.
+    """
     fit = {
         name: value
         for name, value in labels.items()
@@ -305,7 +308,9 @@ def _grace(spec: GangSpec) -> timedelta:
 
 
 def _deadline(spec: GangSpec) -> Object:
-    """The kubelet's own deadline for the pod, if the work has a maximum duration."""
+    """The field with the deadline after which the kubelet ends the pod. The result is empty if the
+    work has no maximum duration.
+    """
     if spec.longest is None:
         return {}
     whole = spec.longest + _BOOT + _grace(spec) + RESERVE

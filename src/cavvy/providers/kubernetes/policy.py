@@ -1,4 +1,4 @@
-"""Writes the rights that this provider needs as manifests for `kubectl apply`. No I/O."""
+"""Writes manifests for `kubectl apply` that grant the rights that this provider needs. No I/O."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,8 @@ import yaml
 
 from cavvy.providers.kubernetes.node_pools import LISTS
 
-# (API group, resource, verbs). Depending on the version, clusters check exec as GET or POST.
+# A right is (API group, resource, verbs). Depending on their version, clusters check an exec
+# request as GET or POST.
 Right = tuple[str, str, tuple[str, ...]]
 _NAMESPACED: tuple[Right, ...] = (
     ("", "pods", ("create", "delete", "get", "list", "watch")),
@@ -26,7 +27,7 @@ CLUSTER: tuple[Right, ...] = (
     ("", "nodes", ("get", "list")),
     ("", "pods", ("list",)),
 )
-# optional rights in the cluster, to offer node pools without nodes
+# optional rights in the whole cluster, with which Cavvy can offer node pools that have no nodes
 _POOLS: tuple[Right, ...] = tuple(
     (group, resource, ("list",)) for group, _, resource in (path.split("/") for path in LISTS)
 )

@@ -65,10 +65,11 @@ class KubernetesProvider:
     async def launch(self, gang: GangSpec) -> None:
         cluster = self.clusters().get(gang.offer.region)
         if cluster is None or gang.offer.provider != self.manifest.name:
-            raise NoCapacity(f"{gang.offer.key}: its context is not in use")
+            raise NoCapacity(f"{gang.offer.key}: Cavvy no longer uses the context of this offer")
         if gang.offer.zone not in (None, cluster.api.context.namespace):
             raise NoCapacity(
-                f"{gang.offer.key}: the namespace used is {cluster.api.context.namespace}"
+                f"{gang.offer.key}: the context now uses the namespace "
+                f"{cluster.api.context.namespace}"
             )
         await cluster.launch(gang)
 
@@ -99,10 +100,13 @@ class KubernetesProvider:
 
     def check(self, task: Task) -> Sequence[Objection]:
         if any(volume.options for volume in task.volumes):
-            reason = "pods mount NFS with the options of their node; leave `options` out"
+            reason = "pods mount NFS exports with the node's mount options; remove `options`"
             return [Objection("volumes", reason)]
         if any(not volume.keep for volume in task.volumes):
-            reason = "a claim outlives its pods; leave `keep: false` out, and delete it yourself"
+            reason = (
+                "a volume claim outlives its pods; remove `keep: false`, and delete the claim "
+                "yourself"
+            )
             return [Objection("volumes", reason)]
         docker = read_task_options(task.resources, self.manifest.name).get("docker")
         fault = None if docker is None else find_fault(docker)

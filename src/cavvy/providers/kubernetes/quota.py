@@ -29,7 +29,7 @@ class QuotaUse(NamedTuple):
 
 
 def limit(offer: Offer, nodes: Sequence[KubernetesNode], quotas: Sequence[Object]) -> Offer:
-    """The offer, with its capacity limited by the quotas."""
+    """Return the offer, with its capacity reduced to what the quotas allow."""
     alike = nodes_for(nodes, offer)
     resource = alike[0].resource if alike and offer.accelerator_count else ""
     memory = Fraction(offer.memory_mib * _MIB)
@@ -53,7 +53,7 @@ def limit(offer: Offer, nodes: Sequence[KubernetesNode], quotas: Sequence[Object
     if room is None or (offer.capacity is not None and offer.capacity <= room):
         return offer
     if offer.capacity is None and room > 0:
-        return offer  # pods that wait for nodes can wait for the quota as well
+        return offer  # the pods can wait for free quota, just as they wait for nodes
     return replace(offer, capacity=room, limited_by=by, source=f"{offer.source}, limited by quota")
 
 

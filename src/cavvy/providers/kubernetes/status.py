@@ -16,9 +16,11 @@ from cavvy.providers.kubernetes.pods import CONTAINER, RANK, pod_name
 Object = Mapping[str, Any]
 
 _LAUNCH = timedelta(seconds=60)  # pods that are missing for longer than this were deleted
-_PULLS = timedelta(minutes=2)  # a registry or a container runtime may fail briefly
+# pods may fail to pull or start for this long, since a registry or a container runtime may fail
+# briefly
+_PULLS = timedelta(minutes=2)
 _SCALES = timedelta(minutes=20)  # the longest wait for a pool to add nodes
-# another pod may have taken the room since Cavvy checked the node
+# another pod may have taken the node's free resources since Cavvy checked the node
 _UNPLACED = timedelta(seconds=30)
 _UNLIKELY = frozenset(
     {"ImagePullBackOff", "ErrImagePull", "CreateContainerError", "RunContainerError"}
@@ -35,7 +37,7 @@ _WORDS = {
     "DeletionByTaintManager": "evicted from a tainted node",
     "EvictionByEvictionAPI": "evicted",
     "DeletionByPodGC": "its node no longer exists",
-    "TerminationByKubelet": "terminated by its node",
+    "TerminationByKubelet": "terminated by the kubelet of its node",
 }
 
 
@@ -49,9 +51,10 @@ class PodRank:
     address: str = ""
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    unseen: bool = False  # the end was not recorded; `ended_at` is the latest possible time
+    # no end was reported; `ended_at` is the latest time at which the pod can have ended
+    unseen: bool = False
     preempted: bool = False
-    reason: str = ""  # why the pod waits or has ended
+    reason: str = ""  # why the pod waits, or why it has ended
     exit: AgentExit | None = None
 
 
@@ -93,10 +96,10 @@ class PodGangRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGangStatus:
-    """The judged state of a gang, and the actions that the state requires."""
+    """The state of a gang as derived from its pods, and the actions that the state requires."""
 
     seen: GangSeen
-    # ranks to store in the record since one of them started or ended
+    # ranks to store in the record, because one of them started or ended
     note: tuple[PodRank, ...] | None = None
     end: PodGangEnd | None = None  # set if the gang has ended; its pods may then be deleted
     stuck: tuple[str, ...] = ()  # pods on nodes that no longer answer
@@ -284,14 +287,14 @@ def why_hopeless(pods: Sequence[Object], now: datetime, *, waits: bool) -> str:
     """
     for pod in pods:
         if read_pod(pod, {}, now).started_at:
-            continue  # the pod runs; a sidecar that restarts does not make it hopeless
+            continue  # the pod runs, so a sidecar that restarts is no reason to give the gang up
         status = pod.get("status") or {}
         for condition in () if waits else status.get("conditions") or ():
             since = read_time(condition.get("lastTransitionTime")) or now
             if condition.get("reason") == "Unschedulable" and now - since >= _UNPLACED:
                 return f"Kubernetes could not place the whole gang: {condition.get('message')}"
         long = now - (read_time(status.get("startTime")) or now) >= _PULLS
-        # Admission rules of a cluster may add sidecars as init containers.
+        # The admission webhooks of a cluster may add sidecars as init containers.
         for kind in ("initContainerStatuses", "containerStatuses"):
             for container in status.get(kind) or ():
                 waiting = (container.get("state") or {}).get("waiting") or {}
@@ -365,13 +368,13 @@ def _vanished(rank: PodRank, record: PodGangRecord, now: datetime) -> PodRank:
     reason = (
         rank.reason
         if rank.started_at and rank.reason
-        else "its pod was deleted in Kubernetes, not by Cavvy"
+        else "its pod was deleted in Kubernetes, but not by Cavvy"
     )
     return replace(rank, ended_at=now, unseen=True, preempted=True, reason=reason)
 
 
 def _why_taken(status: Object, deleting: bool) -> str:
-    """Why the cluster is reclaiming a pod, or "" if it is not."""
+    """Why the cluster is reclaiming a pod, or "" if the cluster is not reclaiming it."""
     for condition in status.get("conditions") or ():
         who = _TAKERS.get(condition.get("type", ""))
         if who is not None and condition.get("status") == "True":

@@ -19,7 +19,9 @@ _OVER = ("Succeeded", "Failed")
 
 
 class PodWatch:
-    """A task that watches until it is closed. If a watch ends, another is started."""
+    """Runs a task that watches the pods until it is closed. When the API server ends a watch, the
+    task starts another.
+    """
 
     def __init__(self, cluster: ClusterContext, mark: str, changed: Callable[[str], None]) -> None:
         self._cluster = cluster
@@ -30,7 +32,9 @@ class PodWatch:
         self._task = asyncio.create_task(self._run())
 
     def relay(self) -> None:
-        """Keep tunnels from now on, starting with the pods that are already known."""
+        """From now on, keep a tunnel to each running pod, including the pods that are already
+        known.
+        """
         self._carrying = True
         for pod in self._known.values():
             self._follow(pod)

@@ -37,10 +37,10 @@ _NEEDED |= {f"{verb} configmaps" for verb in ("create", "delete", "get", "list",
 _EXEC = {
     "create pods/exec",
     "get pods/exec",
-}  # a cluster needs one of these, depending on its version
+}  # one of these is needed, depending on the cluster's version
 _TRIAL = "cavvy-check"
-# Refusals that every pod with these settings gets in this namespace. Other refusals may depend on a
-# task's image and size.
+# Errors with which the API server refuses every pod with these settings in this namespace. Other
+# refusals may depend on a task's image and size.
 _FOR_ALL = re.compile(
     r"no PriorityClass with name|RuntimeClass \S+ not found|error looking up service "
     r"account|violates PodSecurity|"
@@ -65,7 +65,10 @@ async def whoami(
         ("namespace", context.namespace),
     ]
     if missing:
-        told = f"{', '.join(missing)}; `cavvy check kubernetes --policy` prints them all"
+        told = (
+            f"{', '.join(missing)}; `cavvy check kubernetes --policy` prints all rights that "
+            "Cavvy needs"
+        )
         if _NEEDED & set(missing) or _EXEC.issubset(missing):
             raise Refused(
                 f"{context.login.impersonate or context.user} does not have the rights to {told}"
@@ -115,7 +118,7 @@ def _say_nodes(nodes: Sequence[KubernetesNode]) -> list[tuple[str, str]]:
 
 
 async def _list_missing(cluster: ClusterContext, namespaced: Sequence[Right]) -> list[str]:
-    """Return the wanted rights that the user does not have."""
+    """Return the rights that Cavvy uses but the user does not have."""
     wanted = [(cluster.api.context.namespace, *right) for right in namespaced] + [
         ("", *right) for right in CLUSTER
     ]
@@ -156,8 +159,8 @@ async def _may(
 
 
 async def _try_pod(cluster: ClusterContext, options: PodOptions, mark: str) -> str:
-    """Submit a plain pod as a dry run, which creates nothing. Return why it would be refused, or ""
-    if it would be accepted. Raises Refused if every pod would be refused.
+    """Submit a plain pod as a dry run, which creates nothing. Return the reason why the API server
+    would refuse the pod, or "" if it would accept it. Raises Refused if every pod would be refused.
     """
     # A cluster's policies may require the labels that all of Cavvy's pods have.
     labels = {**labels_of(mark, _TRIAL), RANK: "0"}

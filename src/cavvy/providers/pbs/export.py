@@ -13,8 +13,8 @@ def make_export(
     """The script. If `offer` is None, the script requests the accelerators, CPUs and memory named
     in the task.
 
-    `pbsdsh` starts the work on the nodes without passing variables, so the nodes read a file in the
-    folder from which the job was submitted.
+    `pbsdsh` starts the work on the nodes without passing variables on, so the nodes read the
+    variables from a file in the folder from which the job was submitted.
     """
     options = [
         f"-N {task.name[:15]}",

@@ -6,7 +6,8 @@ from cavvy.providers.settings import text
 MANIFEST = make_manifest(
     "pbs",
     "PBS",
-    image="nodes start the agent as a plain process; load the task's modules in its `setup`",
+    image="nodes run the work as plain processes, not in images; load environment modules in the "
+    "task's `setup`",
     limit="its walltime ends",
     settings=(
         text(
@@ -17,12 +18,12 @@ MANIFEST = make_manifest(
         text("spot_queues", "Queues whose jobs may be preempted; they are offered as spot."),
         text(
             "gpu",
-            "The model of the nodes' GPUs, such as `H100`. If this is unset, "
-            "`gpu_resource` gives the model.",
+            "The model of the nodes' GPUs, such as `H100`. If this is unset, the resource that "
+            "`gpu_resource` names gives the model.",
         ),
         text(
             "gpu_resource",
-            "The node resource that names the model of the GPUs.",
+            "The name of the node resource that contains the model of the GPUs.",
             "gpu_type",
         ),
         text("account", "The account for jobs (`-A`). If this is unset, jobs have no `-A` option."),

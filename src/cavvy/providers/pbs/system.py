@@ -38,13 +38,14 @@ DIALECT = BatchDialect(
 _DELETED = "91"  # JOB_SUBSTATE_TERMINATED in PBS's job.h: ended by qdel
 _WALLTIME = -29  # JOB_EXEC_KILL_WALLTIME in PBS's job.h
 _ENDS: dict[object, str] = {
-    0: "its agents left",
+    0: "its agents exited",
     _WALLTIME: "the job reached its walltime",
     **dict.fromkeys(  # JOB_EXEC_KILL_VMEM, JOB_EXEC_KILL_MEM
         (-26, -27), "the job used more memory than requested"
     ),
 }
-_SIGNALLED = 256  # plus the signal's number, if a signal killed the job's script
+# PBS reports 256 plus the signal's number as the exit status of a script that a signal killed
+_SIGNALLED = 256
 _SIZES_KIB = {"b": 1 / 1024, "kb": 1, "mb": 1024, "gb": 1024**2, "tb": 1024**3}
 _USABLE = {"free", "job-busy", "job-exclusive", "busy", "resv-exclusive"}
 Facts = Mapping[str, Any]
@@ -67,7 +68,7 @@ class PbsSystem:
     async def read_cluster(self) -> BatchCluster:
         servers = await self._read("Server", "qstat", "-B", "-f")
         if not servers:
-            raise TryAgain("PBS does not report its server's name")
+            raise TryAgain("PBS did not report the name of its server")
         return read_cluster(
             next(iter(servers.items())),
             await self._read("Queue", "qstat", "-Q", "-f"),
@@ -206,7 +207,7 @@ def _explain_end(row: BatchJobRow, code: object, comment: str) -> str:
         return "the job was deleted in PBS, not by Cavvy"
     if row.broke:
         return "its agents broke"
-    return _ENDS.get(code, f"PBS ended it: {comment}" if comment else "PBS ended it")
+    return _ENDS.get(code, f"PBS ended the job: {comment}" if comment else "PBS ended it")
 
 
 def _text(facts: Facts, name: str) -> str:
@@ -269,7 +270,7 @@ def _decode(text: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.MsgspecError as error:
-        raise TryAgain(f"PBS's answer cannot be read: {error}") from error
+        raise TryAgain(f"PBS's output cannot be parsed: {error}") from error
 
 
 def _time(text: object) -> datetime | None:

@@ -9,7 +9,7 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    """Make the provider. Its modules are imported here, since listing providers does not need
+    """Make the provider. Its modules are imported here, so that listing the providers does not load
     them.
     """
     from cavvy.providers.batch.provider import BatchProvider

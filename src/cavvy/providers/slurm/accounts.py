@@ -1,4 +1,4 @@
-"""Checks a user's and an account's data in the cluster's accounting. No I/O."""
+"""Compares a user and an account with the cluster's accounting data. No I/O."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +12,7 @@ _ENFORCING = {
     "safe",
     "wckeys",
     "all",
-}  # each of these values also enforces associations
+}  # each of these values of AccountingStorageEnforce enforces associations
 
 
 def explain_accounts(
@@ -32,7 +32,7 @@ def explain_accounts(
         why = "the cluster keeps no accounting (slurmdbd)"
     elif "sacctmgr" not in tools:
         why = "the login node has no sacctmgr"
-    elif not names:  # qualities of service apply to all users
+    elif not names:  # `limits` may still list qualities of service, which apply to all users
         why = f"the cluster's accounting does not list {user}"
     else:
         told = [("account", account)] if account else []
@@ -54,6 +54,6 @@ def _refuse(account: str, user: str, config: Mapping[str, str], names: Sequence[
     ):
         raise Refused(
             f"the setting `account` of [providers.slurm] is {account}, which is not an account of "
-            f"{user}, so Slurm would refuse every job: use one of {', '.join(names)}, or leave it "
-            "out for the default"
+            f"{user}, so Slurm would refuse every job: use one of {', '.join(names)}, or remove "
+            "the setting to use the default account"
         )

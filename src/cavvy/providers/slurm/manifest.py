@@ -7,7 +7,7 @@ from cavvy.providers.base import Feature, Manifest, Refused
 from cavvy.providers.batch.manifest import make_manifest
 from cavvy.providers.settings import text
 
-# The features that each container program adds.
+# The features that become available with each container program.
 CONTAINERS: Mapping[str, frozenset[Feature]] = {
     "apptainer": frozenset({Feature.IMAGE, Feature.LOGIN}),
     "podman": frozenset({Feature.IMAGE, Feature.LOGIN, Feature.BUILD}),
@@ -17,8 +17,8 @@ CONTAINERS: Mapping[str, frozenset[Feature]] = {
 
 
 def with_containers(manifest: Manifest, container: str) -> Manifest:
-    """The manifest of a cluster whose nodes run images with the program `container` ("": with
-    none). Raises Refused.
+    """The manifest of a cluster whose nodes run images with the program `container`. If `container`
+    is "", nodes run no images. Raises Refused.
     """
     if not container:
         return manifest
@@ -33,7 +33,8 @@ def with_containers(manifest: Manifest, container: str) -> Manifest:
     }
     if Feature.LOGIN in unsupported:
         unsupported[Feature.LOGIN] = (
-            "Pyxis logs in with ~/.config/enroot/.credentials of the user on the cluster"
+            "Pyxis logs in to registries with the cluster user's own file "
+            "~/.config/enroot/.credentials"
         )
     return replace(manifest, unsupported=unsupported)
 
@@ -58,9 +59,8 @@ MANIFEST = make_manifest(
         text(
             "container",
             "The program that runs images on the nodes: `apptainer`, `podman`, `docker`, or "
-            "`pyxis`, whose "
-            "images bring their own Python 3.8 or newer. If this is unset, tasks with an image "
-            "are refused.",
+            "`pyxis` (whose images must contain Python 3.8 or newer). If this is unset, tasks "
+            "with an image are refused.",
         ),
     ),
 )

@@ -47,10 +47,10 @@ _PHASES = {
         BatchPhase.WORKS,
     ),
 }
-# The final states of jobs. CANCELLED means cancelled by a person: if Cavvy cancels a job, its gang
-# is marked as removed.
+# The final states of jobs. CANCELLED means that a person cancelled the job: a job that Cavvy
+# cancels has a gang that is marked as removed.
 _ENDS = {
-    "COMPLETED": "its agents left",
+    "COMPLETED": "its agents exited",
     "FAILED": "its agents broke",
     "CANCELLED": "the job was cancelled in Slurm, not by Cavvy",
     "PREEMPTED": "Slurm gave its nodes to a job with higher priority",

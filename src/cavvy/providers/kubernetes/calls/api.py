@@ -20,7 +20,7 @@ from cavvy.providers.kubernetes.calls.wire import (
     upgrade_headers,
 )
 
-Object = dict[str, Any]  # an API object as received; only this package reads its fields
+Object = dict[str, Any]  # an API object as parsed from JSON; only this package reads its fields
 Query = Mapping[str, str] | Sequence[tuple[str, str]]
 
 _CALL_S = 30.0
@@ -41,7 +41,7 @@ class ApiServerRefused(Exception):
     def provider_error(self) -> ProviderError:
         """The corresponding error of the provider interface."""
         text = str(self)
-        # Two pods that claim one quota at the same time get a Conflict.
+        # If two pods claim one quota at the same time, one of the requests gets a Conflict.
         if self.status in _LATER or self.reason == "Conflict":
             return TryAgain(text)
         if self.status == 403 and "exceeded quota" in text:
@@ -50,7 +50,7 @@ class ApiServerRefused(Exception):
 
 
 class KubernetesApi:
-    """The API server of one context, as one user. Methods raise ApiServerRefused, TryAgain and
+    """Calls the API server of one context as one user. Methods raise ApiServerRefused, TryAgain and
     Refused.
     """
 
@@ -82,7 +82,7 @@ class KubernetesApi:
         return await self._try("PATCH", path, body)
 
     async def drop(self, path: str, body: Object | None = None) -> None:
-        """Delete the object; succeed if it does not exist."""
+        """Delete the object; do nothing if it does not exist."""
         await self._try("DELETE", path, body)
 
     async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Object]:
@@ -156,7 +156,7 @@ class KubernetesApi:
             )
             if status != 401 or attempt == 2 or not self._login.forget(proof):
                 break
-            await self.close()  # an open connection keeps its old client certificate
+            await self.close()  # an open connection continues to use its old client certificate
         if status == 401:
             raise ApiServerRefused(
                 401,

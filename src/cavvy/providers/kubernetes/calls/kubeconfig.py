@@ -23,9 +23,9 @@ from cavvy.providers.hosts.records import write_bytes
 from cavvy.providers.kubernetes.calls.wire import basic
 
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_PLUGIN_S = 60.0  # time limit for the plugins of clouds, which may start a slow SDK
+_PLUGIN_S = 60.0  # time limit for an exec credential plugin; a cloud's plugin may load a slow SDK
 _EARLY = timedelta(minutes=1)  # credentials are renewed this long before they expire
-_TOKEN_FILE_AGE = timedelta(minutes=1)  # kubelets renew service account tokens in place
+_TOKEN_FILE_AGE = timedelta(minutes=1)  # kubelets renew service account tokens in the same file
 _Entry = TypeVar("_Entry")
 _Rows = Mapping[str, Sequence[tuple[Path, Mapping[str, object]]]]
 
@@ -113,22 +113,24 @@ def read_contexts(setting: str, wanted: Sequence[str]) -> Sequence[KubeContext]:
         inside = _read_in_cluster()
         if inside is None:
             raise Refused(
-                "there is no kubeconfig: set [providers.kubernetes] kubeconfig, or KUBECONFIG, or "
-                "write ~/.kube/config"
+                "no kubeconfig was found: set `kubeconfig` in [providers.kubernetes] or the "
+                "variable KUBECONFIG, or create ~/.kube/config"
             )
         return [inside]
     files = [(path, _read(path)) for path in paths]
     current = next((raw["current-context"] for _, raw in files if raw.get("current-context")), "")
     names = list(wanted) or [str(current)]
     if names == [""]:
-        raise Refused(f"{paths[0]} has no current context: set [providers.kubernetes] contexts")
+        raise Refused(
+            f"{paths[0]} has no current context: set `contexts` in [providers.kubernetes]"
+        )
     rows = {table: _merge(files, table) for table in ("contexts", "clusters", "users")}
     return [replace(_read_context(rows, name, paths[0]), kubeconfig=setting) for name in names]
 
 
 def _find(setting: str) -> list[Path]:
-    """The kubeconfig files: those in `setting`, else in KUBECONFIG, else ~/.kube/config. Earlier
-    files take precedence.
+    """The kubeconfig files: those in `setting`, else those in the variable KUBECONFIG, else
+    ~/.kube/config. Earlier files take precedence.
     """
     texts = [setting] if setting else os.environ.get("KUBECONFIG", "").split(os.pathsep)
     named = [Path(text).expanduser() for text in texts if text]
@@ -142,7 +144,7 @@ def _read(path: Path) -> Mapping[str, object]:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise Refused(f"the kubeconfig {path} cannot be read: {error}") from error
-    raw = {} if raw is None else raw  # an empty file among several is valid
+    raw = {} if raw is None else raw  # an empty file is valid if there are others
     if not isinstance(raw, dict):
         raise Refused(f"the kubeconfig {path} is not a mapping")
     return raw
@@ -151,9 +153,7 @@ def _read(path: Path) -> Mapping[str, object]:
 def _merge(
     files: Sequence[tuple[Path, Mapping[str, object]]], table: str
 ) -> list[tuple[Path, Mapping[str, object]]]:
-    """The rows of a table in all files, each with the folder that the row's relative paths start
-    from.
-    """
+    """The rows of a table in all files, each with the folder of its relative paths."""
     lists = ((path.parent, raw.get(table)) for path, raw in files)
     return [
         (folder, row)
@@ -214,22 +214,22 @@ def _check(name: str, login: str, cluster: KubeCluster, user: KubeUser, path: Pa
     if user.auth_provider is not None:
         raise Refused(
             f"{path}: the user {login!r} uses `auth-provider`, which Kubernetes removed in 1.26: "
-            "use an exec plugin"
+            "use an exec credential plugin"
         )
     for field_name in ("as-uid", "as-groups", "as-user-extra"):
         if getattr(user, field_name.replace("-", "_")):
             raise Refused(
-                f"{path}: the user {login!r} has `{field_name}`; Cavvy supports impersonation by "
-                "`as` only"
+                f"{path}: the user {login!r} has `{field_name}`; Cavvy supports impersonation "
+                "only with `as`"
             )
     proxy = urlsplit(cluster.proxy_url or "http://none")
     if proxy.scheme != "http" or not proxy.hostname:
         raise Refused(
             f"{path}: the context {name!r} names the proxy {cluster.proxy_url}; Cavvy supports "
-            "http://HOST:PORT only"
+            "only proxies of the form http://HOST:PORT"
         )
     if urlsplit(cluster.server).scheme not in ("http", "https"):
-        raise Refused(f"{path}: the context {name!r} has no address of an API server")
+        raise Refused(f"{path}: the context {name!r} does not name the address of an API server")
 
 
 def _find_command(plugin: ExecPlugin | None, folder: Path) -> ExecPlugin | None:
@@ -242,8 +242,8 @@ def _find_command(plugin: ExecPlugin | None, folder: Path) -> ExecPlugin | None:
 def _entry(
     rows: _Rows, inner: str, name: str, path: Path, kind: type[_Entry]
 ) -> tuple[Path, _Entry]:
-    """Return the named entry and the folder of its file. If several files have the name, the first
-    wins.
+    """Return the named entry and the folder of its file. If several files have an entry with this
+    name, the first file is used.
     """
     known = rows[f"{inner}s"]
     for folder, row in known:
@@ -253,7 +253,7 @@ def _entry(
             except msgspec.ValidationError as error:
                 raise Refused(f"{path}: {inner} {name!r}: {error}") from error
     names = ", ".join(str(row.get("name")) for _, row in known)
-    raise Refused(f"{path}: no {inner} {name!r}; there are: {names or 'none'}")
+    raise Refused(f"{path}: there is no {inner} {name!r}; the existing ones are: {names or 'none'}")
 
 
 def _data(inline: bytes | None, name: str | None, folder: Path, path: Path) -> bytes | None:
@@ -297,7 +297,7 @@ class KubeLogin:
         """Discard credentials that the API server rejected. Return False if the next credentials
         would be the same.
         """
-        if self._proof is not rejected:  # another request has replaced these credentials
+        if self._proof is not rejected:  # another request has already replaced these credentials
             return True
         self._proof = None
         known = self._context
@@ -344,7 +344,8 @@ class KubeLogin:
         try:
             ca = cluster.certificate_authority_data
             tls = ssl.create_default_context(cadata=ca.decode() if ca else None)
-            # The CA certificates of many clusters violate RFC 5280, which Python checks since 3.13.
+            # The CA certificates of many clusters violate RFC 5280, and Python enforces it since
+            # 3.13.
             tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
             if cluster.insecure_skip_tls_verify:
                 tls.check_hostname = False
@@ -392,7 +393,7 @@ async def _run_plugin(plugin: ExecPlugin, context: KubeContext) -> _Status:
         async with asyncio.timeout(_PLUGIN_S):
             out, err = await process.communicate()
     except TimeoutError:
-        raise TryAgain(f"{plugin.command} printed nothing within {_PLUGIN_S:.0f} s") from None
+        raise TryAgain(f"{plugin.command} did not finish within {_PLUGIN_S:.0f} s") from None
     finally:
         if process.returncode is None:
             process.kill()
@@ -404,7 +405,7 @@ async def _run_plugin(plugin: ExecPlugin, context: KubeContext) -> _Status:
     try:
         return msgspec.json.decode(out, type=_Printed).status
     except msgspec.MsgspecError as error:
-        raise Refused(f"{plugin.command} printed no credential: {error}") from error
+        raise Refused(f"{plugin.command} printed no valid credential: {error}") from error
 
 
 def _plugin_input(plugin: ExecPlugin, context: KubeContext) -> str:

@@ -48,7 +48,9 @@ class UpgradeRefused(Exception):
 
 @contextmanager
 def _reports(what: str) -> Iterator[None]:
-    """Convert the errors of streams to ConnectionBroken. TLS errors and timeouts are OSErrors."""
+    """Convert the errors of streams to ConnectionBroken. This includes TLS errors and timeouts,
+    which are OSErrors.
+    """
     try:
         yield
     except (OSError, EOFError, asyncio.LimitOverrunError) as error:
@@ -103,13 +105,13 @@ class ServerEndpoint:
 
 
 def _probe_when_silent(writer: asyncio.StreamWriter) -> None:
-    """Enable keepalive, so that a watch or tunnel stops waiting after the network dropped its
+    """Enable keepalive, so that a watch or a tunnel notices when the network has dropped its
     connection.
     """
     line = writer.get_extra_info("socket")
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _ALIVE:
-        if hasattr(socket, name):  # not every system has all of these options
+        if hasattr(socket, name):  # not every operating system has all of these options
             line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
@@ -257,7 +259,7 @@ class WebSocket:
             head = struct.pack("!BBH", flags, 128 | 126, length)
         else:
             head = struct.pack("!BBQ", flags, 128 | 127, length)
-        # Masks exist to protect faulty proxies of plain HTTP. A mask of zeros is valid and costs
+        # WebSocket masks protect faulty proxies of plain HTTP. A mask of zeros is valid and costs
         # nothing.
         self._writer.write(head + b"\0\0\0\0" + data)
 

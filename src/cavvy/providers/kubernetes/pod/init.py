@@ -31,12 +31,12 @@ FRAME = struct.Struct("!cII")
 OPEN, DATA, CLOSE, REMOVED = b"O", b"D", b"C", b"R"
 CHUNK = 65536
 TUNNEL_S = 20.0  # a tunnel that accepts no data for this long counts as broken
-DELIVERY_S = 45.0  # the limit for an agent started with --deliver, which itself tries for 20 s
+DELIVERY_S = 45.0  # time limit for an agent started with --deliver, which itself tries for 20 s
 SLACK_S = 60.0  # an agent that still runs this long after lease and grace is killed
 
 
 def main() -> int:
-    if tuple(sys.version_info) < (3, 8):  # the image has its own Python, which is too old
+    if tuple(sys.version_info) < (3, 8):  # the image has a Python of its own that is too old
         os.execv("/bin/sh", ["sh", AGENT + "/boot.sh", "bring"])
     os.makedirs(RUN, mode=0o700, exist_ok=True)
     listeners = [listen(RUN + "/agent.sock"), listen(RUN + "/tunnel.sock")]
@@ -133,13 +133,15 @@ class PodInit:
         self.patience_s = patience_s
         self.heard = time.monotonic()
         self.tunnel: socket.socket | None = None
-        self.unread = b""  # bytes from the tunnel that do not form a whole frame yet
-        self.connections: dict[int, socket.socket] = {}  # by number: the agent's connections
-        self.early: dict[int, bytes] = {}  # by number: data received while there was no tunnel
+        self.unread = b""  # bytes from the tunnel that do not form a complete frame yet
+        self.connections: dict[int, socket.socket] = {}  # the agent's connections, by number
+        # data received while there was no tunnel, by connection number
+        self.early: dict[int, bytes] = {}
         self.count = 0
         self.code: int | None = None
         self.poll = select.poll()
-        self.ready: dict[int, Callable[[], None]] = {}  # by descriptor: the handler of its data
+        # the function that handles the data of a file descriptor, by descriptor
+        self.ready: dict[int, Callable[[], None]] = {}
         self.wake, out = os.pipe()
         for end in (self.wake, out):
             os.set_blocking(end, False)

@@ -1,5 +1,5 @@
-"""Connects its standard input and output to the first process of the pod. The control plane runs
-this program in the pod, through `tunnel.sh`.
+"""Connects this program's standard input and output to the first process of the pod. The control
+plane runs this program in the pod, through `tunnel.sh`.
 """
 
 import os
