@@ -50,7 +50,7 @@ class SubmitRequest(Ask, frozen=True, kw_only=True):
 
 
 class Submitted(Answer, frozen=True, kw_only=True):
-    """The job as it was stored."""
+    """The job that this submission created, or that an earlier submission with its key created."""
 
     id: str
     project: str
@@ -289,8 +289,9 @@ class CostView(Answer, frozen=True, kw_only=True):
 
 
 class AuditRow(Answer, frozen=True, kw_only=True):
-    """The bill of an ended attempt beside its provider's own record. `unsure_micros` may come on
-    top of `billed_micros`; `reported_micros` is null if the provider no longer lists the gang.
+    """The bill of an ended attempt, compared with its provider's own record. The attempt may have
+    cost up to `unsure_micros` in addition to `billed_micros`; `reported_micros` is null if the
+    provider no longer lists the gang.
     """
 
     job: str
@@ -488,8 +489,9 @@ class MachineView(Answer, frozen=True, kw_only=True):
     """A named machine. `state` is starting, busy, idle or stopped. A stopped machine has no nodes
     and costs nothing; its placement, times, rate and cost are null.
 
-    `has` describes the hardware. `rate_micros_per_hour` and `spent_micros` are for all nodes,
-    since they were bought. `waiting` counts the jobs that wait for the machine.
+    `has` describes the hardware. `rate_micros_per_hour` is the price of all nodes together, and
+    `spent_micros` what they have cost since they were bought. `waiting` counts the jobs that wait
+    for the machine.
     """
 
     name: str
@@ -503,20 +505,20 @@ class MachineView(Answer, frozen=True, kw_only=True):
     nodes: int
     since: datetime | None
     kept_until: datetime | None  # when it is released if no job comes; null unless it is idle
-    keep_s: float  # how long it waits without work
+    keep_s: float  # how long it is kept without work
     rate_micros_per_hour: int | None
     spent_micros: int | None
 
 
 class MachineStartAsk(Ask, frozen=True, kw_only=True):
-    """Gets a stopped machine again. `consent` allows offers that cost money."""
+    """Buys nodes for a stopped machine again. `consent` allows offers that cost money."""
 
     user: str = ""
     consent: bool = False
 
 
 class MachineKeepAsk(Ask, frozen=True, kw_only=True):
-    """Sets how long a machine waits without work."""
+    """Sets how long a machine is kept without work."""
 
     keep_s: float
 

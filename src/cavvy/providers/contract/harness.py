@@ -229,8 +229,8 @@ class ContractHarness:
         return True
 
     async def launch_again(self, gang: GangSpec, again: GangSpec | None = None) -> None:
-        """Launch a running gang again, or `again`, which has the same name. The running nodes must
-        stay the same.
+        """Launch a running gang again, or launch `again`, a gang with the same name. Check that the
+        running nodes stay the same.
         """
         first = await self.engine_ids(gang.name)
         await self.ours.launch(again or gang)

@@ -22,8 +22,8 @@ UNSUPPORTED: Mapping[Feature, str] = {
     Feature.SELF_END: "an agent ends its work when its lease is over, but the machine stays on",
     Feature.CAPACITY: "free capacity is derived from the jobs' allocations, not reported by the "
     "machine",
-    Feature.NOTICE: "this machine is never reclaimed; a shutdown gives processes only its own "
-    "short notice",
+    Feature.NOTICE: "this machine is never reclaimed; when it shuts down, the operating system "
+    "gives processes only a short notice",
 }
 
 MANIFEST = Manifest(

@@ -146,7 +146,7 @@ def _check_names(where: str, entries: Mapping[str, InventoryHost]) -> None:
             "'_' and '-'"
         )
     if both := sorted(groups & entries.keys()):
-        raise Refused(f"{where}: {both[0]} names a host and a group; rename one of them")
+        raise Refused(f"{where}: {both[0]} is both a host and a group; rename one of them")
 
 
 def _entry(

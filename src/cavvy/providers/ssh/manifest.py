@@ -48,7 +48,7 @@ MANIFEST = Manifest(
         text(
             "hosts",
             "Names or addresses of hosts, separated by commas or blanks; `gpu-*` means every "
-            "matching `Host` of the SSH configuration. Each is reached as by `ssh NAME`.",
+            "matching `Host` of the SSH configuration. Cavvy connects to each as `ssh NAME` does.",
         ),
         text(
             "inventory",
@@ -70,7 +70,7 @@ MANIFEST = Manifest(
         ),
         price_setting("The inventory can override it for groups and hosts. "),
         lost_setting(
-            "A host that neither the server nor its neighbours reach for this long counts as "
+            "A host that neither the server nor another host reaches for this long counts as "
             "dead: its jobs are retried elsewhere."
         ),
         text(

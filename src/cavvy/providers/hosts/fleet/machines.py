@@ -254,8 +254,8 @@ def _offer(
 
 
 def list_shapes(machine: ThisMachine) -> Sequence[DeviceShape]:
-    """Each model with each number of accelerators up to the machine's, and (None, 0) for no
-    accelerator.
+    """Each model with each number of accelerators up to the number that the machine has, and (None,
+    0) for no accelerator.
     """
     models = count_models(machine).items()
     return [(None, 0), *((model, n + 1) for model, total in models for n in range(total))]
