@@ -315,7 +315,7 @@ def test_two_installations_do_not_share_a_gpu(around: Around) -> None:
             other = replace(
                 spec(offer, "rm-1-yours", hosts=("h1",), devices=device), installation="theirs"
             )
-            with pytest.raises(NoCapacity, match="in use by rm-0-mine"):
+            with pytest.raises(NoCapacity, match="gang rm-0-mine is using"):
                 await theirs.launch(other)
             assert await theirs.gangs() == []
             await ours.remove("rm-0-mine")

@@ -267,7 +267,7 @@ class Client:
         )
 
     def remove(self, project: str, name: str) -> None:
-        """Delete an ended job but not its bill. Raises ApiError `job-not-found`, `job-not-ended`."""
+        """Delete an ended job; keep its bill. Raises ApiError `job-not-found`, `job-not-ended`."""
         self._call("DELETE", job_path(project, name), retry=False)
 
     def retry(self, project: str, name: str) -> wire.JobListing:

@@ -7,8 +7,8 @@ ApiError                    the server refused: code, message, hint and HTTP sta
   IncompatibleVersions      client and server are incompatible; the hint names the one to update
 """
 
-# Codes of errors after which a repeated request may succeed. A server that another command starts
-# may be killed before it is ready, so a failed start is one of them.
+# Codes of errors after which a repeated request may succeed. A new server may be killed before it
+# is ready, so a failed start is one of them.
 _PASSING = frozenset(
     {"server-unreachable", "connection-lost", "server-start-timeout", "server-start-failed"}
 )

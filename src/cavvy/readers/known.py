@@ -42,6 +42,6 @@ def open_samples(where: str, **options: Any) -> Any:
                 raise
             wheel = {"PIL": "pillow"}.get(package, package)
             raise ImportError(
-                f"the reader of {name} needs {package}: pip install {wheel}"
+                f"the reader of {name} needs {package}; run `pip install {wheel}`"
             ) from error
     return getattr(import_module(f"cavvy.readers.{module}"), reader)(path, **options)

@@ -191,7 +191,7 @@ def _kind(value: Any) -> tuple[str, int | None]:
         return "json", None
     array = np.asarray(value)
     if array.dtype.name not in NUMBERS or not array.ndim:
-        raise ValueError(f"a value of {type(value).__name__} cannot be written")
+        raise ValueError(f"a value of the type {type(value).__name__} cannot be written")
     return f"ndarray:{array.dtype.name}:{','.join(map(str, array.shape))}", array.nbytes
 
 

@@ -35,7 +35,9 @@ class FaultScript:
 
     reply: CallOutcome = CallOutcome.OK
     latency_s: float = 0.5  # duration of the call, which takes effect at half of this time
-    hidden_s: float = 0.0  # missing in gangs() for this long; at most `visibility_delay`
+    hidden_s: float = (
+        0.0  # the gang is missing in gangs() for this long; at most `visibility_delay`
+    )
     queue_s: float = 0.0  # time in the provider's own queue, before billing starts
     boot_s: float = 30.0  # time from a node's start to its agent's start
     boots: bool = True

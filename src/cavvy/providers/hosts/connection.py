@@ -106,7 +106,7 @@ class HostConnection:
                 out, err = await process.communicate(given)
         except TimeoutError:
             raise CannotConnect(
-                f"{self.address.name}: {argv[0]} takes too long on the host"
+                f"{self.address.name}: {argv[0]} did not finish on the host in time"
             ) from None
         finally:
             await _end(process)

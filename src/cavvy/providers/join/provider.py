@@ -134,7 +134,7 @@ class JoinProvider:
             *said,
             (
                 "machines",
-                "`cavvy joined` lists them; `cavvy join` prints the command to run on one",
+                "`cavvy joined` lists them; `cavvy join` prints a command that adds one",
             ),
         ]
 

@@ -236,7 +236,7 @@ class RayCluster:
         if record.session and session and session != record.session:
             why = "the head of its cluster was restarted"
         elif now - since >= _MISSED and not await self._allocations(record.name):
-            why = "Ray no longer has its job, and nothing is reserved for it"
+            why = "Ray no longer lists the gang's job, and no nodes are reserved for it"
         else:
             return status.as_seen(record)
         self._missed.pop(record.name, None)

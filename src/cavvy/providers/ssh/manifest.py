@@ -53,8 +53,7 @@ MANIFEST = Manifest(
         text(
             "inventory",
             "A TOML file of hosts and groups with their prices, in addition to or instead of "
-            "`hosts`. "
-            "A relative path starts at `~/.config/cavvy`.",
+            "`hosts`. A relative path is relative to `~/.config/cavvy`.",
         ),
         text(
             "ssh_config",
@@ -64,8 +63,8 @@ MANIFEST = Manifest(
         ),
         text(
             "host_keys",
-            "`strict` refuses hosts whose key is not in known_hosts; `accept-new` trusts a host's "
-            "key at first contact, and refuses a changed one.",
+            "`strict` refuses hosts whose key is not in known_hosts; `accept-new` trusts the "
+            "key of a new host at first contact, and refuses a changed key.",
             "strict",
         ),
         price_setting("The inventory can override it for groups and hosts. "),
