@@ -145,8 +145,8 @@ def identify(product: str, memory_mib: int | None = None) -> KnownAccelerator | 
     """Identify a device by the name that a driver or provider reports ("NVIDIA A100-SXM4-80GB",
     "AMD Instinct MI300X"). Returns None for an unknown name.
 
-    `memory_mib` is the memory that the driver reports. The result has the nominal size, which is
-    slightly larger.
+    `memory_mib` is the memory that the driver reports. The result has the nominal memory size,
+    which is slightly larger.
     """
     known = find_accelerator(product)
     if known is None:

@@ -1,5 +1,5 @@
-"""Check whether an offer fits one node of a requirement, and explain why not. Live offers are
-matched here; queries of the snapshot must give the same results.
+"""Check whether an offer fits one node of a requirement, and explain why not. This module matches
+live offers; queries of the snapshot must give the same results.
 
 If an offer does not state a property (memory 0, network None), it does not meet a requirement for
 this property. The exception is the disk: an unstated disk size can be chosen at launch. On a shared

@@ -312,7 +312,7 @@ class AuditReport(Answer, frozen=True, kw_only=True):
 
 
 class SpendingRow(Answer, frozen=True, kw_only=True):
-    """What one job has cost at one provider. A removed job has its former name."""
+    """What one job has cost at one provider. A removed job is listed under its former name."""
 
     project: str
     job: str
@@ -442,7 +442,7 @@ class BlobsMissing(Answer, frozen=True, kw_only=True):
     """The blobs that the server does not have yet."""
 
     missing: list[str]
-    direct: bool = False  # checkpoints must be uploaded to the job's bucket instead of the server
+    direct: bool = False  # true: upload checkpoints to the job's bucket, not to the server
 
 
 class BlobsStored(Answer, frozen=True, kw_only=True):
@@ -498,14 +498,14 @@ class MachineView(Answer, frozen=True, kw_only=True):
     project: str
     user: str
     state: str
-    job: str | None  # its newest job
+    job: str | None  # the machine's newest job
     waiting: int
     placement: str | None
     has: str
     nodes: int
     since: datetime | None
-    kept_until: datetime | None  # when it is released if no job comes; null unless it is idle
-    keep_s: float  # how long it is kept without work
+    kept_until: datetime | None  # when an idle machine is released if no job comes, else null
+    keep_s: float  # how long the machine is kept without work
     rate_micros_per_hour: int | None
     spent_micros: int | None
 

@@ -1,4 +1,4 @@
-"""Settings that several providers share. Imports no module that connects."""
+"""Settings that several providers share. Imports no module that opens connections."""
 
 from cavvy.providers.base import ProviderSetting, SettingKind
 

@@ -154,7 +154,7 @@ class TunnelChannel:
             self.opened.set_exception(
                 TunnelLost(self._tunnel.problem or "the connection was closed")
             )
-        self.opened.exception()  # marks it as retrieved, in case the caller was cancelled
+        self.opened.exception()  # marks the error as retrieved, in case the caller was cancelled
         self._news.set()
         self._room.set()
         self._tunnel.forget(self.number)

@@ -309,7 +309,7 @@ class ContractHarness:
         await self._lose_reply(self.place, self.ours, gang)
 
     async def a_moment(self, seconds: float = 0) -> None:
-        """Give a call time to be sent."""
+        """Wait long enough for a call to be sent."""
         await asyncio.sleep(seconds)  # noqa: TID251 - of the test, not of a provider
 
     async def ended(self, name: str) -> None:

@@ -91,7 +91,7 @@ class RecordScript:
 
     remembers_s: float = 86_400.0  # how long an ended gang is listed
     start_late_s: float = 0.0  # a start is reported this much too late until the node has ended
-    jitter_s: float = 0.0  # each poll shifts each start by up to this much
+    jitter_s: float = 0.0  # each poll reports each start with a shift of up to this much
     ends_unseen: bool = False  # an end is reported with the time of the first poll after it
 
 

@@ -75,5 +75,5 @@ class RemoteCalls:
                     error
                     or LinkLost(f"{self._prefix}the connection was lost before the answer came")
                 )
-                future.exception()  # mark it as retrieved; the requesting task may have ended
+                future.exception()  # marks the error as retrieved; the caller may have ended
         self._waiting.clear()

@@ -153,8 +153,8 @@ class MachineRegister:
         return next(name for name in names if name not in self.all)
 
     async def _drop_old(self) -> None:
-        """Delete invitations a week after they expired. Until then, a late machine gets the
-        error that its invitation has expired.
+        """Delete invitations a week after they expired. Until then, a machine that uses an expired
+        invitation gets an error that says so.
         """
         await self._invitations.refresh()
         for invited in list(self._invitations.records.values()):

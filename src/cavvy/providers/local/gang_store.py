@@ -1,10 +1,9 @@
-"""Starts and watches the agents of this machine's gangs, and cleans up after them, with all state
-in files.
+"""Starts and watches the agents of this machine's gangs, and cleans up after them.
 
-Methods block briefly and run in threads, one at a time. Only the files count, so a restarted server
-continues after a kill at any point: the intent is written before the first agent starts, and an
-agent's process is recorded after its start. An agent that was started but not recorded is found by
-its command line.
+Methods block briefly and run in threads, one at a time. All state is in the files, so a restarted
+server continues after a kill at any point: the intent is written before the first agent starts, and
+an agent's process is recorded after its start. An agent that was started but not recorded is found
+by its command line.
 """
 
 import os

@@ -14,7 +14,7 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.base import Refused
 
-GROUP = "hosts"  # the group of hosts for which none is set
+GROUP = "hosts"  # the group of a host for which no group is set
 HOST_KEYS = ("strict", "accept-new")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOME = Path("~/.config/cavvy")

@@ -1,4 +1,4 @@
-"""The manifest of the provider for SSH hosts. Imports no module that connects."""
+"""The manifest of the provider for SSH hosts. Imports no module that opens connections."""
 
 from collections.abc import Mapping
 from datetime import timedelta

@@ -201,7 +201,8 @@ def make_host(name: str, machine: ThisMachine) -> Host:
 
 
 def list_offers(known: Sequence[KnownHost]) -> Sequence[Offer]:
-    """For each host, one offer by model and count; for each group, the offers for gangs.
+    """The offers of each host, one for each model and count, and the offers of each group, for
+    gangs.
 
     The capacity of a host's offer is one node, or 0 while the host does not answer. The capacity of
     a group's offer is the number of its hosts that answer.

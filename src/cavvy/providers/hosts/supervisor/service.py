@@ -284,8 +284,8 @@ class HostSupervisor:
         known = read_json(folder + "/run.json")
         if known is not None or os.path.exists(folder + "/left"):
             return known
-        # It may have been started just before an earlier supervisor was killed. The oldest process
-        # is the leader of the group.
+        # The agent may have been started just before an earlier supervisor was killed. The oldest
+        # process is the leader of the group.
         found = min(
             find_command(folder + "/config.json"),
             key=lambda each: (each["start"], each["pid"]),
@@ -385,8 +385,8 @@ class HostSupervisor:
         return {"rank": int(os.path.basename(folder)), "state": "over", **dead}
 
     def _rest_lives(self, name: str, rank: str, at_once: bool) -> bool:
-        """Return True if a dead agent left processes behind. The reaper should end these; those
-        that remain after its time are killed here.
+        """Return True if a dead agent left processes behind. The reaper should end these; processes
+        that remain after the reaper's time are killed here.
         """
         folder = f"{self._folder(name)}/{rank}"
         left = list_marked(name, rank)
