@@ -372,8 +372,8 @@ class Client:
     def start_machine(
         self, project: str, name: str, *, user: str = "", consent: bool = False
     ) -> wire.Submitted:
-        """Buy nodes for the machine again: submit a job that repeats the machine's last request and
-        has no work. Raises ApiError `machine-not-found`, `consent-needed`.
+        """Start a stopped machine: submit a job that repeats the machine's last request for nodes
+        and has no work. Raises ApiError `machine-not-found`, `consent-needed`.
         """
         ask = wire.MachineStartAsk(user=user, consent=consent)
         return self._ask(machine_path(project, name) + "/start", wire.Submitted, ask, retry=False)

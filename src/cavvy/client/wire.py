@@ -511,7 +511,7 @@ class MachineView(Answer, frozen=True, kw_only=True):
 
 
 class MachineStartAsk(Ask, frozen=True, kw_only=True):
-    """Buys nodes for a stopped machine again. `consent` allows offers that cost money."""
+    """Starts a stopped machine, which gets nodes again. `consent` allows offers that cost money."""
 
     user: str = ""
     consent: bool = False
