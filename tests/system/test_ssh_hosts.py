@@ -180,7 +180,7 @@ def test_unknown_host_keys_are_refused_with_what_to_do(around: Around) -> None:
             assert file.stat().st_mode & 0o777 == 0o600
             other = (around.lab.root / "id.pub").read_text().split()[1]
             file.write_text("".join(f"10.99.0.{n} ssh-ed25519 {other}\n" for n in (1, 2)))
-            with pytest.raises(TryAgain, match="differs from it"):
+            with pytest.raises(TryAgain, match="differs from the key there"):
                 await facts(provider)
 
     play(scenario())
@@ -315,7 +315,7 @@ def test_two_installations_do_not_share_a_gpu(around: Around) -> None:
             other = replace(
                 spec(offer, "rm-1-yours", hosts=("h1",), devices=device), installation="theirs"
             )
-            with pytest.raises(NoCapacity, match="in use by rm-0-mine"):
+            with pytest.raises(NoCapacity, match="gang rm-0-mine is using"):
                 await theirs.launch(other)
             assert await theirs.gangs() == []
             await ours.remove("rm-0-mine")

@@ -256,7 +256,7 @@ def test_a_device_is_held_once_on_a_host(supervisor: Supervisor, make: Make) -> 
     supervisor.launch("g", devices=("GPU-1",))
     refused = other.launch("h", devices=("GPU-1", "GPU-2"))
     assert refused["kind"] == "busy"
-    assert "GPU-1 in use by g" in refused["error"]
+    assert "gang g is using GPU-1" in refused["error"]
     assert other.states("h") == []
     assert "answer" in other.launch("i", devices=("GPU-2",))
     for each, gang in ((supervisor, "g"), (other, "i")):

@@ -61,11 +61,11 @@ def test_a_wish_is_read(text: str | int, expected: list[AcceleratorNeed]) -> Non
         ("A100:80GB:40GB", "40GB..80GB"),
         ("A10:H100", "H100:8|A100:8"),
         ("A100:0", "at least 1"),
-        ("A100:4..2", "lower to the higher"),
+        ("A100:4..2", "begin with its smaller number"),
         ("A100:80GB..40GB", "smaller size first"),
         ("", "expected accelerators such as H100:8"),
         ("H100||A100", "expected accelerators such as H100:8"),
-        ("zzzz", "names known"),
+        ("zzzz", "lists the known names"),
     ],
 )
 def test_a_wrong_wish_says_what_to_write(text: str, said: str) -> None:

@@ -145,8 +145,8 @@ def identify(product: str, memory_mib: int | None = None) -> KnownAccelerator | 
     """Identify a device by the name that a driver or provider reports ("NVIDIA A100-SXM4-80GB",
     "AMD Instinct MI300X"). Returns None for an unknown name.
 
-    `memory_mib` is the memory that the driver reports. The result has the nominal size, which is
-    slightly larger.
+    `memory_mib` is the memory that the driver reports. The result has the nominal memory size,
+    which is slightly larger.
     """
     known = find_accelerator(product)
     if known is None:
@@ -160,7 +160,7 @@ def nominal_memory(accelerator: Accelerator, memory_mib: int | None) -> int | No
     """The memory size of the product that is closest to the reported size, or the reported size if
     no size of the product is within 12 %.
 
-    Without a reported size, the product's size if it has only one, or else None.
+    If no size was reported: the size of the product if it has only one, otherwise None.
     """
     if memory_mib is None:
         return accelerator.memory[0].mib if len(accelerator.memory) == 1 else None

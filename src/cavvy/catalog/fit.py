@@ -1,5 +1,5 @@
-"""Check whether an offer fits one node of a requirement, and explain why not. Live offers are
-matched here; queries of the snapshot must give the same results.
+"""Check whether an offer fits one node of a requirement, and explain why not. This module matches
+live offers; queries of the snapshot must give the same results.
 
 If an offer does not state a property (memory 0, network None), it does not meet a requirement for
 this property. The exception is the disk: an unstated disk size can be chosen at launch. On a shared
@@ -26,7 +26,7 @@ PURCHASES: dict[SpotPolicy, tuple[Purchase, ...]] = {
 # How far an offer is from a requirement is measured as a distance: 1 is twice the price or half the
 # size. ELSEWHERE is the distance of another region, provider or purchase option.
 ELSEWHERE = 1.0
-OTHER_ACCELERATOR = 20.0  # larger than for a different number of the requested accelerator
+OTHER_ACCELERATOR = 20.0  # distance of another accelerator; usually larger than for another count
 UNKNOWN = 1.5  # the distance if the offer does not state the property
 
 
@@ -210,8 +210,8 @@ _NO_END = 1 << 60
 
 
 def relative_gap(value: float, low: float | None, high: float | None) -> float:
-    """The distance of a value from its limits: how far it is outside, relative to the smaller of
-    value and limit. A value of 0 counts as unknown.
+    """The distance of a value from its limits: how far it is outside them, relative to the smaller
+    of the value and the limit. A value of 0 counts as unknown.
     """
     if not value:
         return UNKNOWN

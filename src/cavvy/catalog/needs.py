@@ -33,8 +33,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?\s*[KMGT]i?B?)", re.IGNORECASE)
 
 
 class NeedError(ValueError):
-    """A requirement cannot be parsed. The message states what was expected; `hint`, if known, what
-    to write instead.
+    """A requirement cannot be parsed. The message states what was expected; `hint`, if it is not
+    None, states what to write instead.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -122,7 +122,8 @@ def _add(parts: _Parts, piece: str, text: str) -> _Parts:
     if parts.name is not None and not _is_group(parts.name):
         raise NeedError(
             f"{text!r} names both {parts.name!r} and {piece!r}",
-            "write alternatives as H100:8|A100:8; memory needs a unit",
+            "separate alternatives with |, as in H100:8|A100:8; write memory with a unit, as in "
+            "80GB",
         )
     return replace(parts, name=_name(piece, text))
 
@@ -137,7 +138,7 @@ def _name(piece: str, text: str) -> str:
         hint = (
             f"did you mean {close}?"
             if close
-            else "see `cavvy offers --accelerators` for the names known"
+            else "`cavvy offers --accelerators` lists the known names"
         )
         raise NeedError(
             f"unknown accelerator {piece!r}" + (f" (in {text!r})" if piece != text else ""),
@@ -157,7 +158,7 @@ def _count(piece: str) -> tuple[int, int | None]:
     if least < 1 or (most is not None and most < least):
         raise NeedError(
             f"{piece!r} is not a count",
-            "expected at least 1, and ranges from the lower to the higher number",
+            "a count must be at least 1, and a range must begin with its smaller number",
         )
     return least, None if most == least else most
 

@@ -1,5 +1,5 @@
-"""The synchronous client: one method per route, typed answers, safe retries, and uploads of only
-what the server does not have.
+"""The synchronous client: one method per route, typed answers, safe retries, and uploads that skip
+the blobs that the server already has.
 """
 
 import os
@@ -24,7 +24,7 @@ REVISION = 7  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
-_POLL_S = 1.5  # seconds that a long poll asks the server to wait; a silent server is noticed later
+_POLL_S = 1.5  # seconds that a long poll asks the server to wait
 _INPUT_S = 20.0  # seconds for which the server keeps input that a node does not read yet
 _LONGEST_PAUSE_S = 2.0  # the longest pause between two tries, in seconds
 
@@ -38,7 +38,8 @@ class LogChunk(Struct, frozen=True, kw_only=True):
     attempt: int
     offset: int
     over: bool  # the job has ended and the log is complete
-    times: list[tuple[int, float]] = []  # from which offset on bytes arrived when, if requested
+    # (offset, time): the bytes from this offset on arrived at this time; empty unless requested
+    times: list[tuple[int, float]] = []
 
 
 class ExecChunk(Struct, frozen=True, kw_only=True):
@@ -50,7 +51,8 @@ class ExecChunk(Struct, frozen=True, kw_only=True):
 
 class Client:
     """A connection to one server, for use by one thread. If the server does not answer, `revive` is
-    called, which returns the new address and token, and the request is repeated as `patience` says.
+    called, which returns the new address and token. The request is then repeated until the time
+    limit of `patience`.
     """
 
     def __init__(
@@ -197,8 +199,8 @@ class Client:
         """Like `logs`, but yields chunks with their positions; an empty chunk means that a long
         poll timed out.
 
-        `attempt` selects a single attempt; `first` is the attempt to start from, and `since` the
-        time. With `times`, chunks have the times at which the server received their bytes.
+        `attempt` selects a single attempt; `first` is the first attempt to read, and `since` the
+        earliest time. With `times`, chunks have the times at which the server received their bytes.
         """
         at, offset = attempt or first, 0
         while True:
@@ -265,7 +267,7 @@ class Client:
         )
 
     def remove(self, project: str, name: str) -> None:
-        """Delete an ended job; its bill stays. Raises ApiError `job-not-found`, `job-not-ended`."""
+        """Delete an ended job; keep its bill. Raises ApiError `job-not-found`, `job-not-ended`."""
         self._call("DELETE", job_path(project, name), retry=False)
 
     def retry(self, project: str, name: str) -> wire.JobListing:
@@ -299,7 +301,7 @@ class Client:
         return self._ask(job_path(project, name) + "/exec", wire.ExecStarted, ask, retry=False).id
 
     def read_exec(self, project: str, name: str, exec_id: str, *, offset: int) -> ExecChunk:
-        """Output from this offset on. If there is none yet, waits a moment for some."""
+        """Return the output from this offset on. If there is none yet, wait a moment for it."""
         where = f"{job_path(project, name)}/exec/{exec_id}"
         target = where + query(offset=offset, wait_s=_POLL_S)
         answer = self._call("GET", target, wait_s=_POLL_S)
@@ -309,7 +311,7 @@ class Client:
     def write_exec(
         self, project: str, name: str, exec_id: str, *, offset: int, data: bytes, end: bool
     ) -> wire.InputTaken:
-        """Send input. If the node has not read earlier input, waits for it up to 20 s."""
+        """Send input. If the node has not read earlier input, wait up to 20 s until it has."""
         target = f"{job_path(project, name)}/exec/{exec_id}/input" + query(offset=offset, end=end)
         answer = self._call("POST", target, data, wait_s=_INPUT_S)
         return decode(answer.body, type=wire.InputTaken)
@@ -330,8 +332,9 @@ class Client:
         return self._ask("/v1/spending" + asked, list[wire.SpendingRow])
 
     def audit(self, project: str, name: str | None = None) -> wire.AuditReport:
-        """Bills next to the providers' own records, for one job or for the project's newest
-        jobs."""
+        """Compare bills with the providers' own records, for one job or for the project's newest
+        jobs.
+        """
         target = f"{project_path(project)}/audit" + query(job=name)
         return self._ask(target, wire.AuditReport)
 
@@ -369,8 +372,8 @@ class Client:
     def start_machine(
         self, project: str, name: str, *, user: str = "", consent: bool = False
     ) -> wire.Submitted:
-        """Submit a job without work that gets the machine again, with its last request. Raises
-        ApiError `machine-not-found`, `consent-needed`.
+        """Start a stopped machine: submit a job that repeats the machine's last request for nodes
+        and has no work. Raises ApiError `machine-not-found`, `consent-needed`.
         """
         ask = wire.MachineStartAsk(user=user, consent=consent)
         return self._ask(machine_path(project, name) + "/start", wire.Submitted, ask, retry=False)
@@ -380,8 +383,9 @@ class Client:
         return self._ask(machine_path(project, name) + "/stop", wire.MachineView, method="POST")
 
     def keep_machine(self, project: str, name: str, *, keep_s: float) -> wire.MachineView:
-        """Keep the machine's nodes for this long without work; for an idle machine, the time counts
-        from now."""
+        """Keep the machine's nodes for this long without work; for an idle machine, this time
+        starts now.
+        """
         ask = wire.MachineKeepAsk(keep_s=keep_s)
         return self._ask(machine_path(project, name) + "/keep", wire.MachineView, ask)
 
@@ -499,8 +503,8 @@ class Client:
         )
 
     def repeat(self, send: Callable[[], HttpAnswer], *, retry: bool = True) -> HttpAnswer:
-        """Call `send` until a server answers, or until the patience ends. Raises Unreachable,
-        StartFailed.
+        """Call `send` until a server answers, or until the time limit of `patience` has passed.
+        Raises Unreachable, StartFailed.
         """
         began, tries, pause = time.monotonic(), 0, 0.05
         while True:

@@ -33,7 +33,7 @@ def connect(
     patience: Patience | None = None,
 ) -> Client:
     """Connect to the embedded server. If it is not running, it is started, unless `start` is False.
-    If it stops answering, requests are repeated as `patience` says.
+    If it stops answering, requests are repeated until the time limit of `patience`.
 
     Raises Unreachable (it is not running and `start` is False), StartFailed, IncompatibleVersions.
     """
@@ -85,7 +85,7 @@ def _answers(server: ServerFile, patience: Patience) -> bool:
             client.send("GET", "/v1/health")
         except Unreachable:
             return False
-        except ApiError:  # an error is also an answer of a server
+        except ApiError:  # an error, too, is an answer from a server
             return True
         return True
 
@@ -126,7 +126,9 @@ def _replace(home: str, server: ServerFile, patience: Patience, *, start: bool) 
 def _launch(home: str, patience: Patience, *, start: bool) -> ServerFile:
     if not start:
         raise Unreachable(
-            "server-not-running", f"no server runs for {home}", "start it with `cavvy server start`"
+            "server-not-running",
+            f"no server is running for {home}",
+            "start it with `cavvy server start`",
         )
     from cavvy.client.launch import launch
 
@@ -157,6 +159,6 @@ def _stop(home: str, server: ServerFile, patience: Patience) -> None:
             raise StartFailed(
                 "server-does-not-stop",
                 f"the server (process {server.pid}) did not stop within {_STOP_WAIT_S:.0f} s",
-                f"see {home}/server.log; `kill -9 {server.pid}` does not affect jobs",
+                f"see {home}/server.log, or run `kill -9 {server.pid}`, which does not affect jobs",
             )
         time.sleep(0.02)

@@ -7,7 +7,8 @@ ApiError                    the server refused: code, message, hint and HTTP sta
   IncompatibleVersions      client and server are incompatible; the hint names the one to update
 """
 
-# No connection, a lost one, a slow start, and a new server that was killed before it was ready.
+# Codes of errors after which a repeated request may succeed. A new server may be killed before it
+# is ready, so a failed start is one of them.
 _PASSING = frozenset(
     {"server-unreachable", "connection-lost", "server-start-timeout", "server-start-failed"}
 )

@@ -1,7 +1,8 @@
 """Ids of jobs: 16 characters of Crockford's base 32 in lower case. The first ten characters encode
 the time.
 
-Such ids also serve as idempotency keys of clients, so that a repeated submission makes one job.
+Such ids also serve as idempotency keys of clients, so that a repeated submission creates only one
+job.
 """
 
 import os

@@ -96,7 +96,7 @@ def _start_once(home: str, deadline: float, patience: Patience) -> StartupReport
     finally:
         os.close(reader)
         if process.poll() is None:
-            process.returncode = 0  # prevents a wait for the server, which outlives this process
+            process.returncode = 0  # keeps Popen from waiting for the server, which runs on
     return word
 
 

@@ -58,8 +58,8 @@ class ClientConnection:
         quiet: tuple[float, Callable[[], None]] | None = None,
     ) -> HttpAnswer:
         """Send one request and read its answer. `length` is required if the body is not bytes.
-        `quiet` is a time in seconds, and the function to call once after that time without
-        progress.
+        `quiet` is a pair of a time in seconds and a function, which is called once after that time
+        without progress.
 
         Raises Unreachable if nothing was sent, ConnectionLost if the connection ended later.
         """
@@ -168,7 +168,7 @@ class ClientConnection:
     def _read_head(self, connection: socket.socket) -> tuple[int, dict[str, str]]:
         while (end := self._buffer.find(b"\r\n\r\n")) < 0:
             if len(self._buffer) > _HEAD_LIMIT:
-                raise ValueError("the answer's head is too long")
+                raise ValueError("the headers of the answer are too long")
             self._fill(connection)
         lines = self._buffer[:end].decode("latin-1").split("\r\n")
         self._buffer = self._buffer[end + 4 :]

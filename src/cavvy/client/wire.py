@@ -50,7 +50,7 @@ class SubmitRequest(Ask, frozen=True, kw_only=True):
 
 
 class Submitted(Answer, frozen=True, kw_only=True):
-    """The job as it was stored."""
+    """The job that this submission created, or that an earlier submission with its key created."""
 
     id: str
     project: str
@@ -289,8 +289,9 @@ class CostView(Answer, frozen=True, kw_only=True):
 
 
 class AuditRow(Answer, frozen=True, kw_only=True):
-    """The bill of an ended attempt beside its provider's own record. `unsure_micros` may come on
-    top of `billed_micros`; `reported_micros` is null if the provider no longer lists the gang.
+    """The bill of an ended attempt, compared with its provider's own record. The attempt may have
+    cost up to `unsure_micros` in addition to `billed_micros`; `reported_micros` is null if the
+    provider no longer lists the gang.
     """
 
     job: str
@@ -311,7 +312,7 @@ class AuditReport(Answer, frozen=True, kw_only=True):
 
 
 class SpendingRow(Answer, frozen=True, kw_only=True):
-    """What one job has cost at one provider. A removed job has its former name."""
+    """What one job has cost at one provider. A removed job is listed under its former name."""
 
     project: str
     job: str
@@ -441,7 +442,7 @@ class BlobsMissing(Answer, frozen=True, kw_only=True):
     """The blobs that the server does not have yet."""
 
     missing: list[str]
-    direct: bool = False  # checkpoints must be uploaded to the job's bucket instead of the server
+    direct: bool = False  # true: upload checkpoints to the job's bucket, not to the server
 
 
 class BlobsStored(Answer, frozen=True, kw_only=True):
@@ -488,35 +489,36 @@ class MachineView(Answer, frozen=True, kw_only=True):
     """A named machine. `state` is starting, busy, idle or stopped. A stopped machine has no nodes
     and costs nothing; its placement, times, rate and cost are null.
 
-    `has` describes the hardware. `rate_micros_per_hour` and `spent_micros` are for all nodes,
-    since they were bought. `waiting` counts the jobs that wait for the machine.
+    `has` describes the hardware. `rate_micros_per_hour` is the price of all nodes together, and
+    `spent_micros` what they have cost since they were bought. `waiting` counts the jobs that wait
+    for the machine.
     """
 
     name: str
     project: str
     user: str
     state: str
-    job: str | None  # its newest job
+    job: str | None  # the machine's newest job
     waiting: int
     placement: str | None
     has: str
     nodes: int
     since: datetime | None
-    kept_until: datetime | None  # when it is released if no job comes; null unless it is idle
-    keep_s: float  # how long it waits without work
+    kept_until: datetime | None  # when an idle machine is released if no job comes, else null
+    keep_s: float  # how long the machine is kept without work
     rate_micros_per_hour: int | None
     spent_micros: int | None
 
 
 class MachineStartAsk(Ask, frozen=True, kw_only=True):
-    """Gets a stopped machine again. `consent` allows offers that cost money."""
+    """Starts a stopped machine, which gets nodes again. `consent` allows offers that cost money."""
 
     user: str = ""
     consent: bool = False
 
 
 class MachineKeepAsk(Ask, frozen=True, kw_only=True):
-    """Sets how long a machine waits without work."""
+    """Sets how long a machine is kept without work."""
 
     keep_s: float
 

@@ -188,27 +188,28 @@ SHARES_HOSTS: Ability[SharesHosts] = Ability(
     name="shares hosts",
     methods=("hosts",),
     purpose="Several jobs share a machine. Offers set `shared=True`, and a host is named "
-    "`provider/region` (or `provider/zone`) as in its offers. A gang goes to one host, or, if its "
-    "offer has no zone and its `provider/region` is the hosts' `group`, to one host for each node. "
-    "A host that is not `ready` gets nothing new.",
+    "`provider/region` (or `provider/zone`) as in its offers. A gang runs on one host. If its "
+    "offer has no zone, and its `provider/region` is the `group` of the hosts, the gang gets one "
+    "host for each node. A host that is not `ready` gets no new job.",
 )
 HOLDS_VOLUMES: Ability[HoldsVolumes] = Ability(
     name="holds volumes",
     methods=("volumes",),
-    purpose="Lists named volumes that exist in one location; Cavvy places their tasks there.",
+    purpose="Lists named volumes, each of which exists in one location; Cavvy runs a task that "
+    "mounts a volume in the location of the volume.",
 )
 HAS_PARTS: Ability[HasParts] = Ability(
     name="has parts",
     methods=("silent",),
-    purpose="Reports the clusters, regions or hosts that did not answer, with the reason. Jobs "
-    "that fit nowhere else wait for these. `FanOut` of `providers/batch/fan_out.py` queries "
-    "parts so "
-    "that a dead one does not block the others.",
+    purpose="Reports the clusters, regions or hosts that did not answer, with the reason. A job "
+    "that fits no available offer waits for these. `FanOut` of `providers/batch/fan_out.py` "
+    "queries the parts so that a silent part does not block the others.",
 )
 SIGNALS_CHANGES: Ability[SignalsChanges] = Ability(
     name="signals changes",
     methods=("changed",),
-    purpose="Reports a changed gang at once instead of at the next poll.",
+    purpose="Reports a change of a gang at once; without this ability, the control plane notices "
+    "it at the next poll.",
 )
 RUNS_AGENTS_HERE: Ability[RunsAgentsHere] = Ability(
     name="runs agents here",
@@ -218,12 +219,12 @@ RUNS_AGENTS_HERE: Ability[RunsAgentsHere] = Ability(
 CHECKS_TASKS: Ability[ChecksTasks] = Ability(
     name="checks tasks",
     methods=("check",),
-    purpose="Refuses a task before it runs, with the field and the reason.",
+    purpose="Refuses a task before it runs, and names the field and the reason.",
 )
 WHO_AM_I: Ability[WhoAmI] = Ability(
     name="identity",
     methods=("whoami",),
-    purpose="`cavvy check`: the identity in use, and what the provider found.",
+    purpose="`cavvy check`: the identity in use, and facts about what it can use.",
 )
 STATES_POLICY: Ability[StatesPolicy] = Ability(
     name="policy",
@@ -238,13 +239,13 @@ EXPORTS_TASKS: Ability[ExportsTasks] = Ability(
 RELAYS_AGENTS: Ability[RelaysAgents] = Ability(
     name="relays agents",
     methods=("relay",),
-    purpose="Carries requests of nodes that cannot reach the control plane to "
+    purpose="Relays the requests of nodes that cannot reach the control plane to "
     "`context.server_address`.",
 )
 SERVES_NODES: Ability[ServesNodes] = Ability(
     name="serves nodes",
     methods=("invite", "machines", "dismiss", "script", "answer"),
-    purpose="Serves machines that call the server through the API.",
+    purpose="Lets machines join through the API, and answers their calls.",
 )
 CLOSEABLE: Ability[Closeable] = Ability(
     name="closeable", methods=("close",), purpose="Closes files and connections."

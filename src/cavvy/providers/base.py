@@ -108,7 +108,7 @@ class Manifest:
     name: str
     title: str
     docs: str  # notes for users: a page under docs/, a URL, or a sentence
-    test_double: bool = False  # rents nothing; `cavvy check` lists it only if configured
+    test_double: bool = False  # it rents nothing, and `cavvy check` lists it only if configured
     unsupported: Mapping[Feature, str] = field(
         default_factory=dict
     )  # feature -> reason, shown to users

@@ -95,7 +95,7 @@ class LaunchLedger(Generic[_N]):
         except ChangedElsewhere:
             raise
         except TryAgain:
-            pass  # `refresh` writes it later
+            pass  # `refresh` writes the change later
 
     async def _write(self, name: str) -> None:
         async with self._writing.setdefault(name, asyncio.Lock()):

@@ -28,7 +28,7 @@ class NoticeHold:
 
     query: str
     first_tag: str  # the tag to send before there is any answer
-    longest: timedelta  # how long the server holds a request
+    longest: timedelta  # how long the server may hold a request before it answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

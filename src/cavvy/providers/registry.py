@@ -189,8 +189,8 @@ def settings_page() -> str:
         "",
         "## Abilities",
         "",
-        "Abilities of a provider beyond offers, launches, looks and removals "
-        "([write a provider](../guides/write-a-provider.md)).",
+        "Optional abilities of providers, beyond listing offers and launching, observing and "
+        "removing gangs ([write a provider](../guides/write-a-provider.md)).",
         "",
         "| ability | methods | purpose | providers |",
         "|---|---|---|---|",

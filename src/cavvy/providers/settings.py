@@ -1,8 +1,8 @@
-"""Settings that several providers share. Imports no module that connects."""
+"""Settings that several providers share. Imports no module that opens connections."""
 
 from cavvy.providers.base import ProviderSetting, SettingKind
 
-_CONSENT = "Above 0, a job needs consent to costs, as on any paid offer."
+_CONSENT = "Above 0, a job needs consent to costs, as for any paid offer."
 
 
 def text(name: str, consequence: str, default: str | None = None) -> ProviderSetting:
@@ -46,14 +46,14 @@ def login_node() -> tuple[ProviderSetting, ...]:
     return (
         text(
             "host",
-            "The login node's name for `ssh`, which must work without a password. If this is "
+            "The login node, as a name with which `ssh` connects without a password. If this is "
             "unset, this machine is the login node.",
         ),
         text("ssh_options", "Options of `ssh`, such as `-J gate -i ~/.ssh/cluster`."),
         text(
             "folder",
-            "A folder that the login node and all nodes see under the same path; only its user "
-            "may access it.",
+            "A folder that the login node and all nodes see under the same path; only its owner "
+            "may have access to it.",
             "~/.cavvy-cluster",
         ),
     )
@@ -64,8 +64,8 @@ def gpu_rates() -> ProviderSetting:
     `batch.shapes.AcceleratorRates`).
     """
     meaning = (
-        "USD per hour of one accelerator: `2.5`, or by name, with the default last: `H100=2.5 "
-        "A100=1.2 1`."
+        "The price of one accelerator in USD per hour: `2.5` for all, or prices by name and, at "
+        "the end, the price of all others: `H100=2.5 A100=1.2 1`."
     )
     return text("price_usd_gpu_hr", f"{meaning} {_CONSENT}", "0")
 
@@ -79,8 +79,8 @@ def gpu_price() -> ProviderSetting:
 
 def node_price() -> ProviderSetting:
     """The price of a cluster's node without accelerators."""
-    held = "a node when they hold none of its accelerators, or for the share that they hold"
-    return _price("price_usd_node_hr", f"Jobs pay this for {held}. {_CONSENT}")
+    held = "a whole node, and proportionally less for a part of its CPUs"
+    return _price("price_usd_node_hr", f"Jobs without accelerators pay this for {held}. {_CONSENT}")
 
 
 def price_setting(more: str = "") -> ProviderSetting:

@@ -40,5 +40,5 @@ def list_shards(path: str, ending: str) -> list[Path]:
     place = Path(path)
     found = [place] if place.is_file() else sorted(place.rglob(f"*{ending}"))
     if not found:
-        raise FileNotFoundError(f"{path} contains no *{ending}")
+        raise FileNotFoundError(f"{path} contains no files with the ending {ending}")
     return found

@@ -23,7 +23,7 @@ class ImageFolder:
             (str(f), numbers[f.relative_to(path).parts[0]]) for f in files if f.parent != Path(path)
         ]
         if not self._files:
-            raise FileNotFoundError(f"{path} contains no folders of pictures")
+            raise FileNotFoundError(f"{path} contains no folders of images")
 
     def __len__(self) -> int:
         return len(self._files)

@@ -28,7 +28,9 @@ def open_samples(where: str, **options: Any) -> Any:
     if name not in READERS or not path:
         close = get_close_matches(name, READERS, n=1) if path else []
         hint = f"; did you mean {close[0]}:{path}?" if close else ""
-        raise ValueError(f"{where!r} is not NAME:path with a NAME of {', '.join(READERS)}{hint}")
+        raise ValueError(
+            f"{where!r} is not NAME:path, where NAME is one of {', '.join(READERS)}{hint}"
+        )
     if not Path(path).exists():
         raise FileNotFoundError(f"there is no {path}")
     module, reader, needs = READERS[name]
@@ -40,6 +42,6 @@ def open_samples(where: str, **options: Any) -> Any:
                 raise
             wheel = {"PIL": "pillow"}.get(package, package)
             raise ImportError(
-                f"the reader of {name} needs {package}: pip install {wheel}"
+                f"the reader of {name} needs {package}; run `pip install {wheel}`"
             ) from error
     return getattr(import_module(f"cavvy.readers.{module}"), reader)(path, **options)

@@ -42,7 +42,7 @@ class Mds:
             if shard.get("format") != "mds" or (
                 shard.get("compression") and not shard.get("raw_data")
             ):
-                raise ValueError(f"{path} contains shards that are not MDS")
+                raise ValueError(f"{path} contains shards that are not MDS or are only compressed")
         self._files = RandomAccessFiles(
             [root / shard["raw_data"]["basename"] for shard in self._shards]
         )
@@ -144,8 +144,8 @@ def write_shards(
         columns = columns or found
         if found != columns:
             raise ValueError(
-                f"sample {count} has {_say(found)}, the first one {_say(columns)}: all samples "
-                "need the same columns"
+                f"sample {count} has {_say(found)}, but the first sample has {_say(columns)}: "
+                "all samples need the same columns"
             )
         held.append(_pack(row, columns))
         count, size = count + 1, size + len(held[-1])
@@ -191,7 +191,7 @@ def _kind(value: Any) -> tuple[str, int | None]:
         return "json", None
     array = np.asarray(value)
     if array.dtype.name not in NUMBERS or not array.ndim:
-        raise ValueError(f"a value of {type(value).__name__} cannot be written")
+        raise ValueError(f"a value of the type {type(value).__name__} cannot be written")
     return f"ndarray:{array.dtype.name}:{','.join(map(str, array.shape))}", array.nbytes
 
 

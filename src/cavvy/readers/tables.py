@@ -66,8 +66,8 @@ class Parquet:
 
 
 class Hdf5:
-    """Reads the named datasets of one file, by default all at the top level. Their first dimension
-    counts samples.
+    """Reads the named datasets of one file, by default all at the top level. The first dimension of
+    each dataset is the number of samples.
     """
 
     def __init__(self, path: str, *, names: list[str] | None = None) -> None:

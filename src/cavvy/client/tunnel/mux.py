@@ -33,8 +33,8 @@ from cavvy.client.tunnel.streams import TunnelStreams
 
 _CREDIT_AT = WINDOW // 4  # received bytes are confirmed when there are this many
 _ANSWER_BYTES = 2 << 20  # maximum bytes of a frame: the answer to a read of 1 MiB
-_LIST_BYTES = 256 << 20  # maximum bytes of a list of files, which is about two million files
-_OPEN_S = 60.0  # long, because a mailbox on a shared file system needs seconds in each direction
+_LIST_BYTES = 256 << 20  # maximum bytes of a list of files, enough for about two million files
+_OPEN_S = 60.0  # seconds; a mailbox on a shared file system needs several in each direction
 Fields = dict[str, Any]
 
 
@@ -143,7 +143,7 @@ class TunnelChannel:
         elif payload or kind == EOF:
             self._waiting += len(payload)
             if self._waiting + self._unconfirmed > WINDOW or kind not in (DATA, ERR, EOF):
-                raise ValueError("the node exceeded its window")
+                raise ValueError("the node sent more data than its window allows")
             self._arrived.append((kind, payload))
             self._news.set()
 
@@ -154,7 +154,7 @@ class TunnelChannel:
             self.opened.set_exception(
                 TunnelLost(self._tunnel.problem or "the connection was closed")
             )
-        self.opened.exception()  # marks it as retrieved, in case the caller was cancelled
+        self.opened.exception()  # marks the error as retrieved, in case the caller was cancelled
         self._news.set()
         self._room.set()
         self._tunnel.forget(self.number)
@@ -281,7 +281,7 @@ class NodeTunnel:
             line, _, data = payload.partition(b"\n")
             said = json.loads(line)
             if not isinstance(said, dict):
-                raise ValueError("an answer without fields")
+                raise ValueError("the answer is not a JSON object")
             error = None
             if "error" in said:
                 error = RemoteError(int(said.get("errno") or 0), str(said["error"]))

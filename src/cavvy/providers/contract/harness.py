@@ -229,8 +229,8 @@ class ContractHarness:
         return True
 
     async def launch_again(self, gang: GangSpec, again: GangSpec | None = None) -> None:
-        """Launch a running gang again, or `again`, which has the same name. The running nodes must
-        stay the same.
+        """Launch a running gang again, or launch `again`, a gang with the same name. Check that the
+        running nodes stay the same.
         """
         first = await self.engine_ids(gang.name)
         await self.ours.launch(again or gang)
@@ -309,7 +309,7 @@ class ContractHarness:
         await self._lose_reply(self.place, self.ours, gang)
 
     async def a_moment(self, seconds: float = 0) -> None:
-        """Give a call time to be sent."""
+        """Wait long enough for a call to be sent."""
         await asyncio.sleep(seconds)  # noqa: TID251 - of the test, not of a provider
 
     async def ended(self, name: str) -> None:

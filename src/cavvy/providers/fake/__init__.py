@@ -1,5 +1,5 @@
-"""A simulated cloud in memory, for tests, demos and the simulator. Only a settings table enables
-it.
+"""A simulated cloud in memory, for tests, demos and the simulator. It is enabled only by its table
+in the settings.
 """
 
 from datetime import timedelta
@@ -21,23 +21,23 @@ MANIFEST = Manifest(
     name="fake",
     title="A made-up cloud",
     test_double=True,
-    docs="Lives in the server's memory, costs nothing real, and follows a script of prices, "
-    "capacity and faults.",
+    docs="A simulated cloud in the server's memory. It costs nothing, and follows a script of "
+    "prices, capacity and faults.",
     unsupported={
-        Feature.IMAGE: "nothing really runs",
-        Feature.BUILD: "nothing is really built",
-        Feature.LOGIN: "there is no registry",
-        Feature.VOLUMES: "nothing is really stored",
-        Feature.MOUNTS: "its nodes have no file systems",
-        Feature.NETWORK: "its nodes have no network",
-        Feature.DISK: "its nodes have no disks",
+        Feature.IMAGE: "its nodes are simulated and run no containers",
+        Feature.BUILD: "its nodes are simulated and build no images",
+        Feature.LOGIN: "its nodes are simulated and pull no images",
+        Feature.VOLUMES: "the cloud is simulated and stores no data",
+        Feature.MOUNTS: "its nodes are simulated and have no file systems",
+        Feature.NETWORK: "its nodes are simulated and have no network",
+        Feature.DISK: "its nodes are simulated and have no disks",
     },
     abilities=(SIGNALS_CHANGES, RUNS_AGENTS_HERE, CLOSEABLE),
     settings=(
         text(
             "script",
-            "The TOML file with its offers and faults; by default, the cloud has three offers and "
-            "no faults.",
+            "The TOML file with the cloud's offers and faults. By default, the cloud has three "
+            "offers and no faults.",
         ),
     ),
     visibility_delay=timedelta(minutes=2),

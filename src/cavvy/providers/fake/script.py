@@ -35,7 +35,9 @@ class FaultScript:
 
     reply: CallOutcome = CallOutcome.OK
     latency_s: float = 0.5  # duration of the call, which takes effect at half of this time
-    hidden_s: float = 0.0  # missing in gangs() for this long; at most `visibility_delay`
+    hidden_s: float = (
+        0.0  # the gang is missing in gangs() for this long; at most `visibility_delay`
+    )
     queue_s: float = 0.0  # time in the provider's own queue, before billing starts
     boot_s: float = 30.0  # time from a node's start to its agent's start
     boots: bool = True
@@ -89,7 +91,7 @@ class RecordScript:
 
     remembers_s: float = 86_400.0  # how long an ended gang is listed
     start_late_s: float = 0.0  # a start is reported this much too late until the node has ended
-    jitter_s: float = 0.0  # each poll shifts each start by up to this much
+    jitter_s: float = 0.0  # each poll reports each start with a shift of up to this much
     ends_unseen: bool = False  # an end is reported with the time of the first poll after it
 
 

@@ -11,7 +11,9 @@ def find_apple(sources: MachineSources) -> DeviceReading:
         chip = sources.sysctl("machdep.cpu.brand_string")
         memory_mib = int(sources.sysctl("hw.memsize")) >> 20
     except (OSError, ValueError) as error:
-        return DeviceReading(notes=[f"Apple: sysctl does not answer, no GPU is offered ({error})"])
+        return DeviceReading(
+            notes=[f"Apple: sysctl does not answer, so no GPU is offered ({error})"]
+        )
     if not chip.startswith("Apple"):
         return DeviceReading()
     return DeviceReading(

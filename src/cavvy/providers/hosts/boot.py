@@ -51,7 +51,7 @@ def mount(disk: dict[str, Any], until: float) -> None:
         device = next((each for each in disk["devices"] if os.path.exists(each)), None)
         if device is None:
             if time.monotonic() > until:
-                raise OSError(f"the disk of {disk['path']} did not appear")
+                raise OSError(f"the disk for {disk['path']} did not appear")
             time.sleep(1)  # noqa: TID251 - runs in its own process
     # blkid exits with 2 for a blank disk, but also if it cannot read the disk.
     if (
@@ -89,7 +89,7 @@ def learn_by(metadata: dict[str, Any], until: float) -> tuple[int, str]:
         try:
             return learn(metadata)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            sys.stderr.write(f"cavvy: the metadata service: {error}\n")
+            sys.stderr.write(f"cavvy: the metadata service cannot be read: {error}\n")
             if time.monotonic() > until:
                 raise SystemExit(1) from error
         time.sleep(2)  # noqa: TID251 - a process of its own

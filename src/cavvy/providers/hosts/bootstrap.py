@@ -1,5 +1,5 @@
 """Turns a remote machine into a node: makes the POSIX-shell part of the scripts, and the agents'
-configuration. Neither contains a secret.
+configuration. Neither of these contains a secret.
 """
 
 import shlex

@@ -106,7 +106,7 @@ class HostConnection:
                 out, err = await process.communicate(given)
         except TimeoutError:
             raise CannotConnect(
-                f"{self.address.name}: {argv[0]} takes too long on the host"
+                f"{self.address.name}: {argv[0]} did not finish on the host in time"
             ) from None
         finally:
             await _end(process)
@@ -206,19 +206,19 @@ def explain(address: HostAddress, said: str) -> CannotConnect | LoginRefused:
     name = address.name
     if "Host key verification failed" in said:
         return LoginRefused(
-            f"{name}: its host key is not in known_hosts, or differs from it ({said}). "
+            f"{name}: its host key is not in known_hosts, or differs from the key there ({said}). "
             f"Run `ssh {name}` once and compare the key{address.host_key_hint}"
         )
     if "Permission denied" in said or "Too many authentication failures" in said:
         return LoginRefused(
             f"{name}: none of your keys is accepted ({said}). Make `ssh {name}` work without a "
-            "password: ssh-copy-id, or ssh-add for a key with a passphrase"
+            "password: run ssh-copy-id, or ssh-add if your key has a passphrase"
         )
     if "configuration option" in said or re.search(r": line \d+:", said):
         return LoginRefused(f"{name}: {said}")
     if found := re.search(r"Could not resolve hostname \S+ (.*)", said):
         return HostUnknown(
-            f"{name}: the name has no address ({found[1]}): add a `Host {name}` with its HostName "
+            f"{name}: the name has no address ({found[1]}); add a `Host {name}` with its HostName "
             "to ~/.ssh/config, or use its address"
         )
     return CannotConnect(

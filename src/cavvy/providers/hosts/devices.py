@@ -68,7 +68,7 @@ def read_text(path: Path) -> str:
 
 
 def read_number(path: Path) -> int | None:
-    """The number in a file (decimal, or hexadecimal with 0x), or None if there is none."""
+    """The number in a file (decimal, or hexadecimal with 0x), or None if the file contains none."""
     try:
         return int(read_text(path), 0)
     except ValueError:

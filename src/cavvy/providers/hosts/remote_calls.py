@@ -50,7 +50,9 @@ class RemoteCalls:
                         raise TimeoutError
             return msgspec.convert(future.result(), kind)
         except (TimeoutError, OSError) as error:
-            raise LinkLost(f"{self._prefix}the connection was lost before it answered") from error
+            raise LinkLost(
+                f"{self._prefix}the connection was lost before the answer came"
+            ) from error
         finally:
             self._waiting.pop(number, None)
 
@@ -70,7 +72,8 @@ class RemoteCalls:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(
-                    error or LinkLost(f"{self._prefix}the connection was lost before it answered")
+                    error
+                    or LinkLost(f"{self._prefix}the connection was lost before the answer came")
                 )
-                future.exception()  # mark it as retrieved; the requesting task may have ended
+                future.exception()  # marks the error as retrieved; the caller may have ended
         self._waiting.clear()

@@ -13,8 +13,8 @@ _WRONG_SERVER = "the server's certificate does not match this command; nothing w
 def make_invitation(
     node_endpoint: NodeEndpoint, provider: str, token: str, expires: datetime
 ) -> JoinInvitation:
-    """A shell command and a Python command. Each fetches the join script over TLS and runs it if
-    the server has the pinned certificate.
+    """Make a shell command and a Python command that join a machine. Each fetches the join script
+    over TLS and runs it if the server has the pinned certificate.
     """
     host, _, port = node_endpoint.address.removeprefix("https://").rpartition(":")
     path = f"/nodes/v1/{provider}/script"

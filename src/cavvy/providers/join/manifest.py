@@ -1,4 +1,4 @@
-"""The manifest of the provider for joined machines. Imports no module that connects."""
+"""The manifest of the provider for joined machines. Imports no module that opens connections."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -44,8 +44,8 @@ MANIFEST = Manifest(
     settings=(
         price_setting(),
         lost_setting(
-            "A machine that has not called for this long counts as dead: its jobs are retried "
-            "elsewhere, and its remaining work is ended when it returns."
+            "A machine that has not called the server for this long counts as dead: its jobs are "
+            "retried elsewhere, and its remaining work is ended when it returns."
         ),
     ),
 )

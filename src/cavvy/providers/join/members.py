@@ -99,8 +99,8 @@ class MachineRegister:
             raise Refused("this join command is unknown or expired: create a new one")
         if invited.nonce and not hmac.compare_digest(invited.nonce, _hash(nonce)):
             raise Refused(
-                f"{invited.used_by} has used this join command; each works for one machine: "
-                "create a new one"
+                f"{invited.used_by} has used this join command; each command works for one "
+                "machine: create a new one"
             )
         if not invited.nonce and self._now() >= invited.expires_at:
             raise Refused("this join command has expired: create a new one")
@@ -153,8 +153,8 @@ class MachineRegister:
         return next(name for name in names if name not in self.all)
 
     async def _drop_old(self) -> None:
-        """Delete invitations a week after they expired. Until then, a late machine gets the
-        error that its invitation has expired.
+        """Delete invitations a week after they expired. Until then, a machine that uses an expired
+        invitation gets an error that says so.
         """
         await self._invitations.refresh()
         for invited in list(self._invitations.records.values()):

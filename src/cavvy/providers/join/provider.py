@@ -46,8 +46,8 @@ _TICK_S = 1.0
 _FIRST_WAIT_S = 6.0
 _NOTE_EVERY = timedelta(minutes=1)
 _NO_ADDRESS = (
-    "machines cannot reach this server: set `tls_listen` in [server], such as "
-    "0.0.0.0:7443, and `cavvy server restart`"
+    "machines cannot reach this server: set `tls_listen` in [server], for example to "
+    "0.0.0.0:7443, then run `cavvy server restart`"
 )
 
 
@@ -108,8 +108,8 @@ class JoinProvider:
         return await self._fleet.changes.get()
 
     async def relay(self) -> None:
-        """Count the silence of machines. Agents' requests need no relay, since the machines can
-        reach the server.
+        """Keep track of how long each machine has been silent. Agents' requests need no relay,
+        since the machines can reach the server.
         """
         while True:
             with suppress(TryAgain):
@@ -134,7 +134,7 @@ class JoinProvider:
             *said,
             (
                 "machines",
-                "`cavvy joined` lists them; `cavvy join` prints the command to run on one",
+                "`cavvy joined` lists them; `cavvy join` prints a command that adds one",
             ),
         ]
 
@@ -226,13 +226,13 @@ class JoinProvider:
             case "gone":
                 await self._let_go(member, line)
                 return calls.SayAnswer()
-        raise NotFound(f"machines cannot make the call {call}")
+        raise NotFound(f"there is no call {call} for joined machines")
 
     async def _let_go(self, member: MemberMachine, line: JoinLink) -> None:
         if self._members.all.get(member.name, member).dismissed:
             await self._forget(member.name)
         else:
-            line.hang_up("it has left; the same command brings it back")
+            line.hang_up("it has left; run the same command on it to join again")
             await self._note(member.name, line)
 
     async def _publish_bundles(self) -> calls.BundlesAnswer:
@@ -355,7 +355,9 @@ class JoinProvider:
         return JoinLink(name, changed, self._now)
 
     async def _tick(self) -> None:
-        """Count the silence of machines, and announce those that have been silent for too long."""
+        """Update how long each machine has been silent, and announce those that have been silent
+        for too long.
+        """
         for name, line in list(self._lines.items()):
             if line.tick():
                 await self._note(name, line)

@@ -22,16 +22,16 @@ KEPT = service.KEPT | {"CONTAINER_HOST"}
 def make_configs(
     gang: GangSpec, machine: ThisMachine, home: Path, hides: str = ""
 ) -> Sequence[HostAgentConfig]:
-    """One configuration for each rank, whose work must not see the folder `hides`. Raises
-    NoCapacity if the offer or an allocation does not fit this machine.
+    """One configuration for each rank. The work of the ranks must not see the folder `hides`.
+    Raises NoCapacity if the offer or an allocation does not fit this machine.
     """
     host = make_host(machine)
     if gang.offer.provider != PROVIDER or gang.offer.region != machine.hostname:
         raise NoCapacity(
-            f"{gang.offer.key}: not an offer of this machine, which is now {host.name}"
+            f"{gang.offer.key}: this machine, which is now {host.name}, has no such offer"
         )
     if gang.offer.instance_type not in {instance_type(m) for m, _ in list_shapes(machine)}:
-        raise NoCapacity(f"{gang.offer.instance_type}: no such accelerator on this machine")
+        raise NoCapacity(f"{gang.offer.instance_type}: this machine has no such accelerator")
     allocations = {allocation.rank: allocation for allocation in gang.allocations}
     route = AgentRoute(address=gang.agent_endpoint.address, token=gang.agent_endpoint.token)
     folder, cache = home / "gangs" / gang.name, str(home / "cache")

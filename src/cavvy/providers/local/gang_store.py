@@ -1,10 +1,9 @@
-"""Starts and watches the agents of this machine's gangs, and cleans up after them, with all state
-in files.
+"""Starts and watches the agents of this machine's gangs, and cleans up after them.
 
-Methods block briefly and run in threads, one at a time. Only the files count, so a restarted server
-continues after a kill at any point: the intent is written before the first agent starts, and an
-agent's process is recorded after its start. An agent that was started but not recorded is found by
-its command line.
+Methods block briefly and run in threads, one at a time. All state is in the files, so a restarted
+server continues after a kill at any point: the intent is written before the first agent starts, and
+an agent's process is recorded after its start. An agent that was started but not recorded is found
+by its command line.
 """
 
 import os
@@ -107,7 +106,7 @@ class LocalGangStore:
         default_factory=dict
     )  # by (gang, rank): since when an agent has been dead while its processes run
     _ended: dict[str, LocalGangEnd] | None = None
-    has_trash: bool = True  # an earlier server may have left some
+    has_trash: bool = True  # an earlier server may have left discarded folders
 
     def launch(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> LivingGang | None:
         """Start those agents that are not started yet. Returns None if the gang has already ended.
@@ -201,7 +200,8 @@ class LocalGangStore:
             gang = self._over(other.name) or self._look(other.name)
             if isinstance(gang, LivingGang):
                 raise NoCapacity(
-                    f"{', '.join(sorted(wanted & set(other.devices)))} in use by {other.name}"
+                    f"the gang {other.name} is using "
+                    f"{', '.join(sorted(wanted & set(other.devices)))}"
                 )
 
     def _prepare(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> LocalIntent:
@@ -301,7 +301,9 @@ class LocalGangStore:
         )
         owes = not death.in_order or (folder / "undelivered").exists()
         if owes and (courier := self._deliver(intent.name, number, overdue, removal)) is not None:
-            return replace(rank, courier=courier, waits_for="its last messages are being delivered")
+            return replace(
+                rank, courier=courier, waits_for="the agent's last messages are being delivered"
+            )
         return rank
 
     def _clear_rank(
@@ -323,10 +325,10 @@ class LocalGangStore:
             waited := self._rest_lives(intent.name, number, overdue)
         ) is not None:
             again_s = min(max(waited.total_seconds() / 4, FIRST_LOOK_S), LAST_LOOK_S)
-            reason = "processes of its dead agent are being killed"
+            reason = "processes of the dead agent are being killed"
             return replace(rank, waits_for=reason, again_s=again_s)
         if not in_order and (remover := self._remove_container(intent.name, number)) is not None:
-            reason = "the container of its dead agent is being removed"
+            reason = "the container of the dead agent is being removed"
             return replace(rank, courier=remover, waits_for=reason)
         return RankDeath(at=self._died_at(intent, folder, process), in_order=in_order)
 

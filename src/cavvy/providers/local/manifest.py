@@ -22,8 +22,8 @@ UNSUPPORTED: Mapping[Feature, str] = {
     Feature.SELF_END: "an agent ends its work when its lease is over, but the machine stays on",
     Feature.CAPACITY: "free capacity is derived from the jobs' allocations, not reported by the "
     "machine",
-    Feature.NOTICE: "this machine is never reclaimed; a shutdown gives processes only its own "
-    "short notice",
+    Feature.NOTICE: "this machine is never reclaimed; when it shuts down, the operating system "
+    "gives processes only a short notice",
 }
 
 MANIFEST = Manifest(
@@ -62,13 +62,13 @@ MANIFEST = Manifest(
         flag(
             "hide_server",
             "If `true`, jobs without an image do not see the server's folder with its token, key "
-            "and database, and get no privileges outside it: `mount` and `sudo` fail. Needs Linux "
-            "namespaces; `cavvy check local` shows if they are available.",
+            "and database, and cannot gain privileges: `mount` and `sudo` fail. This needs Linux "
+            "namespaces; `cavvy check local` shows whether they are available.",
             default=True,
         ),
         flag(
             "hand_over_checkpoints",
-            "If `true`, complete checkpoints are uploaded to the server, as from a remote "
+            "If `true`, complete checkpoints are uploaded to the server, as on a remote "
             "machine, and a job killed during a save continues from the previous checkpoint. If "
             "`false`, jobs write to the server's own folder and continue from the files there.",
         ),

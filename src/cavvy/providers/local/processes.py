@@ -62,7 +62,7 @@ def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> L
 
 
 def find(pid: int) -> LocalProcess | None:
-    """The running process with this PID, or None. A zombie counts as None."""
+    """The running process with this PID, or None. A zombie does not count as running."""
     found, zombie = _identify(pid)
     return None if zombie else found
 

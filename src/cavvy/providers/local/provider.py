@@ -35,7 +35,7 @@ from cavvy.providers.local.watch import ProcessWatch
 
 _LOOK_AGAIN = timedelta(seconds=60)  # devices change rarely, and drivers answer slowly
 _DRIVER_TIMEOUT_S = 30
-_SHOWN = "readable by jobs: run untrusted jobs elsewhere, or the server as another user"
+_SHOWN = "readable by jobs: run untrusted jobs elsewhere, or run the server as another user"
 
 
 class LocalProvider:

@@ -42,7 +42,7 @@ class ProcessWatch:
         except ProcessLookupError:
             self.announce(name)
             return
-        except OSError:  # out of descriptors; the next poll tries again
+        except OSError:  # no file descriptor is free; the next poll tries again
             self.announce(name, _RETRY_S)
             return
         if not lives(process):

@@ -88,12 +88,12 @@ class AzurePrices:
                 return
             if not following.startswith(f"{self.base}/"):
                 raise PriceError(
-                    f"page {page} of {self.base} continues at another server ({following}); not "
-                    "followed"
+                    f"page {page} of {self.base} continues on another server ({following}); "
+                    "nothing was changed"
                 )
             url = following
         raise PriceError(
-            f"{self.base} did not end its list after {_MOST_PAGES} pages; nothing was changed"
+            f"the list of {self.base} has more than {_MOST_PAGES} pages; nothing was changed"
         )
 
     def _page(self, url: str, pause: Callable[[float], None]) -> Mapping[str, object]:
@@ -124,7 +124,7 @@ class AzurePrices:
             except (OSError, ValueError, http.client.HTTPException) as error:
                 fault = str(getattr(error, "reason", error)) or type(error).__name__
         raise PriceError(
-            f"{self.base} cannot be read: {fault}; try again later, nothing was changed"
+            f"{self.base} cannot be read: {fault}; nothing was changed; try again later"
         )
 
 

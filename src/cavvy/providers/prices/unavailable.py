@@ -4,7 +4,7 @@ and `info`.
 
 from collections.abc import Mapping
 
-_NO_READER = "no reader for its price list yet"
+_NO_READER = "Cavvy has no reader for its price list yet"
 REASONS: Mapping[str, str] = {
     "gcp": "its price API needs an API key",
     "oci": _NO_READER,
@@ -15,7 +15,7 @@ REASONS: Mapping[str, str] = {
     "verda": "its API needs credentials",
     "primeintellect": _NO_READER,
     "shadeform": _NO_READER,
-    "coreweave": "it publishes a page, no API",
+    "coreweave": "it publishes its prices on a web page, not through an API",
     "cudo": _NO_READER,
     "do": "its API needs a token",
     "fluidstack": _NO_READER,

@@ -197,7 +197,7 @@ class RayCluster:
             # only the log shows how the gang ended and which times are billed
             return status.as_seen(record)
         latest = self._ledger.get(name)  # another call may have changed the record
-        if latest is not None and latest.ended_at is not None:  # this call's data is older
+        if latest is not None and latest.ended_at is not None:  # newer than this call's data
             return status.as_seen(latest)
         record = replace(record, removed=record.removed or bool(latest and latest.removed))
         record = status.judge(record, job, told, self._terms.now())
@@ -236,11 +236,11 @@ class RayCluster:
         if record.session and session and session != record.session:
             why = "the head of its cluster was restarted"
         elif now - since >= _MISSED and not await self._allocations(record.name):
-            why = "Ray no longer has its job, and nothing is reserved for it"
+            why = "Ray no longer lists the gang's job, and no nodes are reserved for it"
         else:
             return status.as_seen(record)
         self._missed.pop(record.name, None)
-        latest = self._ledger.get(record.name)  # as in `_see`
+        latest = self._ledger.get(record.name)  # another call may have changed the record
         if latest is None or latest.ended_at is not None:
             return status.as_seen(latest) if latest is not None else None
         record = status.end(latest, since, "removed" if latest.removed else why, True)

@@ -29,9 +29,10 @@ MANIFEST = Manifest(
     settings=(
         text(
             "addresses",
-            "The addresses of the clusters' dashboards, separated by spaces: "
-            "`main=http://10.0.0.5:8265`; each is a region with that name. The default name is "
-            "the host's, and the default address is `http://127.0.0.1:8265`.",
+            "The addresses of the clusters' dashboards, separated by spaces, for example "
+            "`main=http://10.0.0.5:8265`. Each cluster is a region. Its name stands before `=`; "
+            "without one, it is the name of the host. The default address is "
+            "`http://127.0.0.1:8265`.",
         ),
         text(
             "token_file",
@@ -40,8 +41,8 @@ MANIFEST = Manifest(
         ),
         text(
             "headers_file",
-            "A file with lines `Name: value`, sent with every request, for a proxy in front of the "
-            "dashboards.",
+            "A file of HTTP headers, with one `Name: value` on each line, that are sent with every "
+            "request, for example to a proxy in front of the dashboards.",
         ),
         text(
             "ca_file",
@@ -51,7 +52,8 @@ MANIFEST = Manifest(
         text("namespace", "The Ray namespace of the actors that supervise agents.", "cavvy"),
         text(
             "python",
-            "The command of the cluster's Python, which can import `ray`, for the head's shell.",
+            "The command that starts the cluster's Python in a shell on the head node. This Python "
+            "must be able to import `ray`.",
             "python",
         ),
         text(

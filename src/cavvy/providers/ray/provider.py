@@ -109,7 +109,9 @@ class RayProvider:
             for line in self._read("headers_file").splitlines():
                 name, colon, value = line.partition(":")
                 if line.strip() and not colon:
-                    raise Refused("[providers.ray] headers_file: a line is not `Name: value`")
+                    raise Refused(
+                        "[providers.ray] headers_file: a line is not of the form `Name: value`"
+                    )
                 if colon:
                     headers[name.strip()] = value.strip()
         if self._text("token_file"):
@@ -145,14 +147,14 @@ def read_addresses(
         host = rest.partition("/")[0]
         if "@" in host:
             raise Refused(
-                "[providers.ray] addresses: an address cannot hold a user and password; "
-                "`headers_file` can"
+                "[providers.ray] addresses: an address must not contain a user and "
+                "password; put them into a header in `headers_file`"
             )
         name = name or host.partition(":")[0]
         if not all(each.isalnum() or each in "-._" for each in name):
             raise Refused(
-                f"[providers.ray] addresses: {name!r} is not a valid name; use letters, digits, - "
-                ". _"
+                f"[providers.ray] addresses: {name!r} is not a valid name; use letters, "
+                "digits, '-', '.' and '_'"
             )
         found.append(
             DashboardAddress(name=name, url=url, read_headers=read_headers, ca_file=ca_file or None)

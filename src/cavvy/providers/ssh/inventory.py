@@ -14,7 +14,7 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.base import Refused
 
-GROUP = "hosts"  # the group of hosts for which none is set
+GROUP = "hosts"  # the group of a host for which no group is set
 HOST_KEYS = ("strict", "accept-new")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOME = Path("~/.config/cavvy")
@@ -146,7 +146,7 @@ def _check_names(where: str, entries: Mapping[str, InventoryHost]) -> None:
             "'_' and '-'"
         )
     if both := sorted(groups & entries.keys()):
-        raise Refused(f"{where}: {both[0]} names a host and a group; rename one of them")
+        raise Refused(f"{where}: {both[0]} is both a host and a group; rename one of them")
 
 
 def _entry(

@@ -209,7 +209,8 @@ class SshLink:
         root = f"{folder}/{self._base.mark}/{self.entry.name}"
         if len(root) + len("/s-0123456789abcdef") > _LONGEST_SOCKET:
             raise Refused(
-                f"{self.entry.name}: {root} is too long for a socket; set a shorter `folder`"
+                f"{self.entry.name}: the path {root} is too long for a socket; set a shorter "
+                "`folder`"
             )
         start = (*python, "-I", "-S")
         return HostSetup(
@@ -236,8 +237,8 @@ class SshLink:
     async def _bring_python(self, folder: str, system: str, has: set[str]) -> Sequence[str]:
         if system != bundles.platform():
             raise Refused(
-                f"{self.entry.name} has no Python 3.8 or newer, and the server's own is for "
-                f"{bundles.platform()}, not {system}: install python3 there"
+                f"{self.entry.name} has no Python 3.8 or newer, and the server can send one "
+                f"only for {bundles.platform()}, not for {system}: install python3 there"
             )
         bundle = await asyncio.to_thread(bundles.pack_python, self._base.cache)
         if bundle.name not in has:

@@ -1,4 +1,4 @@
-"""The manifest of the provider for SSH hosts. Imports no module that connects."""
+"""The manifest of the provider for SSH hosts. Imports no module that opens connections."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -48,13 +48,12 @@ MANIFEST = Manifest(
         text(
             "hosts",
             "Names or addresses of hosts, separated by commas or blanks; `gpu-*` means every "
-            "matching `Host` of the SSH configuration. Each is reached as by `ssh NAME`.",
+            "matching `Host` of the SSH configuration. Cavvy connects to each as `ssh NAME` does.",
         ),
         text(
             "inventory",
             "A TOML file of hosts and groups with their prices, in addition to or instead of "
-            "`hosts`. "
-            "A relative path starts at `~/.config/cavvy`.",
+            "`hosts`. A relative path is relative to `~/.config/cavvy`.",
         ),
         text(
             "ssh_config",
@@ -64,13 +63,13 @@ MANIFEST = Manifest(
         ),
         text(
             "host_keys",
-            "`strict` refuses hosts whose key is not in known_hosts; `accept-new` trusts a host's "
-            "key at first contact, and refuses a changed one.",
+            "`strict` refuses hosts whose key is not in known_hosts; `accept-new` trusts the "
+            "key of a new host at first contact, and refuses a changed key.",
             "strict",
         ),
         price_setting("The inventory can override it for groups and hosts. "),
         lost_setting(
-            "A host that neither the server nor its neighbours reach for this long counts as "
+            "A host that neither the server nor another host reaches for this long counts as "
             "dead: its jobs are retried elsewhere."
         ),
         text(

@@ -138,7 +138,7 @@ class SshProvider:
             return idle or [
                 (
                     "hosts",
-                    "none: list some in `hosts` or an `inventory`, see docs/guides/ssh-hosts.md",
+                    "none; list some in `hosts` or an `inventory` (see docs/guides/ssh-hosts.md)",
                 )
             ]
         if not any(link.up for link in self._links.values()):

@@ -201,7 +201,8 @@ def make_host(name: str, machine: ThisMachine) -> Host:
 
 
 def list_offers(known: Sequence[KnownHost]) -> Sequence[Offer]:
-    """For each host, one offer by model and count; for each group, the offers for gangs.
+    """The offers of each host, one for each model and count, and the offers of each group, for
+    gangs.
 
     The capacity of a host's offer is one node, or 0 while the host does not answer. The capacity of
     a group's offer is the number of its hosts that answer.
@@ -254,8 +255,8 @@ def _offer(
 
 
 def list_shapes(machine: ThisMachine) -> Sequence[DeviceShape]:
-    """Each model with each number of accelerators up to the machine's, and (None, 0) for no
-    accelerator.
+    """Each model with each number of accelerators up to the number that the machine has, and (None,
+    0) for no accelerator.
     """
     models = count_models(machine).items()
     return [(None, 0), *((model, n + 1) for model, total in models for n in range(total))]

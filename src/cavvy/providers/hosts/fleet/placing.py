@@ -71,7 +71,7 @@ def place_ranks(gang: GangSpec, known: Mapping[str, KnownHost]) -> Sequence[Plac
     """
     names = {(each.provider, each.entry.group) for each in known.values()}
     if (gang.offer.provider, gang.offer.region) not in names:
-        raise NoCapacity(f"{gang.offer.key}: not an offer of these hosts")
+        raise NoCapacity(f"{gang.offer.key}: these hosts do not have this offer")
     allocations = {allocation.rank: allocation for allocation in gang.allocations}
     return [_place(gang, rank, allocations.get(rank), known) for rank in range(gang.nodes)]
 
@@ -85,7 +85,7 @@ def _place(
         else gang.offer.zone or ""
     )
     if name not in known:
-        raise NoCapacity(f"{gang.offer.key}: no known host {name!r}")
+        raise NoCapacity(f"{gang.offer.key}: the host {name!r} is not known")
     host = known[name]
     address = host.entry.node_address or host.facts.address or "127.0.0.1"
     return hold_devices(rank, allocation, host.machine, name, address)

@@ -1,4 +1,4 @@
-"""The host supervisor: an installation's process on one host. It exits with its connection, while
+"""The host supervisor: an installation's process on one host. It exits when its connection ends;
 agents keep running.
 
 It runs on remote Linux hosts, with the standard library of Python 3.8 or newer.

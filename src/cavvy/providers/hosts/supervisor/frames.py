@@ -46,7 +46,7 @@ class FrameReader:
                 del self._buffer[: end + 1]
             size = self._head.get("size", 0)
             if not isinstance(size, int) or not 0 <= size <= LIMIT:
-                raise ValueError(f"a frame of {size!r} bytes")
+                raise ValueError(f"the frame has an invalid size: {size!r}")
             if len(self._buffer) < size:
                 break
             self._head.pop("size", None)
@@ -54,5 +54,5 @@ class FrameReader:
             del self._buffer[:size]
             self._head = None
         if len(self._buffer) > LIMIT:
-            raise ValueError(f"a frame of more than {LIMIT} bytes")
+            raise ValueError(f"the frame is longer than {LIMIT} bytes")
         return frames

@@ -29,8 +29,8 @@ def boot() -> str:
 
 
 def identify(pid: int) -> Fields | None:
-    """The identity of the running process with this PID, or None if there is none. A zombie counts
-    as none.
+    """The identity of the running process with this PID, or None if there is none. A zombie does
+    not count as running.
     """
     stat = read_stat(pid)
     return (

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 REAPER_S = 3.0  # time for a killed agent's reaper to end the work
 PATIENCE_S = 5.0  # time for the agents' last reports, after the gang's grace period
-DELIVERING = "its last messages are being delivered"
+DELIVERING = "the agent's last messages are being delivered"
 DELIVERIES = 3  # maximum attempts to deliver an agent's last reports, while a server answers
 SOON_S = 0.1  # polling interval for processes that should end
 POLL_S = 1.0  # polling interval for deliveries, and for agents without pidfd
@@ -284,8 +284,8 @@ class HostSupervisor:
         known = read_json(folder + "/run.json")
         if known is not None or os.path.exists(folder + "/left"):
             return known
-        # It may have been started just before an earlier supervisor was killed. The oldest process
-        # is the leader of the group.
+        # The agent may have been started just before an earlier supervisor was killed. The oldest
+        # process is the leader of the group.
         found = min(
             find_command(folder + "/config.json"),
             key=lambda each: (each["start"], each["pid"]),
@@ -361,7 +361,11 @@ class HostSupervisor:
             return {**seen, "state": "runs"}
         in_order = left == "0"
         if (not in_order or overdue) and self._rest_lives(name, rank, overdue):
-            return {**seen, "state": "ends", "why": "processes left by its agent are being killed"}
+            return {
+                **seen,
+                "state": "ends",
+                "why": "processes that the agent left are being killed",
+            }
         undelivered = not in_order or os.path.exists(folder + "/undelivered")
         if undelivered and self._follow_up(name, rank, removing):
             return {**seen, "state": "ends", "why": DELIVERING}
@@ -381,8 +385,8 @@ class HostSupervisor:
         return {"rank": int(os.path.basename(folder)), "state": "over", **dead}
 
     def _rest_lives(self, name: str, rank: str, at_once: bool) -> bool:
-        """Return True if a dead agent left processes behind. The reaper should end these; those
-        that remain after its time are killed here.
+        """Return True if a dead agent left processes behind. The reaper should end these; processes
+        that remain after the reaper's time are killed here.
         """
         folder = f"{self._folder(name)}/{rank}"
         left = list_marked(name, rank)
@@ -583,4 +587,4 @@ def check_free(shared: str, wanted: set[str]) -> None:
             run = read_json(folder + "/run.json")
             gang, rank = folder.split("/")[-2:]
             if run is None or lives(run) or list_marked(gang, rank):
-                raise LockBusy(f"{', '.join(sorted(held))} in use by {gang}")
+                raise LockBusy(f"the gang {gang} is using {', '.join(sorted(held))}")

@@ -59,7 +59,7 @@ class ServerCalls:
             return
         status, data = self._request("GET", "/boot/v1/" + digest, b"", {}, 60.0)
         if status != 200 or hashlib.sha256(data).hexdigest() != digest:
-            raise OSError(f"status {status} instead of the requested file")
+            raise OSError(f"the requested file was not received (HTTP status {status})")
         fresh = f"{path}.{os.getpid()}"
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(data)

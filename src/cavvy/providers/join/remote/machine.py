@@ -84,7 +84,7 @@ class MachineClient:
                 session = retry(lambda: SupervisorSession(self), self._leaving, loud=True)
                 if session is None:
                     break
-                say(f"joined as {self._card['name']}; Ctrl-C leaves")
+                say(f"joined as {self._card['name']}; press Ctrl-C to leave")
                 session.relay(self._leaving)
                 if session.wanted_to_leave or self._leaving.is_set():
                     session.leave()

@@ -105,7 +105,7 @@ class ActorSupervisor:
             self.wait(5.0)
             code = self.follow(self.start("--deliver"), told=True)
         left = dict(code=code, exit=self.read_exit(), said=self.read_log() if code else "")
-        self.clear()  # clear before the report: after it, this process may be killed
+        self.clear()  # before the report, because this process may be killed after it
         tell(**left)
 
     def clear(self) -> None:
