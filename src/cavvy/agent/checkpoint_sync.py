@@ -170,7 +170,7 @@ class CheckpointSync(SidecarProcess):
                 else "no checkpoint of this attempt was saved"
             )
             self._warn(
-                f"the last changes of the checkpoint folder could not be uploaded in time; {last}"
+                f"the last changes to the checkpoint folder could not be uploaded in time; {last}"
             )
             done()
         else:

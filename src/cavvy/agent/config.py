@@ -247,8 +247,8 @@ class AgentConfig(ConfigRecord, RankPaths):
         RankPaths.__init__(self, self.home)
         if self.protocol > PROTOCOL:
             raise BadConfig(
-                f"configuration: `protocol` is {self.protocol}; this agent speaks {PROTOCOL} at "
-                "most"
+                f"configuration: `protocol` is {self.protocol}; this agent supports at "
+                f"most {PROTOCOL}"
             )
         # The token that came with the claim replaces the configured one.
         self.token = read_text(self.home + "/token") or self.token

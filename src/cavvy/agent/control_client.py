@@ -92,14 +92,14 @@ class RetryingConnection:
             try:
                 fields = ConfigFields(json.loads(data), route)
             except ValueError:
-                failed("an answer that is not JSON")
+                failed("the answer is not JSON")
                 return
             try:
                 self._link.heard(fields)
                 self._delay.reset()
                 reply(fields)
             except BadConfig as error:
-                failed(f"an answer that breaks the protocol: {error}")
+                failed(f"the answer does not follow the protocol: {error}")
 
         def failed(reason: str) -> None:
             if self._delay.fresh:

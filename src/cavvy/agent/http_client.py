@@ -264,7 +264,7 @@ def read_field(data: bytes, name: str) -> str:
 
 def read_reason(status: int, data: bytes) -> str:
     """The message of an error document, for the user."""
-    return read_field(data, "message") or f"the control plane refused it (status {status})"
+    return read_field(data, "message") or f"the control plane refused the request (status {status})"
 
 
 def connect(address: ServerAddress) -> http.client.HTTPConnection:

@@ -396,7 +396,7 @@ class RankRunner:
         outcome, code, reason = judge(code, self._ending if interrupted else None)
         if oom_kills and outcome == "exit":
             reason = (
-                f"out of memory: the work used more than its {self._config.memory_mib} MiB, "
+                f"out of memory: the work used more than its limit of {self._config.memory_mib} MiB, "
                 "and the kernel killed it"
             )
         elif outcome == "exit" and (fault := self._faults.found or read_kernel(self._born)):
@@ -489,10 +489,13 @@ class RankRunner:
             with open(self._config.status_file, encoding="ascii") as file:
                 code, interrupted = (int(word) for word in file.read().split())
             noticed = os.path.exists(self._config.notice_file)
-            ending = ("preempted" if noticed else "stopped", "the agent was killed while ending")
+            ending = (
+                "preempted" if noticed else "stopped",
+                "the agent was killed while it ended the work",
+            )
             return judge(code, ending if interrupted else None)
         except (FileNotFoundError, ValueError):
-            return "node", None, "the agent was killed, and its work with it"
+            return "node", None, "the agent was killed together with its work"
 
     def _write_notice(self, seconds: float, reason: str) -> None:
         notice = {
@@ -507,7 +510,7 @@ class RankRunner:
         try:
             write_whole(path, text)
         except OSError as error:
-            complain(f"cannot write {path} for the task; its signal and socket remain: {error}")
+            complain(f"cannot write {path}; the task gets this only by signal and socket: {error}")
 
     def _clean(self, value: object) -> object:
         """Redact secrets, and replace lone surrogates, which JSON cannot encode."""
@@ -536,7 +539,7 @@ class RankRunner:
                 self.ordered(
                     "notice",
                     self._config.grace_s,
-                    "no answer from the control plane for longer than the lease",
+                    "the lease has expired: the control plane did not answer in time",
                 )
         found = self._steps.look()
         if found is not None and self._ending is None:

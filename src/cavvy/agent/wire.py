@@ -280,7 +280,7 @@ class LoopConnection(RequestConnection):
                     return
                 self._in += data
                 if len(self._in) > MAX_REPLY:
-                    self._broken(f"an answer of more than {MAX_REPLY} bytes")
+                    self._broken(f"the answer has more than {MAX_REPLY} bytes")
                     return
                 if len(data) < 262144 and not self._address.tls:
                     break
@@ -350,12 +350,12 @@ def parse_reply(data: bytearray, ended: bool) -> tuple[int, bytes, bool] | None:
     end = data.find(b"\r\n\r\n")
     if end < 0:
         if len(data) > 65536:
-            raise ValueError("an answer whose header does not end")
+            raise ValueError("the answer has a header that is too long")
         return None
     first = bytes(data[: data.find(b"\r\n")]).decode("latin-1")
     version, _, rest = first.partition(" ")
     if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
-        raise ValueError(f"an answer that is not HTTP: {first[:60]!r}")
+        raise ValueError(f"the answer is not HTTP: {first[:60]!r}")
     status = int(rest[:3])
     headers = parse_headers(data)
     if status == 100:

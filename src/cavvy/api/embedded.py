@@ -75,7 +75,7 @@ def _serve(home: StateDir, configured: settings.Settings, word: "_Word") -> bool
         word.fail(
             "settings-invalid",
             str(error),
-            f"correct {configured.file}; `cavvy check` checks every provider",
+            f"correct {configured.file}, then check every provider with `cavvy check`",
         )
     return False
 
@@ -86,7 +86,9 @@ def _fail(home: StateDir, word: "_Word", error: Exception) -> None:
     if isinstance(error, StateDirError):
         word.fail(error.code, error.message, error.hint)
     elif isinstance(error, StoreFull):
-        word.fail("disk-full", str(error), f"free space on the disk of {home.path}, then try again")
+        word.fail(
+            "disk-full", str(error), f"free some space on the disk of {home.path}, then try again"
+        )
     elif isinstance(error, OSError):
         told = home_error(home.path, error)
         word.fail(told.code, told.message, told.hint)
@@ -129,7 +131,7 @@ class _Server:
         except Exception as error:
             if not self._broken:
                 raise
-            _log.error("why the control plane failed", exc_info=error)
+            _log.error("the control plane failed with this error", exc_info=error)
             again = True
         finally:
             listener.close()

@@ -89,7 +89,7 @@ class JobExecs:
             if each.session:
                 each.exit_code = 255
                 each.problem = (
-                    f"the agent of this node is too old for sessions (its protocol is {protocol})"
+                    f"the agent of this node is too old for sessions (it uses protocol {protocol})"
                 )
                 self._watch.wake(each.id)
 

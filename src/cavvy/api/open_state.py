@@ -200,7 +200,9 @@ def read_egress() -> Mapping[str, Money]:
         with CatalogSnapshot.open() as snapshot:
             return snapshot.egress()
     except SnapshotError as error:
-        _log.warning("no catalog: data transfers between clouds count as free", exc_info=error)
+        _log.warning(
+            "no catalog: data transfers between clouds are counted as free", exc_info=error
+        )
         return {}
 
 

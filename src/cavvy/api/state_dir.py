@@ -231,7 +231,7 @@ def home_error(path: str, error: OSError) -> StateDirError:
         return StateDirError(
             "disk-full",
             f"no space in {path}",
-            "free space on its disk, or set CAVVY_HOME to another folder",
+            "free some space on its disk, or set CAVVY_HOME to another folder",
         )
     return StateDirError(
         "home-unusable",
@@ -248,7 +248,7 @@ def _try_lock(lock: int) -> bool:
             return False
         raise StateDirError(
             "home-unusable",
-            f"the folder of server.lock cannot lock files: {error.strerror}",
+            f"server.lock cannot be locked in its folder: {error.strerror}",
             "set CAVVY_HOME to a folder on a local disk",
         ) from error
     return True

@@ -256,7 +256,7 @@ class BlobWriter:
 
     def write(self, data: bytes) -> None:
         """Append bytes to the blob. Raises StoreFull."""
-        assert self._file is not None, "write inside the with block"
+        assert self._file is not None, "a blob is written only inside its with block"
         self._hash.update(data)
         try:
             self._file.write(data)

@@ -137,7 +137,10 @@ def make_driver(url: str, *, journal: str) -> DatabaseDriver:
             ) from error
         return DatabaseDriver(url=f"postgresql://{rest}", path=None)
     if not rest.startswith("/") or rest in ("/", "/:memory:"):
-        raise StoreUnusable("a SQLite store needs a file, sqlite:///path; memory: stores nothing")
+        raise StoreUnusable(
+            "the URL of a SQLite store must name a file, as in sqlite:///path; a store in memory "
+            "has the URL memory:"
+        )
     path = Path(rest[1:])
     _create_file(path)
     return DatabaseDriver(
@@ -160,7 +163,9 @@ def _create_file(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFull(f"no space to create {path}; free some and start again") from error
+            raise StoreFull(
+                f"no space to create {path}; free some space and start again"
+            ) from error
         raise StoreUnusable(
             f"cannot write {path}: {error.strerror}; make its folder writable for this user, or "
             "choose another"

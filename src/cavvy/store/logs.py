@@ -185,7 +185,7 @@ class LogStore:
         for name in (project, job_id):
             if not _NAME.fullmatch(name):
                 raise RowNotFound(
-                    f"invalid name {name!r}: projects and jobs have only letters, digits and . _ -"
+                    f"invalid name {name!r}: names may contain only letters, digits and . _ -"
                 )
         return self._root / project / job_id
 

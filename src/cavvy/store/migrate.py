@@ -89,7 +89,7 @@ def _migrate(session: DatabaseSession, revision: str) -> None:
     if revision not in MIGRATIONS:
         kept = backup and backup.with_suffix(".backup-…")
         raise StoreUnusable(
-            f"the database is at revision {revision}, this program knows revisions up to {HEAD}: "
+            f"the database is at revision {revision}, but this program supports only up to {HEAD}: "
             "a newer program wrote the database. Install that version of cavvy or a newer one, or "
             f"restore the backup that was made before its migration ({kept or 'your dump'})"
         )

@@ -164,10 +164,13 @@ def _check(
         free, total = gpu.memory()
         least = int(wanted.memory_mib * LEAST_TOTAL)
         if total >> 20 < least:
-            raise GpuFault(f"{total >> 20} MiB of memory, at least {least} are a {wanted.kind}'s")
+            raise GpuFault(
+                f"the memory has {total >> 20} MiB; a {wanted.kind} has at least {least}"
+            )
         if free < total * LEAST_FREE:
             raise GpuFault(
-                f"{free >> 20} of {total >> 20} MiB are free: other programs use the rest"
+                f"only {free >> 20} of {total >> 20} MiB of GPU memory are free; other programs use "
+                "the rest"
             )
         errors = count_errors(nvml, gpu.uuid())
         blocks = gpu.allocate(max(LEAST_BLOCKS, (free - SPARED) // BLOCK))
@@ -178,7 +181,7 @@ def _check(
         gpu.free(blocks)
         gpu.close()
         told += [
-            f"{len(blocks) * BLOCK >> 20} of {total >> 20} MiB written and read, {errors}",
+            f"{len(blocks) * BLOCK >> 20} of {total >> 20} MiB of memory tested, {errors}",
             f"{speed:.0f} GB/s",
         ]
         if wanted.bandwidth_gbs:
@@ -186,7 +189,7 @@ def _check(
             if speed < wanted.share * wanted.bandwidth_gbs:
                 least = int(wanted.share * wanted.bandwidth_gbs)
                 raise GpuFault(
-                    f"memory speed is {speed:.0f} GB/s; a {wanted.kind} needs at least {least}"
+                    f"the memory speed is {speed:.0f} GB/s; a {wanted.kind} must reach {least}"
                 )
     except GpuFault as error:
         raise GpuFault(f"GPU {index}: {error}") from error
@@ -213,7 +216,7 @@ def count_errors(nvml: ctypes.CDLL | None, uuid: str) -> str:
         handle, ctypes.c_int(UNCORRECTED), ctypes.c_int(SINCE_BOOT), ctypes.byref(errors)
     )
     if counted and errors.value:
-        raise GpuFault(f"{errors.value} uncorrected memory errors since the node's boot")
+        raise GpuFault(f"{errors.value} uncorrected memory errors since the node booted")
     rows = [
         ctypes.c_uint() for _ in range(4)
     ]  # rows remapped after corrected and uncorrected errors; pending and failed remappings
@@ -221,7 +224,7 @@ def count_errors(nvml: ctypes.CDLL | None, uuid: str) -> str:
         handle, *(ctypes.byref(each) for each in rows)
     ):
         if rows[3].value:
-            raise GpuFault("GPU memory could not be repaired: remapping a row failed")
+            raise GpuFault("the GPU could not repair its memory: remapping a row failed")
         if rows[2].value:
-            raise GpuFault("GPU memory needs a reset: row remapping is pending")
+            raise GpuFault("the GPU must be reset, because it has to remap rows of its memory")
     return "no memory errors" if counted else "this GPU does not count memory errors"

@@ -35,7 +35,7 @@ def find_source(config: AgentConfig, volume: VolumeConfig, folder: str) -> str:
         source = folder if volume.source == "." else inside(folder, volume.source)
         if not os.path.exists(source):
             raise CannotBuild(
-                f"the working folder has no {volume.source} to appear at {volume.path}"
+                f"the volume at {volume.path} is missing: the working folder has no {volume.source}"
             )
         return source
     if os.path.isabs(volume.path):
@@ -68,9 +68,8 @@ def mount_nfs(config: AgentConfig, volume: VolumeConfig) -> str:
     OSError."""
     if os.getuid():
         raise CannotBuild(
-            f"the NFS export {volume.source} is not mounted on this node, and only root may mount "
-            "it; "
-            "mount it there, or name its folder as `host`"
+            f"the NFS export {volume.source} is not mounted on this node, and only root can mount "
+            "it: mount it on the node first, or set the volume's `host` to a folder of the node"
         )
     name = hashlib.sha256(f"{volume.source} {volume.options}".encode()).hexdigest()[:16]
     folder = os.path.join(config.cache, "mounts", name)
@@ -123,7 +122,7 @@ def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
         if volume.path.startswith("~/"):
             if volume.kind != "folder":
                 raise CannotBuild(
-                    f"{volume.path} is in the home folder, but an image has its own home folder"
+                    f"{volume.path} is in the node's home folder, which work in an image does not see"
                 )
             continue  # a link within the container; see `list_home_links`
         path = find_path(volume, folder)
@@ -175,7 +174,7 @@ def link(config: AgentConfig, source: str, path: str) -> None:
         if _is_equal(source, path):
             return  # the path's own file, if the node is the user's machine
         raise CannotBuild(
-            f"{source} cannot appear at {path}: the path is already in use on this node"
+            f"{source} cannot be linked at {path}: the path is already in use on this node"
         )
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -185,8 +184,8 @@ def link(config: AgentConfig, source: str, path: str) -> None:
             raise CannotBuild(f"{path} is already in use on this node") from error
     except PermissionError as error:
         raise CannotBuild(
-            f"{source} cannot appear at {path}: this node's user may not create it; choose a path "
-            "within the working folder, or add an `image`"
+            f"{source} cannot be linked at {path}: this node's user has no permission to create "
+            "the link; choose a path within the working folder, or add an `image`"
         ) from error
 
 

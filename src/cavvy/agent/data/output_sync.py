@@ -75,7 +75,7 @@ class OutputSync(SidecarProcess):
             self._told = self._problem
             if self._problem:
                 self._warn(
-                    f"outputs are not safe: {self._problem}; retrying every {self._every_s:g} s"
+                    f"outputs could not be sent: {self._problem}; retrying every {self._every_s:g} s"
                 )
 
     def _finish(self, done: Callable[[], None]) -> None:
@@ -84,8 +84,8 @@ class OutputSync(SidecarProcess):
             if self._process is not None:
                 return
         if self._off or self._problem:
-            why = "no time was left to send them" if self._off else self._problem
-            self._warn(f"the last changes of the outputs may be missing: {why}")
+            why = "no time was left to send these changes" if self._off else self._problem
+            self._warn(f"the last changes to the outputs may be missing: {why}")
         done()
 
 

@@ -55,7 +55,7 @@ def pull(engine: str, config: AgentConfig, work: WorkConfig, env: dict[str, str]
                 else [engine, "--config", login, "pull", image]
             )
         if wait(argv, env):
-            known = " with the login of its task" if work.image_login else ""
+            known = " with the login that the task names" if work.image_login else ""
             raise CannotBuild(
                 f"the image {image} could not be pulled{known}; the engine's reason is in the log"
             )
@@ -69,7 +69,7 @@ def write_login(folder: str, image: str, login: str) -> None:
     """
     user, colon, password = login.partition(":")
     if not colon or not user or not password:
-        raise CannotBuild("the secret that logs in to the image's registry is not USER:PASSWORD")
+        raise CannotBuild("the secret for the image's registry must have the form USER:PASSWORD")
     first = image.partition("/")[0]
     registry = (
         first if "/" in image and ("." in first or ":" in first or first == "localhost") else HUB
@@ -100,7 +100,7 @@ def build(
         dockerfile = inside(folder, work.build.dockerfile)
         if not os.path.isfile(dockerfile):
             raise CannotBuild(
-                f"the working folder has no {work.build.dockerfile} in {work.build.path}"
+                f"there is no {work.build.dockerfile} in {work.build.path} of the working folder"
             )
         argv = ["build", "--tag", work.image or "", "--file", dockerfile]
         argv += ["--target", work.build.target] if work.build.target else []
@@ -113,7 +113,7 @@ def build(
                 break
         if code:
             raise CannotBuild(
-                f"the image of {work.build.dockerfile} could not be built; the reason is in the log"
+                f"no image could be built from {work.build.dockerfile}; the reason is in the log"
             )
     finally:
         remove_tree(context)

@@ -69,8 +69,8 @@ class NoticePoll:
             self.replying = False
             if status not in (200, 202, 204):
                 complain(
-                    f"{self._notice.source} rejected the acknowledgement of its notice: status "
-                    f"{status}"
+                    f"{self._notice.source} rejected the acknowledgement of its notice (status "
+                    f"{status})"
                 )
             done()
 
@@ -101,7 +101,7 @@ class NoticePoll:
     def _got_token(self, status: int, data: bytes) -> None:
         token = self._notice.token
         if status != 200 or token is None:
-            self._failed(f"no token, status {status}")
+            self._failed(f"no token was returned (status {status})")
             return
         self._token = data.decode("latin-1").strip()
         self._token_until = time.monotonic() + token.life_s / 2
@@ -109,7 +109,7 @@ class NoticePoll:
 
     def _got_node(self, status: int, data: bytes) -> None:
         if status != 200:
-            self._failed(f"the answer does not name this node, status {status}")
+            self._failed(f"the name of this node was not returned (status {status})")
             return
         self._node = data.decode("utf-8", "replace").strip()
         self._next()
@@ -126,7 +126,7 @@ class NoticePoll:
         try:
             events = find_events(self._notice, data, self._node) if status == 200 else []
         except ValueError as error:
-            self._failed(f"an answer that cannot be read: {error}")
+            self._failed(f"the answer cannot be read: {error}")
             return
         self._delay.reset()
         for event in events:

@@ -162,7 +162,7 @@ class WorkMonitor:
             return f"{what} for {limit:g} s"
         late = idle > limit - min(WARN_S, limit / 2)
         if late and not self._warned:
-            left = f"the work is stopped in {limit - idle:.0f} s"
+            left = f"the work will be stopped in {limit - idle:.0f} s"
             self._say("event", name="idle", text=f"{what} for {idle:.0f} s: {left}")
         self._warned = late
         return ""

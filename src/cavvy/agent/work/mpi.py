@@ -335,7 +335,7 @@ def main(words: list[str]) -> int:
     if words[:1] == ["--rsh"]:
         return remote_shell(words[1], words[2:])
     if not words:
-        sys.stderr.write("usage: $CAVVY_MPI mpirun ..., the same line on every rank\n")
+        sys.stderr.write("usage: $CAVVY_MPI mpirun ... (run the same command on every rank)\n")
         return 2
     rank, hosts = int(os.environ["NODE_RANK"]), os.environ["CAVVY_HOSTS"].split(",")
     key = os.environ["CAVVY_MPI_KEY"].encode()

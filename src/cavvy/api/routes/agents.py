@@ -138,7 +138,10 @@ async def claim(request: Request) -> Response:
 @router.post(
     "/messages",
     **document(
-        "Report.", ask=ReportedBatch, answer=MessagesAnswer, errors=("claimed", "agent-protocol")
+        "Send messages of an agent.",
+        ask=ReportedBatch,
+        answer=MessagesAnswer,
+        errors=("claimed", "agent-protocol"),
     ),
 )
 async def messages(request: Request) -> Response:
@@ -161,7 +164,7 @@ async def messages(request: Request) -> Response:
 @router.post(
     "/log",
     **document(
-        "Append to a rank's log.",
+        "Append output to a rank's log.",
         answer=LogAnswer,
         sends=True,
         errors=("gang-not-found", "disk-full"),
@@ -190,7 +193,12 @@ async def log(
 
 
 @router.get(
-    "/orders", **document("Wait for an order.", answer=OrdersAnswer, errors=("gang-not-found",))
+    "/orders",
+    **document(
+        "Wait for an order to a rank, or for commands that it must run.",
+        answer=OrdersAnswer,
+        errors=("gang-not-found",),
+    ),
 )
 async def orders(
     request: Request,
@@ -218,7 +226,7 @@ async def orders(
 @router.post(
     "/execs/{exec_id}",
     **document(
-        "Output of a command beside the work.",
+        "Send output of a command that runs beside the work.",
         answer=ExecAnswer,
         sends=True,
         errors=("gang-not-found",),
@@ -254,7 +262,9 @@ class ExecInput(Answer, frozen=True, kw_only=True):
 
 @router.get(
     "/execs/{exec_id}/input",
-    **document("Input for a user's remote session.", answer=ExecInput, errors=("gang-not-found",)),
+    **document(
+        "Get input for a user's remote session.", answer=ExecInput, errors=("gang-not-found",)
+    ),
 )
 async def exec_input(
     request: Request,
@@ -275,7 +285,7 @@ async def exec_input(
 @router.post(
     "/blobs/pack",
     **document(
-        "Small parts of a working folder, as many as fit into a pack.",
+        "Get small blobs of a working folder, as many as fit into one pack.",
         ask=BlobsAsk,
         gives=True,
         errors=("gang-not-found", "too-large", "too-slow"),
@@ -293,7 +303,7 @@ async def blob_pack(request: Request, gang: GangQuery) -> Response:
 
 @router.get(
     "/blobs/{blob}",
-    **document("A part of a working folder.", gives=True, errors=("blob-not-found",)),
+    **document("Get a blob of a working folder.", gives=True, errors=("blob-not-found",)),
 )
 async def blob(
     request: Request, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], gang: GangQuery

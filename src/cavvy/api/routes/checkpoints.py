@@ -76,7 +76,9 @@ class CommitAnswer(Answer, frozen=True, kw_only=True):
 @router.get(
     "/checkpoints/latest",
     **document(
-        "The newest checkpoint of the gang's job.", answer=LatestAnswer, errors=("gang-not-found",)
+        "Get the newest checkpoint of the gang's job.",
+        answer=LatestAnswer,
+        errors=("gang-not-found",),
     ),
 )
 async def latest(request: Request, gang: GangQuery) -> Response:
@@ -116,8 +118,8 @@ async def missing(request: Request, gang: GangQuery) -> Response:
 @router.put(
     "/blobs/{blob}",
     **document(
-        "Send a file of the next checkpoint: the whole file, or the part at `offset` of its "
-        "`size` bytes.",
+        "Send a file of the next checkpoint: the whole file or, if `size` gives its size, the part "
+        "that starts at `offset`.",
         sends=True,
         answer=PartAnswer,
         errors=("gang-not-found", "blob-mismatch", "too-large", "too-slow", "disk-full"),

@@ -43,7 +43,8 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
     ):
         raise ApiProblem(
             "invalid-request",
-            "`command` must be a list of at least one text without NUL, `rank` at least 0",
+            "`command` must be a non-empty list of strings without NUL (for a session, it must be "
+            "empty), and `rank` must be 0 or greater",
         )
     job = await _find(app_state, project, name)
     if ask.rank >= job.task.nodes:
@@ -92,7 +93,7 @@ async def output(
                 raise ApiProblem(
                     "agent-protocol",
                     found.problem,
-                    "`cavvy exec` reaches it; sessions work from its next attempt on",
+                    "use `cavvy exec`, or open a session in the job's next attempt",
                 )
             app_state.execs.taken(found, offset)
             data = bytes(found.data[max(0, offset - found.start) :])
@@ -111,7 +112,7 @@ async def output(
 @router.post(
     "/{exec_id}/input",
     **document(
-        "Input for a user's session on a node.",
+        "Send input to a user's session on a node.",
         answer=wire.InputTaken,
         sends=True,
         errors=("job-not-found", "exec-not-found"),
@@ -159,7 +160,7 @@ async def _tell(app_state: AppState, job: Job, attempt: Attempt, ask: wire.ExecA
     it.
     """
     # Only the program name, because arguments may contain secrets.
-    what = "opened a session on it" if ask.session else f"ran {ask.command[0][:80]} there"
+    what = "opened a session on this rank" if ask.session else f"ran {ask.command[0][:80]} there"
     event = Event(
         project=job.project,
         job_id=job.id,

@@ -27,7 +27,8 @@ router = APIRouter(prefix="/v1", tags=["fleet"])
 
 
 @router.get(
-    "/nodes", **document("Nodes that run or are billed now.", answer=list[wire.NodeListing])
+    "/nodes",
+    **document("List the nodes that run or are billed now.", answer=list[wire.NodeListing]),
 )
 async def nodes(
     request: Request, project: Annotated[str | None, Query(max_length=63)] = None

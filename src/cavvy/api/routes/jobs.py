@@ -182,7 +182,7 @@ async def cost(request: Request, project: ProjectPath, name: JobPath) -> Respons
 @router.get(
     "/projects/{project}/audit",
     **document(
-        "Compare bills with the providers' own records: of one job, or of the project's newest.",
+        "Compare the bills of one job, or of the newest jobs, with the providers' own records.",
         answer=wire.AuditReport,
         errors=("job-not-found",),
     ),
@@ -249,7 +249,7 @@ async def remove(request: Request, project: ProjectPath, name: JobPath) -> Respo
 @router.get(
     "/spending",
     **document(
-        "What jobs have cost, by job and provider, also of removed jobs.",
+        "The cost of all jobs, also of removed ones, by job and provider.",
         answer=list[wire.SpendingRow],
     ),
 )

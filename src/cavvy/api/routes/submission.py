@@ -153,7 +153,8 @@ def read_task(
     task = parse_task(text, file=ask.path, params=ask.params, now=now, options=options)
     if ask.name is not None and not _NAME.fullmatch(ask.name):
         raise ApiProblem(
-            "invalid-request", f"`name` must be 1 to 63 of a-z, 0-9 and -, not {ask.name!r}"
+            "invalid-request",
+            f"`name` must have 1 to 63 characters from a-z, 0-9 and -, not {ask.name!r}",
         )
     return replace(task, project=project, name=ask.name or task.name)
 
@@ -277,7 +278,7 @@ def _price(task: Task, offer: Offer) -> str:
             f"({format_duration(task.limits.duration)})"
         )
     else:
-        ceiling = "with no upper limit; set limits.budget or limits.duration"
+        ceiling = "with no upper limit; to set one, use limits.budget or limits.duration"
     if task.machine is not None:
         kept = f"machine {task.machine} costs the same while it waits for work"
         ceiling += f"; {kept}, for at most {format_duration(task.keep)}"

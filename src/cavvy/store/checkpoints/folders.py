@@ -140,15 +140,15 @@ def find_fault(files: Sequence[CheckpointFile]) -> str:
 def _fault_of(file: CheckpointFile) -> str:
     parts = file.path.split("/")
     if "\0" in file.path or {"", ".", ".."}.intersection(parts):
-        return "not a plain relative path"
+        return "the path is not a plain relative path"
     if len(file.path.encode()) > _LONGEST_PATH or any(
         len(x.encode()) > _LONGEST_PART for x in parts
     ):
-        return "a path that is too long"
+        return "the path is too long"
     if file.link is not None and not (0 < len(file.link.encode()) < 4096 and "\0" not in file.link):
-        return "a link without a target"
+        return "the link has no valid target"
     if not (0 <= file.size <= _LARGEST and abs(file.mtime_ns) <= NEWEST_NS and file.mode >= 0):
-        return "a size, mode or time out of range"
+        return "the size, mode or time is out of range"
     return ""
 
 

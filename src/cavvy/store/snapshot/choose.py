@@ -148,8 +148,8 @@ def _check_not_collapsed(rows: tuple[int, int], against: Path) -> None:
     for what, now, before in zip(("offers", "offers with an accelerator"), rows, old, strict=True):
         if now < before * _COLLAPSED:
             raise SnapshotError(
-                f"the new catalog has {now:,} {what}, the one in use {before:,}; it looks "
-                "incomplete and was not used"
+                f"the new catalog has {now:,} {what}, the one in use has {before:,}; the new "
+                "one looks incomplete and was not used"
             )
 
 
