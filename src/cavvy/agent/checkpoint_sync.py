@@ -31,8 +31,8 @@ LAST_TRIES = 3  # tries after the work's end, when the folder no longer changes
 
 
 class CheckpointSync(SidecarProcess):
-    """A timer starts each check. `finish` uploads the final state and then calls back; `kill`
-    aborts that upload.
+    """A timer starts each check of the folder. `finish` uploads the final state and then calls
+    back; `kill` aborts that upload.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class CheckpointSync(SidecarProcess):
             )
 
     def _refuse(self) -> None:
-        """Warn that this rank's files are not kept: only rank 0's folder is the checkpoint."""
+        """Warn that this rank's files are lost with the node: only rank 0's folder is uploaded."""
         self._off = True
         self._warn(
             f"rank {self._config.rank} writes to a checkpoint folder of its own, but the nodes "

@@ -1,7 +1,8 @@
 """Reads the agent's input: its configuration file, and the work that comes with the claim.
 
-Each class lists its fields with types and defaults, and is decoded from JSON. The types are read as
-text, because importing `typing` and `dataclasses` takes milliseconds in every rank.
+Each class lists its fields with types and defaults, and is decoded from JSON. The annotations are
+read as text, because importing `typing` and `dataclasses` would take every rank some
+milliseconds.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class NoticeTokenConfig(ConfigRecord):
 
 
 class NoticeHoldConfig(ConfigRecord):
-    """A long poll: the server answers the request when its state changes."""
+    """The parameters of a long poll, which the server answers when its state changes."""
 
     query: str  # {tag}: the ETag of the last answer
     first_tag: str
@@ -142,7 +143,8 @@ class NoticeHoldConfig(ConfigRecord):
 
 
 class NoticeNodeConfig(ConfigRecord):
-    """`url` returns this node's name; events concern the node if their `field` lists that name."""
+    """The address that returns this node's name. An event concerns the node if the event's field
+    `field` lists that name."""
 
     url: str
     field: str
@@ -157,7 +159,8 @@ class NoticeReplyConfig(ConfigRecord):
 
 
 class NoticeAddress(ConfigRecord):
-    """An address that reports when the node will be reclaimed, and the format of its answers."""
+    """An address to poll for notices that the node will be reclaimed, and the format of its
+    answers."""
 
     source: str
     url: str
@@ -192,7 +195,7 @@ class ExecConfig(ConfigRecord):
 
 
 class RankPaths:
-    """The files and folders of one rank on its node, below its home."""
+    """The paths of one rank's files and folders, which lie below its home folder."""
 
     def __init__(self, home: str) -> None:
         self.folder = home + "/work"
@@ -294,7 +297,7 @@ class BuildConfig(ConfigRecord):
 
 
 class CheckConfig(ConfigRecord):
-    """Required results of the node check: a share of the GPU model's nominal figures, and a link
+    """What the node check requires: a share of the nominal figures of the GPU model, and a link
     speed.
     """
 

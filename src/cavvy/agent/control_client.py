@@ -56,7 +56,8 @@ LOST = (409, 410)  # statuses after the claim: another agent now holds it
 
 
 class RetryingConnection:
-    """One connection and its back-off; `retry` is called some time after a request has failed."""
+    """One connection and its back-off. After a request has failed, `retry` is called when the
+    back-off has passed."""
 
     def __init__(self, link: ControlPlaneClient, retry: Callable[[], None]) -> None:
         self._link = link
@@ -240,8 +241,8 @@ class ControlPlaneClient:
             self._bytes.ask("POST", path + (f"&lost={lost}" if lost else ""), data, self._stored)
 
     def _pause(self) -> bool:
-        """Whether to wait for more log output before sending it; starts the timer for that. A
-        request for each line would cost too much.
+        """Whether to wait for more log output before sending the output so far; if so, starts the
+        timer that sends it. Sending each line in its own request would cost too much.
         """
         wait = self._log_at + LOG_PAUSE_S - time.monotonic()
         if wait <= 0 or self.hurry or self._log.backlog >= CHUNK:
@@ -368,7 +369,7 @@ class ExecStream:
 
 
 def nothing() -> None:
-    """Default callback for results that are not needed."""
+    """The default callback, which ignores the result."""
 
 
 def make_headers(config: AgentConfig) -> str:
@@ -384,8 +385,8 @@ def said(data: bytes) -> str:
 
 
 def complain(text: str) -> None:
-    """Write to the agent's own log, which its provider keeps; the task's log holds only the task's
-    output."""
+    """Write to the agent's own log, which the provider of the node keeps; the task's log holds only
+    the task's output."""
     try:
         os.write(
             2, f"cavvy-agent: {text}\n".encode()

@@ -65,8 +65,8 @@ class RetryBudget:
         self._delay = BackOff(FIRST_DELAY_S, LAST_DELAY_S)
 
     def lose(self, reason: str, *, silent: bool = False, status: int = 0) -> None:
-        """Wait before the next try. Raises StorageTimeout after too many failures in a row,
-        TransferFailed if the last one was a refusal.
+        """Wait before the next try. After too many failures in a row, raises TransferFailed if the
+        last request was refused, else StorageTimeout.
         """
         self._tries += 2 if silent else 1
         waited = time.monotonic() - self._since
@@ -138,7 +138,7 @@ class BlockingClient:
         body: object = None,
         query: str = "",
     ) -> tuple[int, bytes]:
-        """Return status and body of the answer; retry until the control plane answers."""
+        """Return the answer's status and body. Retries until the control plane answers."""
         while True:
             try:
                 reply = self.ask(method, route, body, query)
@@ -300,7 +300,8 @@ def connect(address: ServerAddress) -> http.client.HTTPConnection:
 
 
 class BlockingMailboxConnection(http.client.HTTPConnection):
-    """http.client over a mailbox. It sends one request at a time and waits for the answer."""
+    """An HTTP connection for http.client over a mailbox. It sends one request at a time and waits
+    for the answer."""
 
     def __init__(self, path: str) -> None:
         super().__init__("localhost")
@@ -330,4 +331,4 @@ class _MailboxSocket:
         return io.BytesIO(answer)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: a mailbox has no connection to close."""

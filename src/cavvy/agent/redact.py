@@ -32,8 +32,8 @@ class Redactor:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return the data with complete secrets replaced. The end of the data is held back if it
-        may be the beginning of a secret."""
+        """Return the data with complete secrets replaced. The last bytes are held back if they may
+        be the beginning of a secret."""
         if self._pattern is None:
             return data
         data = self._held + data

@@ -87,7 +87,7 @@ class RankRunner:
         self._loop.after(1, self._tick)
 
     def kept(self, seconds: float) -> None:
-        """Wait for more work for this time from now, if earlier work ran here."""
+        """If earlier work ran here, wait `seconds` from now for more work."""
         if self._waiting is not None:
             self._loop.cancel(self._waiting)
             self._waiting = self._loop.after(seconds, self._give_up_waiting)
@@ -174,8 +174,8 @@ class RankRunner:
         self._loop.after(KILL_WAIT_S, self._leave)
 
     def delivered(self) -> None:
-        """Continue after a delivery. Send the exit, which is the last message, once the whole log
-        is delivered; exit once everything is delivered.
+        """Take the next step after messages or output were delivered. Once the whole log is
+        delivered, send the exit, which is the last message. Once all messages are delivered, exit.
         """
         if self._state is AgentState.OVER and not self._log.pending:
             self._move(AgentState.EXITED)
@@ -361,7 +361,7 @@ class RankRunner:
             self._steps.run(work, self._env, reused=reused)
 
     def _may_go_on(self) -> WorkConfig | None:
-        """The work if its next step may start; otherwise end the work and return None."""
+        """Return the work if its next step may start; otherwise end the work and return None."""
         if self._work is None or self._state is AgentState.DISMISSED:
             self._leave()
         elif self._ending is not None:
@@ -396,8 +396,8 @@ class RankRunner:
         outcome, code, reason = judge(code, self._ending if interrupted else None)
         if oom_kills and outcome == "exit":
             reason = (
-                f"out of memory: the work used more than its limit of {self._config.memory_mib} MiB, "
-                "and the kernel killed it"
+                f"out of memory: the work used more than its limit of {self._config.memory_mib} "
+                "MiB, and the kernel killed it"
             )
         elif outcome == "exit" and (fault := self._faults.found or read_kernel(self._born)):
             outcome, reason = GPU, f"{fault} (exit code {code})"
@@ -406,8 +406,9 @@ class RankRunner:
     # The end.
 
     def _end(self, outcome: str, reason: str, seconds: float, reserve: float = 0.0) -> None:
-        """End everything within `seconds`, and the work itself `reserve` seconds earlier. A stop
-        takes precedence over a notice; the earlier time applies.
+        """End the work and its uploads within `seconds`; the work itself must end `reserve` seconds
+        before that. A stop takes precedence over a notice, and the earlier of two deadlines
+        applies.
         """
         if self._over:
             return
@@ -430,7 +431,8 @@ class RankRunner:
             self._loop.after(max(0.0, seconds - reserve), self._kill_work)
 
     def _kill_work(self) -> None:
-        """Kill the work but not the upload of its last checkpoint, which needs the reserve."""
+        """Kill the work, but not the upload of its last checkpoint, for which the rest of the time
+        is reserved."""
         if not self._over and not self._steps.finishing:
             self._steps.kill(save=True)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SidecarProcess(ABC):
-    """Runs at most one process at a time. Each line of its output is a JSON object. `finish` makes
+    """Runs at most one process at a time. Each line of its output is a JSON object. `finish` starts
     the last run, and `kill` ends it early.
 
     Subclasses implement `_look` (called every `every_s` seconds to start a process if needed),

@@ -79,7 +79,7 @@ class StepRunner:
             self.process.ask()
 
     def kill(self, *, save: bool = False) -> None:
-        """Send SIGKILL to everything or, with `save`, to everything except the uploads."""
+        """Send SIGKILL to the current step and, unless `save`, to the uploads."""
         if self.process is not None:
             self.process.kill()
         if not save:
@@ -100,7 +100,7 @@ class StepRunner:
             each.hurry()
 
     def reserve(self, seconds: float) -> float:
-        """Seconds of a notice to reserve for the upload of the work's last files."""
+        """The part of a notice's `seconds` to reserve for the upload of the work's last files."""
         self.hurry()
         needed = sum(
             1.5 * each.seconds + 1 if each.seconds else seconds / 4 for each in self._rescuers()
@@ -277,7 +277,8 @@ class StepRunner:
             complain(f"the cache cannot be cleaned: {error}")
 
     def _use_cache(self) -> None:
-        """Mark the setup or image file as used, so that cache cleaning keeps it."""
+        """Mark the setup or image file in the cache as used, so that the cleaning of the cache
+        keeps it."""
         if self._work.setup is None and self._work.image is None:
             return
         from .work.cache import TOUCH_S, touch

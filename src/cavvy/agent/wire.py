@@ -137,7 +137,7 @@ class RequestConnection(ABC):
         self._start()
 
     def close(self) -> None:
-        """Abandon the request and disconnect; no callback follows."""
+        """Abandon the request and disconnect; no callback is called after that."""
         self._end()
         self._disconnect()
 
@@ -443,8 +443,8 @@ def check_pin(connection: ssl.SSLSocket, address: ServerAddress) -> None:
 
 
 def _wants(error: OSError) -> int:
-    """The event that a TLS connection waits for, or 0 if the error is a real one. Plain sockets
-    never raise the errors that mean waiting.
+    """The event that a TLS connection waits for, or 0 if the error is not about waiting. Only TLS
+    sockets raise errors about waiting.
     """
     kind = type(error).__name__
     return READ if kind == "SSLWantReadError" else WRITE if kind == "SSLWantWriteError" else 0

@@ -1,4 +1,4 @@
-"""Gives a user shells, connections and files on this node; one pair of streams carries them all.
+"""Gives a user shells, connections and files on this node, all over one pair of streams.
 
 Runs in a separate process with the work's environment. `docs/guides/access.md` and `client/tunnel`
 describe the frames.
@@ -263,7 +263,8 @@ class RemoteSession:
     # Moving bytes
 
     def _watch(self, channel: SessionChannel) -> None:
-        """Poll the sources while the peer accepts data, and the sink while data waits for it."""
+        """Poll the sources while the peer accepts data, and the sink while data waits to be written
+        to it."""
         for fd in channel.sources:
             self._want(fd, select.POLLIN if channel.credit > 0 else 0)
         if channel.sink >= 0:
@@ -407,8 +408,8 @@ def control(channel: SessionChannel, asked: Fields) -> None:
 
 
 def _connect_streams(channel: SessionChannel, terminal: Fields | None) -> tuple[int, int, int]:
-    """Connect the channel to a new terminal or to three pipes. Returns the process's ends: standard
-    input, output and error.
+    """Connect the channel to a new terminal or to three pipes. Returns the ends that the process
+    gets: standard input, output and error.
     """
     if terminal:
         ours, theirs = os.openpty()

@@ -1,10 +1,10 @@
 """Checks that each GPU has its full memory, stores data correctly, and is as fast as its model,
 using the driver's libraries.
 
-The check allocates nearly all of the free memory in blocks. It writes random bytes, and later their
-complement, to the first block and copies them from block to block, so that the last block shows the
-errors of all blocks. GPU events measure the time of the copies, which gives the memory's speed.
-Each copied byte counts twice, because it is read and written.
+The check allocates blocks that fill nearly all of the free memory. It writes random bytes, and
+later their complement, to the first block and copies them from block to block, so that the last
+block shows the errors of all blocks. GPU events measure the time of the copies, which gives the
+memory's speed. Each copied byte counts twice, because it is read and written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNCORRECTED, SINCE_BOOT = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 
 
 class GpuFault(Exception):
-    """A GPU or its driver is faulty; the message contains the measured figures."""
+    """A GPU or its driver is faulty. The message contains what was measured."""
 
 
 class CudaDriver:
@@ -143,8 +143,8 @@ class CheckedGpu:
 
 
 def check_gpus(wanted: CheckConfig, count: int) -> list[str]:
-    """Return one line for each GPU. Raises GpuFault with the measured figures at the first GPU that
-    fails.
+    """Return one line for each GPU. If a GPU fails the check, raises GpuFault with what was
+    measured; the remaining GPUs are not checked.
     """
     cuda = CudaDriver()
     found = cuda.count()
@@ -169,8 +169,8 @@ def _check(
             )
         if free < total * LEAST_FREE:
             raise GpuFault(
-                f"only {free >> 20} of {total >> 20} MiB of GPU memory are free; other programs use "
-                "the rest"
+                f"only {free >> 20} of {total >> 20} MiB of GPU memory are free; other programs "
+                "use the rest"
             )
         errors = count_errors(nvml, gpu.uuid())
         blocks = gpu.allocate(max(LEAST_BLOCKS, (free - SPARED) // BLOCK))
@@ -206,8 +206,8 @@ def open_nvml() -> ctypes.CDLL | None:
 
 
 def count_errors(nvml: ctypes.CDLL | None, uuid: str) -> str:
-    """Return what NVML reports about the GPU's memory errors. Raises GpuFault if there are too
-    many."""
+    """Return what NVML reports about the GPU's memory errors. Raises GpuFault if there are
+    uncorrected errors, or if memory rows must be or could not be remapped."""
     handle = ctypes.c_void_p()
     if nvml is None or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
         return "the error counters cannot be read"

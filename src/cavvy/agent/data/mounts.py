@@ -122,7 +122,8 @@ def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
         if volume.path.startswith("~/"):
             if volume.kind != "folder":
                 raise CannotBuild(
-                    f"{volume.path} is in the node's home folder, which work in an image does not see"
+                    f"{volume.path} is in the node's home folder, but work in an image has "
+                    "another home folder"
                 )
             continue  # a link within the container; see `list_home_links`
         path = find_path(volume, folder)
@@ -157,8 +158,9 @@ def find_path(volume: VolumeConfig, folder: str) -> str:
 
 
 def link(config: AgentConfig, source: str, path: str) -> None:
-    """Link `path` to `source` until `remove_links`. Ranks of a gang on one machine share the first
-    one's link. Raises CannotBuild if something else is there, or the link may not be created.
+    """Link `path` to `source`; `remove_links` removes the link. Ranks of a gang on one machine
+    share the first one's link. Raises CannotBuild if another file is at `path`, or this user has no
+    permission to create the link.
     """
     with open(f"{config.home}/links", "a", encoding="utf-8", errors="surrogateescape") as file:
         file.write(path + "\n")
@@ -211,7 +213,7 @@ def remove_links(config: AgentConfig) -> None:
 
 
 def _is_shared(config: AgentConfig, source: str, path: str) -> bool:
-    """Whether a link leads to the same part of another rank of this gang."""
+    """Whether `path` is a link to the same file of another rank of this gang."""
     gang = os.path.dirname(config.home)
     rank, _, rest = os.path.relpath(os.path.realpath(path), os.path.realpath(gang)).partition("/")
     return rank.isdigit() and rest == os.path.relpath(source, config.home)

@@ -1,5 +1,5 @@
-"""Sends the outputs that have `every`: repeatedly while the work runs, and a last time after the
-work has ended, with any outcome.
+"""Sends the outputs for which the task sets `every`: repeatedly while the work runs, and once more
+after it has ended, whatever its outcome.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STILL_S = 2.0
 
 class OutputSync(SidecarProcess):
     """A timer starts each check. `finish` sends the remaining changes and then calls back; `kill`
-    aborts that.
+    aborts this last transfer.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class OutputSync(SidecarProcess):
         self._last = False  # this check is the last one
 
     def hurry(self) -> None:
-        """Check at once, since the node will be reclaimed soon."""
+        """Check the outputs at once, since the node will be reclaimed soon."""
         if self._done is None:
             self._look()
 
@@ -75,7 +75,8 @@ class OutputSync(SidecarProcess):
             self._told = self._problem
             if self._problem:
                 self._warn(
-                    f"outputs could not be sent: {self._problem}; retrying every {self._every_s:g} s"
+                    f"outputs could not be sent: {self._problem}; retrying every "
+                    f"{self._every_s:g} s"
                 )
 
     def _finish(self, done: Callable[[], None]) -> None:

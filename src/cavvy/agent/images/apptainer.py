@@ -95,8 +95,8 @@ def make_argv(
 
 
 def inner_environment(outer: dict[str, str], env: dict[str, str]) -> dict[str, str]:
-    """The environment for Apptainer: its own variables, and the work's with the prefix that
-    Apptainer strips.
+    """The environment for Apptainer: Apptainer's own variables, and those of the work with the
+    prefix that Apptainer strips.
     """
     given = {
         f"{name}ENV_{key}": value

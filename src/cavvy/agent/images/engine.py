@@ -26,7 +26,7 @@ def bring_image(
     env: dict[str, str],
     channel: int,
 ) -> None:
-    """Make the work's image available, and check that it can run here. Raises CannotBuild,
+    """Pull or build the work's image, and check that this node can run it. Raises CannotBuild,
     OSError.
     """
     image = work.image or ""
@@ -90,7 +90,8 @@ def build(
     env: dict[str, str],
     channel: int,
 ) -> None:
-    """Build the user's Dockerfile in a new copy of the frozen working folder, without inputs."""
+    """Build an image from the user's Dockerfile in a new copy of the frozen working folder, without
+    inputs."""
     assert work.build is not None
     os.write(channel, b"setup\n")
     context = config.home + "/context"

@@ -34,7 +34,8 @@ NOTHING = (204, 404, 410)
 
 
 class NoticePoll:
-    """Polls one source of notices; also fetches a token and the node's name if they are needed."""
+    """Polls one source of notices. It first fetches a token and the node's name, if the source
+    needs them."""
 
     def __init__(self, loop: EventLoop, notice: NoticeAddress, listener: Listener) -> None:
         self._loop = loop
