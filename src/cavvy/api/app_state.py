@@ -62,7 +62,7 @@ class AppState:
         return call(*args, **kwargs)
 
     async def wait_order(self, gang: str, rank: int, after: int, seconds: float) -> Order | None:
-        """Wait for the next order of a rank. Returns early when the server stops."""
+        """Wait for the next order to a rank. Returns early when the server stops."""
         if seconds <= 0 or self.watch.closed:
             return await self.control_plane.agents.order(gang, rank, after)
         self.polling[gang] += 1

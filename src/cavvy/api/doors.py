@@ -1,9 +1,9 @@
 """Limits what a connection may cost before it shows a token: the bytes and the time of a request's
 head, the time of a TLS handshake, and the number of waiting connections.
 
-httptools joins the pieces of an unfinished header again at every read, and uvicorn limits neither
-their size nor their time. Without these limits, a header of 64 MiB blocked the only request thread
-for 30 s.
+At every read, httptools joins all pieces of an unfinished header again, and uvicorn limits neither
+the size of a header nor the time that it may take. Without limits, a header of 64 MiB blocked the
+only request thread for 30 s.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._address = ""
 
     def connection_made(self, transport: Any) -> None:
-        """Refuse processes of other users before they can send anything."""
+        """Close connections from processes of other users before they can send data."""
         connection = transport.get_extra_info("socket")
         if connection is not None and not peer_is_us(connection):
             transport.abort()
@@ -313,8 +313,8 @@ class BoundedServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: Any = None) -> None:
-        """Like uvicorn's `startup`, but this class runs each TLS handshake, to count and time
-        it.
+        """Like uvicorn's `startup`, but this class runs each TLS handshake itself, so that it can
+        count the handshakes and limit their time.
         """
         loop = asyncio.get_running_loop()
         await self.lifespan.startup()

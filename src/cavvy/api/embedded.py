@@ -1,7 +1,7 @@
 """The process of the embedded server: one per state folder, in the background. It exits when idle.
 
-`cavvy.client.launch` starts it as `python -m cavvy.api.embedded --ready-fd N`. The process reports
-through the pipe N that it is serving, that another server is already serving, or why the start
+`cavvy.client.launch` starts it as `python -m cavvy.api.embedded --ready-fd N`. Through the pipe N,
+the process reports that it serves requests, that another server already does, or why the start
 failed.
 """
 
@@ -293,8 +293,8 @@ def _describe(address: str, listen: str | None, started_at: datetime) -> ServerF
 
 
 def _listen_tcp(where: str) -> "list[socket.socket]":
-    """A list with a listener at `where`, the setting `server.listen`; an empty list if the setting
-    is empty.
+    """A list with a listener at the address `where` (the setting `server.listen`), or an empty list
+    if the setting is empty.
     """
     import ipaddress
     import socket
@@ -334,7 +334,7 @@ def _family(host: str) -> "socket.AddressFamily":
 
 
 class _Lines(logging.Formatter):
-    """Formats each log record as one line of JSON, including the caller's `extra` fields."""
+    """Formats each log record as one line of JSON, with the `extra` fields of the logging call."""
 
     _plain = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 

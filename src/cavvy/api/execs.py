@@ -1,5 +1,5 @@
-"""Commands that run beside jobs. Users request them and agents run them; their output is kept in
-memory until it is read.
+"""Keeps the commands that run beside jobs. Users request them and agents run them; their output is
+kept in memory until it is read.
 
 When the server stops, the commands end; the waiting command line tools are notified and start their
 commands again.
@@ -23,7 +23,7 @@ _KEPT_EXECS = 64  # maximum number of ended commands that are kept
 
 @dataclass(slots=True, kw_only=True)
 class JobExec:
-    """One command. `data` begins at the offset `start` of its whole output."""
+    """One command. One command. `data` holds the output from the offset `start` on."""
 
     id: str
     job_id: str

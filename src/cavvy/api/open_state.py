@@ -193,8 +193,8 @@ def find_instance(provider: str, instance: str) -> Offer | None:
 
 
 def read_egress() -> Mapping[str, Money]:
-    """The catalog's prices for data that leaves a cloud. Without a catalog the result is empty, so
-    that moves cost nothing.
+    """The catalog's prices for data that leaves a cloud. Without a catalog the result is empty, and
+    moving data is counted as free.
     """
     try:
         with CatalogSnapshot.open() as snapshot:
@@ -222,8 +222,8 @@ def make_dependencies(
     address: str,
     storage: Path,
 ) -> ControlPlaneDependencies:
-    """What the server provides to the control plane: its address for agents, decrypted secrets, and
-    the folders that outlive attempts.
+    """What the server provides to the control plane: the address that agents use, decrypted
+    secrets, and the folders that outlive attempts.
     """
 
     async def open_secrets(project: str, names: Sequence[str]) -> dict[str, str]:

@@ -46,8 +46,8 @@ def document(
     gives: bool = False,
     headers: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The arguments for a route's decorator. `sends` marks a raw request body, and `gives` a raw
-    answer.
+    """The arguments for a route's decorator. `sends` means that the request body is raw bytes, and
+    `gives` that the answer is.
     """
     body = {"required": sends or _is_required(ask), "content": _BYTES if sends else _content(ask)}
     return {

@@ -35,7 +35,7 @@ class StateDirBusy(Exception):
 
 
 class StateDir:
-    """One state folder. One server holds it until the process ends."""
+    """One state folder. The server that has locked it holds it until its process ends."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -146,8 +146,8 @@ class StateDir:
                 os.unlink(path)
 
     async def beat(self) -> None:
-        """Until cancelled, refresh the mark that shows other hosts that this host uses a shared
-        folder.
+        """Until cancelled, refresh the mark in a shared folder, which shows other hosts that this
+        host's server uses it.
         """
         while self.shared:
             _touch(self.file("server.beat"))

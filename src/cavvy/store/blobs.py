@@ -35,8 +35,8 @@ class BlobStore:
         self._folder_parts = lru_cache(_FOLDERS)(partial(_list_parts, self))
 
     def missing(self, hashes: Iterable[str]) -> list[str]:
-        """The names of missing blobs, each once, in order. The other blobs count as new, so that a
-        concurrent garbage collection keeps them.
+        """Those of the named blobs that are missing, each once, in the given order. The time of the
+        others is set to now, so that a concurrent garbage collection keeps them.
 
         Raises HashMismatch if a name is not a SHA-256.
         """
@@ -59,7 +59,7 @@ class BlobStore:
         return BlobWriter(self._path(name), name)
 
     def put_all(self, blobs: Mapping[str, bytes]) -> None:
-        """Store many small blobs durably, at little more than the cost of a few.
+        """Store many small blobs durably, for little more than the cost of storing a few.
 
         All hashes are checked before anything is written. Raises HashMismatch or StoreFull; in that
         case no blob is stored.
@@ -130,8 +130,8 @@ class BlobStore:
         return path
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """The bytes of a blob, or None if it is missing or larger than `limit` bytes. Raises
-        HashMismatch if `name` is not a SHA-256.
+        """The bytes of a blob. Returns None if the blob is missing or larger than `limit` bytes.
+        Raises HashMismatch if `name` is not a SHA-256.
         """
         try:
             with open(self._path(name), "rb") as file:
@@ -288,7 +288,7 @@ class BlobWriter:
 
 
 def _finish_part(file: BufferedRandom, part: Path, path: Path) -> None:
-    """Complete the blob when all of its parts have arrived. If the hash differs, delete them and
+    """Complete the blob after all of its parts have arrived. If the hash differs, delete them and
     raise HashMismatch.
     """
     file.flush()
@@ -312,8 +312,8 @@ def _put_in_place(part: Path, path: Path) -> None:
 
 
 def _sync_all(paths: Sequence[Path]) -> None:
-    """Flush only these files or folders: syncfs would also wait for data that jobs on this machine
-    write.
+    """Flush these files or folders to the disk. syncfs would also wait for data that jobs on this
+    machine write.
     """
     with ThreadPoolExecutor(_SYNCS, "sync") as pool:
         for _ in pool.map(_sync, paths):

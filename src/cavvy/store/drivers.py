@@ -1,5 +1,5 @@
-"""The drivers of the two databases: how to connect and lock, and which store error each database
-error becomes.
+"""The drivers of the two databases: they connect, lock, and turn each database error into a store
+error.
 """
 
 import errno
@@ -35,8 +35,8 @@ class SqlCursor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseDriver:
-    """One database. Statements contain `?` for values, and run on the driver's own connection in
-    autocommit mode.
+    """One database. One database. Statements contain `?` for values, and run on the driver's own
+    connection in autocommit mode.
     """
 
     url: str  # postgresql://…; sqlite:///path
@@ -74,7 +74,7 @@ class DatabaseDriver:
 
 
 class DatabaseSession:
-    """One thread's connection. The two drivers have only `execute` and its cursor in common."""
+    """One thread's connection. Only `execute` and its cursor are the same in both drivers."""
 
     __slots__ = ("_raw", "_readonly", "_texts", "driver")
 

@@ -35,8 +35,8 @@ _FILE = re.compile(r"(\d+)\.(\d+)\.log(?:\.(\d{20}))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSlice:
-    """Some bytes of a log, and the offset for the next read. If `dropped` bytes were lost, `data`
-    is a line that reports this.
+    """Some bytes of a log, and the offset at which the next read continues. If `dropped` bytes were
+    lost, `data` is a line that reports this.
     """
 
     data: bytes
@@ -118,8 +118,8 @@ class LogStore:
         offset: int = 0,
         limit: int = 1 << 20,
     ) -> LogSlice:
-        """At most `limit` bytes from `offset` on, or no bytes at the end. A gap is returned as one
-        line that reports it.
+        """At most `limit` bytes from `offset` on; no bytes at the end of the log. A gap is returned
+        as one line that reports it.
         """
         while True:
             log = self._seen(project, job_id, attempt, rank)

@@ -71,8 +71,8 @@ class SecretSealer:
 
 
 def _bound_to(project: str, name: str) -> bytes:
-    """The data that binds a sealed value to its project and name. The lengths distinguish a/bc from
-    ab/c.
+    """The data that binds a sealed value to its project and name. Their lengths are included, so
+    that project a with name bc differs from project ab with name c.
     """
     return f"{len(project)}:{project}/{name}".encode()
 

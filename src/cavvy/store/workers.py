@@ -1,4 +1,5 @@
-"""Threads that each own a connection, and run work for the event loop one by one or in groups."""
+"""Threads that each own a connection, and run work items for the event loop one by one or in
+groups."""
 
 import asyncio
 from collections import defaultdict
@@ -47,7 +48,7 @@ class StoreWorkers:
             thread.start()
 
     async def do(self, work: Callable[[DatabaseSession], _T]) -> _T:
-        """Run `work` in a thread. Work that has started finishes even if the caller is
+        """Run `work` in a thread. Once work has started, it runs to its end even if the caller is
         cancelled.
         """
         if self._closed:

@@ -25,7 +25,8 @@ SHARE = 0.25  # share of the file system that the cache may fill
 
 
 def is_due(cache: str) -> bool:
-    """Whether the last cleaning was long ago; a cache that was created today needs none."""
+    """Whether the last cleaning was so long ago that another one is due. A new cache counts as
+    cleaned."""
     mark = cache + "/swept"
     try:
         return time.time() - os.stat(mark).st_mtime >= EVERY_S
@@ -109,8 +110,8 @@ def _measure(folder: str) -> int:
 
 
 def _remove(path: str, used: float) -> bool:
-    """Remove an entry unless it was used after the time `used`; returns whether it was removed. A
-    setup stays while an agent makes or copies it.
+    """Remove an entry unless it was used after the time `used`. Returns whether the entry was
+    removed. A setup stays while an agent makes or copies it.
 
     The lock file of a removed setup stays, since agents may be waiting for it.
     """

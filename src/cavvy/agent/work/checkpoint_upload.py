@@ -93,8 +93,8 @@ def hand_over(
     result.
 
     `since_ns`: time of the newest change already uploaded; `began_ns`: when this attempt's work
-    started. `quiet`: report no waits for the bucket. `copy_first`: copy the files on this disk and
-    upload the copy, since the work changes its files faster than they can be uploaded.
+    started. `quiet`: report no waits for the bucket. `copy_first`: upload copies of the files on
+    this disk, since the work changes the files faster than they can be uploaded.
     """
     from .monitor import written
 
@@ -137,12 +137,12 @@ def _send_checkpoint(
 
 
 def copies_of(config: AgentConfig) -> str:
-    """The folder for copies of files during the upload."""
+    """The folder that holds copies of files during the upload."""
     return config.home + "/copies"
 
 
 def tell_waiting(text: str) -> None:
-    """Make the agent report what the upload waits for."""
+    """Print the line with which the agent reports what the upload waits for."""
     os.write(1, (json.dumps({"state": "waits", "reason": text}) + "\n").encode())
 
 
@@ -243,7 +243,8 @@ class CheckpointUpload:
         send_file(self._config, name, entry.size, read, self._tell)
 
     def _send(self, entry: FileEntry, name: str) -> None:
-        """Send one file; after a failure, continue from the position that the control plane has."""
+        """Send one file. After a failure, continue at the position up to which the control plane
+        has it."""
         offset, size = 0, entry.size
         while True:
             query = f"&offset={offset}&size={size}" if size > PART else ""
@@ -307,7 +308,7 @@ class CheckpointUpload:
         return str(known[3]) if known and known[:3] == list(entry[1:4]) else None
 
     def get_file(self, entry: FileEntry) -> int:
-        """A file descriptor of the file as it was listed. Raises FileChanged."""
+        """A file descriptor of the file, which is the file that was listed. Raises FileChanged."""
         if entry.path not in self._open:
             try:
                 opened = os.open(os.path.join(self._folder, entry.path), os.O_RDONLY | os.O_CLOEXEC)
@@ -352,8 +353,8 @@ class UploadBody:
 
 
 def settle(config: AgentConfig, storage: str, attempt: int, tell: Tell | None = None) -> str:
-    """Download a newer checkpoint, if there is one, to a folder that the nodes share. Rank 0 does
-    this while the other ranks wait. See `restore` for the result and the errors.
+    """Download a newer checkpoint, if there is one, to a folder that the nodes share. Rank 0
+    downloads it while the other ranks wait. See `restore` for the result and the errors.
 
     The file `attempt` next to the folder contains the number of the attempt that used the folder
     last. A checkpoint that a later attempt uploaded is newer than the folder.
@@ -437,8 +438,8 @@ def fetch(
 
 
 def newest(entries: list[FileEntry]) -> int:
-    """When the newest file was written, in nanoseconds since the epoch, or 0 if there are no
-    files."""
+    """The time at which the newest file was written, in nanoseconds since the epoch; 0 if there are
+    no files."""
     return max((entry.mtime_ns for entry in entries), default=0)
 
 

@@ -84,7 +84,8 @@ def find_shell() -> str:
 
 
 def base_environment(*, every: bool = False) -> dict[str, str]:
-    """The variables of a login shell; `every` adds all other variables of the node's image."""
+    """The variables of a login shell. With `every`, all other variables of the node's image are
+    added."""
     env = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1"}
     for name, value in os.environ.items():
         if name in BASE or name.startswith("LC_") or every:

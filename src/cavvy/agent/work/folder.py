@@ -15,7 +15,7 @@ from .trees import copy_file, copy_tree, remove_tree
 
 
 class CannotBuild(Exception):
-    """The folder cannot be made as the task requires; the message explains it to the user."""
+    """The folder or image cannot be made as the task requires. The message tells the user why."""
 
 
 def build_folder(
@@ -25,7 +25,7 @@ def build_folder(
     env: dict[str, str],
     only: list[str] | None = None,
 ) -> None:
-    """Create `folder` again, with only the files and folders in `only` if given. Raises
+    """Create `folder` anew. If `only` is given, the folder has only these files and folders. Raises
     CannotBuild, OSError.
     """
     remove_tree(folder)
@@ -131,8 +131,8 @@ def link_checkpoint(checkpoint: CheckpointConfig, folder: str) -> str:
     """Link the checkpoint's path to its storage and return the storage. Raises CannotBuild,
     OSError.
 
-    Files that the working folder has at that path become the first checkpoint, unless a later one
-    exists.
+    If the storage is empty, files that the working folder has at that path become the first
+    checkpoint.
     """
     path = inside(folder, checkpoint.path)
     if checkpoint.storage is None:

@@ -13,15 +13,16 @@ from .reaper import ChildCommand, guard, reap, sweep
 
 
 def _ignore(*_: object) -> None:
-    """The default of all callbacks."""
+    """The default callback, which does nothing."""
 
 
 class WorkProcess:
     """Starts the command under its own reaper and calls back.
 
-    It calls `wrote(bytes)` with output, `heard(line)` with lines that the command's function writes
-    to its channel, and `ended(code)` when the first process has ended (None: the reaper was
-    killed). The last call is `gone()`, when all processes have ended and all output was passed on.
+    The callbacks are `wrote(bytes)` for output, `heard(line)` for lines that the command's function
+    writes to its channel, and `ended(code)` for the end of the first process (None if the reaper
+    was killed). The last call is `gone()`, when all processes have ended and all output was passed
+    on.
     """
 
     def __init__(

@@ -150,7 +150,7 @@ class Reaper:
                     poll.unregister(fd)
 
     def _reap(self) -> bool:
-        """Reap all processes that have ended; returns False when none is left."""
+        """Reap all child processes that have ended. Returns False when no child is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -205,8 +205,8 @@ class Reaper:
 
 
 def descendants(*roots: int) -> list[int]:
-    """Every process below these reapers. None escapes: orphans are adopted by the nearest
-    reaper.
+    """The IDs of all processes below these reapers. No process is missed, because the nearest
+    reaper adopts orphans.
     """
     children: dict[int, list[int]] = {}
     try:
@@ -255,7 +255,7 @@ def sweep() -> None:
 
 
 def reap() -> bool:
-    """Reap ended child processes; returns False if no others are left."""
+    """Reap the child processes that have ended. Returns False if no child is left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

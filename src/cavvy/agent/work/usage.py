@@ -58,7 +58,8 @@ class UsageMeter:
 
 
 def list_marked(mark: bytes) -> list[int]:
-    """Processes with this variable in their environment, as far as the agent may read it."""
+    """The processes that have this variable in their environment, as far as the agent may read
+    it."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():
@@ -72,8 +73,8 @@ def list_marked(mark: bytes) -> list[int]:
 
 
 def measure_gpus(devices: list[str] | None, indices: list[int]) -> int:
-    """Print the usage of these GPUs (None: all) as a line of JSON every ten seconds; runs in its
-    own process, since a faulty driver can hang forever.
+    """Print the usage of these GPUs (of all GPUs if None) as a line of JSON every ten seconds. Runs
+    in its own process, since a faulty driver can hang forever.
     """
     import ctypes
 

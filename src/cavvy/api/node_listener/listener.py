@@ -165,5 +165,5 @@ def _is_for_nodes(path: str) -> bool:
 
 
 def _is_download(path: str) -> bool:
-    """Whether the path is of a file named by its hash, or of the script that joins a machine."""
+    """Whether the path names a file by its hash, or the script that joins a machine."""
     return path.startswith(BOOT) or (path.startswith(NODES) and path.endswith("/script"))

@@ -49,7 +49,7 @@ RankQuery = Annotated[int, Query(ge=0, le=1_000_000)]
 
 
 class ClaimAsk(Struct, frozen=True, kw_only=True):
-    """An agent requests the work of its rank."""
+    """An agent's request for the work of its rank."""
 
     gang: Name
     rank: Rank
@@ -59,7 +59,8 @@ class ClaimAsk(Struct, frozen=True, kw_only=True):
 
 
 class ClaimAnswer(Answer, frozen=True, kw_only=True):
-    """The agent must wait `after_s` for the other ranks, or do `work`."""
+    """The answer to a claim: `work` to do, or the seconds `after_s` after which the agent must ask
+    again, while other ranks are not ready."""
 
     state: str
     after_s: float | None = None
@@ -72,7 +73,7 @@ class ClaimAnswer(Answer, frozen=True, kw_only=True):
 
 
 class MessagesAnswer(Answer, frozen=True, kw_only=True):
-    """Every message up to number `ack` is stored."""
+    """Confirms that every message up to number `ack` is stored."""
 
     ack: int
     lease_s: float
@@ -103,7 +104,7 @@ class OrdersAnswer(Answer, frozen=True, kw_only=True):
 
 
 class ExecAnswer(Answer, frozen=True, kw_only=True):
-    """The output was accepted."""
+    """Confirms that the output was accepted."""
 
 
 @router.post(

@@ -57,7 +57,7 @@ class PartAnswer(Answer, frozen=True, kw_only=True):
 
 
 class CommitAsk(Struct, frozen=True, kw_only=True):
-    """Commits a checkpoint: its folder has these files, and all of them have been sent."""
+    """Commits a checkpoint with these files, all of which have been sent."""
 
     gang: Name
     rank: Rank
@@ -67,7 +67,8 @@ class CommitAsk(Struct, frozen=True, kw_only=True):
 
 
 class CommitAnswer(Answer, frozen=True, kw_only=True):
-    """The checkpoint's number, or null if files are missing, which the agent must send (again)."""
+    """The checkpoint's number, or null if files are missing, which the agent must then send, if
+    necessary again."""
 
     number: int | None
     missing: list[str] = field(default_factory=list)

@@ -53,7 +53,7 @@ class InputEntry(Answer, frozen=True, kw_only=True):
 
 
 class InputAnswer(Answer, frozen=True, kw_only=True):
-    """Some of an input's files. To get more, send `next`."""
+    """Some of an input's files. To get the next ones, the agent sends `next`."""
 
     files: list[InputEntry]
     next: str
@@ -70,7 +70,7 @@ class UploadAsk(Struct, frozen=True, kw_only=True):
 
 class UploadAnswer(Answer, frozen=True, kw_only=True):
     """How to upload the file: in parts of `part_bytes`, or in one request if `upload` is "". With
-    `relay`, send it through the control plane.
+    `relay`, the agent sends the file to the control plane, which relays it.
     """
 
     upload: str
@@ -103,7 +103,7 @@ class AbortAsk(Struct, frozen=True, kw_only=True):
 
 
 class MovedAnswer(Answer, frozen=True, kw_only=True):
-    """The part was accepted."""
+    """Confirms that the part was accepted."""
 
 
 @router.get(

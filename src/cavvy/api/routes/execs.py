@@ -126,7 +126,8 @@ async def give(
     offset: PositionQuery = 0,
     end: bool = False,
 ) -> Response:
-    """The answer names the next expected byte; unaccepted input must be sent again."""
+    """Accept input. The answer gives the offset of the next expected byte; input after it must be
+    sent again."""
     app_state = app_state_of(request)
     data = await read_bytes(request, _INPUT_LIMIT)
     job = await _find(app_state, project, name)
@@ -139,8 +140,8 @@ async def give(
 
 
 async def _find(app_state: AppState, project: str, name: str) -> Job:
-    """The unfinished job with this name, else the newest job of the machine with this name, else
-    the job that has ended. Raises ApiProblem.
+    """The unfinished job with this name. If there is none, the newest job of the machine with this
+    name; if there is no machine either, the ended job with this name. Raises ApiProblem.
     """
     try:
         job: Job | None = await app_state.store.find_job(project, name)

@@ -165,8 +165,8 @@ def _gangs(sweep: OrphanReport) -> list[wire.CleanupItem]:
 
 
 def _over(orphan: OrphanGang) -> OrphanGang:
-    """The gang, with another reason if its job has ended. Such a gang is billed until it is gone,
-    but is listed as being removed.
+    """The gang, with another reason to list it if its job has ended. Such a gang is billed until it
+    is gone, but is listed as being removed.
     """
     return (
         orphan

@@ -320,7 +320,7 @@ async def find_job(app_state: AppState, project: str, name: str) -> Job:
 
 
 def named(job: Job) -> str:
-    """The job as an argument of commands."""
+    """How commands name the job, for hints."""
     return job.name if job.project == _USUAL_PROJECT else f"{job.name} -p {job.project}"
 
 

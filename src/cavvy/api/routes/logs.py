@@ -134,8 +134,8 @@ async def _piece(
     tail_bytes: int | None,
     only: bool,
 ) -> LogChunk:
-    """A chunk from `offset` of `attempt` (0 or None for the first attempt with a log), or the
-    beginning of the next attempt's log.
+    """A chunk of the attempt's log from `offset` on, or the beginning of the next attempt's log.
+    `attempt` is 0 or None for the first attempt with a log.
     """
     number = attempt or min(1, job.attempt)
     ended = job.phase in JOB_ENDS

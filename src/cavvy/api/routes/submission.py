@@ -41,8 +41,8 @@ _decode_origin = msgspec.json.Decoder(RunOrigin).decode
 async def submit_task(
     app_state: AppState, project: str, ask: wire.SubmitRequest, key: str | None
 ) -> tuple[Job, bool]:
-    """Store the job. The second value is False if `key` had created the job before. Raises
-    ApiProblem, SpecError.
+    """Store the job. The second value is False if an earlier request with `key` created the job.
+    Raises ApiProblem, SpecError.
     """
     now = app_state.now()
     text = read_text(ask)
@@ -91,9 +91,9 @@ async def start_machine(
 async def admit_task(
     app_state: AppState, task: Task, now: datetime, user: str, *, consented: bool
 ) -> tuple[Task, bool]:
-    """The task as it will run, and whether the user agreed to pay for it, on its machine if it
-    names one. Raises ApiProblem if neither an offer nor the machine can run it, or if a needed
-    consent is missing.
+    """The task as it will run (on its machine, if it names one), and whether the user agreed to pay
+    for it. Raises ApiProblem if neither an offer nor the machine can run it, or if a needed consent
+    is missing.
     """
     if task.machine is None:
         await check_offers(app_state, task, now, consented=consented)
@@ -160,8 +160,8 @@ def read_task(
 
 
 def read_origin(ask: wire.SubmitRequest, text: str) -> RunOrigin:
-    """The origin of the run. Its text is the submitted text, unless the client sends another text.
-    Raises ApiProblem.
+    """The origin of the run. Its text is the submitted task file, unless the client sends another
+    text. Raises ApiProblem.
     """
     if isinstance(ask.origin, msgspec.UnsetType):
         origin = RunOrigin()

@@ -55,7 +55,7 @@ class CheckpointFolders:
             return 0 if folder.is_dir() and any(folder.iterdir()) else NO_ATTEMPT
 
     def lend(self, project: str, job_id: str, attempt: int) -> None:
-        """Record that this attempt now uses the folder."""
+        """Record that this attempt now has write access to the folder."""
         job = self._job(project, job_id)
         try:
             job.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -94,8 +94,8 @@ class CheckpointFolders:
         return [_take(blobs, folder, path) for path in sorted(_walk(folder))]
 
     def lay_out(self, project: str, job_id: str, files: Iterable[CheckpointFile]) -> None:
-        """Make the checkpoint folder contain exactly these files. What an interrupted call left
-        behind is deleted first. Raises StoreFull.
+        """Make the checkpoint folder contain exactly these files. Files that an interrupted call
+        left behind are deleted first. Raises StoreFull.
         """
         job, blobs = self._job(project, job_id), self.blobs(project, job_id)
         fresh, old, folder = job / "checkpoint.new", job / "checkpoint.old", job / "checkpoint"
