@@ -59,7 +59,7 @@ def test_good_gpus_are_measured_and_the_work_runs(driver: Path) -> None:
             {"flip": 7},
             "GPU memory does not keep written data: 1 wrong bits in the first damaged block of 4 MiB",
         ),
-        ({"mib": 3072}, "the memory has 3072 MiB; a A100 has at least 3686"),
+        ({"mib": 3072}, "the GPU has 3072 MiB of memory; a A100 has at least 3686"),
         ({"free": 50}, "2047 of 4096 MiB of GPU memory are free; other programs use the rest"),
         ({"ecc": 3}, "3 uncorrected memory errors since the node booted"),
         ({"rows": 1}, "the GPU could not repair its memory"),

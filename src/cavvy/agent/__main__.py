@@ -24,4 +24,5 @@ if __name__ == "__main__":
 
     code = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(code)  # nothing is left to clean up, and a normal exit takes as long as a short job
+    # nothing is left to clean up, and a normal exit of Python takes as long as a short job
+    os._exit(code)

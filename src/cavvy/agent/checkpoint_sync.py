@@ -27,7 +27,7 @@ LOOK_S = 3.0
 HURRY_S = 0.5  # seconds between checks when the node is about to be reclaimed
 RESTLESS_S = 300.0  # seconds after which a constantly changing folder is reported
 VOIDS = 5  # failed uploads in a row after which a constantly changing file is reported
-LAST_TRIES = 3  # tries after the work's end, when the folder no longer changes
+LAST_TRIES = 3  # number of tries after the work's end, when the folder no longer changes
 
 
 class CheckpointSync(SidecarProcess):

@@ -81,7 +81,7 @@ class ConfigFields:
             expected, fits = KINDS[plain]
             if not fits(value):
                 raise BadConfig(f"{self._what}: `{name}` must be {expected}, not {value!r}")
-            if plain == TABLE and isinstance(value, dict):  # numbers as in a shell
+            if plain == TABLE and isinstance(value, dict):  # numbers become text, as in a shell
                 return {str(key): _shown(item) for key, item in value.items()}
             return value
         make, what = globals()[plain.replace("list[", "").rstrip("]")], f"{self._what}.{name}"
@@ -213,8 +213,9 @@ class RankPaths:
         self.started_file = home + "/started"
         self.status_file = home + "/status"
         self.exit_file = home + "/exit.json"
-        self.undelivered_file = home + "/undelivered"  # exists while messages are undelivered
-        self.phase_file = home + "/phase"  # phase of a container: setup, failed or run
+        # this file exists while messages are undelivered
+        self.undelivered_file = home + "/undelivered"
+        self.phase_file = home + "/phase"  # contains the phase of a container: setup, failed or run
 
 
 class AgentConfig(ConfigRecord, RankPaths):
@@ -233,9 +234,11 @@ class AgentConfig(ConfigRecord, RankPaths):
     hides: str = ""  # a folder that the work must not see, except this rank's parts of it
     lease_s: float = 21600
     grace_s: float = 10
-    leaves_after_s: float = 0  # 0: the provider deletes this rank's home with the node
+    # if 0, the agent waits for the server, because the provider deletes the rank's home with the
+    # node
+    leaves_after_s: float = 0
     boxed: bool  # the node itself was started from the work's image
-    devices: list[str] | None  # None: all GPUs of the node
+    devices: list[str] | None  # None means all GPUs of the node
     device_indices: list[int]
     vendor: str = ""
     cpus: float | None
@@ -302,8 +305,8 @@ class CheckConfig(ConfigRecord):
     """
 
     share: float
-    link_mbps: float = 0  # minimum speed between two nodes; 0: only measure it
-    kind: str = ""  # model of each GPU, "" if unknown
+    link_mbps: float = 0  # minimum speed between two nodes; 0 means to measure it only
+    kind: str = ""  # the model of each GPU, or "" if it is unknown
     memory_mib: int = 0
     bandwidth_gbs: float = 0  # data-sheet bandwidth of the GPU's memory
 
@@ -337,7 +340,7 @@ class WorkConfig(ConfigRecord):
     gang_key: str = ""
     setup: str | None
     setup_key: str | None
-    setup_uses: list[str] | None  # None: the whole folder
+    setup_uses: list[str] | None  # None means the whole folder
     image: str | None
     image_login: str | None  # USER:PASSWORD
     build: BuildConfig | None

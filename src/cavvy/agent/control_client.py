@@ -41,7 +41,7 @@ TIMEOUT_S = 30.0
 ORDERS_WAIT_S = 30
 FIRST_DELAY_S = 0.1
 LAST_DELAY_S = 5.0
-LOG_PAUSE_S = 0.1  # seconds between pieces of a slow log
+LOG_PAUSE_S = 0.1  # seconds between two pieces of a log that grows slowly
 ORDERS_DELAY_S = 0.25  # seconds before the first request for orders; shorter work sends none
 
 
@@ -51,7 +51,7 @@ REFUSALS = (
     409,
     410,
     426,
-)  # statuses that refuse a claim for good
+)  # statuses that refuse a claim permanently
 LOST = (409, 410)  # statuses after the claim: another agent now holds it
 
 
@@ -318,7 +318,8 @@ class ExecStream:
         self._path = path
         self._data = bytearray()
         self._code: int | None = None
-        self._offset = 0  # of the first undelivered byte, so that a retry duplicates nothing
+        # offset of the first undelivered byte, so that a retry duplicates no output
+        self._offset = 0
         self._begun = True
         self._done: Callable[[], None] = nothing
         self.drained: Callable[[], None] = nothing
@@ -390,6 +391,6 @@ def complain(text: str) -> None:
     try:
         os.write(
             2, f"cavvy-agent: {text}\n".encode()
-        )  # unbuffered, so that nothing can fail at exit
+        )  # unbuffered, so that no write can fail at exit
     except OSError:
-        return  # The disk is full; the work matters more.
+        return  # The disk is full; the work must go on without this line.

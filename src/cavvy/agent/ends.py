@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-EX_TEMPFAIL = 75  # of sysexits.h: "checkpointed, run me again"
+EX_TEMPFAIL = 75  # of sysexits.h: the task has saved a checkpoint and asks to be run again
 # Signals that end a program by default and usually come from outside. A shell reports signal N as
 # exit code 128 + N.
 DEADLY = (

@@ -37,7 +37,7 @@ TRIES = 8  # consecutive failures of one request; a failure without any answer c
 TOLD_EVERY_S = 10.0
 FAULTS = (OSError, http.client.HTTPException)  # urllib.error.URLError is an OSError
 REFUSALS = (401, 403, 404, 409, 410)
-PASSING = (408, 425, 429)  # 4xx statuses after which the same request may succeed later
+PASSING = (408, 425, 429)  # those 4xx statuses after which the same request may succeed later
 TROUBLE = "data-trouble"  # error code for a failing storage behind the control plane
 
 
@@ -116,7 +116,8 @@ class BlockingClient:
             "Cavvy-Agent-Protocol": str(PROTOCOL),
             "Content-Type": "application/json",
         }
-        if isinstance(size := getattr(body, "size", None), int):  # http.client sets it for bytes
+        if isinstance(size := getattr(body, "size", None), int):
+            # for bytes, http.client sets this header itself
             headers["Content-Length"] = str(size)
         try:
             if self._connection is None:

@@ -121,7 +121,8 @@ class LogSpool:
 
     def _hold(self, data: bytes) -> None:
         if self._segments and not self._segments[-1][1]:
-            self._drop(len(self._segments) - 1)  # its file was created but could not be written
+            # the segment's file was created but could not be written
+            self._drop(len(self._segments) - 1)
         kept = data[: max(0, HELD - sum(map(len, self._held.values())))]
         last = self._segments[-1] if self._segments else [-1, 0]
         if kept and last[0] in self._held and sum(last) == self.size:

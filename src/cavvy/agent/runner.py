@@ -35,7 +35,8 @@ KILL_WAIT_S = (
 FAREWELL_S = 2.0  # seconds for the last messages when SIGTERM arrives after the work's end
 # Outcomes after which a kept node waits for other work, by whether it belongs to a machine
 SPARES_NODE = {False: ("succeeded", "exit"), True: ("succeeded", "exit", "setup", "stopped")}
-LONGEST_SAVE_S = 86400.0  # longest checkpoint time that a task may report
+# the longest time for saving a checkpoint, in seconds, that a task may report
+LONGEST_SAVE_S = 86400.0
 SIGNAL_WAIT_S = {True: 0.5, False: 0.05}
 DELIVER_S = 20.0  # seconds that an agent with --deliver keeps trying
 
@@ -56,7 +57,7 @@ class RankRunner:
         self._redactor = Redactor([])
         self._work: WorkConfig | None = None
         self._env: dict[str, str] = {}
-        # outcome and reason, once the work must end
+        # outcome and reason of the end, once the work must end
         self._ending: tuple[str, str] | None = None
         self._kill_timer: LoopTimer | None = None
         self._state = AgentState.WAITING
@@ -68,13 +69,14 @@ class RankRunner:
         self._polls: list[NoticePoll] = []
         self._every_s: float | None = None
         self._again = False  # whether the task has saved its state and asked to be run again
-        self._cost_s: float | None = None  # of the task's newest checkpoint, as it reported
+        # facts about the task's newest checkpoint, as the task reported them
+        self._cost_s: float | None = None
         self.execs = RankExecs(loop, self.delivered)
         # Set when the agent leaves after its work: seconds for which the node's next agent waits
         # for more work.
         self.keep_s = 0.0
         self._terminated = False  # whether SIGTERM has arrived
-        self._waiting: LoopTimer | None = None  # ends the wait for more work
+        self._waiting: LoopTimer | None = None  # the timer that ends the wait for more work
         self.link = ControlPlaneClient(loop, config, nonce, self._outbox, self._log, self)
 
     def claim(self, waits_s: float | None = None) -> None:

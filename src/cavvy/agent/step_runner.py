@@ -56,18 +56,19 @@ class StepRunner:
         self.process: WorkProcess | None = None
         self._code: int | None = None
         self._oom_kills = 0
-        self._asked = False  # the step's first process received SIGTERM before it ended
-        self.interrupted = False  # the task itself received SIGTERM before it ended
+        self._asked = False  # whether the step's first process received SIGTERM before it ended
+        self.interrupted = False  # whether the task itself received SIGTERM before it ended
         self._watch: WorkMonitor | None = None  # set while the task itself runs
-        self._running = False  # the owner was notified that the task runs
+        self._running = False  # whether the owner was notified that the task runs
         self._group: str | None = None
         self._gpus: WorkProcess | None = None
         self._sweeper: WorkProcess | None = None
         self._streams: PipeStreams | None = None
         self.checkpoint_sync: CheckpointSync | None = (
-            None  # uploads checkpoints that are not on shared storage
+            None  # uploads checkpoints if they are not on shared storage
         )
-        self._checkpoints: CheckpointWatcher | None = None  # watches those on shared storage
+        # watches checkpoints if they are on shared storage
+        self._checkpoints: CheckpointWatcher | None = None
         self.output_sync: OutputSync | None = None  # sends outputs while the work runs
         self._result: dict[str, object] = {}
         self._check_until: float | None = None
@@ -121,7 +122,7 @@ class StepRunner:
         if work.setup is not None and work.image is None:
             kept = find_setup(self._config, work)
             env["CAVVY_SETUP_DIR"] = kept + "/dir"
-            if not self._config.boxed:  # an image brings its own Python
+            if not self._config.boxed:  # an image has its own Python
                 from .work.venv import use_venv
 
                 use_venv(env, kept + "/venv")
@@ -291,7 +292,7 @@ class StepRunner:
 
             touch(find_setup(self._config, self._work) + "/finished")
         else:
-            touch(read_text(self._config.home + "/sif"))  # exists only for Apptainer
+            touch(read_text(self._config.home + "/sif"))  # this file exists only for Apptainer
 
     def _measure_gpus(self) -> None:
         """Measure the GPUs in a separate process, so that a hanging driver blocks nothing else."""

@@ -178,10 +178,10 @@ class LoopConnection(RequestConnection):
     def __init__(self, loop: EventLoop, address: ServerAddress, headers: str) -> None:
         super().__init__(loop, address, headers)
         self._socket: socket.socket | None = None
-        self._ready = False  # connected, with the TLS handshake complete
+        self._ready = False  # whether the socket is connected and the TLS handshake is complete
         self._wrapped = False  # whether the socket uses TLS
-        self._fresh = True  # true until the first answer on this connection
-        self._turn = 0  # index of the resolved address being tried
+        self._fresh = True  # True until the first answer arrives on this connection
+        self._turn = 0  # index of the resolved address that is tried
         self._out = memoryview(b"")
         self._in = bytearray()
         self.said: dict[str, str] = {}  # headers of the last answer

@@ -110,7 +110,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
     return _answer(problem)
 
 
-_FORMS: Mapping[str, str] = {  # what the pattern of a name allows, in words
+_FORMS: Mapping[str, str] = {  # pattern of a name -> what the pattern allows, in words
     r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$": "may contain only a-z, 0-9 and, between them, -",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "may contain only letters, digits and _, and no digit first",
 }

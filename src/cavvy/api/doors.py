@@ -22,8 +22,9 @@ from cavvy.api.auth import is_open
 from cavvy.api.node_listener.tls import TlsContexts
 from cavvy.api.state_dir import peer_is_us
 
-HEAD_BYTES = 64 * 1024  # also the limit of Cavvy's client; nginx has 32 KiB, h11 64 KiB
-HEADERS = 100  # also the limit of http.client and Apache
+# maximum bytes of a head; Cavvy's client has the same limit, nginx 32 KiB, h11 64 KiB
+HEAD_BYTES = 64 * 1024
+HEADERS = 100  # maximum number of headers; http.client and Apache have the same limit
 HEAD_S = 10.0  # seconds for a complete head, and for a TLS handshake
 WAITING = 512  # maximum number of connections without a request, per listener
 WAITING_EACH = 64  # maximum number of connections without a request, per address
@@ -100,7 +101,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_no_more()
-        if self.transport is not None:  # closes like after a failed handshake
+        if self.transport is not None:
+            # closes the connection in the same way as after a failed handshake
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -175,7 +177,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._rest = 0
         if self._head > HEAD_BYTES or len(self.headers) >= HEADERS:
             self._refusal = 431
-            raise ValueError("the request's header is too large")  # makes the parser fail
+            # an error here makes the parser fail
+            raise ValueError("the request's header is too large")
 
     def _refuse(self, status: int) -> None:
         self._wait_no_more()
@@ -301,7 +304,8 @@ class BoundedServer(uvicorn.Server):
             date_header=False,
             proxy_headers=False,
             timeout_keep_alive=120,
-            timeout_graceful_shutdown=1,  # seconds that requests in progress may still take
+            # seconds that requests in progress may still take after the server stops listening
+            timeout_graceful_shutdown=1,
             backlog=1024,
         )
         super().__init__(config)

@@ -30,12 +30,13 @@ class JobExec:
     gang: str
     rank: int
     command: list[str]
-    told: bool = False  # the command was sent to its agent, which may not have received it
-    taken: bool = False  # the agent has answered, so the command is not sent again
+    told: bool = False  # whether the command was sent to its agent, which may not have received it
+    taken: bool = False  # whether the agent has answered, so that the command is not sent again
     start: int = 0
     data: bytearray = field(default_factory=bytearray)
     exit_code: int | None = None
-    session: bool = False  # a remote session: it has input and output, and no bytes are dropped
+    # whether this is a remote session, which has input and output and loses no bytes
+    session: bool = False
     input: bytearray = field(default_factory=bytearray)
     input_start: int = 0
     input_ended: bool = False

@@ -87,7 +87,7 @@ async def open_state(
     Raises StoreError, ProviderError.
     """
     url = database or f"sqlite:///{home.file('cavvy.db')}"
-    # With the installation id of a lost database, its nodes can still be found and removed.
+    # If the database was lost, its nodes can still be found and removed by this installation id.
     kept = read_text(home.file("installation")) if database is None else None
     store = open_store(url, journal="delete" if home.shared else "wal", installation=kept)
     await store.open()

@@ -106,7 +106,7 @@ class JobSummary:
     exit_code: int | None
     place: str | None  # key of the offer of the latest attempt
     spent: Money
-    held: bool  # the job is not in the queue, but waits for a schedule or a window
+    held: bool  # whether the job waits for its schedule or window instead of in the queue
     machine: str | None = None  # name of the machine on which the job runs
     tags: dict[str, str] = field(default_factory=dict)
 

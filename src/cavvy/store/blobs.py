@@ -22,7 +22,8 @@ from msgspec.json import Decoder
 
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 
-_FOLDERS = 8  # number of manifests whose lists are cached: 10 MB for 100,000 files
+# number of manifests whose lists of files are cached; a list of 100,000 files takes 10 MB
+_FOLDERS = 8
 _SYNCS = 8  # files flushed at once: the file system's journal writes waiting files together
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -177,7 +178,7 @@ class ManifestEntry(Struct, frozen=True, kw_only=True):
     """A file or link of a frozen working folder."""
 
     path: str
-    sha256: str | None = None  # None for a link
+    sha256: str | None = None  # None if the entry is a link
 
 
 class NotManifest(ValueError):

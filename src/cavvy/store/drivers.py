@@ -113,7 +113,8 @@ class DatabaseSession:
     def in_transaction(self) -> bool:
         if self.driver.is_sqlite:
             return bool(self._raw.in_transaction)
-        return not self._raw.closed and bool(self._raw.info.transaction_status)  # IDLE is 0
+        # the status IDLE is 0
+        return not self._raw.closed and bool(self._raw.info.transaction_status)
 
     @property
     def broken(self) -> bool:

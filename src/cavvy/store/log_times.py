@@ -13,7 +13,7 @@ from pathlib import Path
 from struct import Struct
 
 _PAIR = Struct("<QQ")  # offset in bytes, time in microseconds since 1970
-_APART_S = 0.5  # between two pairs
+_APART_S = 0.5  # minimum seconds between two pairs
 
 
 def note_arrival(path: Path, offset: int, now_s: float) -> None:

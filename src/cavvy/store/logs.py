@@ -206,7 +206,8 @@ class LogStore:
             if len(self._logs) >= _KNOWN:
                 del self._logs[next(iter(self._logs))]
             log = _look(base)
-        self._logs[base] = log  # the most recently used log is last
+        # moves the log to the end of the cache, where the most recently used log is
+        self._logs[base] = log
         return log
 
     def _append(self, log: _Log, offset: int, data: bytes, lost: int) -> int:

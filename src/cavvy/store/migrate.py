@@ -21,9 +21,10 @@ MIGRATIONS: Mapping[str, Path] = {
 }
 HEAD = max(MIGRATIONS)
 VERSION_TABLE = "cavvy_revision"
-_ADVISORY_LOCK = 0x6361767679  # "cavvy" in ASCII: the lock of the process that migrates
+# "cavvy" in ASCII; the number of the lock that the migrating process holds
+_ADVISORY_LOCK = 0x6361767679
 _JOURNAL_TRIES = 20
-_WAIT_MS = 60_000  # ms to wait for another process that migrates
+_WAIT_MS = 60_000  # milliseconds to wait for another process that migrates
 # What the two databases spell differently. Ids are compared by byte, so that PostgreSQL sorts them
 # in any locale as Python and SQLite do.
 _SQLITE = {

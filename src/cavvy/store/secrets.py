@@ -107,7 +107,8 @@ def _make(path: Path) -> bytes:
             file.flush()
             os.fsync(file.fileno())
         with suppress(FileExistsError):
-            os.link(part, path)  # unlike a rename, this fails if another process was faster
+            # unlike a rename, this fails if another process has created the file first
+            os.link(part, path)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)

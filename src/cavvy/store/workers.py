@@ -127,7 +127,7 @@ class StoreWorkers:
         for task, result, error in outcomes:
             by_loop[task.loop].append((task, result, error and translate(error, self._driver)))
         for loop, settled in by_loop.items():
-            with suppress(RuntimeError):  # the loop is closed, so no caller waits
+            with suppress(RuntimeError):  # the loop is closed, so no caller waits for the result
                 loop.call_soon_threadsafe(_resolve, settled)
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-FROM_HERE = 1 << 31  # number of the first channel that this end opens
+FROM_HERE = 1 << 31  # the number of the first channel that this end of the tunnel opens
 
 
 class SessionTarget:
@@ -327,7 +327,8 @@ class RemoteSession:
             self._say(channel.number, CREDIT, struct.pack(">I", taken))
         if channel.ended and not channel.waiting and channel.sink >= 0:
             if channel.terminal:
-                os.write(channel.sink, b"\x04")  # the character that a user types to end the input
+                # the character that a user types to end the input (Ctrl-D)
+                os.write(channel.sink, b"\x04")
                 channel.ended = False
                 return
             if channel.connection is not None:
@@ -351,7 +352,8 @@ class RemoteSession:
             while any(self._draw(channel, fd) for fd in list(channel.sources)):
                 pass
             if channel.credit <= 0 and channel.sources:
-                continue  # the exit code follows the last output, which waits for credit
+                # the exit code must follow the last output, which the peer does not accept yet
+                continue
             code = channel.child.returncode
             said = {
                 "code": code if code >= 0 else None,

@@ -15,11 +15,12 @@ import os
 from ..config import CheckConfig
 
 BLOCK = 256 << 20
-PIECE = 4 << 20  # bytes of random data, repeated within a block
+PIECE = 4 << 20  # bytes of random data, which are repeated within a block
 SPARED = 512 << 20  # bytes of free memory left for the driver and a display
 LEAST_BLOCKS = 4
-LEAST_TOTAL = 0.9  # minimum share of the model's memory; drivers and ECC use the rest
-LEAST_FREE = 0.8  # minimum share of the total memory
+# minimum share of the model's nominal memory that a GPU reports; drivers and ECC use the rest
+LEAST_TOTAL = 0.9
+LEAST_FREE = 0.8  # minimum share of the total memory that is free
 COMPLEMENT = bytes(255 - value for value in range(256))
 UNCORRECTED, SINCE_BOOT = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 
@@ -165,7 +166,7 @@ def _check(
         least = int(wanted.memory_mib * LEAST_TOTAL)
         if total >> 20 < least:
             raise GpuFault(
-                f"the memory has {total >> 20} MiB; a {wanted.kind} has at least {least}"
+                f"the GPU has {total >> 20} MiB of memory; a {wanted.kind} has at least {least}"
             )
         if free < total * LEAST_FREE:
             raise GpuFault(
@@ -217,9 +218,9 @@ def count_errors(nvml: ctypes.CDLL | None, uuid: str) -> str:
     )
     if counted and errors.value:
         raise GpuFault(f"{errors.value} uncorrected memory errors since the node booted")
-    rows = [
-        ctypes.c_uint() for _ in range(4)
-    ]  # rows remapped after corrected and uncorrected errors; pending and failed remappings
+    # rows remapped after corrected and after uncorrected errors, pending remappings, and failed
+    # remappings
+    rows = [ctypes.c_uint() for _ in range(4)]
     if hasattr(nvml, "nvmlDeviceGetRemappedRows") and not nvml.nvmlDeviceGetRemappedRows(
         handle, *(ctypes.byref(each) for each in rows)
     ):

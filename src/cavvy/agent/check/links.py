@@ -19,14 +19,16 @@ from contextlib import suppress
 from ..config import CheckConfig, WorkConfig
 
 PORT_AFTER_MASTER = (
-    2  # added to the master's port; a rank also adds its number, since ranks may share a machine
+    # added to the master's port; each rank also adds its own number, since ranks may share a
+    # machine
+    2
 )
 STREAMS = 4
 SECONDS = 2.0
 MEET_S = 60.0  # seconds that a rank waits for its neighbours
 STALL_S = 10.0
 CHUNK = 1 << 18
-MARK = 32  # bytes of a nonce, and of the HMAC that proves the key
+MARK = 32  # bytes of a nonce, and of the HMAC that proves knowledge of the key
 
 
 class SlowLink(Exception):

@@ -174,14 +174,14 @@ def link(config: AgentConfig, source: str, path: str) -> None:
         os.rmdir(path)
     if os.path.lexists(path):
         if _is_equal(source, path):
-            return  # the path's own file, if the node is the user's machine
+            return  # the same file is already there, if the node is the user's own machine
         raise CannotBuild(
             f"{source} cannot be linked at {path}: the path is already in use on this node"
         )
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.symlink(source, path)
-    except FileExistsError as error:  # another rank was faster
+    except FileExistsError as error:  # another rank has created it meanwhile
         if not _is_shared(config, source, path):
             raise CannotBuild(f"{path} is already in use on this node") from error
     except PermissionError as error:
@@ -200,7 +200,7 @@ def remove_links(config: AgentConfig) -> None:
         others = [name for name in os.listdir(gang) if name.isdigit()]
         with open(f"{config.home}/links", encoding="utf-8", errors="surrogateescape") as file:
             paths = file.read().splitlines()
-    except OSError:  # there are none
+    except OSError:  # no links were made
         return
     if not all(os.path.exists(f"{gang}/{name}/exit.json") for name in others):
         return
@@ -208,7 +208,7 @@ def remove_links(config: AgentConfig) -> None:
         try:
             if os.path.islink(path) and os.readlink(path).startswith(gang + "/"):
                 os.unlink(path)
-        except OSError:  # it stays, and the next work that needs the path replaces it
+        except OSError:  # the link stays, and the next work that needs its path replaces it
             continue
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from ..config import AgentConfig, WorkConfig
     from ..loop import EventLoop
 
-# A file written within this many seconds is not sent before the next check or the end of the work.
+# A file that was written within this many seconds before a check is not sent until a later check or
+# the end of the work.
 STILL_S = 2.0
 
 
@@ -41,7 +42,7 @@ class OutputSync(SidecarProcess):
     ) -> None:
         super().__init__(loop, config, say, min(work.mirrored.values()))
         self._work = work
-        self._problem = ""  # problem of the last check, "" if it succeeded
+        self._problem = ""  # why the last check failed, or "" if it succeeded
         self._told = ""
         self._last = False  # this check is the last one
 

@@ -14,7 +14,7 @@ from .trees import remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    Part = tuple[float, int, str]  # time of the last use, bytes, path
+    Part = tuple[float, int, str]  # (time of the last use, bytes, path)
 
 DAY_S = 86400.0
 EVERY_S = DAY_S
@@ -42,7 +42,7 @@ def touch(path: str, *, make: bool = False) -> bool:
         if make:
             os.close(open_private(path))
         os.utime(path)
-    except OSError:  # the entry is missing, or may not be changed by this user
+    except OSError:  # the entry is missing, or this user may not change it
         return os.path.exists(path)
     return True
 

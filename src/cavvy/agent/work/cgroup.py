@@ -73,7 +73,7 @@ def _enable(folder: str) -> None:
         with open(folder + "/cgroup.subtree_control", "w", encoding="ascii") as file:
             file.write("+memory")
     except OSError:
-        return  # no permission to write; creating the group will show whether it works
+        return  # no permission to write; an attempt to create the group will show whether it works
 
 
 def _limit(folder: str, size: int) -> None:

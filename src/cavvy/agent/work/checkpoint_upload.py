@@ -162,7 +162,7 @@ class CheckpointUpload:
         self._open: dict[str, int] = {}
         self._names: dict[str, str] = {}
         self._known_path = config.home + "/hashes.json"
-        self._known = read_known(self._known_path)  # path -> size, time, inode, hash
+        self._known = read_known(self._known_path)  # path -> [size, time, inode, hash]
         self._copies = copies_of(config)
         for entry in entries:
             try:
@@ -361,7 +361,8 @@ def settle(config: AgentConfig, storage: str, attempt: int, tell: Tell | None = 
     """
     path = os.path.dirname(storage) + "/attempt"
     if config.rank > 0:
-        while read_number(path) != attempt:  # rank 0 is working on it; a stop kills this process
+        while read_number(path) != attempt:
+            # rank 0 is still downloading; if the work is stopped, this process is killed
             time.sleep(SETTLE_S)
         return ""
     user = read_number(path)
@@ -416,7 +417,7 @@ def fetch(
     fresh, line = (
         folder + ".cavvy-new",
         BlockingClient(config),
-    )  # a neighbour, so that one rename replaces the folder
+    )  # in the same parent folder, so that one rename replaces the folder
     remove_tree(fresh)
     os.makedirs(fresh)
     for each in files:

@@ -19,8 +19,8 @@ from .folder import CannotBuild
 from .reaper import ChildCommand, report
 
 ENGINES = ("podman", "docker")
-# Used where the default limits cannot be set. Some hosts also need another runtime than crun, or
-# allow no memory limit: see `_ways`.
+# This option is used where the default limits cannot be set. Some hosts also need another runtime
+# than crun, or allow no memory limit: see `_ways`.
 ULIMITS = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"]
 # The first process of a container handles signals for all of them, since the engine sends SIGTERM
 # only to it.
@@ -244,7 +244,8 @@ def _flags(engine: str, name: str, config: AgentConfig, env: dict[str, str]) -> 
             flags += [
                 "--env",
                 variable,
-            ]  # the client's environment passes the value: all users can read arguments
+                # the client's environment holds the value, because all users can read arguments
+            ]
     if engine.endswith("podman"):
         flags += ["--security-opt", "label=disable"]
     elif os.getuid():

@@ -91,7 +91,7 @@ class CheckpointWatcher:
             return {}
         from .checkpoint_upload import (
             list_folder,
-        )  # a costly import that work without checkpoints avoids
+        )  # this import takes long, and work without checkpoints does not need it
 
         sent, seconds = written(
             self._folder, list_folder(self._folder), self._told[2], self._began_ns

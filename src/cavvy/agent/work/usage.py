@@ -30,12 +30,12 @@ class UsageMeter:
         self._reaper = reaper
         self._others = others
         self._mark = mark
-        self.known = True  # False if the agent cannot see the engine's processes
+        self.known = True  # whether the agent can see the engine's processes
         self._ticks = os.sysconf("SC_CLK_TCK")
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._before: dict[int, int] = {}
         self._at = time.monotonic()
-        self.cpu_percent = 0.0  # share of one CPU since the previous measurement
+        self.cpu_percent = 0.0  # CPU use since the previous measurement, as a share of one CPU
         self.memory_mib = 0.0
         self.memory_peak_mib = 0.0  # the highest measurement so far
 

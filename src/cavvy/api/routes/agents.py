@@ -92,7 +92,8 @@ class ExecWanted(Answer, frozen=True, kw_only=True):
     id: str
     command: list[str]
     tty: bool
-    session: bool = False  # a remote session, for shells, connections and files in both directions
+    # whether it is a remote session, for shells, connections and files in both directions
+    session: bool = False
 
 
 class OrdersAnswer(Answer, frozen=True, kw_only=True):

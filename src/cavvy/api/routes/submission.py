@@ -106,7 +106,7 @@ async def admit_task(
     if found.gang is None:
         await check_offers(app_state, found.task, now, consented=consented)
     elif found.machine is not None:
-        consented |= found.machine.consented  # the gang is paid for already
+        consented |= found.machine.consented  # the machine's gang is paid for already
     await machines.record(found, user, consented=consented)
     return found.task, consented
 

@@ -129,7 +129,8 @@ def find_fault(files: Sequence[CheckpointFile]) -> str:
         if fault := _fault_of(each):
             return f"{fault}: {each.path[:200]!r}"
     paths = sorted((each.path for each in files), key=lambda path: path.split("/"))
-    for path, following in pairwise(paths):  # entries below a path follow it
+    for path, following in pairwise(paths):
+        # in this order, entries below a path follow it directly
         if path == following:
             return f"the path {path!r} is listed twice"
         if following.startswith(f"{path}/"):

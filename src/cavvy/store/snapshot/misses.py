@@ -20,7 +20,7 @@ from cavvy.store.snapshot.query import (
     walk,
 )
 
-# (distance, failed constraint, rows at this distance)
+# (distance, failed constraint, rows that fail it by this distance)
 _Group = tuple[float, Constraint, RowSelection]
 
 

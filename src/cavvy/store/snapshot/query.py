@@ -17,7 +17,7 @@ from cavvy.store.snapshot.layout import PURCHASE_COLUMNS, PURCHASE_NUMBERS
 # Measured in microseconds: the time to skip a row by shape, to skip a row by price, and to build a
 # requested row.
 _BY_SHAPE_US, _BY_RATE_US, _BUILD_US = 0.1, 0.25, 2.5
-_ASKED = 60  # number of rows that a reader without a limit is assumed to read before it stops
+_ASKED = 60  # number of rows that a reader who gives no limit is assumed to read
 
 
 class OfferRow(NamedTuple):
