@@ -69,7 +69,7 @@ class RankRunner:
         self._polls: list[NoticePoll] = []
         self._every_s: float | None = None
         self._again = False  # whether the task has saved its state and asked to be run again
-        # facts about the task's newest checkpoint, as the task reported them
+        # seconds that saving the task's newest checkpoint took, as the task reported
         self._cost_s: float | None = None
         self.execs = RankExecs(loop, self.delivered)
         # Set when the agent leaves after its work: seconds for which the node's next agent waits
@@ -233,7 +233,9 @@ class RankRunner:
         if taken is not None and self._work is not None and not self._over:
             self._move(AgentState.RECLAIMED)
             self.noticed(
-                taken.warning_s, taken.source, f"the notice period of {taken.source} is nearly over"
+                taken.warning_s,
+                taken.source,
+                f"the time that {taken.source} allows is nearly over",
             )
 
     # Calls from the node's notice polls.

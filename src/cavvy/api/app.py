@@ -112,7 +112,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 _FORMS: Mapping[str, str] = {  # pattern of a name -> what the pattern allows, in words
     r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$": "may contain only a-z, 0-9 and, between them, -",
-    r"^[A-Za-z_][A-Za-z0-9_]*$": "may contain only letters, digits and _, and no digit first",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "may contain only letters, digits and _, "
+    "and must not begin with a digit",
 }
 
 

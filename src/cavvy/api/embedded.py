@@ -94,7 +94,7 @@ def _fail(home: StateDir, word: "_Word", error: Exception) -> None:
         told = home_error(home.path, error)
         word.fail(told.code, told.message, told.hint)
     else:
-        word.fail("database-unusable", str(error), f"the database is {home.file('cavvy.db')}")
+        word.fail("database-unusable", str(error), f"the database is in {home.file('cavvy.db')}")
 
 
 class _Server:

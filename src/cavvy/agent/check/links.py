@@ -18,11 +18,8 @@ from contextlib import suppress
 
 from ..config import CheckConfig, WorkConfig
 
-PORT_AFTER_MASTER = (
-    # added to the master's port; each rank also adds its own number, since ranks may share a
-    # machine
-    2
-)
+# added to the master's port; each rank also adds its own number, since ranks may share a machine
+PORT_AFTER_MASTER = 2
 STREAMS = 4
 SECONDS = 2.0
 MEET_S = 60.0  # seconds that a rank waits for its neighbours

@@ -101,7 +101,8 @@ def build(
         dockerfile = inside(folder, work.build.dockerfile)
         if not os.path.isfile(dockerfile):
             raise CannotBuild(
-                f"there is no {work.build.dockerfile} in {work.build.path} of the working folder"
+                f"the build folder {work.build.path} of the working folder has no "
+                f"{work.build.dockerfile}"
             )
         argv = ["build", "--tag", work.image or "", "--file", dockerfile]
         argv += ["--target", work.build.target] if work.build.target else []

@@ -227,7 +227,7 @@ class CheckpointUpload:
             ]
             if isinstance(number, int):
                 return number, sent
-        raise FileChanged("a file that the control plane lost during the upload")
+        raise FileChanged("the files on the control plane")
 
     def _send_direct(self, entry: FileEntry, name: str) -> None:
         """Send one file to the job's bucket. Raises FileChanged, TransferFailed."""

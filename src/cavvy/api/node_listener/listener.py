@@ -87,7 +87,7 @@ def listen_for_nodes(home: StateDir, settings: Settings) -> NodeListener | None:
         raise StateDirError(
             "settings-invalid",
             f"{home.file('tls.pem')} cannot be used: {error}",
-            "if it is damaged, delete it; running agents can no longer connect after that",
+            "if the file is damaged, delete it; running agents can no longer connect after that",
         ) from error
     except StateDirError:
         sock.close()
@@ -104,7 +104,7 @@ def read_listen(settings: Settings) -> tuple[str, int]:
         raise StateDirError(
             "settings-invalid",
             f"server.tls_listen is {where!r}",
-            "set it to HOST:PORT, for example 0.0.0.0:7443",
+            "set server.tls_listen to HOST:PORT, for example to 0.0.0.0:7443",
         )
     return host.strip("[]"), int(port)
 

@@ -248,7 +248,7 @@ async def exec_output(
     with app_state.watch.listen([exec_id]) as listener:
         while data and app_state.execs.full(exec_id):
             if not await listener.wait(_ROOM_S):
-                raise ApiProblem("output-waits", "the user has not read earlier output")
+                raise ApiProblem("output-waits", "the user has not read the earlier output yet")
     # A restarted server does not know earlier commands. No client reads their output, so the agent
     # gets no error.
     app_state.execs.put(exec_id, gang, rank, offset, data, exit_code)

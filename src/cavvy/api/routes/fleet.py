@@ -171,7 +171,7 @@ def _over(orphan: OrphanGang) -> OrphanGang:
     return (
         orphan
         if orphan.job_id is None
-        else replace(orphan, why="its job has ended; it is being removed", sure=True)
+        else replace(orphan, why="the gang's job has ended; the gang is being removed", sure=True)
     )
 
 
