@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
-SHORTEST = 4  # bytes; hiding shorter values would make every log unreadable and reveal them
-SHORTEST_LINE = 8  # bytes; each line of this length in a multi-line secret is hidden by itself
+# minimum bytes of a value that is hidden; hiding shorter ones would make logs unreadable and reveal
+# them
+SHORTEST = 4
+SHORTEST_LINE = 8  # minimum bytes of a line of a multi-line secret that is hidden by itself
 MASK = b"***"
 
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from .notices.poll import NoticePoll
 
 KILL_WAIT_S = (
-    30.0  # seconds in which the kernel must end a killed process before the node counts as broken
+    # seconds after which the node counts as broken if the kernel has not ended a killed process
+    30.0
 )
 FAREWELL_S = 2.0  # seconds for the last messages when SIGTERM arrives after the work's end
 # Outcomes after which a kept node waits for other work, by whether it belongs to a machine
@@ -38,7 +39,7 @@ SPARES_NODE = {False: ("succeeded", "exit"), True: ("succeeded", "exit", "setup"
 # the longest time for saving a checkpoint, in seconds, that a task may report
 LONGEST_SAVE_S = 86400.0
 SIGNAL_WAIT_S = {True: 0.5, False: 0.05}
-DELIVER_S = 20.0  # seconds that an agent with --deliver keeps trying
+DELIVER_S = 20.0  # seconds for which an agent with --deliver tries to deliver messages
 
 
 class RankRunner:

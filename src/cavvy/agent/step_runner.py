@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 PHASE_S = 0.1  # seconds between checks of a container's phase
 GROUP_PREFIX = "cavvy-"
-EVENTS = (b"check", b"image", b"moved", b"restored", b"waits")  # first words of event lines
+# the first words of lines that report an event
+EVENTS = (b"check", b"image", b"moved", b"restored", b"waits")
 
 
 class StepRunner:

@@ -88,7 +88,7 @@ class BackOff:
         return delay
 
     def reset(self) -> None:
-        """Reset after a success."""
+        """Start again with the shortest delay, after a success."""
         self._delay = self._first
 
     @property

@@ -246,7 +246,7 @@ class _Word:
             return
         with contextlib.suppress(
             OSError
-        ):  # the starting process has ended; later commands will find this server
+        ):  # the process that started this server has ended; later commands will find the server
             os.write(
                 self._fd,
                 encode(StartupReport(state=state, code=code, message=message, hint=hint)) + b"\n",

@@ -105,7 +105,8 @@ class StateDir:
                 f"{folder} belongs to another user or others can access it",
                 f"remove it, or restrict its access: chmod 700 {folder}",
             )
-        if os.path.lexists(path):  # a killed server left it, since this process has the lock
+        if os.path.lexists(path):
+            # a killed server left this socket behind, since this process has the lock
             os.unlink(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(path)

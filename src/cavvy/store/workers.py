@@ -88,7 +88,7 @@ class StoreWorkers:
                 task = self._queue.get_nowait()
             except Empty:
                 break
-            if task is None:  # a stop mark for this thread or another one
+            if task is None:  # this mark stops this thread or another one
                 self._queue.put(None)
                 break
             tasks.append(task)
@@ -133,7 +133,7 @@ class StoreWorkers:
 
 def _resolve(outcomes: Sequence[_Outcome]) -> None:
     for task, result, error in outcomes:
-        if task.future.done():  # the caller was cancelled
+        if task.future.done():  # the caller was cancelled meanwhile
             continue
         if error is None:
             task.future.set_result(result)

@@ -105,7 +105,9 @@ class RankExec:
     def wrote(self, data: bytes) -> None:
         self._stream.write(self._redactor.feed(data))
         if self._stream.full:
-            self.process.pause(True)  # unlike the work, a command may wait for the control plane
+            # unlike the work, a user's command may wait until the control plane has taken its
+            # output
+            self.process.pause(True)
 
     def ended(self, code: int | None) -> None:
         self.over = True

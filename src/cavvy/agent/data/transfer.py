@@ -110,7 +110,7 @@ class ObjectDownload:
             self._signed = self._sign()
 
     def _ask(self) -> Iterator[bytes]:
-        """Yield the bytes of one request. Raises HTTPError, OSError, HTTPException,
+        """Yield the bytes that one request returns. Raises HTTPError, OSError, HTTPException,
         TransferFailed."""
         if not isinstance(self._signed, dict):
             length = min(RELAY, (self._size or 0) - self._at)

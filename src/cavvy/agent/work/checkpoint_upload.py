@@ -47,7 +47,8 @@ class FileChanged(Exception):
     """A file changed while it was read."""
 
 
-# Exception -> state of the upload; the first match applies. Unreadable files raise an OSError.
+# Exception -> state of the upload; the first class that matches the exception applies. Unreadable
+# files raise an OSError.
 FAILURES = {
     FileChanged: "void",
     StorageTimeout: "silent",
@@ -204,7 +205,7 @@ class CheckpointUpload:
         try:
             write_whole(self._known_path, json.dumps(kept))
         except OSError:
-            return  # the next upload reads everything again
+            return  # the next upload then reads all files again
 
     def send(self) -> tuple[int, int]:
         """Send the missing files and commit the checkpoint. Returns the checkpoint's number and the

@@ -38,9 +38,10 @@ class WorkProcess:
         self._ended, self._gone = ended, gone
         self._reported = False
         self.oom_kills = (
-            0  # number of its processes that the kernel killed for exceeding the memory limit
+            # number of the work's processes that the kernel killed for exceeding the memory limit
+            0
         )
-        self.interrupted = False  # whether it received SIGTERM before it ended
+        self.interrupted = False  # whether the first process received SIGTERM before it ended
         ours, theirs = socket.socketpair()
         output, writer = os.pipe()
         if heard is not None:

@@ -24,7 +24,8 @@ from cavvy.domain.checkpoints import CheckpointFile, SavedCheckpoint
 from cavvy.domain.messages import ClaimLost
 from cavvy.store.base import HashMismatch
 
-_LIST_LIMIT = 64 * MIB  # maximum bytes of a list of files, which is some 400,000 files
+# maximum bytes of a list of files; a list of some 400,000 files has this size
+_LIST_LIMIT = 64 * MIB
 _PART_LIMIT = 32 * MIB
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"])

@@ -161,7 +161,11 @@ async def _tell(app_state: AppState, job: Job, attempt: Attempt, ask: wire.ExecA
     it.
     """
     # Only the program name, because arguments may contain secrets.
-    what = "opened a session on this rank" if ask.session else f"ran {ask.command[0][:80]} there"
+    what = (
+        "opened a session on this rank"
+        if ask.session
+        else f"ran {ask.command[0][:80]} on this rank"
+    )
     event = Event(
         project=job.project,
         job_id=job.id,

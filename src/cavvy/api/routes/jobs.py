@@ -30,7 +30,7 @@ _LONGEST_NOTICE_S = 86400
 router = APIRouter(prefix="/v1", tags=["jobs"])
 ProjectPath = Annotated[str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 JobPath = Annotated[str, Path(max_length=80, description="The job's name or id.")]
-_AUDITED = 100  # jobs that one audit of a project covers
+_AUDITED = 100  # maximum number of jobs that one audit of a project covers
 PhaseQuery = Annotated[list[JobPhase] | None, Query(description="Only jobs in these phases.")]
 CursorQuery = Annotated[
     str | None,

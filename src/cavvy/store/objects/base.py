@@ -41,7 +41,7 @@ class ObjectInfo:
     """
 
     key: str
-    size: int | None  # None if a web server does not report it
+    size: int | None  # None if the object is on a web server that does not report its size
     tag: str = ""
     md5: str = ""
     changed_at: datetime | None = None
