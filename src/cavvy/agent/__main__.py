@@ -1,4 +1,5 @@
-"""Starts the agent: `python -I -S agent.pyz CONFIG`, or with this file instead of the archive.
+"""Starts the agent: `python -I -S agent.pyz CONFIG`, or the same with the path of this file instead
+of the archive.
 
 The package is loaded from this folder or archive under its own name, so the agent needs no
 installed distribution.

@@ -187,7 +187,7 @@ class OrderConfig(ConfigRecord):
 
 
 class ExecConfig(ConfigRecord):
-    """A command or session that a user asked for."""
+    """A command or session that a user requested."""
 
     id: str
     command: list[str]

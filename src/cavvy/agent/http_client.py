@@ -188,7 +188,7 @@ class BlockingClient:
 
 class TransferClient:
     """Sends requests about one input, output or checkpoint file. Only one thread may use a client.
-    `tell` is called about long waits.
+    `tell` gets a message about each long wait.
     """
 
     def __init__(self, config: AgentConfig, route: str, tell: Tell | None = None) -> None:

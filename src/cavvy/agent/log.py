@@ -152,7 +152,7 @@ class LogSpool:
 
     def _load(self) -> None:
         """Take over the undelivered output of an earlier agent. The server's answers later show
-        which part it already has.
+        which part of it the server already has.
         """
         try:
             names = sorted(name for name in os.listdir(self._folder) if name.isdigit())

@@ -142,7 +142,7 @@ class PipeReader:
                 return  # the loop will detect the end of the connection
 
     def drain(self) -> None:
-        """Read the remaining data, and close."""
+        """Read the remaining data, and close the file."""
         while self._fd >= 0 and self._read(READ):
             pass
         self.close()
@@ -154,7 +154,7 @@ class PipeReader:
             self._fd = -1
 
     def _read(self, events: int) -> bool:
-        """Read once; returns whether there was data."""
+        """Read from the file once; returns whether there was data."""
         try:
             data = os.read(self._fd, 65536)
         except BlockingIOError:

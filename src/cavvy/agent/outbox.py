@@ -122,7 +122,7 @@ def time_text(seconds: float) -> str:
 
 
 def _lines(path: str) -> list[str]:
-    """The complete lines of a file. A torn last line is left out; it was never sent."""
+    """The complete lines of the outbox file. A torn last line is left out; it was never sent."""
     try:
         with open(path, encoding="utf-8") as file:
             return [line[:-1] for line in file if line.endswith("\n")]

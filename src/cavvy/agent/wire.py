@@ -147,7 +147,7 @@ class RequestConnection(ABC):
 
     @abstractmethod
     def _disconnect(self) -> None:
-        """Close the request's transport."""
+        """Close the connection, or withdraw the message, that carries the request."""
 
     def _end(self) -> tuple[Replied | None, Failed | None]:
         """Clear the finished request's timer and callbacks; returns the callbacks."""

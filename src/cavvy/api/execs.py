@@ -115,7 +115,8 @@ class JobExecs:
         self._watch.wake(exec_id)
 
     def full(self, exec_id: str) -> bool:
-        """Whether a session's agent must wait with more output until the user has read some."""
+        """Whether a session's agent must wait before it sends more output, because the user has not
+        read enough yet."""
         found = self._all.get(exec_id)
         return (
             found is not None

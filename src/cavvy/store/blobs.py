@@ -1,5 +1,5 @@
-"""Blobs named by the SHA-256 of their bytes, as files. Frozen working folders consist of blobs.
-Methods block on disk I/O.
+"""Blobs named by the SHA-256 of their bytes, as files. Frozen working folders consist of blobs. All
+methods block on disk I/O.
 """
 
 import errno
@@ -186,7 +186,8 @@ class NotManifest(ValueError):
 
 
 class FolderManifest(Struct, frozen=True, kw_only=True):
-    """The contents of a frozen working folder; the hash of this document names the folder."""
+    """The list of the files of a frozen working folder; the hash of this document names the
+    folder."""
 
     files: list[ManifestEntry]
 
@@ -233,8 +234,8 @@ def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: d
 
 
 class BlobWriter:
-    """A blob that is being written. Nothing is stored if the block ends with an exception or the
-    hash differs.
+    """A blob that is being written. If the `with` block ends with an exception or the hash differs,
+    nothing is stored.
     """
 
     def __init__(self, path: Path, name: str) -> None:

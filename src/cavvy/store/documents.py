@@ -76,8 +76,8 @@ def encode_rest(job: Job) -> str:
 
 
 def plain(text: str) -> str:
-    """The text with replacements for characters that a database column cannot hold (NUL, lone
-    surrogates).
+    """The text, in which characters that a database column cannot hold (NUL, lone surrogates) are
+    replaced.
     """
     if "\x00" in text:
         text = text.replace("\x00", "\ufffd")

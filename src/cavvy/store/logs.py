@@ -4,8 +4,8 @@ its first tenth and its newest part.
 A log is the file `ATTEMPT.RANK.log`, with its bytes from 0 on, and segments
 `ATTEMPT.RANK.log.OFFSET`, if it grew past its first tenth or lost bytes. Offsets count all bytes
 ever written, so they never change. Bytes between two files were dropped; readers get a line that
-reports the gap. Methods block on disk I/O. There is no fsync: stored bytes survive the end of this
-process, but a system crash may lose the newest bytes.
+reports the gap. All methods block on disk I/O. There is no fsync: stored bytes survive the end of
+this process, but a system crash may lose the newest bytes.
 """
 
 import errno
@@ -46,7 +46,8 @@ class LogSlice:
 
 @dataclass(slots=True)
 class _Log:
-    """The files of one log, by their start offsets. New bytes are appended to the last file."""
+    """The files of one log, keyed by the offset at which each starts. New bytes are appended to the
+    last file."""
 
     base: Path
     starts: list[int]
@@ -284,7 +285,7 @@ def _look(base: Path) -> _Log:
 
 
 def _backwards(log: _Log) -> Iterator[bytes]:
-    """The log's bytes in blocks, the last one first, with a line in place of each gap."""
+    """The log's bytes in blocks, the last block first, with a line in place of each gap."""
     following = log.end
     for start, size in zip(reversed(log.starts), reversed(log.sizes), strict=True):
         if start + size < following:

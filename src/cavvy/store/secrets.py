@@ -97,7 +97,8 @@ def _load(path: Path) -> bytes | None:
 
 
 def _make(path: Path) -> bytes:
-    """Create the key file atomically. If two processes do so, both use the key of the first one."""
+    """Create the key file atomically. If two processes create it at the same time, both use the key
+    of the first one."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         with open(

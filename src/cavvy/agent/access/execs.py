@@ -83,7 +83,7 @@ class RankExecs:
 
 
 class RankExec:
-    """One command of a user."""
+    """One command that a user runs on this node."""
 
     def __init__(
         self,

@@ -111,9 +111,9 @@ def _measure(folder: str) -> int:
 
 def _remove(path: str, used: float) -> bool:
     """Remove an entry unless it was used after the time `used`. Returns whether the entry was
-    removed. A setup stays while an agent makes or copies it.
+    removed. A setup is not removed while an agent makes or copies it.
 
-    The lock file of a removed setup stays, since agents may be waiting for it.
+    The lock file of a removed setup is kept, since agents may be waiting for the lock.
     """
     try:
         if not os.path.isdir(path):

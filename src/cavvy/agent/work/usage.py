@@ -40,7 +40,7 @@ class UsageMeter:
         self.memory_peak_mib = 0.0  # the highest measurement so far
 
     def look(self) -> None:
-        """Measure now. Processes that start and end between two measurements are missed."""
+        """Measure now. Processes that start and end between two measurements are not measured."""
         now, ticks, pages = time.monotonic(), {}, 0
         found = list_marked(self._mark) if self._mark else descendants(self._reaper)
         self.known = bool(found)

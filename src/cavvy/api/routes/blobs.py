@@ -83,7 +83,8 @@ async def put(
 
 
 async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
-    """Store the body while it arrives, and return its size. Raises ApiProblem, StoreFull."""
+    """Write the body to a blob while it arrives, and return its size. Raises ApiProblem,
+    StoreFull."""
     parts, size, total = [], 0, 0
     await asyncio.to_thread(writer.__enter__)
     try:

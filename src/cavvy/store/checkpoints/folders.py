@@ -2,7 +2,7 @@
 for work on other machines.
 
 `ROOT/PROJECT/JOB/` holds `checkpoint`, the folder; `attempt`, the number of the attempt that used
-the folder last; and `blobs`, the files of uploaded checkpoints. Methods block on disk I/O.
+the folder last; and `blobs`, the files of uploaded checkpoints. All methods block on disk I/O.
 """
 
 import errno

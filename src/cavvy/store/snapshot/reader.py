@@ -235,7 +235,7 @@ class CatalogSnapshot:
                 )
 
     def regions(self) -> tuple[tuple[str, str, str | None], ...]:
-        """Every provider, region and area."""
+        """All combinations of provider, region and area, by provider and region."""
         return tuple(
             self._connection.execute(
                 "SELECT DISTINCT provider, region, area FROM place ORDER BY 1, 2"
