@@ -115,7 +115,8 @@ def build(
                 break
         if code:
             raise CannotBuild(
-                f"no image could be built from {work.build.dockerfile}; the reason is in the log"
+                f"the image could not be built from {work.build.dockerfile}; see the log for the "
+                "reason"
             )
     finally:
         remove_tree(context)
