@@ -223,7 +223,7 @@ async def test_many_wait_for_one_lock_together(
     ("url", "text"),
     [
         ("sqlite:////nowhere/at/all/cavvy.db", "cannot write /nowhere"),
-        ("sqlite://", "needs a file"),
+        ("sqlite://", "must name a file"),
         ("mysql://x/y", "expected memory:"),
         ("postgresql://nobody@127.0.0.1:1/none", "check that it runs"),
     ],

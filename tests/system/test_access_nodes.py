@@ -116,8 +116,8 @@ def test_commands_have_input_errors_and_exit_codes_of_their_own(client: Client) 
     assert [
         event.text for event in client.events("default", "box").events if event.kind == "access"
     ][:2] == [
-        "a user opened a session on it",
-        "a user opened a session on it",
+        "a user opened a session on this rank",
+        "a user opened a session on this rank",
     ]
 
 

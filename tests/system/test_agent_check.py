@@ -47,22 +47,22 @@ def test_good_gpus_are_measured_and_the_work_runs(driver: Path) -> None:
         lines = told(rig)
         assert [line.partition(",")[0] for line in lines] == ["GPU 0", "GPU 1"]
         assert (
-            "of 4096 MiB written and read, no memory errors, 1700 GB/s of a A100's 2039" in lines[1]
+            "of 4096 MiB of memory tested, no memory errors, 1700 GB/s of a A100's 2039" in lines[1]
         )
 
 
 @pytest.mark.parametrize(
     ("fakes", "said"),
     [
-        ({"gbs": 900}, "memory speed is 900 GB/s; a A100 needs at least 1223"),
+        ({"gbs": 900}, "the memory speed is 900 GB/s; a A100 must reach 1223"),
         (
             {"flip": 7},
             "GPU memory does not keep written data: 1 wrong bits in the first damaged block of 4 MiB",
         ),
-        ({"mib": 3072}, "3072 MiB of memory, at least 3686 are a A100's"),
-        ({"free": 50}, "2047 of 4096 MiB are free: other programs use the rest"),
-        ({"ecc": 3}, "3 uncorrected memory errors since the node's boot"),
-        ({"rows": 1}, "GPU memory could not be repaired"),
+        ({"mib": 3072}, "the GPU has 3072 MiB of memory; a A100 has at least 3686"),
+        ({"free": 50}, "2047 of 4096 MiB of GPU memory are free; other programs use the rest"),
+        ({"ecc": 3}, "3 uncorrected memory errors since the node booted"),
+        ({"rows": 1}, "the GPU could not repair its memory"),
     ],
 )
 def test_a_gpu_that_falls_short_fails_its_node_with_the_figures(

@@ -175,7 +175,7 @@ def test_a_checkpoint_that_does_not_fit_into_a_notice_is_told() -> None:
         assert agent.wait(30) == 0
         assert rig.stub.commits == []
         assert events(rig) == [
-            "the last changes of the checkpoint folder could not be uploaded in time; no "
+            "the last changes to the checkpoint folder could not be uploaded in time; no "
             "checkpoint of this attempt was saved"
         ]
         assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("preempted", 1)

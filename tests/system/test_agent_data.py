@@ -277,7 +277,7 @@ def test_parts_of_what_comes_to_nothing_are_dropped(
         def _ask(self, patience: object, method: str, route: str, body: bytes) -> bytes:
             assert route == "/abort"
             dropped.append(json.loads(body))
-            raise TransferFailed("the control plane refused it (status 404)")
+            raise TransferFailed("the control plane refused the request (status 404)")
 
         abort = http_client.TransferClient.abort
 

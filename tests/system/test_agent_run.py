@@ -242,7 +242,9 @@ def test_memory_limit_is_kept_and_told() -> None:
         assert rig.finish() == 0
         assert rig.exited()["outcome"] == "exit"
         assert rig.exited()["exit_code"] == 137
-        assert "out of memory: the work used more than its 100 MiB" in str(rig.exited()["reason"])
+        assert "out of memory: the work used more than its limit of 100 MiB" in str(
+            rig.exited()["reason"]
+        )
         rig.until(lambda: not list(Path("/sys/fs/cgroup").glob(f"**/cavvy-{GANG}-0")))
 
 

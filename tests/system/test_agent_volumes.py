@@ -101,5 +101,5 @@ def test_nfs_that_is_mounted_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_nfs_needs_root_to_be_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     wanted = VolumeConfig(ConfigFields(volume("nas:/none", "in", "nfs"), "volume"))
-    with pytest.raises(mounts.CannotBuild, match="only root may mount it"):
+    with pytest.raises(mounts.CannotBuild, match="only root can mount it"):
         mounts.mount_nfs(None, wanted)  # type: ignore[arg-type]  # it does not come to that

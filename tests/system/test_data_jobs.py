@@ -207,7 +207,7 @@ def test_an_output_is_sent_while_the_work_runs_and_however_it_ends(
         nowhere = {**task, "name": "nowhere", "run": "mkdir out; echo x >out/d; exit 3"}
         nowhere["outputs"] = [{"source": "out", "target": "s3://none/live", "every": "1s"}]
         phase, told = run_to_end(client, json.dumps(nowhere))
-        assert "the last changes of the outputs may be missing: s3://none/live: " in told
+        assert "the last changes to the outputs may be missing: s3://none/live: " in told
 
 
 def there(place: ObjectBucket, key: str) -> bytes | None:

@@ -55,12 +55,12 @@ def test_a_host_with_a_slow_gpu_is_given_back_and_the_gang_starts_on_others(user
     assert job.phase == "done", user.scenario(name)
     assert job.attempt == 2
     assert user.log(name) == "10.99.0.2,10.99.0.3\n"
-    slow = "GPU fault: GPU 0: memory speed is 90 GB/s; a T4 needs at least 192 on rank 0"
+    slow = "GPU fault: GPU 0: the memory speed is 90 GB/s; a T4 must reach 192 on rank 0"
     assert any(text.startswith(slow) for text in told(user, name, "queued")), user.scenario(name)
     assert any(text.startswith("ssh/h1 is avoided until ") for text in told(user, name, "avoided"))
     measured = told(user, name, "check")
     assert any(
-        "written and read, no memory errors, 250 GB/s of a T4's 320" in text for text in measured
+        "memory tested, no memory errors, 250 GB/s of a T4's 320" in text for text in measured
     ), measured
 
 

@@ -140,7 +140,7 @@ def test_a_lease_is_over_when_nobody_comes_back_and_never_while_somebody_is_ther
     (user.root / "go").touch()
     job = user.ended(name)
     assert [attempt.outcome for attempt in job.attempts] == ["preempted", "succeeded"]
-    assert "longer than the lease" in job.attempts[0].reason
+    assert "the lease has expired" in job.attempts[0].reason
     assert (user.root / "starts").read_text().split() == ["1", "2"]
     check_clean(user)
 

@@ -163,7 +163,7 @@ def test_a_bucket_that_is_silent_is_told_of_once_and_tried_again_and_the_end_doe
     checkpoint_sync._over()  # silent again
     checkpoint_sync._finish(lambda: ended.append(True))
     assert (ended, checkpoint_sync.started) == ([True, True], started)
-    assert said[-1][1].startswith("the last changes of the checkpoint folder could not be uploaded")
+    assert said[-1][1].startswith("the last changes to the checkpoint folder could not be uploaded")
 
 
 def test_handing_over_to_a_silent_bucket_says_so(

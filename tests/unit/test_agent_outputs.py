@@ -103,7 +103,7 @@ def test_last_changes_that_do_not_arrive_are_told(
     looks.finish(looks.done)
     looks.over(problem)
     assert looks.ended == 1
-    assert looks.said == [f"unsafe: the last changes of the outputs may be missing: {told}"]
+    assert looks.said == [f"unsafe: the last changes to the outputs may be missing: {told}"]
 
 
 def test_a_look_that_is_cut_short_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_a_look_that_is_cut_short_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     looks.kill()
     looks.over(None)
     assert (looks.stills, looks.ended) == ([STILL_S], 1)
-    assert looks.said[-1].endswith("may be missing: no time was left to send them")
+    assert looks.said[-1].endswith("may be missing: no time was left to send these changes")
 
 
 def test_a_last_look_that_cannot_begin_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_a_problem_is_told_once_for_as_long_as_it_lasts(monkeypatch: pytest.Monk
         looks._tick()
         looks.over(problem, files=0)
         assert len(looks.said) == told
-    assert looks.said[0] == "unsafe: outputs are not safe: a; retrying every 30 s"
+    assert looks.said[0] == "unsafe: outputs could not be sent: a; retrying every 30 s"
     assert looks.seconds == 0, "of looks that had something to send"
 
 

@@ -93,7 +93,7 @@ def test_one_that_is_turned_off_is_not_told_to_be_added(settings: Path) -> None:
     [
         ("10.1.2.3:7443", "", "https://10.1.2.3:7443"),
         ("0.0.0.0:7443", "https://gpu.example:443", "https://gpu.example:443"),
-        ("7443", "", "write HOST:PORT"),
+        ("7443", "", "HOST:PORT"),
         ("0.0.0.0:7443", "gpu.example", "write https://name-or-address:port"),
     ],
 )

@@ -1,4 +1,5 @@
-"""Starts the agent: `python -I -S agent.pyz CONFIG`, or with this file instead of the archive.
+"""Starts the agent: `python -I -S agent.pyz CONFIG`, or the same with the path of this file instead
+of the archive.
 
 The package is loaded from this folder or archive under its own name, so the agent needs no
 installed distribution.
@@ -24,4 +25,5 @@ if __name__ == "__main__":
 
     code = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(code)  # nothing is left to clean up, and a normal exit takes as long as a short job
+    # nothing is left to clean up, and a normal exit of Python takes as long as a short job
+    os._exit(code)

@@ -14,10 +14,10 @@ LEFT_OUT = "bundle.py"
 
 
 def make_command() -> list[str]:
-    """The command that starts the agent from this installation; append the configuration file's
-    path.
+    """The command that starts the agent from this installation; the caller appends the path of the
+    configuration file.
 
-    The files run in place, so that Python can cache their compiled forms; it cannot do that for
+    The files run in place, so that Python can cache their compiled forms, which it cannot do for
     files in an archive.
     """
     return [sys.executable, "-I", "-S", os.path.join(HERE, "__main__.py")]

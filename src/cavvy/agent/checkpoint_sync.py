@@ -1,8 +1,8 @@
 """Uploads checkpoints to the control plane when the checkpoint folder is not on shared storage.
 
-The folder is checked every few seconds while the work runs. If it has changed, but not since the
-previous check, a separate process uploads the changes; only one upload runs at a time. A checkpoint
-counts, and is reported, once the control plane has all of it.
+The folder is checked every few seconds while the work runs. If it has changed since the last
+upload, but not since the previous check, a separate process uploads the changes; only one upload
+runs at a time. A checkpoint counts, and is reported, once the control plane has all of it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ LOOK_S = 3.0
 HURRY_S = 0.5  # seconds between checks when the node is about to be reclaimed
 RESTLESS_S = 300.0  # seconds after which a constantly changing folder is reported
 VOIDS = 5  # failed uploads in a row after which a constantly changing file is reported
-LAST_TRIES = 3  # tries after the work's end, when the folder no longer changes
+LAST_TRIES = 3  # number of tries after the work's end, when the folder no longer changes
 
 
 class CheckpointSync(SidecarProcess):
-    """A timer starts each check. `finish` uploads the final state and then calls back; `kill`
-    aborts that upload.
+    """A timer starts each check of the folder. `finish` uploads the final state and then calls
+    back; `kill` aborts that upload.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class CheckpointSync(SidecarProcess):
             )
 
     def _refuse(self) -> None:
-        """Warn that this rank's files are not kept: only rank 0's folder is the checkpoint."""
+        """Warn that this rank's files are lost with the node: only rank 0's folder is uploaded."""
         self._off = True
         self._warn(
             f"rank {self._config.rank} writes to a checkpoint folder of its own, but the nodes "
@@ -170,7 +170,7 @@ class CheckpointSync(SidecarProcess):
                 else "no checkpoint of this attempt was saved"
             )
             self._warn(
-                f"the last changes of the checkpoint folder could not be uploaded in time; {last}"
+                f"the last changes to the checkpoint folder could not be uploaded in time; {last}"
             )
             done()
         else:

@@ -1,7 +1,8 @@
 """Reads the agent's input: its configuration file, and the work that comes with the claim.
 
-Each class lists its fields with types and defaults, and is decoded from JSON. The types are read as
-text, because importing `typing` and `dataclasses` takes milliseconds in every rank.
+Each class lists its fields with types and defaults, and is decoded from JSON. The annotations are
+read as text, because importing `typing` and `dataclasses` would take every rank some
+milliseconds.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class ConfigFields:
             expected, fits = KINDS[plain]
             if not fits(value):
                 raise BadConfig(f"{self._what}: `{name}` must be {expected}, not {value!r}")
-            if plain == TABLE and isinstance(value, dict):  # numbers as in a shell
+            if plain == TABLE and isinstance(value, dict):  # numbers become text, as in a shell
                 return {str(key): _shown(item) for key, item in value.items()}
             return value
         make, what = globals()[plain.replace("list[", "").rstrip("]")], f"{self._what}.{name}"
@@ -134,7 +135,7 @@ class NoticeTokenConfig(ConfigRecord):
 
 
 class NoticeHoldConfig(ConfigRecord):
-    """A long poll: the server answers the request when its state changes."""
+    """The parameters of a long poll, which the server answers when its state changes."""
 
     query: str  # {tag}: the ETag of the last answer
     first_tag: str
@@ -142,7 +143,8 @@ class NoticeHoldConfig(ConfigRecord):
 
 
 class NoticeNodeConfig(ConfigRecord):
-    """`url` returns this node's name; events concern the node if their `field` lists that name."""
+    """The address that returns this node's name. An event concerns the node if the event's field
+    `field` lists that name."""
 
     url: str
     field: str
@@ -157,7 +159,8 @@ class NoticeReplyConfig(ConfigRecord):
 
 
 class NoticeAddress(ConfigRecord):
-    """An address that reports when the node will be reclaimed, and the format of its answers."""
+    """An address to poll for notices that the node will be reclaimed, and the format of its
+    answers."""
 
     source: str
     url: str
@@ -184,7 +187,7 @@ class OrderConfig(ConfigRecord):
 
 
 class ExecConfig(ConfigRecord):
-    """A command or session that a user asked for."""
+    """A command or session that a user requested."""
 
     id: str
     command: list[str]
@@ -192,7 +195,7 @@ class ExecConfig(ConfigRecord):
 
 
 class RankPaths:
-    """The files and folders of one rank on its node, below its home."""
+    """The paths of one rank's files and folders, which lie below its home folder."""
 
     def __init__(self, home: str) -> None:
         self.folder = home + "/work"
@@ -210,8 +213,9 @@ class RankPaths:
         self.started_file = home + "/started"
         self.status_file = home + "/status"
         self.exit_file = home + "/exit.json"
-        self.undelivered_file = home + "/undelivered"  # exists while messages are undelivered
-        self.phase_file = home + "/phase"  # phase of a container: setup, failed or run
+        # this file exists while messages are undelivered
+        self.undelivered_file = home + "/undelivered"
+        self.phase_file = home + "/phase"  # contains the phase of a container: setup, failed or run
 
 
 class AgentConfig(ConfigRecord, RankPaths):
@@ -230,9 +234,11 @@ class AgentConfig(ConfigRecord, RankPaths):
     hides: str = ""  # a folder that the work must not see, except this rank's parts of it
     lease_s: float = 21600
     grace_s: float = 10
-    leaves_after_s: float = 0  # 0: the provider deletes this rank's home with the node
+    # if 0, the agent waits for the server, because the provider deletes the rank's home with the
+    # node
+    leaves_after_s: float = 0
     boxed: bool  # the node itself was started from the work's image
-    devices: list[str] | None  # None: all GPUs of the node
+    devices: list[str] | None  # None means all GPUs of the node
     device_indices: list[int]
     vendor: str = ""
     cpus: float | None
@@ -247,8 +253,8 @@ class AgentConfig(ConfigRecord, RankPaths):
         RankPaths.__init__(self, self.home)
         if self.protocol > PROTOCOL:
             raise BadConfig(
-                f"configuration: `protocol` is {self.protocol}; this agent speaks {PROTOCOL} at "
-                "most"
+                f"configuration: `protocol` is {self.protocol}; this agent supports at "
+                f"most {PROTOCOL}"
             )
         # The token that came with the claim replaces the configured one.
         self.token = read_text(self.home + "/token") or self.token
@@ -294,13 +300,13 @@ class BuildConfig(ConfigRecord):
 
 
 class CheckConfig(ConfigRecord):
-    """Required results of the node check: a share of the GPU model's nominal figures, and a link
+    """What the node check requires: a share of the nominal figures of the GPU model, and a link
     speed.
     """
 
     share: float
-    link_mbps: float = 0  # minimum speed between two nodes; 0: only measure it
-    kind: str = ""  # model of each GPU, "" if unknown
+    link_mbps: float = 0  # minimum speed between two nodes; 0 means to measure it only
+    kind: str = ""  # the model of each GPU, or "" if it is unknown
     memory_mib: int = 0
     bandwidth_gbs: float = 0  # data-sheet bandwidth of the GPU's memory
 
@@ -334,7 +340,7 @@ class WorkConfig(ConfigRecord):
     gang_key: str = ""
     setup: str | None
     setup_key: str | None
-    setup_uses: list[str] | None  # None: the whole folder
+    setup_uses: list[str] | None  # None means the whole folder
     image: str | None
     image_login: str | None  # USER:PASSWORD
     build: BuildConfig | None

@@ -41,7 +41,7 @@ TIMEOUT_S = 30.0
 ORDERS_WAIT_S = 30
 FIRST_DELAY_S = 0.1
 LAST_DELAY_S = 5.0
-LOG_PAUSE_S = 0.1  # seconds between pieces of a slow log
+LOG_PAUSE_S = 0.1  # seconds between two pieces of a log that grows slowly
 ORDERS_DELAY_S = 0.25  # seconds before the first request for orders; shorter work sends none
 
 
@@ -51,12 +51,13 @@ REFUSALS = (
     409,
     410,
     426,
-)  # statuses that refuse a claim for good
+)  # statuses that refuse a claim permanently
 LOST = (409, 410)  # statuses after the claim: another agent now holds it
 
 
 class RetryingConnection:
-    """One connection and its back-off; `retry` is called some time after a request has failed."""
+    """One connection and its back-off. After a request has failed, `retry` is called when the
+    back-off has passed."""
 
     def __init__(self, link: ControlPlaneClient, retry: Callable[[], None]) -> None:
         self._link = link
@@ -92,14 +93,14 @@ class RetryingConnection:
             try:
                 fields = ConfigFields(json.loads(data), route)
             except ValueError:
-                failed("an answer that is not JSON")
+                failed("the answer is not JSON")
                 return
             try:
                 self._link.heard(fields)
                 self._delay.reset()
                 reply(fields)
             except BadConfig as error:
-                failed(f"an answer that breaks the protocol: {error}")
+                failed(f"the answer does not follow the protocol: {error}")
 
         def failed(reason: str) -> None:
             if self._delay.fresh:
@@ -240,8 +241,8 @@ class ControlPlaneClient:
             self._bytes.ask("POST", path + (f"&lost={lost}" if lost else ""), data, self._stored)
 
     def _pause(self) -> bool:
-        """Whether to wait for more log output before sending it; starts the timer for that. A
-        request for each line would cost too much.
+        """Whether to wait for more log output before sending the output so far; if so, starts the
+        timer that sends it. Sending each line in its own request would cost too much.
         """
         wait = self._log_at + LOG_PAUSE_S - time.monotonic()
         if wait <= 0 or self.hurry or self._log.backlog >= CHUNK:
@@ -317,7 +318,8 @@ class ExecStream:
         self._path = path
         self._data = bytearray()
         self._code: int | None = None
-        self._offset = 0  # of the first undelivered byte, so that a retry duplicates nothing
+        # offset of the first undelivered byte, so that a retry duplicates no output
+        self._offset = 0
         self._begun = True
         self._done: Callable[[], None] = nothing
         self.drained: Callable[[], None] = nothing
@@ -368,7 +370,7 @@ class ExecStream:
 
 
 def nothing() -> None:
-    """Default callback for results that are not needed."""
+    """The default callback, which ignores the result."""
 
 
 def make_headers(config: AgentConfig) -> str:
@@ -384,11 +386,11 @@ def said(data: bytes) -> str:
 
 
 def complain(text: str) -> None:
-    """Write to the agent's own log, which its provider keeps; the task's log holds only the task's
-    output."""
+    """Write to the agent's own log, which the provider of the node keeps; the task's log holds only
+    the task's output."""
     try:
         os.write(
             2, f"cavvy-agent: {text}\n".encode()
-        )  # unbuffered, so that nothing can fail at exit
+        )  # unbuffered, so that no write can fail at exit
     except OSError:
-        return  # The disk is full; the work matters more.
+        return  # The disk is full; the work must go on without this line.

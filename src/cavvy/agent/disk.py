@@ -1,4 +1,4 @@
-"""Private files of the agent."""
+"""Reads and writes the agent's private files, and lists folders."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def read_number(path: str) -> int | None:
 
 
 def read_known(path: str) -> dict[str, list[Any]]:
-    """Read records about files, by path; {} if they are missing or damaged, which only causes
-    repeated work."""
+    """Read a JSON file of records, keyed by path. Returns {} if the file is missing or damaged,
+    which only causes repeated work."""
     try:
         found = json.loads(read_text(path))
     except ValueError:

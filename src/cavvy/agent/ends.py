@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-EX_TEMPFAIL = 75  # of sysexits.h: "checkpointed, run me again"
+EX_TEMPFAIL = 75  # of sysexits.h: the task has saved a checkpoint and asks to be run again
 # Signals that end a program by default and usually come from outside. A shell reports signal N as
 # exit code 128 + N.
 DEADLY = (
@@ -32,8 +32,9 @@ DEADLY = (
 
 
 def may_leave(leaves_after_s: float, silent_s: float, *, stored: bool) -> bool:
-    """Whether an agent leaves after its work although the server is away, so that its node is not
-    billed until the lease ends: exit, log and messages are stored where the provider keeps them.
+    """Whether the agent may exit after its work although the server does not answer, so that its
+    node is not billed until the lease expires. This is safe if the exit, log and messages are
+    `stored` where the provider keeps them.
     """
     return stored and 0 < leaves_after_s <= silent_s
 

@@ -37,7 +37,7 @@ TRIES = 8  # consecutive failures of one request; a failure without any answer c
 TOLD_EVERY_S = 10.0
 FAULTS = (OSError, http.client.HTTPException)  # urllib.error.URLError is an OSError
 REFUSALS = (401, 403, 404, 409, 410)
-PASSING = (408, 425, 429)  # 4xx statuses after which the same request may succeed later
+PASSING = (408, 425, 429)  # those 4xx statuses after which the same request may succeed later
 TROUBLE = "data-trouble"  # error code for a failing storage behind the control plane
 
 
@@ -65,8 +65,8 @@ class RetryBudget:
         self._delay = BackOff(FIRST_DELAY_S, LAST_DELAY_S)
 
     def lose(self, reason: str, *, silent: bool = False, status: int = 0) -> None:
-        """Wait before the next try. Raises StorageTimeout after too many failures in a row,
-        TransferFailed if the last one was a refusal.
+        """Wait before the next try. After too many failures in a row, raises TransferFailed if the
+        last request was refused, else StorageTimeout.
         """
         self._tries += 2 if silent else 1
         waited = time.monotonic() - self._since
@@ -116,7 +116,8 @@ class BlockingClient:
             "Cavvy-Agent-Protocol": str(PROTOCOL),
             "Content-Type": "application/json",
         }
-        if isinstance(size := getattr(body, "size", None), int):  # http.client sets it for bytes
+        if isinstance(size := getattr(body, "size", None), int):
+            # for bytes, http.client sets this header itself
             headers["Content-Length"] = str(size)
         try:
             if self._connection is None:
@@ -138,7 +139,7 @@ class BlockingClient:
         body: object = None,
         query: str = "",
     ) -> tuple[int, bytes]:
-        """Return status and body of the answer; retry until the control plane answers."""
+        """Return the answer's status and body. Retries until the control plane answers."""
         while True:
             try:
                 reply = self.ask(method, route, body, query)
@@ -187,7 +188,7 @@ class BlockingClient:
 
 class TransferClient:
     """Sends requests about one input, output or checkpoint file. Only one thread may use a client.
-    `tell` is called about long waits.
+    `tell` gets a message about each long wait.
     """
 
     def __init__(self, config: AgentConfig, route: str, tell: Tell | None = None) -> None:
@@ -264,7 +265,7 @@ def read_field(data: bytes, name: str) -> str:
 
 def read_reason(status: int, data: bytes) -> str:
     """The message of an error document, for the user."""
-    return read_field(data, "message") or f"the control plane refused it (status {status})"
+    return read_field(data, "message") or f"the control plane refused the request (status {status})"
 
 
 def connect(address: ServerAddress) -> http.client.HTTPConnection:
@@ -300,7 +301,8 @@ def connect(address: ServerAddress) -> http.client.HTTPConnection:
 
 
 class BlockingMailboxConnection(http.client.HTTPConnection):
-    """http.client over a mailbox. It sends one request at a time and waits for the answer."""
+    """An HTTP connection for http.client over a mailbox. It sends one request at a time and waits
+    for the answer."""
 
     def __init__(self, path: str) -> None:
         super().__init__("localhost")
@@ -330,4 +332,4 @@ class _MailboxSocket:
         return io.BytesIO(answer)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: a mailbox has no connection to close."""

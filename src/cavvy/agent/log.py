@@ -2,8 +2,8 @@
 blocking the task.
 
 `home/log/` holds undelivered output in files named by the position of their first byte in the whole
-output. If they exceed the limit, the oldest segments are dropped; only output at the very beginning
-(up to a tenth of the limit) is kept.
+output. If they exceed the limit, the oldest segments are dropped, except the output at the very
+beginning (up to a tenth of the limit).
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class LogSpool:
         return self.size, self.size - self._acked, b""
 
     def acknowledge(self, wanted: int) -> None:
-        """Continue at the position `wanted`, which the server has requested. It may be earlier than
-        before, as long as the bytes are still stored.
+        """Continue at the position `wanted`, from which the server requests output. It may be
+        before the last position, as long as the bytes there are still stored.
         """
         self._acked = min(wanted, self.size)
         while self._segments and sum(self._segments[0]) <= self._acked:
@@ -121,7 +121,8 @@ class LogSpool:
 
     def _hold(self, data: bytes) -> None:
         if self._segments and not self._segments[-1][1]:
-            self._drop(len(self._segments) - 1)  # its file was created but could not be written
+            # the segment's file was created but could not be written
+            self._drop(len(self._segments) - 1)
         kept = data[: max(0, HELD - sum(map(len, self._held.values())))]
         last = self._segments[-1] if self._segments else [-1, 0]
         if kept and last[0] in self._held and sum(last) == self.size:
@@ -151,7 +152,7 @@ class LogSpool:
 
     def _load(self) -> None:
         """Take over the undelivered output of an earlier agent. The server's answers later show
-        which part it already has.
+        which part of it the server already has.
         """
         try:
             names = sorted(name for name in os.listdir(self._folder) if name.isdigit())

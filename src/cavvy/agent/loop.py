@@ -26,10 +26,11 @@ class EventLoop:
     """Calls handlers when their files are ready, and timers when they are due, until `stop`."""
 
     def __init__(self, lock: int = -1) -> None:
-        self.lock = lock  # file descriptor of the rank's lock; reapers get a copy
+        self.lock = lock  # the file descriptor of the rank's lock; reapers get a copy of it
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[int], object]] = {}
-        self._timers: list[LoopTimer] = []  # only a few, so a search is cheaper than a heap
+        # there are only a few timers, so a search is cheaper than a heap
+        self._timers: list[LoopTimer] = []
         self._signals: dict[int, Callable[[], None]] = {}
         self._wake: tuple[int, int] | None = None
         self._running = True
@@ -85,8 +86,8 @@ class EventLoop:
                 for fd, events in self._poll.poll(self._wait_ms())
             ]
             for handler, fd, events in ready:
-                # An earlier handler of this round may have closed the file, and a new file may have
-                # its number by now.
+                # An earlier handler of this round may have closed the file, and its number may
+                # belong to a new file by now.
                 if handler is not None and self._handlers.get(fd) is handler:
                     handler(events)
 
@@ -141,7 +142,7 @@ class PipeReader:
                 return  # the loop will detect the end of the connection
 
     def drain(self) -> None:
-        """Read the remaining data, and close."""
+        """Read the remaining data, and close the file."""
         while self._fd >= 0 and self._read(READ):
             pass
         self.close()
@@ -153,7 +154,7 @@ class PipeReader:
             self._fd = -1
 
     def _read(self, events: int) -> bool:
-        """Read once; returns whether there was data."""
+        """Read from the file once; returns whether there was data."""
         try:
             data = os.read(self._fd, 65536)
         except BlockingIOError:

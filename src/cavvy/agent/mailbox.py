@@ -18,7 +18,7 @@ from .wire import BackOff, RequestConnection, ServerAddress, parse_reply
 
 FIRST_PAUSE_S = 0.02
 LAST_PAUSE_S = 1.0
-GROWTH = 1.2  # factor between two pauses
+GROWTH = 1.2  # factor by which each pause is longer than the previous one
 
 
 class AgentMailbox:

@@ -54,8 +54,8 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
-    """Run the work, then any further work that arrives while the node is kept. Each piece of work
-    is handled as if by a new agent.
+    """Run the work, then any further work that arrives while the node is kept. Each of them gets a
+    new runner, as if a new agent had been started.
     """
     code, keep_s = act(config, lock, deliver, None)
     while keep_s > 0 and code == 0:
@@ -79,8 +79,8 @@ def clear(config: AgentConfig) -> None:
 def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) -> tuple[int, float]:
     """Run the work or, if an earlier agent started it, deliver that agent's messages.
 
-    Returns the exit code, and for how many seconds the node's next agent waits for more work.
-    `waits_s`: the seconds for which this agent waits for work, if other work ran here before.
+    Returns the exit code, and the seconds to wait for more work afterwards. `waits_s` is the time
+    to wait for work if other work ran here before, else None.
     """
     loop = EventLoop(lock)
     runner = RankRunner(loop, config, take_nonce(config.home))
@@ -136,7 +136,8 @@ def take_lock(home: str) -> int | None:
 
 
 def agent_lives(home: str) -> bool:
-    """Whether the agent that wrote agent.json is still alive, and its process ID was not reused."""
+    """Whether the agent that wrote agent.json is still alive. A process that has reused its process
+    ID does not count."""
     try:
         with open(home + "/agent.json", encoding="utf-8") as file:
             agent = json.load(file)

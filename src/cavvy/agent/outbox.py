@@ -24,8 +24,8 @@ LAST_SECOND = 253402300799.0  # seconds up to the year 9999, the last that can b
 
 
 class MessageOutbox:
-    """The file holds one message per line. The number of its first message shows how many
-    acknowledged messages were removed before it.
+    """Queues messages in a file with one message per line. The number of its first message shows
+    how many acknowledged messages were removed before it.
     """
 
     def __init__(self, path: str) -> None:
@@ -86,7 +86,7 @@ class MessageOutbox:
         return ("[" + ",".join(line for _, line in self._unsent[:limit]) + "]").encode()
 
     def acknowledge(self, seq: int) -> None:
-        """Remove the messages up to number `seq`, which the server has applied."""
+        """Remove all messages up to number `seq`; the server has applied them."""
         self._unsent = [(number, line) for number, line in self._unsent if number > seq]
         if not self._unsent and os.fstat(self._file).st_size > REWRITE_BYTES:
             os.ftruncate(self._file, 0)
@@ -122,7 +122,7 @@ def time_text(seconds: float) -> str:
 
 
 def _lines(path: str) -> list[str]:
-    """The complete lines of a file. A torn last line is left out; it was never sent."""
+    """The complete lines of the outbox file. A torn last line is left out; it was never sent."""
     try:
         with open(path, encoding="utf-8") as file:
             return [line[:-1] for line in file if line.endswith("\n")]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
-SHORTEST = 4  # bytes; hiding shorter values would make every log unreadable and reveal them
-SHORTEST_LINE = 8  # bytes; each line of this length in a multi-line secret is hidden by itself
+# minimum bytes of a value that is hidden; hiding shorter ones would make logs unreadable and reveal
+# them
+SHORTEST = 4
+SHORTEST_LINE = 8  # minimum bytes of a line of a multi-line secret that is hidden by itself
 MASK = b"***"
 
 
@@ -32,8 +34,8 @@ class Redactor:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return the data with complete secrets replaced. The end of the data is held back if it
-        may be the beginning of a secret."""
+        """Return the data with complete secrets replaced. The last bytes are held back if they may
+        be the beginning of a secret."""
         if self._pattern is None:
             return data
         data = self._held + data

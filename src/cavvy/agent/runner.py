@@ -30,14 +30,16 @@ if TYPE_CHECKING:
     from .notices.poll import NoticePoll
 
 KILL_WAIT_S = (
-    30.0  # seconds in which the kernel must end a killed process before the node counts as broken
+    # seconds after which the node counts as broken if the kernel has not ended a killed process
+    30.0
 )
 FAREWELL_S = 2.0  # seconds for the last messages when SIGTERM arrives after the work's end
 # Outcomes after which a kept node waits for other work, by whether it belongs to a machine
 SPARES_NODE = {False: ("succeeded", "exit"), True: ("succeeded", "exit", "setup", "stopped")}
-LONGEST_SAVE_S = 86400.0  # longest checkpoint time that a task may report
+# the longest time for saving a checkpoint, in seconds, that a task may report
+LONGEST_SAVE_S = 86400.0
 SIGNAL_WAIT_S = {True: 0.5, False: 0.05}
-DELIVER_S = 20.0  # seconds that an agent with --deliver keeps trying
+DELIVER_S = 20.0  # seconds for which an agent with --deliver tries to deliver messages
 
 
 class RankRunner:
@@ -56,7 +58,7 @@ class RankRunner:
         self._redactor = Redactor([])
         self._work: WorkConfig | None = None
         self._env: dict[str, str] = {}
-        # outcome and reason, once the work must end
+        # outcome and reason of the end, once the work must end
         self._ending: tuple[str, str] | None = None
         self._kill_timer: LoopTimer | None = None
         self._state = AgentState.WAITING
@@ -68,13 +70,14 @@ class RankRunner:
         self._polls: list[NoticePoll] = []
         self._every_s: float | None = None
         self._again = False  # whether the task has saved its state and asked to be run again
-        self._cost_s: float | None = None  # of the task's newest checkpoint, as it reported
+        # seconds that saving the task's newest checkpoint took, as the task reported
+        self._cost_s: float | None = None
         self.execs = RankExecs(loop, self.delivered)
         # Set when the agent leaves after its work: seconds for which the node's next agent waits
         # for more work.
         self.keep_s = 0.0
         self._terminated = False  # whether SIGTERM has arrived
-        self._waiting: LoopTimer | None = None  # ends the wait for more work
+        self._waiting: LoopTimer | None = None  # the timer that ends the wait for more work
         self.link = ControlPlaneClient(loop, config, nonce, self._outbox, self._log, self)
 
     def claim(self, waits_s: float | None = None) -> None:
@@ -87,7 +90,7 @@ class RankRunner:
         self._loop.after(1, self._tick)
 
     def kept(self, seconds: float) -> None:
-        """Wait for more work for this time from now, if earlier work ran here."""
+        """If earlier work ran here, wait `seconds` from now for more work."""
         if self._waiting is not None:
             self._loop.cancel(self._waiting)
             self._waiting = self._loop.after(seconds, self._give_up_waiting)
@@ -174,8 +177,8 @@ class RankRunner:
         self._loop.after(KILL_WAIT_S, self._leave)
 
     def delivered(self) -> None:
-        """Continue after a delivery. Send the exit, which is the last message, once the whole log
-        is delivered; exit once everything is delivered.
+        """Take the next step after messages or output were delivered. Once the whole log is
+        delivered, send the exit, which is the last message. Once all messages are delivered, exit.
         """
         if self._state is AgentState.OVER and not self._log.pending:
             self._move(AgentState.EXITED)
@@ -231,7 +234,9 @@ class RankRunner:
         if taken is not None and self._work is not None and not self._over:
             self._move(AgentState.RECLAIMED)
             self.noticed(
-                taken.warning_s, taken.source, f"the notice period of {taken.source} is nearly over"
+                taken.warning_s,
+                taken.source,
+                f"the time that {taken.source} allows is nearly over",
             )
 
     # Calls from the node's notice polls.
@@ -361,7 +366,7 @@ class RankRunner:
             self._steps.run(work, self._env, reused=reused)
 
     def _may_go_on(self) -> WorkConfig | None:
-        """The work if its next step may start; otherwise end the work and return None."""
+        """Return the work if its next step may start; otherwise end the work and return None."""
         if self._work is None or self._state is AgentState.DISMISSED:
             self._leave()
         elif self._ending is not None:
@@ -396,8 +401,8 @@ class RankRunner:
         outcome, code, reason = judge(code, self._ending if interrupted else None)
         if oom_kills and outcome == "exit":
             reason = (
-                f"out of memory: the work used more than its {self._config.memory_mib} MiB, "
-                "and the kernel killed it"
+                f"out of memory: the work used more than its limit of {self._config.memory_mib} "
+                "MiB, and the kernel killed it"
             )
         elif outcome == "exit" and (fault := self._faults.found or read_kernel(self._born)):
             outcome, reason = GPU, f"{fault} (exit code {code})"
@@ -406,8 +411,9 @@ class RankRunner:
     # The end.
 
     def _end(self, outcome: str, reason: str, seconds: float, reserve: float = 0.0) -> None:
-        """End everything within `seconds`, and the work itself `reserve` seconds earlier. A stop
-        takes precedence over a notice; the earlier time applies.
+        """End the work and its uploads within `seconds`; the work itself must end `reserve` seconds
+        before that. A stop takes precedence over a notice, and the earlier of two deadlines
+        applies.
         """
         if self._over:
             return
@@ -430,7 +436,8 @@ class RankRunner:
             self._loop.after(max(0.0, seconds - reserve), self._kill_work)
 
     def _kill_work(self) -> None:
-        """Kill the work but not the upload of its last checkpoint, which needs the reserve."""
+        """Kill the work, but not the upload of its last checkpoint, for which the rest of the time
+        is reserved."""
         if not self._over and not self._steps.finishing:
             self._steps.kill(save=True)
 
@@ -489,10 +496,13 @@ class RankRunner:
             with open(self._config.status_file, encoding="ascii") as file:
                 code, interrupted = (int(word) for word in file.read().split())
             noticed = os.path.exists(self._config.notice_file)
-            ending = ("preempted" if noticed else "stopped", "the agent was killed while ending")
+            ending = (
+                "preempted" if noticed else "stopped",
+                "the agent was killed while it ended the work",
+            )
             return judge(code, ending if interrupted else None)
         except (FileNotFoundError, ValueError):
-            return "node", None, "the agent was killed, and its work with it"
+            return "node", None, "the agent was killed together with its work"
 
     def _write_notice(self, seconds: float, reason: str) -> None:
         notice = {
@@ -507,7 +517,7 @@ class RankRunner:
         try:
             write_whole(path, text)
         except OSError as error:
-            complain(f"cannot write {path} for the task; its signal and socket remain: {error}")
+            complain(f"cannot write {path}; the task gets this only by signal and socket: {error}")
 
     def _clean(self, value: object) -> object:
         """Redact secrets, and replace lone surrogates, which JSON cannot encode."""
@@ -536,7 +546,7 @@ class RankRunner:
                 self.ordered(
                     "notice",
                     self._config.grace_s,
-                    "no answer from the control plane for longer than the lease",
+                    "the lease has expired: the control plane did not answer in time",
                 )
         found = self._steps.look()
         if found is not None and self._ending is None:

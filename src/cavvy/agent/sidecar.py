@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class SidecarProcess(ABC):
-    """Runs at most one process at a time. Each line of its output is a JSON object. `finish` makes
+    """Runs at most one process at a time. Each line of its output is a JSON object. `finish` starts
     the last run, and `kill` ends it early.
 
     Subclasses implement `_look` (called every `every_s` seconds to start a process if needed),
-    `_heard` (handle a line), `_over` (handle the end of a process) and `_finish` (do the rest, then
-    call `done`).
+    `_heard` (handle a line), `_over` (handle the end of a process) and `_finish` (do the remaining
+    work, then call `done`).
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SidecarProcess(ABC):
         self._look()
 
     def _warn(self, text: str) -> None:
-        """Report that files of the work are not safe."""
+        """Warn that files of the work may be lost."""
         self._say("event", name="unsafe", text=text)
 
     def _run(self, call: Callable[[], int]) -> str:
@@ -83,7 +83,7 @@ class SidecarProcess(ABC):
         if isinstance(fields, dict):
             self._heard(fields)
         else:
-            complain(line.decode("utf-8", "replace"))  # an error message of the process
+            complain(line.decode("utf-8", "replace"))  # the process has printed an error message
 
     def _gone(self) -> None:
         self._process = None

@@ -30,9 +30,12 @@ MOVES: dict[tuple[AgentState, AgentState], str] = {
         AgentState.OVER,
     ): "an earlier agent began the work, or this one cannot start it",
     (AgentState.WAITING, AgentState.EXITED): "an earlier agent put the exit in the outbox",
-    (AgentState.WORKING, AgentState.ENDING): "a stop, a notice, a limit, or the lease expired",
+    (
+        AgentState.WORKING,
+        AgentState.ENDING,
+    ): "a stop or notice arrived, a limit was reached, or the lease expired",
     (AgentState.WORKING, AgentState.RECLAIMED): "the provider signalled the node",
-    (AgentState.ENDING, AgentState.RECLAIMED): "the provider signalled the node as well",
+    (AgentState.ENDING, AgentState.RECLAIMED): "the provider has also signalled the node",
     **{(state, AgentState.OVER): "the work and its processes have ended" for state in _GOING},
     (AgentState.OVER, AgentState.EXITED): "the whole log was delivered",
     **{

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 PHASE_S = 0.1  # seconds between checks of a container's phase
 GROUP_PREFIX = "cavvy-"
-EVENTS = (b"check", b"image", b"moved", b"restored", b"waits")  # first words of event lines
+# the first words of lines that report an event
+EVENTS = (b"check", b"image", b"moved", b"restored", b"waits")
 
 
 class StepRunner:
@@ -56,18 +57,19 @@ class StepRunner:
         self.process: WorkProcess | None = None
         self._code: int | None = None
         self._oom_kills = 0
-        self._asked = False  # the step's first process received SIGTERM before it ended
-        self.interrupted = False  # the task itself received SIGTERM before it ended
+        self._asked = False  # whether the step's first process received SIGTERM before it ended
+        self.interrupted = False  # whether the task itself received SIGTERM before it ended
         self._watch: WorkMonitor | None = None  # set while the task itself runs
-        self._running = False  # the owner was notified that the task runs
+        self._running = False  # whether the owner was notified that the task runs
         self._group: str | None = None
         self._gpus: WorkProcess | None = None
         self._sweeper: WorkProcess | None = None
         self._streams: PipeStreams | None = None
         self.checkpoint_sync: CheckpointSync | None = (
-            None  # uploads checkpoints that are not on shared storage
+            None  # uploads checkpoints if they are not on shared storage
         )
-        self._checkpoints: CheckpointWatcher | None = None  # watches those on shared storage
+        # watches checkpoints if they are on shared storage
+        self._checkpoints: CheckpointWatcher | None = None
         self.output_sync: OutputSync | None = None  # sends outputs while the work runs
         self._result: dict[str, object] = {}
         self._check_until: float | None = None
@@ -79,7 +81,7 @@ class StepRunner:
             self.process.ask()
 
     def kill(self, *, save: bool = False) -> None:
-        """Send SIGKILL to everything or, with `save`, to everything except the uploads."""
+        """Send SIGKILL to the current step and, unless `save`, to the uploads."""
         if self.process is not None:
             self.process.kill()
         if not save:
@@ -100,7 +102,7 @@ class StepRunner:
             each.hurry()
 
     def reserve(self, seconds: float) -> float:
-        """Seconds of a notice to reserve for the upload of the work's last files."""
+        """The part of a notice's `seconds` to reserve for the upload of the work's last files."""
         self.hurry()
         needed = sum(
             1.5 * each.seconds + 1 if each.seconds else seconds / 4 for each in self._rescuers()
@@ -121,7 +123,7 @@ class StepRunner:
         if work.setup is not None and work.image is None:
             kept = find_setup(self._config, work)
             env["CAVVY_SETUP_DIR"] = kept + "/dir"
-            if not self._config.boxed:  # an image brings its own Python
+            if not self._config.boxed:  # an image has its own Python
                 from .work.venv import use_venv
 
                 use_venv(env, kept + "/venv")
@@ -277,7 +279,8 @@ class StepRunner:
             complain(f"the cache cannot be cleaned: {error}")
 
     def _use_cache(self) -> None:
-        """Mark the setup or image file as used, so that cache cleaning keeps it."""
+        """Mark the setup or image file in the cache as used, so that the cleaning of the cache
+        keeps it."""
         if self._work.setup is None and self._work.image is None:
             return
         from .work.cache import TOUCH_S, touch
@@ -290,7 +293,7 @@ class StepRunner:
 
             touch(find_setup(self._config, self._work) + "/finished")
         else:
-            touch(read_text(self._config.home + "/sif"))  # exists only for Apptainer
+            touch(read_text(self._config.home + "/sif"))  # this file exists only for Apptainer
 
     def _measure_gpus(self) -> None:
         """Measure the GPUs in a separate process, so that a hanging driver blocks nothing else."""

@@ -88,7 +88,7 @@ class BackOff:
         return delay
 
     def reset(self) -> None:
-        """Reset after a success."""
+        """Start again with the shortest delay, after a success."""
         self._delay = self._first
 
     @property
@@ -137,7 +137,7 @@ class RequestConnection(ABC):
         self._start()
 
     def close(self) -> None:
-        """Abandon the request and disconnect; no callback follows."""
+        """Abandon the request and disconnect; no callback is called after that."""
         self._end()
         self._disconnect()
 
@@ -147,7 +147,7 @@ class RequestConnection(ABC):
 
     @abstractmethod
     def _disconnect(self) -> None:
-        """Close the request's transport."""
+        """Close the connection, or withdraw the message, that carries the request."""
 
     def _end(self) -> tuple[Replied | None, Failed | None]:
         """Clear the finished request's timer and callbacks; returns the callbacks."""
@@ -178,10 +178,10 @@ class LoopConnection(RequestConnection):
     def __init__(self, loop: EventLoop, address: ServerAddress, headers: str) -> None:
         super().__init__(loop, address, headers)
         self._socket: socket.socket | None = None
-        self._ready = False  # connected, with the TLS handshake complete
+        self._ready = False  # whether the socket is connected and the TLS handshake is complete
         self._wrapped = False  # whether the socket uses TLS
-        self._fresh = True  # true until the first answer on this connection
-        self._turn = 0  # index of the resolved address being tried
+        self._fresh = True  # True until the first answer arrives on this connection
+        self._turn = 0  # index of the resolved address that is tried
         self._out = memoryview(b"")
         self._in = bytearray()
         self.said: dict[str, str] = {}  # headers of the last answer
@@ -280,7 +280,7 @@ class LoopConnection(RequestConnection):
                     return
                 self._in += data
                 if len(self._in) > MAX_REPLY:
-                    self._broken(f"an answer of more than {MAX_REPLY} bytes")
+                    self._broken(f"the answer has more than {MAX_REPLY} bytes")
                     return
                 if len(data) < 262144 and not self._address.tls:
                     break
@@ -350,12 +350,12 @@ def parse_reply(data: bytearray, ended: bool) -> tuple[int, bytes, bool] | None:
     end = data.find(b"\r\n\r\n")
     if end < 0:
         if len(data) > 65536:
-            raise ValueError("an answer whose header does not end")
+            raise ValueError("the answer has a header that is too long")
         return None
     first = bytes(data[: data.find(b"\r\n")]).decode("latin-1")
     version, _, rest = first.partition(" ")
     if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
-        raise ValueError(f"an answer that is not HTTP: {first[:60]!r}")
+        raise ValueError(f"the answer is not HTTP: {first[:60]!r}")
     status = int(rest[:3])
     headers = parse_headers(data)
     if status == 100:
@@ -443,8 +443,8 @@ def check_pin(connection: ssl.SSLSocket, address: ServerAddress) -> None:
 
 
 def _wants(error: OSError) -> int:
-    """The event that a TLS connection waits for, or 0 if the error is a real one. Plain sockets
-    never raise the errors that mean waiting.
+    """The event that a TLS connection waits for, or 0 if the error is not about waiting. Only TLS
+    sockets raise errors about waiting.
     """
     kind = type(error).__name__
     return READ if kind == "SSLWantReadError" else WRITE if kind == "SSLWantWriteError" else 0

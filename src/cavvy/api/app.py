@@ -110,9 +110,10 @@ async def _on_error(request: Request, error: Exception) -> Response:
     return _answer(problem)
 
 
-_FORMS: Mapping[str, str] = {  # what the pattern of a name allows, in words
-    r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$": "may have only a-z, 0-9 and, between them, -",
-    r"^[A-Za-z_][A-Za-z0-9_]*$": "may have only letters, digits and _, and no digit first",
+_FORMS: Mapping[str, str] = {  # pattern of a name -> what the pattern allows, in words
+    r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$": "may contain only a-z, 0-9 and, between them, -",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "may contain only letters, digits and _, "
+    "and must not begin with a digit",
 }
 
 
@@ -123,7 +124,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 
 
 def _invalid(loc: Sequence[str | int], type: str, msg: str, **about: Any) -> str:
-    """What is wrong with a parameter of a request: "project: 'A B' may have only ..."."""
+    """What is wrong with a parameter of a request: "project: 'A B' may contain only ..."."""
     name = next((part for part in reversed(loc) if isinstance(part, str)), "the request")
     given, limits = about.get("input"), about.get("ctx") or {}
     match type:

@@ -43,10 +43,10 @@ class AppState:
     now: Callable[[], datetime]
     address: str
     started_at: datetime
-    stop: Callable[[], None] = field(default=lambda: None)  # call it to stop the server
+    stop: Callable[[], None] = field(default=lambda: None)  # a function that stops the server
     database: str = ""  # kind of store, e.g. "sqlite"
     on_network: bool = False
-    downloads: NodeDownloads | None = None  # None if outside nodes cannot connect
+    downloads: NodeDownloads | None = None  # None if nodes outside this machine cannot connect
     node_endpoint: str | None = None  # the address that nodes outside this machine use
     idle_s: Callable[[], float] = field(default=lambda: 0.0)
     snapshots: set[str] = field(
@@ -62,7 +62,7 @@ class AppState:
         return call(*args, **kwargs)
 
     async def wait_order(self, gang: str, rank: int, after: int, seconds: float) -> Order | None:
-        """Wait for the next order of a rank. Returns early when the server stops."""
+        """Wait for the next order to a rank. Returns early when the server stops."""
         if seconds <= 0 or self.watch.closed:
             return await self.control_plane.agents.order(gang, rank, after)
         self.polling[gang] += 1

@@ -15,8 +15,8 @@ from cavvy.api.wire import reply
 from cavvy.client.wire import ErrorBody
 
 AGENT = "/agent/v1/"
-BOOT = "/boot/v1/"  # prefix of files by hash, which need no token
-NODES = "/nodes/v1/"  # prefix for joined machines, whose token the route checks
+BOOT = "/boot/v1/"  # path prefix of files by hash, which need no token
+NODES = "/nodes/v1/"  # path prefix for joined machines; the route checks their tokens
 HEALTH = "/v1/health"
 
 

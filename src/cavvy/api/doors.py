@@ -1,9 +1,9 @@
 """Limits what a connection may cost before it shows a token: the bytes and the time of a request's
 head, the time of a TLS handshake, and the number of waiting connections.
 
-httptools joins the pieces of an unfinished header again at every read, and uvicorn limits neither
-their size nor their time. Without these limits, a header of 64 MiB blocked the only request thread
-for 30 s.
+At every read, httptools joins all pieces of an unfinished header again, and uvicorn limits neither
+the size of a header nor the time that it may take. Without limits, a header of 64 MiB blocked the
+only request thread for 30 s.
 """
 
 import asyncio
@@ -22,8 +22,9 @@ from cavvy.api.auth import is_open
 from cavvy.api.node_listener.tls import TlsContexts
 from cavvy.api.state_dir import peer_is_us
 
-HEAD_BYTES = 64 * 1024  # also the limit of Cavvy's client; nginx has 32 KiB, h11 64 KiB
-HEADERS = 100  # also the limit of http.client and Apache
+# maximum bytes of a head; Cavvy's client has the same limit, nginx 32 KiB, h11 64 KiB
+HEAD_BYTES = 64 * 1024
+HEADERS = 100  # maximum number of headers; http.client and Apache have the same limit
 HEAD_S = 10.0  # seconds for a complete head, and for a TLS handshake
 WAITING = 512  # maximum number of connections without a request, per listener
 WAITING_EACH = 64  # maximum number of connections without a request, per address
@@ -88,7 +89,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._address = ""
 
     def connection_made(self, transport: Any) -> None:
-        """Refuse processes of other users before they can send anything."""
+        """Close connections from processes of other users before they can send data."""
         connection = transport.get_extra_info("socket")
         if connection is not None and not peer_is_us(connection):
             transport.abort()
@@ -100,7 +101,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_no_more()
-        if self.transport is not None:  # closes like after a failed handshake
+        if self.transport is not None:
+            # closes the connection in the same way as after a failed handshake
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -175,7 +177,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._rest = 0
         if self._head > HEAD_BYTES or len(self.headers) >= HEADERS:
             self._refusal = 431
-            raise ValueError("the request's header is too large")  # makes the parser fail
+            # an error here makes the parser fail
+            raise ValueError("the request's header is too large")
 
     def _refuse(self, status: int) -> None:
         self._wait_no_more()
@@ -301,7 +304,8 @@ class BoundedServer(uvicorn.Server):
             date_header=False,
             proxy_headers=False,
             timeout_keep_alive=120,
-            timeout_graceful_shutdown=1,  # seconds that requests in progress may still take
+            # seconds that requests in progress may still take after the server stops listening
+            timeout_graceful_shutdown=1,
             backlog=1024,
         )
         super().__init__(config)
@@ -313,8 +317,8 @@ class BoundedServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: Any = None) -> None:
-        """Like uvicorn's `startup`, but this class runs each TLS handshake, to count and time
-        it.
+        """Like uvicorn's `startup`, but this class runs each TLS handshake itself, so that it can
+        count the handshakes and limit their time.
         """
         loop = asyncio.get_running_loop()
         await self.lifespan.startup()

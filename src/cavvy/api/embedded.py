@@ -1,7 +1,7 @@
 """The process of the embedded server: one per state folder, in the background. It exits when idle.
 
-`cavvy.client.launch` starts it as `python -m cavvy.api.embedded --ready-fd N`. The process reports
-through the pipe N that it is serving, that another server is already serving, or why the start
+`cavvy.client.launch` starts it as `python -m cavvy.api.embedded --ready-fd N`. Through the pipe N,
+the process reports that it serves requests, that another server already does, or why the start
 failed.
 """
 
@@ -39,7 +39,8 @@ _log = logging.getLogger("cavvy.server")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until stopped, and return the exit code."""
-    gc.disable()  # imports create little garbage, so this saves a tenth of the start time
+    # imports create little garbage; without collections, the start takes a tenth less time
+    gc.disable()
     word = _Word(_read_fd(sys.argv[1:] if arguments is None else arguments))
     try:
         configured = settings.load()
@@ -75,7 +76,7 @@ def _serve(home: StateDir, configured: settings.Settings, word: "_Word") -> bool
         word.fail(
             "settings-invalid",
             str(error),
-            f"correct {configured.file}; `cavvy check` checks every provider",
+            f"correct {configured.file}, then check every provider with `cavvy check`",
         )
     return False
 
@@ -86,12 +87,14 @@ def _fail(home: StateDir, word: "_Word", error: Exception) -> None:
     if isinstance(error, StateDirError):
         word.fail(error.code, error.message, error.hint)
     elif isinstance(error, StoreFull):
-        word.fail("disk-full", str(error), f"free space on the disk of {home.path}, then try again")
+        word.fail(
+            "disk-full", str(error), f"free some space on the disk of {home.path}, then try again"
+        )
     elif isinstance(error, OSError):
         told = home_error(home.path, error)
         word.fail(told.code, told.message, told.hint)
     else:
-        word.fail("database-unusable", str(error), f"the database is {home.file('cavvy.db')}")
+        word.fail("database-unusable", str(error), f"the database is in {home.file('cavvy.db')}")
 
 
 class _Server:
@@ -129,7 +132,7 @@ class _Server:
         except Exception as error:
             if not self._broken:
                 raise
-            _log.error("why the control plane failed", exc_info=error)
+            _log.error("the control plane failed with this error", exc_info=error)
             again = True
         finally:
             listener.close()
@@ -156,7 +159,7 @@ class _Server:
         servers = _make_servers(auth, [listener, *extra], node_endpoint)
         async with asyncio.TaskGroup() as group:
             serving = [group.create_task(server.serve(own)) for server, own in servers]
-            # this flag is the only way in which uvicorn reports its start
+            # uvicorn reports its start only by this flag
             while not (  # noqa: ASYNC110
                 all(server.started for server, _ in servers) or any(each.done() for each in serving)
             ):
@@ -243,7 +246,7 @@ class _Word:
             return
         with contextlib.suppress(
             OSError
-        ):  # the starting process has ended; later commands will find this server
+        ):  # the process that started this server has ended; later commands will find the server
             os.write(
                 self._fd,
                 encode(StartupReport(state=state, code=code, message=message, hint=hint)) + b"\n",
@@ -291,8 +294,8 @@ def _describe(address: str, listen: str | None, started_at: datetime) -> ServerF
 
 
 def _listen_tcp(where: str) -> "list[socket.socket]":
-    """A list with a listener at `where`, the setting `server.listen`; an empty list if the setting
-    is empty.
+    """A list with a listener at the address `where` (the setting `server.listen`), or an empty list
+    if the setting is empty.
     """
     import ipaddress
     import socket
@@ -332,7 +335,7 @@ def _family(host: str) -> "socket.AddressFamily":
 
 
 class _Lines(logging.Formatter):
-    """Formats each log record as one line of JSON, including the caller's `extra` fields."""
+    """Formats each log record as one line of JSON, with the `extra` fields of the logging call."""
 
     _plain = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 

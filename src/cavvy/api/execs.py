@@ -1,5 +1,5 @@
-"""Commands that run beside jobs. Users request them and agents run them; their output is kept in
-memory until it is read.
+"""Keeps the commands that run beside jobs. Users request them and agents run them; their output is
+kept in memory until it is read.
 
 When the server stops, the commands end; the waiting command line tools are notified and start their
 commands again.
@@ -23,19 +23,20 @@ _KEPT_EXECS = 64  # maximum number of ended commands that are kept
 
 @dataclass(slots=True, kw_only=True)
 class JobExec:
-    """One command. `data` begins at the offset `start` of its whole output."""
+    """One command. One command. `data` holds the output from the offset `start` on."""
 
     id: str
     job_id: str
     gang: str
     rank: int
     command: list[str]
-    told: bool = False  # the command was sent to its agent, which may not have received it
-    taken: bool = False  # the agent has answered, so the command is not sent again
+    told: bool = False  # whether the command was sent to its agent, which may not have received it
+    taken: bool = False  # whether the agent has answered, so that the command is not sent again
     start: int = 0
     data: bytearray = field(default_factory=bytearray)
     exit_code: int | None = None
-    session: bool = False  # a remote session: it has input and output, and no bytes are dropped
+    # whether this is a remote session, which has input and output and loses no bytes
+    session: bool = False
     input: bytearray = field(default_factory=bytearray)
     input_start: int = 0
     input_ended: bool = False
@@ -89,7 +90,7 @@ class JobExecs:
             if each.session:
                 each.exit_code = 255
                 each.problem = (
-                    f"the agent of this node is too old for sessions (its protocol is {protocol})"
+                    f"the agent of this node is too old for sessions (it uses protocol {protocol})"
                 )
                 self._watch.wake(each.id)
 
@@ -114,7 +115,8 @@ class JobExecs:
         self._watch.wake(exec_id)
 
     def full(self, exec_id: str) -> bool:
-        """Whether a session's agent must wait with more output until the user has read some."""
+        """Whether a session's agent must wait before it sends more output, because the user has not
+        read enough yet."""
         found = self._all.get(exec_id)
         return (
             found is not None

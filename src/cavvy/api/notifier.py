@@ -46,7 +46,7 @@ class ChangeNotifier:
 
 
 class ChangeListener:
-    """A waiting request; use it as a context manager."""
+    """One request that waits; used as a context manager."""
 
     def __init__(self, watch: ChangeNotifier, keys: tuple[str, ...]) -> None:
         self._watch, self._keys = watch, keys

@@ -87,7 +87,7 @@ async def open_state(
     Raises StoreError, ProviderError.
     """
     url = database or f"sqlite:///{home.file('cavvy.db')}"
-    # With the installation id of a lost database, its nodes can still be found and removed.
+    # If the database was lost, its nodes can still be found and removed by this installation id.
     kept = read_text(home.file("installation")) if database is None else None
     store = open_store(url, journal="delete" if home.shared else "wal", installation=kept)
     await store.open()
@@ -193,14 +193,16 @@ def find_instance(provider: str, instance: str) -> Offer | None:
 
 
 def read_egress() -> Mapping[str, Money]:
-    """The catalog's prices for data that leaves a cloud. Without a catalog the result is empty, so
-    that moves cost nothing.
+    """The catalog's prices for data that leaves a cloud. Without a catalog the result is empty, and
+    moving data is counted as free.
     """
     try:
         with CatalogSnapshot.open() as snapshot:
             return snapshot.egress()
     except SnapshotError as error:
-        _log.warning("no catalog: data transfers between clouds count as free", exc_info=error)
+        _log.warning(
+            "no catalog: data transfers between clouds are counted as free", exc_info=error
+        )
         return {}
 
 
@@ -220,8 +222,8 @@ def make_dependencies(
     address: str,
     storage: Path,
 ) -> ControlPlaneDependencies:
-    """What the server provides to the control plane: its address for agents, decrypted secrets, and
-    the folders that outlive attempts.
+    """What the server provides to the control plane: the address that agents use, decrypted
+    secrets, and the folders that outlive attempts.
     """
 
     async def open_secrets(project: str, names: Sequence[str]) -> dict[str, str]:

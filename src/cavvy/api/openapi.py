@@ -27,8 +27,11 @@ _documented: set[type] = {wire.ErrorBody, Task, RunOrigin, Offer}
 _RAW = {"task": "Task", "origin": "RunOrigin", "offer": "Offer"}
 _BEARER = {"type": "http", "scheme": "bearer"}
 _SCHEMES = {
-    "user": {**_BEARER, "description": "The token in the state folder."},
-    "gang": {**_BEARER, "description": "A gang's own token, for /agent/v1 only."},
+    "user": {**_BEARER, "description": "The user's token, which is in the state folder."},
+    "gang": {
+        **_BEARER,
+        "description": "The token of one gang, which is valid only under /agent/v1.",
+    },
 }
 
 
@@ -43,8 +46,8 @@ def document(
     gives: bool = False,
     headers: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The arguments for a route's decorator. `sends` marks a raw request body, and `gives` a raw
-    answer.
+    """The arguments for a route's decorator. `sends` means that the request body is raw bytes, and
+    `gives` that the answer is.
     """
     body = {"required": sends or _is_required(ask), "content": _BYTES if sends else _content(ask)}
     return {

@@ -16,26 +16,26 @@ Routes written by `python -m cavvy.api.reference > docs/reference/api.md`; do no
 
 The embedded server speaks HTTP/1.1 over the Unix socket `server.sock` in the state folder (`~/.cavvy` or
 `CAVVY_HOME`; `server.json` contains the path), and over loopback TCP if `server.listen` is set.
-The whole description in OpenAPI 3.1, with every schema, is at `/v1/openapi.json`.
+`/v1/openapi.json` describes all routes and their schemas in OpenAPI 3.1.
 
 ```sh
 curl --unix-socket ~/.cavvy/server.sock -H "Authorization: Bearer $(cat ~/.cavvy/token)" \\
      http://cavvy/v1/projects/default/jobs?limit=10
 ```
 
-* **Authentication.** Every route except `/v1/health` requires `Authorization: Bearer TOKEN`. Users'
-  routes require the token in the
-  file `token` of the state folder, which only its owner can read. Agents' routes require the token
-  of a gang, which is valid only for that gang. Neither token is valid for the other routes.
-* **Versions.** `/v1` changes only by additions; `api` and `revision` of `/v1/server` give the
-  current version. Clients ignore fields
-  that they do not know; a request with a field that the server does not know is refused.
+* **Authentication.** Every route except `/v1/health` and files by hash requires
+  `Authorization: Bearer TOKEN`. Users' routes require the token in the file `token` of the state
+  folder, which only its owner can read. Agents' routes require the token of a gang, which is valid
+  only for that gang. Neither token is valid for the other routes.
+* **Versions.** Changes to `/v1` only add fields and routes; `api` and `revision` of `/v1/server`
+  give the current version. Clients ignore fields that they do not know; the server refuses a
+  request with a field that it does not know.
 * **Errors** have one form and stable codes: see [errors](errors.md).
-* **Idempotent submission.** An `Idempotency-Key` sets the job's id: 16 characters of
-  Crockford's base 32 in lower case,
-  the first ten the time in milliseconds since 1970, the rest random. Repeated requests with the
-  same key create one job, even across a restart of the server; `created` says whether this request
-  created it. Without a key, every request creates a job.
+* **Idempotent submission.** An `Idempotency-Key` becomes the job's id. It has 16 characters of
+  Crockford's base 32 in lower case: the first ten encode the time in milliseconds since 1970, and
+  the rest are random. Repeated requests with the same key create one job, even across a restart of
+  the server; `created` tells whether this request created it. Each request without a key creates a
+  new job.
 * **Lists** are newest first. Send a page's `cursor` as `?cursor=` to get the next page; null marks
   the last page.
 * **Long polling.** `wait_s` on events, logs and commands delays the answer, at most 60 s, until

@@ -35,7 +35,7 @@ class StateDirBusy(Exception):
 
 
 class StateDir:
-    """One state folder. One server holds it until the process ends."""
+    """One state folder. The server that has locked it holds it until its process ends."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -105,7 +105,8 @@ class StateDir:
                 f"{folder} belongs to another user or others can access it",
                 f"remove it, or restrict its access: chmod 700 {folder}",
             )
-        if os.path.lexists(path):  # a killed server left it, since this process has the lock
+        if os.path.lexists(path):
+            # a killed server left this socket behind, since this process has the lock
             os.unlink(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(path)
@@ -146,8 +147,8 @@ class StateDir:
                 os.unlink(path)
 
     async def beat(self) -> None:
-        """Until cancelled, refresh the mark that shows other hosts that this host uses a shared
-        folder.
+        """Until cancelled, refresh the mark in a shared folder, which shows other hosts that this
+        host's server uses it.
         """
         while self.shared:
             _touch(self.file("server.beat"))
@@ -231,7 +232,7 @@ def home_error(path: str, error: OSError) -> StateDirError:
         return StateDirError(
             "disk-full",
             f"no space in {path}",
-            "free space on its disk, or set CAVVY_HOME to another folder",
+            "free some space on its disk, or set CAVVY_HOME to another folder",
         )
     return StateDirError(
         "home-unusable",
@@ -248,7 +249,7 @@ def _try_lock(lock: int) -> bool:
             return False
         raise StateDirError(
             "home-unusable",
-            f"the folder of server.lock cannot lock files: {error.strerror}",
+            f"server.lock cannot be locked in its folder: {error.strerror}",
             "set CAVVY_HOME to a folder on a local disk",
         ) from error
     return True

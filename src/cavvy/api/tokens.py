@@ -27,9 +27,7 @@ class GangTokens:
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
     def of_claim(self, gang: str, rank: int) -> str:
-        """The token with which the first caller can claim this rank; it is valid for nothing
-        else.
-        """
+        """The token with which an agent can claim this rank once; it is valid for nothing else."""
         text = b"claim\0" + gang.encode("utf-8", "surrogatepass") + b"\0%d" % rank
         return base64.urlsafe_b64encode(hmac.digest(self._key, text, sha256)).rstrip(b"=").decode()
 

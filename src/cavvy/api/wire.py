@@ -41,7 +41,8 @@ def done() -> Response:
 
 
 async def read(request: Request, kind: type[T], limit: int = MIB) -> T:
-    """Decode the body as `kind`. Raises ApiProblem: invalid-request, too-large, too-slow."""
+    """Decode the body to a struct of type `kind`. Raises ApiProblem: invalid-request, too-large,
+    too-slow."""
     body = await read_bytes(request, limit)
     try:
         return _decoder(kind).decode(body or b"{}")

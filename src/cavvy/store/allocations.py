@@ -1,5 +1,5 @@
 """Checks that an allocation fits on its host together with the existing allocations. The store
-calls it inside its transaction.
+makes this check inside its transaction.
 """
 
 from collections.abc import Iterable

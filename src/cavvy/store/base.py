@@ -63,8 +63,8 @@ class StoreUnusable(StoreError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtomicWrite:
-    """Rows that are written together or not at all. Each row carries the version at which it was
-    read; version 0 inserts it.
+    """Rows that are written together or not at all. Each row has the version at which it was read,
+    or 0 if it is to be inserted.
 
     The store writes version + 1. It raises StaleVersion and writes nothing if a version differs, if
     an inserted row exists, or if an update changes a row's project or a job's name. It raises
@@ -106,14 +106,14 @@ class JobSummary:
     exit_code: int | None
     place: str | None  # key of the offer of the latest attempt
     spent: Money
-    held: bool  # the job is not in the queue, but waits for a schedule or a window
+    held: bool  # whether the job waits for its schedule or window instead of in the queue
     machine: str | None = None  # name of the machine on which the job runs
     tags: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpending:
-    """What the charges of one job at one provider amount to. A removed job has its former name."""
+    """The sum of one job's charges at one provider. A removed job has its former name."""
 
     project: str
     job: str
@@ -175,8 +175,8 @@ class SealedSecret:
 
 
 class Store(Protocol):
-    """A store of jobs and of the rows that belong to jobs. Reads of a tenant's rows take the
-    project's name; only the control plane itself passes None.
+    """A store of jobs and of the rows that belong to jobs. Calls that read a project's rows take
+    the project's name; only the control plane itself passes None, which means all projects.
     """
 
     async def open(self) -> None:

@@ -1,5 +1,5 @@
-"""Blobs named by the SHA-256 of their bytes, as files. Frozen working folders consist of blobs.
-Methods block on disk I/O.
+"""Blobs named by the SHA-256 of their bytes, as files. Frozen working folders consist of blobs. All
+methods block on disk I/O.
 """
 
 import errno
@@ -22,7 +22,8 @@ from msgspec.json import Decoder
 
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 
-_FOLDERS = 8  # number of manifests whose lists are cached: 10 MB for 100,000 files
+# number of manifests whose lists of files are cached; a list of 100,000 files takes 10 MB
+_FOLDERS = 8
 _SYNCS = 8  # files flushed at once: the file system's journal writes waiting files together
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -35,8 +36,8 @@ class BlobStore:
         self._folder_parts = lru_cache(_FOLDERS)(partial(_list_parts, self))
 
     def missing(self, hashes: Iterable[str]) -> list[str]:
-        """The names of missing blobs, each once, in order. The other blobs count as new, so that a
-        concurrent garbage collection keeps them.
+        """Those of the named blobs that are missing, each once, in the given order. The time of the
+        others is set to now, so that a concurrent garbage collection keeps them.
 
         Raises HashMismatch if a name is not a SHA-256.
         """
@@ -59,7 +60,7 @@ class BlobStore:
         return BlobWriter(self._path(name), name)
 
     def put_all(self, blobs: Mapping[str, bytes]) -> None:
-        """Store many small blobs durably, at little more than the cost of a few.
+        """Store many small blobs durably, for little more than the cost of storing a few.
 
         All hashes are checked before anything is written. Raises HashMismatch or StoreFull; in that
         case no blob is stored.
@@ -130,8 +131,8 @@ class BlobStore:
         return path
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """The bytes of a blob, or None if it is missing or larger than `limit` bytes. Raises
-        HashMismatch if `name` is not a SHA-256.
+        """The bytes of a blob. Returns None if the blob is missing or larger than `limit` bytes.
+        Raises HashMismatch if `name` is not a SHA-256.
         """
         try:
             with open(self._path(name), "rb") as file:
@@ -177,7 +178,7 @@ class ManifestEntry(Struct, frozen=True, kw_only=True):
     """A file or link of a frozen working folder."""
 
     path: str
-    sha256: str | None = None  # None for a link
+    sha256: str | None = None  # None if the entry is a link
 
 
 class NotManifest(ValueError):
@@ -185,7 +186,8 @@ class NotManifest(ValueError):
 
 
 class FolderManifest(Struct, frozen=True, kw_only=True):
-    """The contents of a frozen working folder; the hash of this document names the folder."""
+    """The list of the files of a frozen working folder; the hash of this document names the
+    folder."""
 
     files: list[ManifestEntry]
 
@@ -232,8 +234,8 @@ def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: d
 
 
 class BlobWriter:
-    """A blob that is being written. Nothing is stored if the block ends with an exception or the
-    hash differs.
+    """A blob that is being written. If the `with` block ends with an exception or the hash differs,
+    nothing is stored.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -256,7 +258,7 @@ class BlobWriter:
 
     def write(self, data: bytes) -> None:
         """Append bytes to the blob. Raises StoreFull."""
-        assert self._file is not None, "write inside the with block"
+        assert self._file is not None, "a blob is written only inside its with block"
         self._hash.update(data)
         try:
             self._file.write(data)
@@ -288,7 +290,7 @@ class BlobWriter:
 
 
 def _finish_part(file: BufferedRandom, part: Path, path: Path) -> None:
-    """Complete the blob when all of its parts have arrived. If the hash differs, delete them and
+    """Complete the blob after all of its parts have arrived. If the hash differs, delete them and
     raise HashMismatch.
     """
     file.flush()
@@ -312,8 +314,8 @@ def _put_in_place(part: Path, path: Path) -> None:
 
 
 def _sync_all(paths: Sequence[Path]) -> None:
-    """Flush only these files or folders: syncfs would also wait for data that jobs on this machine
-    write.
+    """Flush these files or folders to the disk. syncfs would also wait for data that jobs on this
+    machine write.
     """
     with ThreadPoolExecutor(_SYNCS, "sync") as pool:
         for _ in pool.map(_sync, paths):

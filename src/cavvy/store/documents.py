@@ -1,5 +1,5 @@
-"""Conversions that all stores use: documents to JSON, times to microseconds, and strings to what
-every database accepts.
+"""Conversions that all stores use: of documents to JSON, of times to microseconds, and of strings
+to strings that every database accepts.
 """
 
 from collections.abc import Callable
@@ -76,8 +76,8 @@ def encode_rest(job: Job) -> str:
 
 
 def plain(text: str) -> str:
-    """The text with replacements for characters that a database column cannot hold (NUL, lone
-    surrogates).
+    """The text, in which characters that a database column cannot hold (NUL, lone surrogates) are
+    replaced.
     """
     if "\x00" in text:
         text = text.replace("\x00", "\ufffd")
@@ -96,8 +96,8 @@ def storable_attempt(attempt: Attempt) -> Attempt:
 
 
 def storable_node(node: Node) -> Node:
-    """The node as a later read will return it, with the next version. JSON has no NaN or infinity:
-    in the progress they become text, and in the telemetry they are dropped.
+    """The node as a later read will return it, with the next version. JSON has no NaN and no
+    infinity: such values become text in the progress, and are dropped from the telemetry.
     """
     telemetry, progress = node.telemetry, node.progress
     if not all(map(isfinite, telemetry.values())):

@@ -1,5 +1,5 @@
-"""The drivers of the two databases: how to connect and lock, and which store error each database
-error becomes.
+"""The drivers of the two databases: they connect, lock, and turn each database error into a store
+error.
 """
 
 import errno
@@ -35,8 +35,8 @@ class SqlCursor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseDriver:
-    """One database. Statements contain `?` for values, and run on the driver's own connection in
-    autocommit mode.
+    """One database. One database. Statements contain `?` for values, and run on the driver's own
+    connection in autocommit mode.
     """
 
     url: str  # postgresql://…; sqlite:///path
@@ -74,7 +74,7 @@ class DatabaseDriver:
 
 
 class DatabaseSession:
-    """One thread's connection. The two drivers have only `execute` and its cursor in common."""
+    """One thread's connection. Only `execute` and its cursor are the same in both drivers."""
 
     __slots__ = ("_raw", "_readonly", "_texts", "driver")
 
@@ -113,7 +113,8 @@ class DatabaseSession:
     def in_transaction(self) -> bool:
         if self.driver.is_sqlite:
             return bool(self._raw.in_transaction)
-        return not self._raw.closed and bool(self._raw.info.transaction_status)  # IDLE is 0
+        # the status IDLE is 0
+        return not self._raw.closed and bool(self._raw.info.transaction_status)
 
     @property
     def broken(self) -> bool:
@@ -137,7 +138,10 @@ def make_driver(url: str, *, journal: str) -> DatabaseDriver:
             ) from error
         return DatabaseDriver(url=f"postgresql://{rest}", path=None)
     if not rest.startswith("/") or rest in ("/", "/:memory:"):
-        raise StoreUnusable("a SQLite store needs a file, sqlite:///path; memory: stores nothing")
+        raise StoreUnusable(
+            "the URL of a SQLite store must name a file, as in sqlite:///path; a store in memory "
+            "has the URL memory:"
+        )
     path = Path(rest[1:])
     _create_file(path)
     return DatabaseDriver(
@@ -160,7 +164,9 @@ def _create_file(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFull(f"no space to create {path}; free some and start again") from error
+            raise StoreFull(
+                f"no space to create {path}; free some space and start again"
+            ) from error
         raise StoreUnusable(
             f"cannot write {path}: {error.strerror}; make its folder writable for this user, or "
             "choose another"

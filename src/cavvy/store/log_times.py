@@ -13,11 +13,11 @@ from pathlib import Path
 from struct import Struct
 
 _PAIR = Struct("<QQ")  # offset in bytes, time in microseconds since 1970
-_APART_S = 0.5  # between two pairs
+_APART_S = 0.5  # minimum seconds between two pairs
 
 
 def note_arrival(path: Path, offset: int, now_s: float) -> None:
-    """Append a pair. A full disk loses the pair, which makes the times less precise."""
+    """Append a pair. On a full disk the pair is lost, which makes the times less precise."""
     with suppress(OSError):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -33,8 +33,8 @@ def is_due(last_s: float, now_s: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogTimes:
-    """When the bytes of a log arrived: at `times[i]`, in seconds since 1970, those from
-    `offsets[i]` on.
+    """When the bytes of a log arrived: the bytes from `offsets[i]` on arrived at `times[i]`, in
+    seconds since 1970.
     """
 
     offsets: Sequence[int] = field(default_factory=list)

@@ -4,8 +4,8 @@ its first tenth and its newest part.
 A log is the file `ATTEMPT.RANK.log`, with its bytes from 0 on, and segments
 `ATTEMPT.RANK.log.OFFSET`, if it grew past its first tenth or lost bytes. Offsets count all bytes
 ever written, so they never change. Bytes between two files were dropped; readers get a line that
-reports the gap. Methods block on disk I/O. There is no fsync: stored bytes survive the end of this
-process, but a system crash may lose the newest bytes.
+reports the gap. All methods block on disk I/O. There is no fsync: stored bytes survive the end of
+this process, but a system crash may lose the newest bytes.
 """
 
 import errno
@@ -35,8 +35,8 @@ _FILE = re.compile(r"(\d+)\.(\d+)\.log(?:\.(\d{20}))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSlice:
-    """Some bytes of a log, and the offset for the next read. If `dropped` bytes were lost, `data`
-    is a line that reports this.
+    """Some bytes of a log, and the offset at which the next read continues. If `dropped` bytes were
+    lost, `data` is a line that reports this.
     """
 
     data: bytes
@@ -46,7 +46,8 @@ class LogSlice:
 
 @dataclass(slots=True)
 class _Log:
-    """The files of one log, by their start offsets. New bytes are appended to the last file."""
+    """The files of one log, keyed by the offset at which each starts. New bytes are appended to the
+    last file."""
 
     base: Path
     starts: list[int]
@@ -118,8 +119,8 @@ class LogStore:
         offset: int = 0,
         limit: int = 1 << 20,
     ) -> LogSlice:
-        """At most `limit` bytes from `offset` on, or no bytes at the end. A gap is returned as one
-        line that reports it.
+        """At most `limit` bytes from `offset` on; no bytes at the end of the log. A gap is returned
+        as one line that reports it.
         """
         while True:
             log = self._seen(project, job_id, attempt, rank)
@@ -185,7 +186,7 @@ class LogStore:
         for name in (project, job_id):
             if not _NAME.fullmatch(name):
                 raise RowNotFound(
-                    f"invalid name {name!r}: projects and jobs have only letters, digits and . _ -"
+                    f"invalid name {name!r}: names may contain only letters, digits and . _ -"
                 )
         return self._root / project / job_id
 
@@ -206,7 +207,8 @@ class LogStore:
             if len(self._logs) >= _KNOWN:
                 del self._logs[next(iter(self._logs))]
             log = _look(base)
-        self._logs[base] = log  # the most recently used log is last
+        # moves the log to the end of the cache, where the most recently used log is
+        self._logs[base] = log
         return log
 
     def _append(self, log: _Log, offset: int, data: bytes, lost: int) -> int:
@@ -283,7 +285,7 @@ def _look(base: Path) -> _Log:
 
 
 def _backwards(log: _Log) -> Iterator[bytes]:
-    """The log's bytes in blocks, the last one first, with a line in place of each gap."""
+    """The log's bytes in blocks, the last block first, with a line in place of each gap."""
     following = log.end
     for start, size in zip(reversed(log.starts), reversed(log.sizes), strict=True):
         if start + size < following:

@@ -21,9 +21,10 @@ MIGRATIONS: Mapping[str, Path] = {
 }
 HEAD = max(MIGRATIONS)
 VERSION_TABLE = "cavvy_revision"
-_ADVISORY_LOCK = 0x6361767679  # "cavvy" in ASCII: the lock of the process that migrates
+# "cavvy" in ASCII; the number of the lock that the migrating process holds
+_ADVISORY_LOCK = 0x6361767679
 _JOURNAL_TRIES = 20
-_WAIT_MS = 60_000  # ms to wait for another process that migrates
+_WAIT_MS = 60_000  # milliseconds to wait for another process that migrates
 # What the two databases spell differently. Ids are compared by byte, so that PostgreSQL sorts them
 # in any locale as Python and SQLite do.
 _SQLITE = {
@@ -91,7 +92,7 @@ def _migrate(session: DatabaseSession, revision: str) -> None:
     if revision not in MIGRATIONS:
         kept = backup and backup.with_suffix(".backup-…")
         raise StoreUnusable(
-            f"the database is at revision {revision}, this program knows revisions up to {HEAD}: "
+            f"the database is at revision {revision}, but this program supports only up to {HEAD}: "
             "a newer program wrote the database. Install that version of cavvy or a newer one, or "
             f"restore the backup that was made before its migration ({kept or 'your dump'})"
         )

@@ -10,8 +10,8 @@ _RESERVE = 4 * 1024 * 1024  # bytes that SQLite and small files need when the se
 
 
 class StopNotes:
-    """Stop requests in a file of fixed size. Because they are written in place, they need no free
-    space, and they survive the process.
+    """The stop requests of jobs, in a file of fixed size. Because they are written in place, they
+    need no free space, and they survive the process.
     """
 
     def __init__(self, path: Path) -> None:

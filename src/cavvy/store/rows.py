@@ -219,7 +219,8 @@ class DocumentCache:
             self._kept[job_id] = (written, task, origin)
 
     def written_at(self, job: Job) -> int | None:
-        """The version at which exactly these objects were written, or None if it is unknown."""
+        """The job's version at which exactly these two objects were written, or None if it is
+        unknown."""
         kept = self._kept.get(job.id)
         same = kept is not None and kept[1] is job.task and kept[2] is job.origin
         return kept[0] if kept is not None and same else None

@@ -71,8 +71,8 @@ class SecretSealer:
 
 
 def _bound_to(project: str, name: str) -> bytes:
-    """The data that binds a sealed value to its project and name. The lengths distinguish a/bc from
-    ab/c.
+    """The data that binds a sealed value to its project and name. Their lengths are included, so
+    that project a with name bc differs from project ab with name c.
     """
     return f"{len(project)}:{project}/{name}".encode()
 
@@ -97,7 +97,8 @@ def _load(path: Path) -> bytes | None:
 
 
 def _make(path: Path) -> bytes:
-    """Create the key file atomically. If two processes do so, both use the key of the first one."""
+    """Create the key file atomically. If two processes create it at the same time, both use the key
+    of the first one."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         with open(
@@ -107,7 +108,8 @@ def _make(path: Path) -> bytes:
             file.flush()
             os.fsync(file.fileno())
         with suppress(FileExistsError):
-            os.link(part, path)  # unlike a rename, this fails if another process was faster
+            # unlike a rename, this fails if another process has created the file first
+            os.link(part, path)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)

@@ -1,5 +1,5 @@
-"""The store in SQLite (one server) or PostgreSQL (teams). Threads that each own a connection
-execute the SQL.
+"""The store in SQLite (for one server) or PostgreSQL (for teams). Threads that each own a
+connection execute the SQL.
 
 This module has the reads, and `writes.py` the writes. Every statement on a tenant's rows names the
 tenant's project or a key.
@@ -398,15 +398,16 @@ class SqlStore:
 
 
 def _if_given(column: str, value: str | None) -> tuple[str, tuple[str, ...]]:
-    """A condition on `column` and its values; None gives a condition that always holds."""
+    """A condition that `column` has this value, and the value. For None, the condition always
+    holds."""
     return ("TRUE", ()) if value is None else (f"{column} = ?", (value,))
 
 
 def _listing(
     project: str | None, phases: Collection[JobPhase], cursor: str | None, limit: int
 ) -> tuple[str, tuple[object, ...]]:
-    """The SQL of a listing, newest first, and its values. Each phase has its own index scan, so
-    that a rare phase is found quickly among 100,000 jobs.
+    """The SQL of a listing, newest first, and its values. Each phase is scanned separately in the
+    index, so that jobs of a rare phase are found quickly among 100,000 jobs.
     """
     wanted = [phase for phase in JobPhase if phase in phases]
     given = {

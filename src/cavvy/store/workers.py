@@ -1,4 +1,5 @@
-"""Threads that each own a connection, and run work for the event loop one by one or in groups."""
+"""Threads that each own a connection, and run work items for the event loop one by one or in
+groups."""
 
 import asyncio
 from collections import defaultdict
@@ -47,7 +48,7 @@ class StoreWorkers:
             thread.start()
 
     async def do(self, work: Callable[[DatabaseSession], _T]) -> _T:
-        """Run `work` in a thread. Work that has started finishes even if the caller is
+        """Run `work` in a thread. Once work has started, it runs to its end even if the caller is
         cancelled.
         """
         if self._closed:
@@ -87,7 +88,7 @@ class StoreWorkers:
                 task = self._queue.get_nowait()
             except Empty:
                 break
-            if task is None:  # a stop mark for this thread or another one
+            if task is None:  # this mark stops this thread or another one
                 self._queue.put(None)
                 break
             tasks.append(task)
@@ -126,13 +127,13 @@ class StoreWorkers:
         for task, result, error in outcomes:
             by_loop[task.loop].append((task, result, error and translate(error, self._driver)))
         for loop, settled in by_loop.items():
-            with suppress(RuntimeError):  # the loop is closed, so no caller waits
+            with suppress(RuntimeError):  # the loop is closed, so no caller waits for the result
                 loop.call_soon_threadsafe(_resolve, settled)
 
 
 def _resolve(outcomes: Sequence[_Outcome]) -> None:
     for task, result, error in outcomes:
-        if task.future.done():  # the caller was cancelled
+        if task.future.done():  # the caller was cancelled meanwhile
             continue
         if error is None:
             task.future.set_result(result)

@@ -38,7 +38,7 @@ class RankExecs:
 
     @property
     def connected(self) -> bool:
-        """Whether a user's command or session runs, apart from programs that one left behind."""
+        """Whether a user's command or session runs. Programs that it left behind do not count."""
         return any(not running.over for running in self._running)
 
     @property
@@ -83,7 +83,7 @@ class RankExecs:
 
 
 class RankExec:
-    """One command of a user."""
+    """One command that a user runs on this node."""
 
     def __init__(
         self,
@@ -105,7 +105,9 @@ class RankExec:
     def wrote(self, data: bytes) -> None:
         self._stream.write(self._redactor.feed(data))
         if self._stream.full:
-            self.process.pause(True)  # unlike the work, a command may wait for the control plane
+            # unlike the work, a user's command may wait until the control plane has taken its
+            # output
+            self.process.pause(True)
 
     def ended(self, code: int | None) -> None:
         self.over = True

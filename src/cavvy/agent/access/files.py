@@ -1,9 +1,9 @@
 """Executes the file operations of a user's remote session. Each call gets one answer; open files
 are identified by numbers.
 
-A call is a line of JSON, `{"op", ...}`, followed by bytes. An answer is a line of JSON, `{}` or
-`{"error", "errno"}`, followed by bytes. Paths are as the user sees them: for a container, they are
-paths inside it.
+A call consists of a line of JSON, `{"op", ...}`, and the bytes that follow it. An answer consists
+of a line of JSON, `{}` or `{"error", "errno"}`, and the bytes that follow it. Paths are those that
+the user sees: if the work has a container, they are paths inside it.
 """
 
 from __future__ import annotations

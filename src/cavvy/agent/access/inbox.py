@@ -33,7 +33,7 @@ class ExecInbox:
         self._ask()
 
     def close(self) -> None:
-        """Stop fetching input, since the process no longer reads it."""
+        """Stop fetching input, since the process no longer reads its input."""
         if not self._closed:
             self._closed = True
             self._channel.close()

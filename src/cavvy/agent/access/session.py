@@ -1,4 +1,4 @@
-"""Gives a user shells, connections and files on this node; one pair of streams carries them all.
+"""Gives a user shells, connections and files on this node, all over one pair of streams.
 
 Runs in a separate process with the work's environment. `docs/guides/access.md` and `client/tunnel`
 describe the frames.
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-FROM_HERE = 1 << 31  # number of the first channel that this end opens
+FROM_HERE = 1 << 31  # the number of the first channel that this end of the tunnel opens
 
 
 class SessionTarget:
@@ -263,7 +263,8 @@ class RemoteSession:
     # Moving bytes
 
     def _watch(self, channel: SessionChannel) -> None:
-        """Poll the sources while the peer accepts data, and the sink while data waits for it."""
+        """Poll the sources while the peer accepts data, and the sink while data waits to be written
+        to it."""
         for fd in channel.sources:
             self._want(fd, select.POLLIN if channel.credit > 0 else 0)
         if channel.sink >= 0:
@@ -326,7 +327,8 @@ class RemoteSession:
             self._say(channel.number, CREDIT, struct.pack(">I", taken))
         if channel.ended and not channel.waiting and channel.sink >= 0:
             if channel.terminal:
-                os.write(channel.sink, b"\x04")  # the character that a user types to end the input
+                # the character that a user types to end the input (Ctrl-D)
+                os.write(channel.sink, b"\x04")
                 channel.ended = False
                 return
             if channel.connection is not None:
@@ -350,7 +352,8 @@ class RemoteSession:
             while any(self._draw(channel, fd) for fd in list(channel.sources)):
                 pass
             if channel.credit <= 0 and channel.sources:
-                continue  # the exit code follows the last output, which waits for credit
+                # the exit code must follow the last output, which the peer does not accept yet
+                continue
             code = channel.child.returncode
             said = {
                 "code": code if code >= 0 else None,
@@ -407,8 +410,8 @@ def control(channel: SessionChannel, asked: Fields) -> None:
 
 
 def _connect_streams(channel: SessionChannel, terminal: Fields | None) -> tuple[int, int, int]:
-    """Connect the channel to a new terminal or to three pipes. Returns the process's ends: standard
-    input, output and error.
+    """Connect the channel to a new terminal or to three pipes. Returns the ends that the process
+    gets: standard input, output and error.
     """
     if terminal:
         ours, theirs = os.openpty()

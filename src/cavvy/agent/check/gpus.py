@@ -1,10 +1,10 @@
 """Checks that each GPU has its full memory, stores data correctly, and is as fast as its model,
 using the driver's libraries.
 
-The check allocates nearly all of the free memory in blocks. It writes random bytes, and later their
-complement, to the first block and copies them from block to block, so that the last block shows the
-errors of all blocks. GPU events measure the time of the copies, which gives the memory's speed.
-Each copied byte counts twice, because it is read and written.
+The check allocates blocks that fill nearly all of the free memory. It writes random bytes, and
+later their complement, to the first block and copies them from block to block, so that the last
+block shows the errors of all blocks. GPU events measure the time of the copies, which gives the
+memory's speed. Each copied byte counts twice, because it is read and written.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import os
 from ..config import CheckConfig
 
 BLOCK = 256 << 20
-PIECE = 4 << 20  # bytes of random data, repeated within a block
+PIECE = 4 << 20  # bytes of random data, which are repeated within a block
 SPARED = 512 << 20  # bytes of free memory left for the driver and a display
 LEAST_BLOCKS = 4
-LEAST_TOTAL = 0.9  # minimum share of the model's memory; drivers and ECC use the rest
-LEAST_FREE = 0.8  # minimum share of the total memory
+# minimum share of the model's nominal memory that a GPU reports; drivers and ECC use the rest
+LEAST_TOTAL = 0.9
+LEAST_FREE = 0.8  # minimum share of the total memory that is free
 COMPLEMENT = bytes(255 - value for value in range(256))
 UNCORRECTED, SINCE_BOOT = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 
 
 class GpuFault(Exception):
-    """A GPU or its driver is faulty; the message contains the measured figures."""
+    """A GPU or its driver is faulty. The message contains what was measured."""
 
 
 class CudaDriver:
@@ -143,8 +144,8 @@ class CheckedGpu:
 
 
 def check_gpus(wanted: CheckConfig, count: int) -> list[str]:
-    """Return one line for each GPU. Raises GpuFault with the measured figures at the first GPU that
-    fails.
+    """Return one line for each GPU. If a GPU fails the check, raises GpuFault with what was
+    measured; the remaining GPUs are not checked.
     """
     cuda = CudaDriver()
     found = cuda.count()
@@ -164,10 +165,13 @@ def _check(
         free, total = gpu.memory()
         least = int(wanted.memory_mib * LEAST_TOTAL)
         if total >> 20 < least:
-            raise GpuFault(f"{total >> 20} MiB of memory, at least {least} are a {wanted.kind}'s")
+            raise GpuFault(
+                f"the GPU has {total >> 20} MiB of memory; a {wanted.kind} has at least {least}"
+            )
         if free < total * LEAST_FREE:
             raise GpuFault(
-                f"{free >> 20} of {total >> 20} MiB are free: other programs use the rest"
+                f"only {free >> 20} of {total >> 20} MiB of GPU memory are free; other programs "
+                "use the rest"
             )
         errors = count_errors(nvml, gpu.uuid())
         blocks = gpu.allocate(max(LEAST_BLOCKS, (free - SPARED) // BLOCK))
@@ -178,7 +182,7 @@ def _check(
         gpu.free(blocks)
         gpu.close()
         told += [
-            f"{len(blocks) * BLOCK >> 20} of {total >> 20} MiB written and read, {errors}",
+            f"{len(blocks) * BLOCK >> 20} of {total >> 20} MiB of memory tested, {errors}",
             f"{speed:.0f} GB/s",
         ]
         if wanted.bandwidth_gbs:
@@ -186,7 +190,7 @@ def _check(
             if speed < wanted.share * wanted.bandwidth_gbs:
                 least = int(wanted.share * wanted.bandwidth_gbs)
                 raise GpuFault(
-                    f"memory speed is {speed:.0f} GB/s; a {wanted.kind} needs at least {least}"
+                    f"the memory speed is {speed:.0f} GB/s; a {wanted.kind} must reach {least}"
                 )
     except GpuFault as error:
         raise GpuFault(f"GPU {index}: {error}") from error
@@ -203,8 +207,8 @@ def open_nvml() -> ctypes.CDLL | None:
 
 
 def count_errors(nvml: ctypes.CDLL | None, uuid: str) -> str:
-    """Return what NVML reports about the GPU's memory errors. Raises GpuFault if there are too
-    many."""
+    """Return what NVML reports about the GPU's memory errors. Raises GpuFault if there are
+    uncorrected errors, or if memory rows must be or could not be remapped."""
     handle = ctypes.c_void_p()
     if nvml is None or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
         return "the error counters cannot be read"
@@ -213,15 +217,15 @@ def count_errors(nvml: ctypes.CDLL | None, uuid: str) -> str:
         handle, ctypes.c_int(UNCORRECTED), ctypes.c_int(SINCE_BOOT), ctypes.byref(errors)
     )
     if counted and errors.value:
-        raise GpuFault(f"{errors.value} uncorrected memory errors since the node's boot")
-    rows = [
-        ctypes.c_uint() for _ in range(4)
-    ]  # rows remapped after corrected and uncorrected errors; pending and failed remappings
+        raise GpuFault(f"{errors.value} uncorrected memory errors since the node booted")
+    # rows remapped after corrected and after uncorrected errors, pending remappings, and failed
+    # remappings
+    rows = [ctypes.c_uint() for _ in range(4)]
     if hasattr(nvml, "nvmlDeviceGetRemappedRows") and not nvml.nvmlDeviceGetRemappedRows(
         handle, *(ctypes.byref(each) for each in rows)
     ):
         if rows[3].value:
-            raise GpuFault("GPU memory could not be repaired: remapping a row failed")
+            raise GpuFault("the GPU could not repair its memory: remapping a row failed")
         if rows[2].value:
-            raise GpuFault("GPU memory needs a reset: row remapping is pending")
+            raise GpuFault("the GPU must be reset, because it has to remap rows of its memory")
     return "no memory errors" if counted else "this GPU does not count memory errors"

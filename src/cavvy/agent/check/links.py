@@ -18,23 +18,23 @@ from contextlib import suppress
 
 from ..config import CheckConfig, WorkConfig
 
-PORT_AFTER_MASTER = (
-    2  # added to the master's port; a rank also adds its number, since ranks may share a machine
-)
+# added to the master's port; each rank also adds its own number, since ranks may share a machine
+PORT_AFTER_MASTER = 2
 STREAMS = 4
 SECONDS = 2.0
 MEET_S = 60.0  # seconds that a rank waits for its neighbours
 STALL_S = 10.0
 CHUNK = 1 << 18
-MARK = 32  # bytes of a nonce, and of the HMAC that proves the key
+MARK = 32  # bytes of a nonce, and of the HMAC that proves knowledge of the key
 
 
 class SlowLink(Exception):
-    """A link is missing or slower than required; the message contains the speeds."""
+    """A link is missing or slower than required. The message contains the speeds."""
 
 
 def check_links(wanted: CheckConfig, work: WorkConfig, rank: int) -> str:
-    """Measure the links to the neighbours; returns the result as text. Raises SlowLink."""
+    """Measure the links to the two neighbours in the ring; returns the result as text. Raises
+    SlowLink."""
     before, after = (rank - 1) % work.nodes, (rank + 1) % work.nodes
     end = time.monotonic() + MEET_S
     key = work.gang_key.encode()
@@ -116,8 +116,8 @@ def _send(line: socket.socket) -> None:
 
 
 def _receive_all(server: socket.socket, key: bytes, rank: int, end: float) -> tuple[int, float]:
-    """Return the bytes received over all connections, and the seconds they took. Raises
-    SlowLink."""
+    """Return the number of bytes received over all connections, and the seconds in which they
+    arrived. Raises SlowLink."""
     lines: list[socket.socket] = []
     while len(lines) < STREAMS:
         server.settimeout(max(0.01, end - time.monotonic()))

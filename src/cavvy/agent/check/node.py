@@ -13,7 +13,7 @@ from .gpus import GpuFault, check_gpus
 from .links import SlowLink, check_links
 
 LIMIT_S = 180.0  # seconds for the whole check
-LATELY_S = 600.0  # how far back the kernel's log is read, in seconds
+LATELY_S = 600.0  # age in seconds of the oldest kernel messages that are read
 
 
 def check_node(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> int:

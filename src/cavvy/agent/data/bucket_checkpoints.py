@@ -1,4 +1,4 @@
-"""Moves checkpoint files to and from the job's bucket; may block."""
+"""Uploads checkpoint files to the job's bucket and downloads them. All functions may block."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def find_source(config: AgentConfig, volume: VolumeConfig, folder: str) -> str:
         source = folder if volume.source == "." else inside(folder, volume.source)
         if not os.path.exists(source):
             raise CannotBuild(
-                f"the working folder has no {volume.source} to appear at {volume.path}"
+                f"the volume at {volume.path} is missing: the working folder has no {volume.source}"
             )
         return source
     if os.path.isabs(volume.path):
@@ -68,9 +68,8 @@ def mount_nfs(config: AgentConfig, volume: VolumeConfig) -> str:
     OSError."""
     if os.getuid():
         raise CannotBuild(
-            f"the NFS export {volume.source} is not mounted on this node, and only root may mount "
-            "it; "
-            "mount it there, or name its folder as `host`"
+            f"the NFS export {volume.source} is not mounted on this node, and only root can mount "
+            "it: mount it on the node first, or set the volume's `host` to a folder of the node"
         )
     name = hashlib.sha256(f"{volume.source} {volume.options}".encode()).hexdigest()[:16]
     folder = os.path.join(config.cache, "mounts", name)
@@ -123,7 +122,8 @@ def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
         if volume.path.startswith("~/"):
             if volume.kind != "folder":
                 raise CannotBuild(
-                    f"{volume.path} is in the home folder, but an image has its own home folder"
+                    f"{volume.path} is in the node's home folder, but work in an image has "
+                    "another home folder"
                 )
             continue  # a link within the container; see `list_home_links`
         path = find_path(volume, folder)
@@ -158,8 +158,9 @@ def find_path(volume: VolumeConfig, folder: str) -> str:
 
 
 def link(config: AgentConfig, source: str, path: str) -> None:
-    """Link `path` to `source` until `remove_links`. Ranks of a gang on one machine share the first
-    one's link. Raises CannotBuild if something else is there, or the link may not be created.
+    """Link `path` to `source`; `remove_links` removes the link. Ranks of a gang on one machine
+    share the first one's link. Raises CannotBuild if another file is at `path`, or this user has no
+    permission to create the link.
     """
     with open(f"{config.home}/links", "a", encoding="utf-8", errors="surrogateescape") as file:
         file.write(path + "\n")
@@ -173,20 +174,20 @@ def link(config: AgentConfig, source: str, path: str) -> None:
         os.rmdir(path)
     if os.path.lexists(path):
         if _is_equal(source, path):
-            return  # the path's own file, if the node is the user's machine
+            return  # the same file is already there, if the node is the user's own machine
         raise CannotBuild(
-            f"{source} cannot appear at {path}: the path is already in use on this node"
+            f"{source} cannot be linked at {path}: the path is already in use on this node"
         )
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.symlink(source, path)
-    except FileExistsError as error:  # another rank was faster
+    except FileExistsError as error:  # another rank has created it meanwhile
         if not _is_shared(config, source, path):
             raise CannotBuild(f"{path} is already in use on this node") from error
     except PermissionError as error:
         raise CannotBuild(
-            f"{source} cannot appear at {path}: this node's user may not create it; choose a path "
-            "within the working folder, or add an `image`"
+            f"{source} cannot be linked at {path}: this node's user has no permission to create "
+            "the link; choose a path within the working folder, or add an `image`"
         ) from error
 
 
@@ -199,7 +200,7 @@ def remove_links(config: AgentConfig) -> None:
         others = [name for name in os.listdir(gang) if name.isdigit()]
         with open(f"{config.home}/links", encoding="utf-8", errors="surrogateescape") as file:
             paths = file.read().splitlines()
-    except OSError:  # there are none
+    except OSError:  # no links were made
         return
     if not all(os.path.exists(f"{gang}/{name}/exit.json") for name in others):
         return
@@ -207,12 +208,12 @@ def remove_links(config: AgentConfig) -> None:
         try:
             if os.path.islink(path) and os.readlink(path).startswith(gang + "/"):
                 os.unlink(path)
-        except OSError:  # it stays, and the next work that needs the path replaces it
+        except OSError:  # the link stays, and the next work that needs its path replaces it
             continue
 
 
 def _is_shared(config: AgentConfig, source: str, path: str) -> bool:
-    """Whether a link leads to the same part of another rank of this gang."""
+    """Whether `path` is a link to the same file of another rank of this gang."""
     gang = os.path.dirname(config.home)
     rank, _, rest = os.path.relpath(os.path.realpath(path), os.path.realpath(gang)).partition("/")
     return rank.isdigit() and rest == os.path.relpath(source, config.home)

@@ -1,5 +1,5 @@
-"""Sends the outputs that have `every`: repeatedly while the work runs, and a last time after the
-work has ended, with any outcome.
+"""Sends the outputs for which the task sets `every`: repeatedly while the work runs, and once more
+after it has ended, whatever its outcome.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from ..config import AgentConfig, WorkConfig
     from ..loop import EventLoop
 
-# A file written within this many seconds is not sent before the next check or the end of the work.
+# A file that was written within this many seconds before a check is not sent until a later check or
+# the end of the work.
 STILL_S = 2.0
 
 
 class OutputSync(SidecarProcess):
     """A timer starts each check. `finish` sends the remaining changes and then calls back; `kill`
-    aborts that.
+    aborts this last transfer.
     """
 
     def __init__(
@@ -41,12 +42,12 @@ class OutputSync(SidecarProcess):
     ) -> None:
         super().__init__(loop, config, say, min(work.mirrored.values()))
         self._work = work
-        self._problem = ""  # problem of the last check, "" if it succeeded
+        self._problem = ""  # why the last check failed, or "" if it succeeded
         self._told = ""
         self._last = False  # this check is the last one
 
     def hurry(self) -> None:
-        """Check at once, since the node will be reclaimed soon."""
+        """Check the outputs at once, since the node will be reclaimed soon."""
         if self._done is None:
             self._look()
 
@@ -75,7 +76,8 @@ class OutputSync(SidecarProcess):
             self._told = self._problem
             if self._problem:
                 self._warn(
-                    f"outputs are not safe: {self._problem}; retrying every {self._every_s:g} s"
+                    f"outputs could not be sent: {self._problem}; retrying every "
+                    f"{self._every_s:g} s"
                 )
 
     def _finish(self, done: Callable[[], None]) -> None:
@@ -84,8 +86,8 @@ class OutputSync(SidecarProcess):
             if self._process is not None:
                 return
         if self._off or self._problem:
-            why = "no time was left to send them" if self._off else self._problem
-            self._warn(f"the last changes of the outputs may be missing: {why}")
+            why = "no time was left to send these changes" if self._off else self._problem
+            self._warn(f"the last changes to the outputs may be missing: {why}")
         done()
 
 

@@ -1,5 +1,5 @@
-"""Determines where inputs and outputs are stored: in the working folder or, if the task gives a
-full path, outside of it.
+"""Determines where inputs and outputs are stored: in the working folder or, if the task gives an
+absolute path, outside of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def find_input(config: AgentConfig, index: int, target: str) -> str:
 
 
 def link_input(config: AgentConfig, path: str, target: str) -> None:
-    """Make the input visible at its full path for work without a container. Raises CannotBuild."""
+    """Make the input visible at its absolute path, for work without a container. Raises
+    CannotBuild."""
     if is_full(target):
         link(config, path, os.path.expanduser(target))
 

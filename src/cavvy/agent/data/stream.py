@@ -41,7 +41,7 @@ def stream_inputs(config: AgentConfig, wanted: list[tuple[int, str, str]], chann
             with lock:
                 if not failed:
                     failed.append(source)
-                    reason = f"the input {source} failed: {error}"
+                    reason = f"the input {source} could not be streamed: {error}"
                     outcome = (
                         NETWORK if isinstance(error, StorageTimeout) else "exit"
                     )  # a storage timeout is retried, as for copied inputs

@@ -38,8 +38,8 @@ RELAY = 4 * 1024 * 1024  # maximum bytes of one answer that the control plane re
 
 
 class ObjectDownload:
-    """Downloads one object. `entry` is the control plane's description of the object: `size`,
-    `tag`, `md5` or `sha256`, and the first signed request.
+    """Downloads one object. `entry` is the object as the control plane describes it: `size`, `tag`,
+    `md5` or `sha256`, and the first signed request.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ObjectDownload:
             self._signed = self._sign()
 
     def _ask(self) -> Iterator[bytes]:
-        """Yield the bytes of one request. Raises HTTPError, OSError, HTTPException,
+        """Yield the bytes that one request returns. Raises HTTPError, OSError, HTTPException,
         TransferFailed."""
         if not isinstance(self._signed, dict):
             length = min(RELAY, (self._size or 0) - self._at)
@@ -154,7 +154,8 @@ def save_object(path: str, download: ObjectDownload, meter: TransferProgress | N
 
 
 class ObjectUpload:
-    """Uploads one object in parts; `target` is the control plane's name for the object."""
+    """Uploads one object in parts. `target` is the name by which the control plane knows the
+    object."""
 
     def __init__(
         self,
@@ -254,7 +255,7 @@ class TransferProgress:
         self._tell(f"{self._what} waits: {text}")
 
     def describe(self) -> str:
-        """The files and bytes so far, such as "3 files, 1.5 MiB"."""
+        """The files and bytes transferred so far, such as "3 files, 1.5 MiB"."""
         return f"{self.files} file{'' if self.files == 1 else 's'}, {say_size(self.bytes)}"
 
     def end(self) -> None:

@@ -57,8 +57,8 @@ def send_output(
 
 
 def list_files(source: str, target: str) -> Iterator[tuple[str, str]]:
-    """Yield the path of each file, and its path relative to the target. A link to a file counts as
-    the file."""
+    """Yield the path of each file, and its path relative to the target. A symbolic link to a file
+    is sent as that file."""
     if not os.path.isdir(source):
         yield source, os.path.basename(source) if target.endswith("/") else ""
         return

@@ -28,9 +28,8 @@ def bring_sif(program: str, config: AgentConfig, work: WorkConfig, env: dict[str
     """
     if work.build is not None:
         raise CannotBuild(
-            "Apptainer cannot build Dockerfiles: build the image on a machine with podman or "
-            "docker, push it "
-            "(`cavvy image build TASK.YAML --push NAME`), and name it"
+            "Apptainer cannot build Dockerfiles: build and push the image on a machine with podman "
+            "or docker (`cavvy image build TASK.YAML --push NAME`), then set `image` to that name"
         )
     image = work.image or ""
     folder = config.cache + "/sif"
@@ -43,7 +42,7 @@ def bring_sif(program: str, config: AgentConfig, work: WorkConfig, env: dict[str
             user, colon, password = work.image_login.partition(":")
             if not colon:
                 raise CannotBuild(
-                    "the secret that logs in to the image's registry is not USER:PASSWORD"
+                    "the secret for the image's registry must have the form USER:PASSWORD"
                 )
             inner.update({f"{name}_DOCKER_USERNAME": user for name in ("APPTAINER", "SINGULARITY")})
             inner.update(
@@ -96,8 +95,8 @@ def make_argv(
 
 
 def inner_environment(outer: dict[str, str], env: dict[str, str]) -> dict[str, str]:
-    """The environment for Apptainer: its own variables, and the work's with the prefix that
-    Apptainer strips.
+    """The environment for Apptainer: Apptainer's own variables, and those of the work with the
+    prefix that Apptainer strips.
     """
     given = {
         f"{name}ENV_{key}": value

@@ -1,4 +1,4 @@
-"""The options that give a container the accelerators and the fast network of its node."""
+"""The options that give a container access to the accelerators and the RDMA network of its node."""
 
 from __future__ import annotations
 

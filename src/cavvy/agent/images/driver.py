@@ -1,7 +1,7 @@
 """Checks before the work starts whether this node's NVIDIA driver supports an image's CUDA version.
 
-Images declare the CUDA version that they require in NVIDIA_REQUIRE_CUDA, or else in CUDA_VERSION;
-NVIDIA's base images do so.
+Images declare the CUDA version that they require in the variable NVIDIA_REQUIRE_CUDA or, without
+it, in CUDA_VERSION. NVIDIA's base images do so.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def find_cuda(env: dict[str, str], labels: dict[str, str]) -> tuple[int, ...] | 
 
 
 def _is_excepted(requirement: str, driver: tuple[int, ...]) -> bool:
-    """Whether the requirement excepts this driver by a term such as `driver>=470,driver<471`, for
-    which the image contains a compatibility package.
+    """Whether the requirement lists this driver as an exception, such as `driver>=470,driver<471`.
+    For such drivers, the image contains a compatibility package.
     """
     for word in requirement.split():
         terms = [re.fullmatch(r"driver(>=|<)([0-9.]+)", term) for term in word.split(",")]

@@ -26,7 +26,7 @@ def bring_image(
     env: dict[str, str],
     channel: int,
 ) -> None:
-    """Make the work's image available, and check that it can run here. Raises CannotBuild,
+    """Pull or build the work's image, and check that this node can run it. Raises CannotBuild,
     OSError.
     """
     image = work.image or ""
@@ -55,7 +55,7 @@ def pull(engine: str, config: AgentConfig, work: WorkConfig, env: dict[str, str]
                 else [engine, "--config", login, "pull", image]
             )
         if wait(argv, env):
-            known = " with the login of its task" if work.image_login else ""
+            known = " with the login that the task names" if work.image_login else ""
             raise CannotBuild(
                 f"the image {image} could not be pulled{known}; the engine's reason is in the log"
             )
@@ -69,7 +69,7 @@ def write_login(folder: str, image: str, login: str) -> None:
     """
     user, colon, password = login.partition(":")
     if not colon or not user or not password:
-        raise CannotBuild("the secret that logs in to the image's registry is not USER:PASSWORD")
+        raise CannotBuild("the secret for the image's registry must have the form USER:PASSWORD")
     first = image.partition("/")[0]
     registry = (
         first if "/" in image and ("." in first or ":" in first or first == "localhost") else HUB
@@ -90,7 +90,8 @@ def build(
     env: dict[str, str],
     channel: int,
 ) -> None:
-    """Build the user's Dockerfile in a new copy of the frozen working folder, without inputs."""
+    """Build an image from the user's Dockerfile in a new copy of the frozen working folder, without
+    inputs."""
     assert work.build is not None
     os.write(channel, b"setup\n")
     context = config.home + "/context"
@@ -100,7 +101,8 @@ def build(
         dockerfile = inside(folder, work.build.dockerfile)
         if not os.path.isfile(dockerfile):
             raise CannotBuild(
-                f"the working folder has no {work.build.dockerfile} in {work.build.path}"
+                f"the build folder {work.build.path} of the working folder has no "
+                f"{work.build.dockerfile}"
             )
         argv = ["build", "--tag", work.image or "", "--file", dockerfile]
         argv += ["--target", work.build.target] if work.build.target else []
@@ -113,7 +115,8 @@ def build(
                 break
         if code:
             raise CannotBuild(
-                f"the image of {work.build.dockerfile} could not be built; the reason is in the log"
+                f"the image could not be built from {work.build.dockerfile}; see the log for the "
+                "reason"
             )
     finally:
         remove_tree(context)

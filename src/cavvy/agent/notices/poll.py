@@ -34,7 +34,8 @@ NOTHING = (204, 404, 410)
 
 
 class NoticePoll:
-    """Polls one source of notices; also fetches a token and the node's name if they are needed."""
+    """Polls one source of notices. It first fetches a token and the node's name, if the source
+    needs them."""
 
     def __init__(self, loop: EventLoop, notice: NoticeAddress, listener: Listener) -> None:
         self._loop = loop
@@ -69,8 +70,8 @@ class NoticePoll:
             self.replying = False
             if status not in (200, 202, 204):
                 complain(
-                    f"{self._notice.source} rejected the acknowledgement of its notice: status "
-                    f"{status}"
+                    f"{self._notice.source} rejected the acknowledgement of its notice (status "
+                    f"{status})"
                 )
             done()
 
@@ -101,7 +102,7 @@ class NoticePoll:
     def _got_token(self, status: int, data: bytes) -> None:
         token = self._notice.token
         if status != 200 or token is None:
-            self._failed(f"no token, status {status}")
+            self._failed(f"no token was returned (status {status})")
             return
         self._token = data.decode("latin-1").strip()
         self._token_until = time.monotonic() + token.life_s / 2
@@ -109,7 +110,7 @@ class NoticePoll:
 
     def _got_node(self, status: int, data: bytes) -> None:
         if status != 200:
-            self._failed(f"the answer does not name this node, status {status}")
+            self._failed(f"the name of this node was not returned (status {status})")
             return
         self._node = data.decode("utf-8", "replace").strip()
         self._next()
@@ -126,7 +127,7 @@ class NoticePoll:
         try:
             events = find_events(self._notice, data, self._node) if status == 200 else []
         except ValueError as error:
-            self._failed(f"an answer that cannot be read: {error}")
+            self._failed(f"the answer cannot be read: {error}")
             return
         self._delay.reset()
         for event in events:

@@ -1,4 +1,5 @@
-"""Downloads blobs (files named by the hash of their content) from the control plane; may block."""
+"""Downloads blobs (files named by the hash of their content) from the control plane. All functions
+may block."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ class BlobCache:
     def bring(self, digests: Iterable[str]) -> None:
         """Fetch many small blobs into the cache, in packs. Raises TransferFailed, OSError.
 
-        `fetch` later downloads the blobs that were in no pack; if the control plane is too old for
-        packs, these are all blobs.
+        Blobs that were in no pack are downloaded later, by `fetch`. If the control plane is too old
+        for packs, this applies to all blobs.
         """
         wanted = [digest for digest in dict.fromkeys(digests) if not touch(self._path(digest))]
         while wanted:
@@ -111,8 +112,8 @@ def fetch_to(line: BlockingClient, digest: str, path: str) -> None:
 
 
 def read_blob(digest: str, data: bytes, reply: HTTPResponse) -> Iterator[bytes | None]:
-    """Yield the blob's pieces, `data` first, or None at the end if the connection breaks. Raises
-    TransferFailed if the content does not match the hash.
+    """Yield the blob's pieces, `data` first. If the connection breaks, the last item is None.
+    Raises TransferFailed if the content does not match the hash.
     """
     found = hashlib.sha256()
     while data:

@@ -14,7 +14,7 @@ from .trees import remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    Part = tuple[float, int, str]  # time of the last use, bytes, path
+    Part = tuple[float, int, str]  # (time of the last use, bytes, path)
 
 DAY_S = 86400.0
 EVERY_S = DAY_S
@@ -25,7 +25,8 @@ SHARE = 0.25  # share of the file system that the cache may fill
 
 
 def is_due(cache: str) -> bool:
-    """Whether the last cleaning was long ago; a cache that was created today needs none."""
+    """Whether the last cleaning was so long ago that another one is due. A new cache counts as
+    cleaned."""
     mark = cache + "/swept"
     try:
         return time.time() - os.stat(mark).st_mtime >= EVERY_S
@@ -41,7 +42,7 @@ def touch(path: str, *, make: bool = False) -> bool:
         if make:
             os.close(open_private(path))
         os.utime(path)
-    except OSError:  # the entry is missing, or may not be changed by this user
+    except OSError:  # the entry is missing, or this user may not change it
         return os.path.exists(path)
     return True
 
@@ -109,10 +110,10 @@ def _measure(folder: str) -> int:
 
 
 def _remove(path: str, used: float) -> bool:
-    """Remove an entry unless it was used after the time `used`; returns whether it was removed. A
-    setup stays while an agent makes or copies it.
+    """Remove an entry unless it was used after the time `used`. Returns whether the entry was
+    removed. A setup is not removed while an agent makes or copies it.
 
-    The lock file of a removed setup stays, since agents may be waiting for it.
+    The lock file of a removed setup is kept, since agents may be waiting for the lock.
     """
     try:
         if not os.path.isdir(path):

@@ -1,8 +1,8 @@
 """Creates a control group for the work if the system allows it. The kernel then enforces the work's
 memory limit.
 
-Version 2 (one tree) and version 1 (a tree for each controller) are tried; without either, the agent
-itself watches the memory.
+Version 2 (one tree) and version 1 (a tree for each controller) are tried; if neither works, the
+agent itself watches the memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def list_parents() -> list[str]:
 
 
 def count_oom_kills(folder: str) -> int:
-    """How many processes of the group the kernel has killed because memory ran out."""
+    """How many processes of the group the kernel has killed because the group ran out of memory."""
     for name in ("memory.events", "memory.oom_control"):
         try:
             with open(os.path.join(folder, name), encoding="ascii") as file:
@@ -73,7 +73,7 @@ def _enable(folder: str) -> None:
         with open(folder + "/cgroup.subtree_control", "w", encoding="ascii") as file:
             file.write("+memory")
     except OSError:
-        return  # no permission to write; creating the group will show whether it works
+        return  # no permission to write; an attempt to create the group will show whether it works
 
 
 def _limit(folder: str, size: int) -> None:

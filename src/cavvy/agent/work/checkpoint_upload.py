@@ -47,7 +47,8 @@ class FileChanged(Exception):
     """A file changed while it was read."""
 
 
-# Exception -> state of the upload; the first match applies. Unreadable files raise an OSError.
+# Exception -> state of the upload; the first class that matches the exception applies. Unreadable
+# files raise an OSError.
 FAILURES = {
     FileChanged: "void",
     StorageTimeout: "silent",
@@ -93,8 +94,8 @@ def hand_over(
     result.
 
     `since_ns`: time of the newest change already uploaded; `began_ns`: when this attempt's work
-    started. `quiet`: report no waits for the bucket. `copy_first`: copy the files on this disk and
-    upload the copy, since the work changes its files faster than they can be uploaded.
+    started. `quiet`: report no waits for the bucket. `copy_first`: upload copies of the files on
+    this disk, since the work changes the files faster than they can be uploaded.
     """
     from .monitor import written
 
@@ -137,12 +138,12 @@ def _send_checkpoint(
 
 
 def copies_of(config: AgentConfig) -> str:
-    """The folder for copies of files during the upload."""
+    """The folder that holds copies of files during the upload."""
     return config.home + "/copies"
 
 
 def tell_waiting(text: str) -> None:
-    """Make the agent report what the upload waits for."""
+    """Print the line with which the agent reports what the upload waits for."""
     os.write(1, (json.dumps({"state": "waits", "reason": text}) + "\n").encode())
 
 
@@ -162,7 +163,7 @@ class CheckpointUpload:
         self._open: dict[str, int] = {}
         self._names: dict[str, str] = {}
         self._known_path = config.home + "/hashes.json"
-        self._known = read_known(self._known_path)  # path -> size, time, inode, hash
+        self._known = read_known(self._known_path)  # path -> [size, time, inode, hash]
         self._copies = copies_of(config)
         for entry in entries:
             try:
@@ -204,7 +205,7 @@ class CheckpointUpload:
         try:
             write_whole(self._known_path, json.dumps(kept))
         except OSError:
-            return  # the next upload reads everything again
+            return  # the next upload then reads all files again
 
     def send(self) -> tuple[int, int]:
         """Send the missing files and commit the checkpoint. Returns the checkpoint's number and the
@@ -227,7 +228,7 @@ class CheckpointUpload:
             ]
             if isinstance(number, int):
                 return number, sent
-        raise FileChanged("files that the control plane holds")
+        raise FileChanged("the files on the control plane")
 
     def _send_direct(self, entry: FileEntry, name: str) -> None:
         """Send one file to the job's bucket. Raises FileChanged, TransferFailed."""
@@ -243,7 +244,8 @@ class CheckpointUpload:
         send_file(self._config, name, entry.size, read, self._tell)
 
     def _send(self, entry: FileEntry, name: str) -> None:
-        """Send one file; after a failure, continue from the position that the control plane has."""
+        """Send one file. After a failure, continue at the position up to which the control plane
+        has it."""
         offset, size = 0, entry.size
         while True:
             query = f"&offset={offset}&size={size}" if size > PART else ""
@@ -307,7 +309,7 @@ class CheckpointUpload:
         return str(known[3]) if known and known[:3] == list(entry[1:4]) else None
 
     def get_file(self, entry: FileEntry) -> int:
-        """A file descriptor of the file as it was listed. Raises FileChanged."""
+        """A file descriptor of the file, which is the file that was listed. Raises FileChanged."""
         if entry.path not in self._open:
             try:
                 opened = os.open(os.path.join(self._folder, entry.path), os.O_RDONLY | os.O_CLOEXEC)
@@ -352,15 +354,16 @@ class UploadBody:
 
 
 def settle(config: AgentConfig, storage: str, attempt: int, tell: Tell | None = None) -> str:
-    """Download a newer checkpoint, if there is one, to a folder that the nodes share. Rank 0 does
-    this while the other ranks wait. See `restore` for the result and the errors.
+    """Download a newer checkpoint, if there is one, to a folder that the nodes share. Rank 0
+    downloads it while the other ranks wait. See `restore` for the result and the errors.
 
     The file `attempt` next to the folder contains the number of the attempt that used the folder
     last. A checkpoint that a later attempt uploaded is newer than the folder.
     """
     path = os.path.dirname(storage) + "/attempt"
     if config.rank > 0:
-        while read_number(path) != attempt:  # rank 0 is working on it; a stop kills this process
+        while read_number(path) != attempt:
+            # rank 0 is still downloading; if the work is stopped, this process is killed
             time.sleep(SETTLE_S)
         return ""
     user = read_number(path)
@@ -415,7 +418,7 @@ def fetch(
     fresh, line = (
         folder + ".cavvy-new",
         BlockingClient(config),
-    )  # a neighbour, so that one rename replaces the folder
+    )  # in the same parent folder, so that one rename replaces the folder
     remove_tree(fresh)
     os.makedirs(fresh)
     for each in files:
@@ -437,8 +440,8 @@ def fetch(
 
 
 def newest(entries: list[FileEntry]) -> int:
-    """When the newest file was written, in nanoseconds since the epoch, or 0 if there are no
-    files."""
+    """The time at which the newest file was written, in nanoseconds since the epoch; 0 if there are
+    no files."""
     return max((entry.mtime_ns for entry in entries), default=0)
 
 

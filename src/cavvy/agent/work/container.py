@@ -1,5 +1,5 @@
-"""Runs setup and task in a container of podman or docker, from a separate process that waits for
-the engine.
+"""Runs the setup and the task in a container of podman, docker or Apptainer, from a separate
+process that waits for the engine.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .folder import CannotBuild
 from .reaper import ChildCommand, report
 
 ENGINES = ("podman", "docker")
-# Used where the default limits cannot be set. Some hosts also need another runtime than crun, or
-# allow no memory limit: see `_ways`.
+# This option is used where the default limits cannot be set. Some hosts also need another runtime
+# than crun, or allow no memory limit: see `_ways`.
 ULIMITS = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"]
 # The first process of a container handles signals for all of them, since the engine sends SIGTERM
 # only to it.
@@ -202,9 +202,9 @@ def list_mounts(config: AgentConfig, work: WorkConfig) -> list[str]:
 
 
 def _ways(engine: str, config: AgentConfig) -> list[list[str]]:
-    """Options to add to the command, the best first; the next set is tried only if the container
-    did not start. The first set allows work that uses devices to lock all memory, which RDMA
-    requires.
+    """Sets of options to add to the command, the best set first. The next set is tried only if the
+    container did not start. If the work uses devices, the first set lets it lock all memory, which
+    RDMA requires.
     """
     memory = ["--memory", f"{config.memory_mib}m"] if config.memory_mib else []
     locks = ["--ulimit", "memlock=-1:-1"] if make_device_flags(engine, config) else []
@@ -244,7 +244,8 @@ def _flags(engine: str, name: str, config: AgentConfig, env: dict[str, str]) -> 
             flags += [
                 "--env",
                 variable,
-            ]  # the client's environment passes the value: all users can read arguments
+                # the client's environment holds the value, because all users can read arguments
+            ]
     if engine.endswith("podman"):
         flags += ["--security-opt", "label=disable"]
     elif os.getuid():
@@ -262,7 +263,7 @@ def _devices(config: AgentConfig) -> dict[str, str]:
 
 
 def _digest(engine: str, image: str, env: dict[str, str]) -> str:
-    """The image's digest, or its ID if it did not come from a registry."""
+    """The image's digest, or its ID if the image did not come from a registry."""
     shape = "{{if .RepoDigests}}{{index .RepoDigests 0}}{{else}}{{.Id}}{{end}}"
     text = ask([engine, "image", "inspect", "--format", shape, image], env)
     return text.splitlines()[-1] if text else "unknown"

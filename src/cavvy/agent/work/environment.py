@@ -65,7 +65,7 @@ def make_environment(config: AgentConfig, work: WorkConfig, socket: str = "") ->
     if len(config.home) < LONGEST_HOME:
         env["TMUX_TMPDIR"] = (
             config.home
-        )  # gives the work its own tmux server, which ends with the attempt
+        )  # gives the work its own tmux server, which is killed when the attempt ends
     env.update(work.env)
     env.update(work.secrets)
     for name, value in work.params.items():
@@ -84,7 +84,8 @@ def find_shell() -> str:
 
 
 def base_environment(*, every: bool = False) -> dict[str, str]:
-    """The variables of a login shell; `every` adds all other variables of the node's image."""
+    """The variables of a login shell. With `every`, all other variables of the node's image are
+    added."""
     env = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1"}
     for name, value in os.environ.items():
         if name in BASE or name.startswith("LC_") or every:
@@ -105,7 +106,8 @@ def device_variables(config: AgentConfig) -> dict[str, str]:
     ids = [str(index) for index in config.device_indices] or config.devices
     variables = {DEVICE_VARIABLES.get(config.vendor, "CUDA_VISIBLE_DEVICES"): ",".join(ids)}
     if config.vendor in ("nvidia", ""):
-        variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order in which the indices were counted
+        # CUDA must number the GPUs in the order in which these indices were counted
+        variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     return variables
 
 

@@ -15,7 +15,7 @@ from .trees import copy_file, copy_tree, remove_tree
 
 
 class CannotBuild(Exception):
-    """The folder cannot be made as the task requires; the message explains it to the user."""
+    """The folder or image cannot be made as the task requires. The message tells the user why."""
 
 
 def build_folder(
@@ -25,7 +25,7 @@ def build_folder(
     env: dict[str, str],
     only: list[str] | None = None,
 ) -> None:
-    """Create `folder` again, with only the files and folders in `only` if given. Raises
+    """Create `folder` anew. If `only` is given, the folder has only these files and folders. Raises
     CannotBuild, OSError.
     """
     remove_tree(folder)
@@ -105,15 +105,17 @@ def clone(url: str, commit: str, folder: str, env: dict[str, str]) -> None:
     if not shallow and run([*git, "fetch", "-q", url, "+refs/*:refs/remotes/origin/*"], env):
         raise CannotBuild(f"git could not fetch {url}; its reason is in the log")
     if run([*git, "checkout", "-q", "--detach", "FETCH_HEAD" if shallow else commit], env):
-        raise CannotBuild(f"{url} has no commit {commit}; push it, or choose an existing one")
+        raise CannotBuild(
+            f"{url} has no commit {commit}; push this commit, or choose one that exists there"
+        )
 
 
 def transfer(source: str, target: str, what: str) -> None:
     """Copy one input or output over existing files. Raises CannotBuild, OSError."""
     if "://" in source or "://" in target:
         raise CannotBuild(
-            f"the {what} {source} -> {target} is not a local path of this node, and the agent "
-            "copies only those"
+            f"the {what} {source} -> {target} is not between two paths of this node; the agent "
+            "can copy only between local paths"
         )
     if not os.path.exists(source):
         raise CannotBuild(f"the {what} {source} does not exist")
@@ -129,8 +131,8 @@ def link_checkpoint(checkpoint: CheckpointConfig, folder: str) -> str:
     """Link the checkpoint's path to its storage and return the storage. Raises CannotBuild,
     OSError.
 
-    Files that the working folder has at that path become the first checkpoint, unless a later one
-    exists.
+    If the storage is empty, files that the working folder has at that path become the first
+    checkpoint.
     """
     path = inside(folder, checkpoint.path)
     if checkpoint.storage is None:
@@ -158,7 +160,7 @@ def inside(folder: str, path: str) -> str:
     if parent != os.path.realpath(folder) and not parent.startswith(
         os.path.realpath(folder) + os.sep
     ):
-        raise CannotBuild(f"{path!r} leads out of the working folder through a link")
+        raise CannotBuild(f"{path!r} leads out of the working folder through a symbolic link")
     return made
 
 

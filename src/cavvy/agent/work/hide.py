@@ -2,9 +2,9 @@
 database.
 
 The work sees the machine through its own mount namespace, in which an empty file system covers the
-folder, except some folders below it. Its own user namespace, in which user IDs stay the same, keeps
-it from removing the cover and from reading the memory and files of processes outside. Needs Linux
-and permission to create these namespaces.
+folder, except some folders below it. The work also gets its own user namespace, in which user IDs
+stay the same. It keeps the work from removing the cover and from reading the memory and files of
+processes outside. Needs Linux and permission to create these namespaces.
 
 Usage: python hide.py FOLDER SHOWN. The exit code is 0 if the folder can be hidden here.
 """
@@ -21,9 +21,10 @@ ALL_IDS = "0 0 4294967295"
 
 
 def hide(folder: str, shown: list[str]) -> None:
-    """Hide `folder` from this process and its later children, except the existing ones of `shown`.
+    """Hide `folder` from this process and its later children, except those folders of `shown` that
+    exist.
 
-    The process must have one thread. Raises OSError; it may then see a part of the folder.
+    The process must have one thread. Raises OSError; a part of the folder may then stay visible.
     """
     shown = [path for path in shown if os.path.isdir(path)]
     if os.geteuid() == 0:  # covers first, so that the new user namespace cannot remove them
@@ -52,7 +53,8 @@ def _cover(folder: str, shown: list[str]) -> None:
 
 
 def _enter_user_namespace() -> None:
-    """Enter a new user namespace with all IDs. Only a process outside it may map them."""
+    """Enter a new user namespace with all IDs. A child outside the namespace maps the IDs, because
+    only such a process may do so."""
     reader, writer = os.pipe()
     parent = os.getpid()
     helper = os.fork()

@@ -34,14 +34,14 @@ def main(folder: str, uv: str) -> int:
 
 
 def made_by_uv(uv: str, folder: str, conda: bool) -> bool:
-    """Create the environment with uv; returns whether this succeeded."""
+    """Create the environment with uv. Returns whether it was created."""
     words = [uv, "venv", "--quiet", "--no-config", "--python", sys.executable, folder]
     return os.spawnv(os.P_WAIT, uv, words + ["--system-site-packages"] * conda) == 0
 
 
 def put_pip(packages: str) -> bool:
-    """Install pip from the wheel that comes with Python, or else copy the installed pip; returns
-    whether pip was found.
+    """Install pip from the wheel that comes with Python or, without a wheel, copy the installed
+    pip. Returns whether pip was found.
     """
     folders = [sysconfig.get_config_var("WHEEL_PKG_DIR") or "", "/usr/share/python-wheels"]
     try:

@@ -1,4 +1,4 @@
-"""Watches the running work: progress, checkpoints, resource use, and idleness."""
+"""Watches the running work for progress, checkpoints, resource use and idleness."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class ProgressScanner:
 
 
 class CheckpointWatcher:
-    """Detects new checkpoints: the files of the folder have changed and then stayed the same.
-    Create it before the work starts.
+    """Detects new checkpoints. A checkpoint is new when files of the folder have changed and then
+    stay the same. The object must be created before the work starts.
     """
 
     def __init__(self, folder: str) -> None:
@@ -91,7 +91,7 @@ class CheckpointWatcher:
             return {}
         from .checkpoint_upload import (
             list_folder,
-        )  # a costly import that work without checkpoints avoids
+        )  # this import takes long, and work without checkpoints does not need it
 
         sent, seconds = written(
             self._folder, list_folder(self._folder), self._told[2], self._began_ns
@@ -154,7 +154,8 @@ class WorkMonitor:
         return "" if self._idle_s is None else self._check_idle(now, self._idle_s)
 
     def _check_idle(self, now: float, limit: float) -> str:
-        """Warn before the idle limit is reached; returns the reason to end the work then."""
+        """Warn before the idle limit is reached. Once it is reached, returns the reason to end the
+        work."""
         if self._connected():
             self._busy_at = now
         idle, what = now - self._busy_at, "no output, no CPU use and no connection"
@@ -162,7 +163,7 @@ class WorkMonitor:
             return f"{what} for {limit:g} s"
         late = idle > limit - min(WARN_S, limit / 2)
         if late and not self._warned:
-            left = f"the work is stopped in {limit - idle:.0f} s"
+            left = f"the work will be stopped in {limit - idle:.0f} s"
             self._say("event", name="idle", text=f"{what} for {idle:.0f} s: {left}")
         self._warned = late
         return ""
@@ -173,7 +174,7 @@ class WorkMonitor:
         return 0 < self.memory_mib < self.usage.memory_mib
 
     def end(self) -> None:
-        """Check a last time after the work has ended."""
+        """Check progress and checkpoints a last time after the work has ended."""
         self._tell(self._progress.look())
         self._tell_checkpoint(last=True)
 
@@ -205,7 +206,8 @@ class WorkMonitor:
 
 
 def written(folder: str, entries: list[FileEntry], since: int, watched: int) -> tuple[int, float]:
-    """Bytes of the files that changed after `since`, and the seconds taken to write them.
+    """The size in bytes of the files that changed after `since`, and the seconds that writing them
+    took.
 
     The time runs from the creation of the first file (or its last change, if only that is known) to
     the last change of any file. Files created before `watched` are from earlier attempts. `since`
@@ -245,7 +247,8 @@ def born_ns(path: str) -> int | None:
 
 
 def parse_progress(text: bytes) -> dict[str, object]:
-    """Numbers and strings by name, true and false as 1 and 0; {} for any other input."""
+    """The numbers and strings of a JSON object by name, with true and false as 1 and 0. Returns {}
+    for any other input."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -36,8 +36,8 @@ SHELL = "cavvy-rsh"
 
 
 class RankLink:
-    """A connection whose messages are JSON lines. Each line has an authentication code, which also
-    covers the message's number."""
+    """A connection over which each message is a line of JSON. Each line has an authentication code,
+    which also covers the message's number."""
 
     def __init__(self, connection: socket.socket, key: bytes) -> None:
         self._file = connection.makefile("rwb")
@@ -243,7 +243,8 @@ def lay_shell(home: str) -> None:
 
 
 def follow(rank: int, key: bytes) -> int:
-    """Act as another rank: run rank 0's commands until rank 0 reports its end."""
+    """Act as a rank other than 0: run rank 0's commands until rank 0 reports the end of the
+    launcher."""
     where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + PORT_AFTER_MASTER)
     end = time.monotonic() + GATHER_S
     while True:
@@ -305,7 +306,8 @@ def _tell(line: RankLink, number: int, name: str, stream: BinaryIO) -> None:
 
 
 def remote_shell(where: str, words: list[str]) -> int:
-    """Replace rsh for the launcher; options and a user name before the host are skipped."""
+    """Act as the launcher's rsh: run a command on a host. Options and a user name before the host
+    are skipped."""
     while words and words[0].startswith("-"):
         words = words[2:] if words[0] in ("-l", "-p") else words[1:]
     with socket.socket(socket.AF_UNIX) as connection:
@@ -335,7 +337,7 @@ def main(words: list[str]) -> int:
     if words[:1] == ["--rsh"]:
         return remote_shell(words[1], words[2:])
     if not words:
-        sys.stderr.write("usage: $CAVVY_MPI mpirun ..., the same line on every rank\n")
+        sys.stderr.write("usage: $CAVVY_MPI mpirun ... (run the same command on every rank)\n")
         return 2
     rank, hosts = int(os.environ["NODE_RANK"]), os.environ["CAVVY_HOSTS"].split(",")
     key = os.environ["CAVVY_MPI_KEY"].encode()

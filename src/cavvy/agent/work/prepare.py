@@ -1,13 +1,13 @@
-"""Prepares the working folder and runs the setup, in a separate process that may take long.
+"""Prepares the working folder and runs the setup, in a separate process because both may take long.
 
 A setup that has finished on this machine is not run again. `cache/setups/KEY@HOST/` keeps its
 results: `venv`, the virtual environment that comes first in the PATH of the setup and the task;
 `dir`, a folder for the setup's own files, which it knows as CAVVY_SETUP_DIR; and `tree`, the
 working folder after the setup, from which later attempts start. The file `finished` is written
-last. If several agents have the same key, one runs the setup and the others wait.
+last. If several agents need the setup with the same key, one agent runs it and the others wait.
 
-A setup that lists the files it uses runs in a folder with only these; its results are then copied
-over the whole folder.
+If a setup lists the files that it uses, it runs in a folder with only these files; its results are
+then copied into the whole folder.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class SetupFailed(Exception):
 
 
 def prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> int:
-    """Run all steps. Lines on `channel` report `setup`, events, and at the end the result as
-    JSON.
+    """Prepare the folder, the inputs and the setup. Lines on `channel` report `setup`, events, and
+    at the end the result as JSON.
     """
     outcome, code, reason, reused = "", None, "", False
     try:
@@ -131,9 +131,11 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
 
 
 def hide_for(config: AgentConfig, shown: list[str]) -> tuple[str, list[str]] | None:
-    """What the user's programs must not see on this machine; see `ChildCommand.hidden`.
+    """The folder that the user's programs must not see on this machine, and what they see in it;
+    see `ChildCommand.hidden`.
 
-    They see all ranks of their gang on this machine, which share links to their files.
+    They see the folders of all ranks of their gang on this machine, because the ranks share links
+    to these files.
     """
     return (config.hides, [os.path.dirname(config.home), *shown]) if config.hides else None
 
@@ -256,8 +258,8 @@ def setup_environment(work: WorkConfig, env: dict[str, str]) -> dict[str, str]:
 def _restore(
     config: AgentConfig, work: WorkConfig, kept: str, folder: str, env: dict[str, str]
 ) -> None:
-    """Recreate the folder as a setup left it. Scripts that contain the path of the original folder
-    get the path of this one.
+    """Recreate the working folder as the setup left it. Scripts that contain the path of the
+    original folder get the path of this one.
     """
     if work.setup_uses is None:
         remove_tree(folder)

@@ -13,15 +13,16 @@ from .reaper import ChildCommand, guard, reap, sweep
 
 
 def _ignore(*_: object) -> None:
-    """The default of all callbacks."""
+    """The default callback, which does nothing."""
 
 
 class WorkProcess:
     """Starts the command under its own reaper and calls back.
 
-    It calls `wrote(bytes)` with output, `heard(line)` with lines that the command's function writes
-    to its channel, and `ended(code)` when the first process has ended (None: the reaper was
-    killed). The last call is `gone()`, when all processes have ended and all output was passed on.
+    The callbacks are `wrote(bytes)` for output, `heard(line)` for lines that the command's function
+    writes to its channel, and `ended(code)` for the end of the first process (None if the reaper
+    was killed). The last call is `gone()`, when all processes have ended and all output was passed
+    on.
     """
 
     def __init__(
@@ -37,9 +38,10 @@ class WorkProcess:
         self._ended, self._gone = ended, gone
         self._reported = False
         self.oom_kills = (
-            0  # number of its processes that the kernel killed for exceeding the memory limit
+            # number of the work's processes that the kernel killed for exceeding the memory limit
+            0
         )
-        self.interrupted = False  # whether it received SIGTERM before it ended
+        self.interrupted = False  # whether the first process received SIGTERM before it ended
         ours, theirs = socket.socketpair()
         output, writer = os.pipe()
         if heard is not None:

@@ -55,10 +55,10 @@ class ChildCommand:
             None  # folder of the control group to enter, and to remove at the end
         )
         self.cleanup: list[str] | None = (
-            None  # a program to run at the end, such as the container's removal
+            None  # a program to run at the end, for example to remove the container
         )
-        self.channel = -1  # a file descriptor to which only `call` writes
-        self.leaves = False  # processes that the program has started live on after it ends
+        self.channel = -1  # the file descriptor of a channel to which only `call` writes
+        self.leaves = False  # whether processes that the program has started live on after it ends
         self.status_path: str | None = (
             None  # the file in which the exit code is recorded before it is reported
         )
@@ -132,8 +132,9 @@ class Reaper:
         self._leaves = command.leaves
         # the work's first process has not been reaped, so its process ID is still valid
         self._alive = True
-        self._asked = False  # the work was asked to end, and has its grace period
-        self._interrupted = False  # its first process was still running then
+        self._asked = False  # whether the work was asked to end and is in its grace period
+        # whether its first process was still running when the end was requested
+        self._interrupted = False
         self._killing = False
 
     def run(self) -> None:
@@ -150,7 +151,7 @@ class Reaper:
                     poll.unregister(fd)
 
     def _reap(self) -> bool:
-        """Reap all processes that have ended; returns False when none is left."""
+        """Reap all child processes that have ended. Returns False when no child is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -205,8 +206,8 @@ class Reaper:
 
 
 def descendants(*roots: int) -> list[int]:
-    """Every process below these reapers. None escapes: orphans are adopted by the nearest
-    reaper.
+    """The IDs of all processes below these reapers. No process is missed, because the nearest
+    reaper adopts orphans.
     """
     children: dict[int, list[int]] = {}
     try:
@@ -255,7 +256,7 @@ def sweep() -> None:
 
 
 def reap() -> bool:
-    """Reap ended child processes; returns False if no others are left."""
+    """Reap the child processes that have ended. Returns False if no child is left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -269,7 +270,7 @@ def prctl(option: int, value: int) -> bool:
     if not LINUX:
         return False
     try:
-        import _ctypes  # takes a fifth of the time of ctypes
+        import _ctypes  # this module loads in a fifth of the time of ctypes
 
         program = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None is this program, as in ctypes.CDLL(None)
         address = _ctypes.dlsym(program, "prctl")
@@ -298,7 +299,7 @@ def _become(command: ChildCommand, output: int, reaper: int) -> None:
         os.setsid()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != reaper:
-            os._exit(137)  # the parent died before the death signal was set
+            os._exit(137)  # the parent had died before the death signal was set
         if command.cgroup is not None:
             with open(command.cgroup + "/cgroup.procs", "w") as file:
                 file.write("0")
@@ -306,7 +307,8 @@ def _become(command: ChildCommand, output: int, reaper: int) -> None:
             from .hide import hide
 
             hide(*command.hidden)
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # new credentials clear it
+            # a change of credentials clears the death signal
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
         for number in _DEFAULTED:
             signal.signal(number, signal.SIG_DFL)
@@ -362,7 +364,7 @@ def _signal(pid: int, number: int) -> None:
 def _close_all_but(keep: set[int]) -> None:
     for name in os.listdir(
         "/dev/fd" if os.path.isdir("/dev/fd") else "/proc/self/fd"
-    ):  # a minimal root file system may lack either
+    ):  # a minimal root file system may lack one of them
         if int(name) not in keep:
             try:
                 os.close(int(name))

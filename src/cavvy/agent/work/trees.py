@@ -14,7 +14,8 @@ TEXT_LIMIT = 256 * 1024  # bytes; scripts are smaller, data files are larger
 
 
 def copy_file(source: str, target: str, mode: int | None = None) -> None:
-    """Copy content and times; with `mode` None, keeps the source's mode. Raises OSError."""
+    """Copy a file's content and times. If `mode` is None, the copy has the source's mode. Raises
+    OSError."""
     with open(source, "rb") as reader, open(target, "xb") as writer:
         try:
             fcntl.ioctl(writer.fileno(), FICLONE, reader.fileno())
@@ -89,7 +90,8 @@ def remove_tree(path: str) -> None:
 
 
 def _copy_modes(source: str, target: str) -> None:
-    """Set folders' modes last, so that a read-only one can be filled."""
+    """Set the modes of the folders after all copies, because a read-only folder could not be
+    filled."""
     for folder, _, _ in os.walk(source, topdown=False):
         made = os.path.normpath(os.path.join(target, os.path.relpath(folder, source)))
         os.chmod(made, stat.S_IMODE(os.stat(folder).st_mode))

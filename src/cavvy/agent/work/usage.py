@@ -30,17 +30,17 @@ class UsageMeter:
         self._reaper = reaper
         self._others = others
         self._mark = mark
-        self.known = True  # False if the agent cannot see the engine's processes
+        self.known = True  # whether the agent can see the engine's processes
         self._ticks = os.sysconf("SC_CLK_TCK")
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._before: dict[int, int] = {}
         self._at = time.monotonic()
-        self.cpu_percent = 0.0  # share of one CPU since the previous measurement
+        self.cpu_percent = 0.0  # CPU use since the previous measurement, as a share of one CPU
         self.memory_mib = 0.0
         self.memory_peak_mib = 0.0  # the highest measurement so far
 
     def look(self) -> None:
-        """Measure now. Processes that start and end between two measurements are missed."""
+        """Measure now. Processes that start and end between two measurements are not measured."""
         now, ticks, pages = time.monotonic(), {}, 0
         found = list_marked(self._mark) if self._mark else descendants(self._reaper)
         self.known = bool(found)
@@ -58,7 +58,8 @@ class UsageMeter:
 
 
 def list_marked(mark: bytes) -> list[int]:
-    """Processes with this variable in their environment, as far as the agent may read it."""
+    """The processes that have this variable in their environment, as far as the agent may read
+    it."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():
@@ -72,8 +73,8 @@ def list_marked(mark: bytes) -> list[int]:
 
 
 def measure_gpus(devices: list[str] | None, indices: list[int]) -> int:
-    """Print the usage of these GPUs (None: all) as a line of JSON every ten seconds; runs in its
-    own process, since a faulty driver can hang forever.
+    """Print the usage of these GPUs (of all GPUs if None) as a line of JSON every ten seconds. Runs
+    in its own process, since a faulty driver can hang forever.
     """
     import ctypes
 

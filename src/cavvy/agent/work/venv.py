@@ -1,5 +1,5 @@
-"""Creates the virtual environment of a setup. Packages that the setup installs with pip are visible
-only to its job."""
+"""Creates the virtual environment of a setup. The environment keeps packages that the setup
+installs with pip out of the node's own Python."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ WITHOUT_PIP = 3  # exit code of make_venv.py
 
 
 def use_venv(env: dict[str, str], folder: str) -> None:
-    """Put the environment at `folder`, which may not exist yet, in front of every other Python."""
+    """Put the environment at `folder`, which may not exist yet, first in the PATH."""
     env["PATH"] = f"{folder}/bin:{env['PATH']}"
     env["VIRTUAL_ENV"] = folder
 
 
 def make_venv(folder: str, env: dict[str, str]) -> None:
-    """Create the environment again, by uv if this node has it, with the first suitable Python on
-    the job's PATH, or else with the agent's own.
+    """Create the environment anew, with uv if this node has it. It uses the first suitable Python
+    on the job's PATH, else the agent's own Python.
 
     If no Python is suitable, the environment contains only a `pip` that explains the problem.
     Raises OSError.
@@ -59,7 +59,7 @@ def _list_pythons(path: str) -> Iterator[str]:
 
 
 def _repair(uv: str, folder: str, env: dict[str, str], code: int) -> bool:
-    """Let uv download pip or the whole environment; returns whether this succeeded."""
+    """Let uv download pip or the whole environment. Returns whether this succeeded."""
     if code == WITHOUT_PIP:
         command = [uv, "pip", "install", "--quiet", "--python", folder + "/bin/python", "pip"]
     else:

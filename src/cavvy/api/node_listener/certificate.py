@@ -1,5 +1,5 @@
-"""The server's own certificate, which is made once. Nodes recognise it by its hash, so they need no
-certificate authority, name or date.
+"""Creates and loads the server's own certificate. Nodes check only its hash, so they need no
+certificate authority, host name or expiry date.
 """
 
 import base64

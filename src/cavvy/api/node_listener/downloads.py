@@ -1,5 +1,5 @@
-"""Files that any node may fetch by hash without a token: the agent, a Python runtime, a supervisor.
-None of them is secret.
+"""Serves files that any node may fetch by hash without a token: the agent, a Python runtime and a
+supervisor. None of them is secret.
 """
 
 import hashlib

@@ -87,7 +87,7 @@ def listen_for_nodes(home: StateDir, settings: Settings) -> NodeListener | None:
         raise StateDirError(
             "settings-invalid",
             f"{home.file('tls.pem')} cannot be used: {error}",
-            "if it is damaged, delete it; agents that run now can then no longer connect",
+            "if the file is damaged, delete it; running agents can no longer connect after that",
         ) from error
     except StateDirError:
         sock.close()
@@ -104,7 +104,7 @@ def read_listen(settings: Settings) -> tuple[str, int]:
         raise StateDirError(
             "settings-invalid",
             f"server.tls_listen is {where!r}",
-            "write HOST:PORT, such as 0.0.0.0:7443",
+            "set server.tls_listen to HOST:PORT, for example to 0.0.0.0:7443",
         )
     return host.strip("[]"), int(port)
 
@@ -155,7 +155,7 @@ class NodeRouteFilter:
         ):
             await self._auth(scope, receive, send)
             return
-        problem = ApiProblem("not-found", "this address serves nodes only")
+        problem = ApiProblem("not-found", "this address accepts only requests of nodes")
         body = ErrorBody(code=problem.code, message=problem.message, hint=problem.hint)
         await reply(body, problem.status, {"Connection": "close"})(scope, receive, send)
 
@@ -165,5 +165,5 @@ def _is_for_nodes(path: str) -> bool:
 
 
 def _is_download(path: str) -> bool:
-    """Whether the path is of a file named by its hash, or of the script that joins a machine."""
+    """Whether the path names a file by its hash, or the script that joins a machine."""
     return path.startswith(BOOT) or (path.startswith(NODES) and path.endswith("/script"))

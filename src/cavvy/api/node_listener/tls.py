@@ -5,8 +5,8 @@ Busybox's downloader supports only SHA-1 signatures in the handshake, which Open
 security level 0. The downloader is recognised by its first message: it sends a server name even if
 that name is an address, which RFC 6066, section 3, forbids and no other client does. Its connection
 gets level 0, and may fetch only files that are verified by hash. If nodes know the server by a
-name, every client sends that name. Then all connections have level 0 and all routes; agents and
-curl refuse SHA-1 themselves.
+name, every client sends that name. Then all connections get level 0 and may use all routes; agents
+and curl refuse SHA-1 on their side.
 """
 
 import ipaddress

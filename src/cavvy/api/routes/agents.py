@@ -49,7 +49,7 @@ RankQuery = Annotated[int, Query(ge=0, le=1_000_000)]
 
 
 class ClaimAsk(Struct, frozen=True, kw_only=True):
-    """An agent requests the work of its rank."""
+    """An agent's request for the work of its rank."""
 
     gang: Name
     rank: Rank
@@ -59,7 +59,8 @@ class ClaimAsk(Struct, frozen=True, kw_only=True):
 
 
 class ClaimAnswer(Answer, frozen=True, kw_only=True):
-    """The agent must wait `after_s` for the other ranks, or do `work`."""
+    """The answer to a claim: `work` to do, or the seconds `after_s` after which the agent must ask
+    again, while other ranks are not ready."""
 
     state: str
     after_s: float | None = None
@@ -72,7 +73,7 @@ class ClaimAnswer(Answer, frozen=True, kw_only=True):
 
 
 class MessagesAnswer(Answer, frozen=True, kw_only=True):
-    """Every message up to number `ack` is stored."""
+    """Confirms that every message up to number `ack` is stored."""
 
     ack: int
     lease_s: float
@@ -91,7 +92,8 @@ class ExecWanted(Answer, frozen=True, kw_only=True):
     id: str
     command: list[str]
     tty: bool
-    session: bool = False  # a remote session, for shells, connections and files in both directions
+    # whether it is a remote session, for shells, connections and files in both directions
+    session: bool = False
 
 
 class OrdersAnswer(Answer, frozen=True, kw_only=True):
@@ -103,7 +105,7 @@ class OrdersAnswer(Answer, frozen=True, kw_only=True):
 
 
 class ExecAnswer(Answer, frozen=True, kw_only=True):
-    """The output was accepted."""
+    """Confirms that the output was accepted."""
 
 
 @router.post(
@@ -138,7 +140,10 @@ async def claim(request: Request) -> Response:
 @router.post(
     "/messages",
     **document(
-        "Report.", ask=ReportedBatch, answer=MessagesAnswer, errors=("claimed", "agent-protocol")
+        "Send messages of an agent.",
+        ask=ReportedBatch,
+        answer=MessagesAnswer,
+        errors=("claimed", "agent-protocol"),
     ),
 )
 async def messages(request: Request) -> Response:
@@ -161,7 +166,7 @@ async def messages(request: Request) -> Response:
 @router.post(
     "/log",
     **document(
-        "Append to a rank's log.",
+        "Append output to a rank's log.",
         answer=LogAnswer,
         sends=True,
         errors=("gang-not-found", "disk-full"),
@@ -190,7 +195,12 @@ async def log(
 
 
 @router.get(
-    "/orders", **document("Wait for an order.", answer=OrdersAnswer, errors=("gang-not-found",))
+    "/orders",
+    **document(
+        "Wait for an order to a rank, or for commands that it must run.",
+        answer=OrdersAnswer,
+        errors=("gang-not-found",),
+    ),
 )
 async def orders(
     request: Request,
@@ -218,7 +228,7 @@ async def orders(
 @router.post(
     "/execs/{exec_id}",
     **document(
-        "Output of a command beside the work.",
+        "Send output of a command that runs beside the work.",
         answer=ExecAnswer,
         sends=True,
         errors=("gang-not-found",),
@@ -238,7 +248,7 @@ async def exec_output(
     with app_state.watch.listen([exec_id]) as listener:
         while data and app_state.execs.full(exec_id):
             if not await listener.wait(_ROOM_S):
-                raise ApiProblem("output-waits", "the user has not read earlier output")
+                raise ApiProblem("output-waits", "the user has not read the earlier output yet")
     # A restarted server does not know earlier commands. No client reads their output, so the agent
     # gets no error.
     app_state.execs.put(exec_id, gang, rank, offset, data, exit_code)
@@ -254,7 +264,9 @@ class ExecInput(Answer, frozen=True, kw_only=True):
 
 @router.get(
     "/execs/{exec_id}/input",
-    **document("Input for a user's remote session.", answer=ExecInput, errors=("gang-not-found",)),
+    **document(
+        "Get input for a user's remote session.", answer=ExecInput, errors=("gang-not-found",)
+    ),
 )
 async def exec_input(
     request: Request,
@@ -275,7 +287,7 @@ async def exec_input(
 @router.post(
     "/blobs/pack",
     **document(
-        "Small parts of a working folder, as many as fit into a pack.",
+        "Get small blobs of a working folder, as many as fit into one pack.",
         ask=BlobsAsk,
         gives=True,
         errors=("gang-not-found", "too-large", "too-slow"),
@@ -293,7 +305,7 @@ async def blob_pack(request: Request, gang: GangQuery) -> Response:
 
 @router.get(
     "/blobs/{blob}",
-    **document("A part of a working folder.", gives=True, errors=("blob-not-found",)),
+    **document("Get a blob of a working folder.", gives=True, errors=("blob-not-found",)),
 )
 async def blob(
     request: Request, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], gang: GangQuery

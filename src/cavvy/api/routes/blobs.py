@@ -41,8 +41,8 @@ async def missing(request: Request, project: ProjectPath) -> Response:
 @router.put(  # must be registered before the route that matches any name
     "/pack",
     **document(
-        "Upload many blobs of at most 256 KiB: each as SHA-256, size, a newline and its bytes; 8 "
-        "MiB in all.",
+        "Upload a pack of small blobs (256 KiB each, 8 MiB in all): for each, its SHA-256, size, a "
+        "newline and its bytes.",
         sends=True,
         answer=wire.BlobsStored,
         errors=("blob-mismatch", "too-large", "too-slow", "disk-full"),
@@ -56,7 +56,7 @@ async def put_pack(request: Request, project: ProjectPath) -> Response:
         if len(blobs) > PACK_BLOBS:
             raise ApiProblem(
                 "too-large",
-                f"the pack holds {len(blobs)} blobs, the maximum is {PACK_BLOBS}",
+                f"the pack contains {len(blobs)} blobs; the maximum is {PACK_BLOBS}",
             )
         await asyncio.to_thread(app_state.blobs.put_all, blobs)
     except TornPack as error:
@@ -83,7 +83,8 @@ async def put(
 
 
 async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
-    """Store the body while it arrives, and return its size. Raises ApiProblem, StoreFull."""
+    """Write the body to a blob while it arrives, and return its size. Raises ApiProblem,
+    StoreFull."""
     parts, size, total = [], 0, 0
     await asyncio.to_thread(writer.__enter__)
     try:

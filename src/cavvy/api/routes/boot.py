@@ -17,7 +17,11 @@ router = APIRouter(prefix="/boot/v1", tags=["agent"])
 
 @router.get(
     "/{digest}",
-    **document("A file for starting nodes, by hash.", gives=True, errors=("blob-not-found",)),
+    **document(
+        "Get a file that a starting node needs, by its hash.",
+        gives=True,
+        errors=("blob-not-found",),
+    ),
 )
 async def fetch(
     request: Request, digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]

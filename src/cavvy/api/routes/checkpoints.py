@@ -24,7 +24,8 @@ from cavvy.domain.checkpoints import CheckpointFile, SavedCheckpoint
 from cavvy.domain.messages import ClaimLost
 from cavvy.store.base import HashMismatch
 
-_LIST_LIMIT = 64 * MIB  # maximum bytes of a list of files, which is some 400,000 files
+# maximum bytes of a list of files; a list of some 400,000 files has this size
+_LIST_LIMIT = 64 * MIB
 _PART_LIMIT = 32 * MIB
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"])
@@ -57,7 +58,7 @@ class PartAnswer(Answer, frozen=True, kw_only=True):
 
 
 class CommitAsk(Struct, frozen=True, kw_only=True):
-    """Commits a checkpoint: its folder has these files, and all of them have been sent."""
+    """Commits a checkpoint with these files, all of which have been sent."""
 
     gang: Name
     rank: Rank
@@ -67,7 +68,8 @@ class CommitAsk(Struct, frozen=True, kw_only=True):
 
 
 class CommitAnswer(Answer, frozen=True, kw_only=True):
-    """The checkpoint's number, or null if files are missing, which the agent must send (again)."""
+    """The checkpoint's number, or null if files are missing, which the agent must then send, if
+    necessary again."""
 
     number: int | None
     missing: list[str] = field(default_factory=list)
@@ -76,7 +78,9 @@ class CommitAnswer(Answer, frozen=True, kw_only=True):
 @router.get(
     "/checkpoints/latest",
     **document(
-        "The newest checkpoint of the gang's job.", answer=LatestAnswer, errors=("gang-not-found",)
+        "Get the newest checkpoint of the gang's job.",
+        answer=LatestAnswer,
+        errors=("gang-not-found",),
     ),
 )
 async def latest(request: Request, gang: GangQuery) -> Response:
@@ -116,8 +120,8 @@ async def missing(request: Request, gang: GangQuery) -> Response:
 @router.put(
     "/blobs/{blob}",
     **document(
-        "Send a file of the next checkpoint: the whole file, or the part at `offset` of its "
-        "`size` bytes.",
+        "Send a file of the next checkpoint: the whole file or, if `size` gives its size, the part "
+        "that starts at `offset`.",
         sends=True,
         answer=PartAnswer,
         errors=("gang-not-found", "blob-mismatch", "too-large", "too-slow", "disk-full"),

@@ -53,7 +53,7 @@ class InputEntry(Answer, frozen=True, kw_only=True):
 
 
 class InputAnswer(Answer, frozen=True, kw_only=True):
-    """Some of an input's files. To get more, send `next`."""
+    """Some of an input's files. To get the next ones, the agent sends `next`."""
 
     files: list[InputEntry]
     next: str
@@ -70,7 +70,7 @@ class UploadAsk(Struct, frozen=True, kw_only=True):
 
 class UploadAnswer(Answer, frozen=True, kw_only=True):
     """How to upload the file: in parts of `part_bytes`, or in one request if `upload` is "". With
-    `relay`, send it through the control plane.
+    `relay`, the agent sends the file to the control plane, which relays it.
     """
 
     upload: str
@@ -103,7 +103,7 @@ class AbortAsk(Struct, frozen=True, kw_only=True):
 
 
 class MovedAnswer(Answer, frozen=True, kw_only=True):
-    """The part was accepted."""
+    """Confirms that the part was accepted."""
 
 
 @router.get(
@@ -155,7 +155,11 @@ Output = Annotated[SignedObjects, Depends(open_output)]
 
 @router.get(
     "/inputs/{index}/signed",
-    **document("A new signed request for a file.", answer=SignedAnswer, errors=_ERRORS),
+    **document(
+        "Get a new signed request that reads a file of an input.",
+        answer=SignedAnswer,
+        errors=_ERRORS,
+    ),
 )
 async def signed(objects: Input, path: PathQuery = "") -> Response:
     return reply(signed_answer(await told(in_thread(objects.sign_get, path))))
@@ -164,7 +168,9 @@ async def signed(objects: Input, path: PathQuery = "") -> Response:
 @router.get(
     "/checkpoint/{blob}",
     **document(
-        "A signed request for a checkpoint's file.", answer=SignedAnswer, errors=_CHECKPOINT_ERRORS
+        "Get a signed request that reads a checkpoint's file.",
+        answer=SignedAnswer,
+        errors=_CHECKPOINT_ERRORS,
     ),
 )
 async def signed_checkpoint(
@@ -247,8 +253,8 @@ def _add_upload(
         )
 
 
-_add_upload("", begin, UploadAsk, "Start sending a file.")
-_add_upload("/parts", part, PartAsk, "Get a request for sending one part.")
+_add_upload("", begin, UploadAsk, "Start the upload of a file.")
+_add_upload("/parts", part, PartAsk, "Get a signed request that sends one part of a file.")
 _add_upload("/complete", complete, CompleteAsk, "Complete a file's upload.")
 _add_upload("/abort", abort, AbortAsk, "Abandon a file's upload.")
 

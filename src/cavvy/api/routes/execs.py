@@ -44,7 +44,8 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
     ):
         raise ApiProblem(
             "invalid-request",
-            "`command` must be a list of at least one text without NUL, `rank` at least 0",
+            "`command` must be a non-empty list of strings without NUL (for a session, it must be "
+            "empty), and `rank` must be 0 or greater",
         )
     job = await _find(app_state, project, name)
     if ask.rank >= job.task.nodes:
@@ -93,7 +94,7 @@ async def output(
                 raise ApiProblem(
                     "agent-protocol",
                     found.problem,
-                    "`cavvy exec` reaches it; sessions work from its next attempt on",
+                    "use `cavvy exec`, or open a session in the job's next attempt",
                 )
             app_state.execs.taken(found, offset)
             data = bytes(found.data[max(0, offset - found.start) :])
@@ -112,7 +113,7 @@ async def output(
 @router.post(
     "/{exec_id}/input",
     **document(
-        "Input for a user's session on a node.",
+        "Send input to a user's session on a node.",
         answer=wire.InputTaken,
         sends=True,
         errors=("job-not-found", "exec-not-found"),
@@ -126,7 +127,8 @@ async def give(
     offset: PositionQuery = 0,
     end: bool = False,
 ) -> Response:
-    """The answer names the next expected byte; unaccepted input must be sent again."""
+    """Accept input. The answer gives the offset of the next expected byte; input after it must be
+    sent again."""
     app_state = app_state_of(request)
     data = await read_bytes(request, _INPUT_LIMIT)
     job = await _find(app_state, project, name)
@@ -139,8 +141,8 @@ async def give(
 
 
 async def _find(app_state: AppState, project: str, name: str) -> Job:
-    """The unfinished job with this name, else the newest job of the machine with this name, else
-    the job that has ended. Raises ApiProblem.
+    """The unfinished job with this name. If there is none, the newest job of the machine with this
+    name; if there is no machine either, the ended job with this name. Raises ApiProblem.
     """
     try:
         job: Job | None = await app_state.store.find_job(project, name)
@@ -162,7 +164,11 @@ async def _tell(app_state: AppState, job: Job, attempt: Attempt, ask: wire.ExecA
     it.
     """
     # Only the program name, because arguments may contain secrets.
-    what = "opened a session on it" if ask.session else f"ran {ask.command[0][:80]} there"
+    what = (
+        "opened a session on this rank"
+        if ask.session
+        else f"ran {ask.command[0][:80]} on this rank"
+    )
     event = Event(
         project=job.project,
         job_id=job.id,

@@ -27,7 +27,8 @@ router = APIRouter(prefix="/v1", tags=["fleet"])
 
 
 @router.get(
-    "/nodes", **document("Nodes that run or are billed now.", answer=list[wire.NodeListing])
+    "/nodes",
+    **document("List the nodes that run or are billed now.", answer=list[wire.NodeListing]),
 )
 async def nodes(
     request: Request, project: Annotated[str | None, Query(max_length=63)] = None
@@ -164,13 +165,13 @@ def _gangs(sweep: OrphanReport) -> list[wire.CleanupItem]:
 
 
 def _over(orphan: OrphanGang) -> OrphanGang:
-    """The gang, with another reason if its job has ended. Such a gang is billed until it is gone,
-    but is listed as being removed.
+    """The gang, with another reason to list it if its job has ended. Such a gang is billed until it
+    is gone, but is listed as being removed.
     """
     return (
         orphan
         if orphan.job_id is None
-        else replace(orphan, why="its job has ended; it is being removed", sure=True)
+        else replace(orphan, why="the gang's job has ended; the gang is being removed", sure=True)
     )
 
 

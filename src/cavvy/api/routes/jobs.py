@@ -30,7 +30,7 @@ _LONGEST_NOTICE_S = 86400
 router = APIRouter(prefix="/v1", tags=["jobs"])
 ProjectPath = Annotated[str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 JobPath = Annotated[str, Path(max_length=80, description="The job's name or id.")]
-_AUDITED = 100  # jobs that one audit of a project covers
+_AUDITED = 100  # maximum number of jobs that one audit of a project covers
 PhaseQuery = Annotated[list[JobPhase] | None, Query(description="Only jobs in these phases.")]
 CursorQuery = Annotated[
     str | None,
@@ -182,7 +182,7 @@ async def cost(request: Request, project: ProjectPath, name: JobPath) -> Respons
 @router.get(
     "/projects/{project}/audit",
     **document(
-        "Compare bills with the providers' own records: of one job, or of the project's newest.",
+        "Compare the bills of one job, or of the newest jobs, with the providers' own records.",
         answer=wire.AuditReport,
         errors=("job-not-found",),
     ),
@@ -249,7 +249,7 @@ async def remove(request: Request, project: ProjectPath, name: JobPath) -> Respo
 @router.get(
     "/spending",
     **document(
-        "What jobs have cost, by job and provider, also of removed jobs.",
+        "The cost of all jobs, also of removed ones, by job and provider.",
         answer=list[wire.SpendingRow],
     ),
 )
@@ -320,7 +320,7 @@ async def find_job(app_state: AppState, project: str, name: str) -> Job:
 
 
 def named(job: Job) -> str:
-    """The job as an argument of commands."""
+    """How commands name the job, for hints."""
     return job.name if job.project == _USUAL_PROJECT else f"{job.name} -p {job.project}"
 
 

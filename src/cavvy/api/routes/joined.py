@@ -27,7 +27,7 @@ router = APIRouter(tags=["fleet"])
 @router.post(
     "/v1/invitations",
     **document(
-        "Commands that join a machine; run one of them on the machine.",
+        "Create commands that join a machine; one of them must be run on that machine.",
         ask=wire.InviteAsk,
         answer=wire.InvitationView,
         status=201,
@@ -52,7 +52,9 @@ async def invite(request: Request) -> Response:
     return reply(view(wire.InvitationView, made), 201)
 
 
-@router.get("/v1/joined", **document("Machines that joined.", answer=list[wire.MachineRow]))
+@router.get(
+    "/v1/joined", **document("List the machines that joined.", answer=list[wire.MachineRow])
+)
 async def machines(request: Request) -> Response:
     serving = _joinable(app_state_of(request))
     return reply([view(wire.MachineRow, each) for one in serving for each in await one.machines()])
@@ -78,7 +80,7 @@ async def dismiss(request: Request, name: Annotated[str, Path(max_length=63)]) -
 
 @router.get(
     "/nodes/v1/{provider}/script",
-    **document("The script that joins a machine.", gives=True, errors=("no-joining",)),
+    **document("Get the script that joins a machine.", gives=True, errors=("no-joining",)),
 )
 async def script(request: Request, provider: ProviderPath) -> Response:
     try:
@@ -91,7 +93,7 @@ async def script(request: Request, provider: ProviderPath) -> Response:
 @router.post(
     "/nodes/v1/{provider}/{call}",
     **document(
-        "A machine's call to its provider.",
+        "Pass a call of a joined machine to its provider.",
         sends=True,
         gives=True,
         errors=("forbidden", "no-joining"),

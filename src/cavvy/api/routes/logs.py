@@ -24,15 +24,17 @@ _TIMES = 1000  # maximum number of times in the header of an answer
 router = APIRouter(prefix="/v1", tags=["jobs"])
 RankQuery = Annotated[int, Query(ge=0, le=1_000_000)]
 AttemptQuery = Annotated[
-    int | None, Query(ge=0, le=1_000_000, description="The first attempt by default.")
+    int | None,
+    Query(ge=0, le=1_000_000, description="The attempt to start at; by default the first."),
 ]
 TailQuery = Annotated[
-    int | None, Query(ge=0, le=1 << 62, description="Start this far before the end.")
+    int | None, Query(ge=0, le=1 << 62, description="Start this many bytes before the end.")
 ]
 SinceQuery = Annotated[
-    AwareDatetime | None, Query(description="Start at what arrived at this time.")
+    AwareDatetime | None,
+    Query(description="Start with the first byte that arrived at this time or later."),
 ]
-TimesQuery = Annotated[bool, Query(description="Give the times at which bytes arrived.")]
+TimesQuery = Annotated[bool, Query(description="Return also the times at which the bytes arrived.")]
 OnlyQuery = Annotated[bool, Query(description="Do not continue with later attempts.")]
 
 
@@ -119,7 +121,7 @@ def _check_exists(job: Job, rank: int, attempt: int | None) -> None:
         message = f"{job.name} has had {job.attempt} attempts"
     else:
         return
-    hint = f"`cavvy status {named(job)}` lists its attempts and nodes"
+    hint = f"`cavvy status {named(job)}` lists the attempts and nodes of the job"
     raise ApiProblem("log-not-found", message, hint)
 
 
@@ -132,8 +134,8 @@ async def _piece(
     tail_bytes: int | None,
     only: bool,
 ) -> LogChunk:
-    """A chunk from `offset` of `attempt` (0 or None for the first attempt with a log), or the
-    beginning of the next attempt's log.
+    """A chunk of the attempt's log from `offset` on, or the beginning of the next attempt's log.
+    `attempt` is 0 or None for the first attempt with a log.
     """
     number = attempt or min(1, job.attempt)
     ended = job.phase in JOB_ENDS

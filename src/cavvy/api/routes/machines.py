@@ -43,7 +43,7 @@ async def get(request: Request, project: ProjectPath, name: MachinePath) -> Resp
 @router.post(
     "/projects/{project}/machines/{name}/start",
     **document(
-        "Get a stopped machine again, by a job without work.",
+        "Start a stopped machine again, with a job that does no work.",
         ask=wire.MachineStartAsk,
         answer=wire.Submitted,
         status=201,
@@ -73,7 +73,7 @@ async def stop(request: Request, project: ProjectPath, name: MachinePath) -> Res
 @router.post(
     "/projects/{project}/machines/{name}/keep",
     **document(
-        "Set how long a machine waits without work.",
+        "Set how long a machine is kept while it has no work.",
         ask=wire.MachineKeepAsk,
         answer=wire.MachineView,
         errors=("machine-not-found", "machine-stopped"),
@@ -95,7 +95,9 @@ async def keep(request: Request, project: ProjectPath, name: MachinePath) -> Res
 @router.delete(
     "/projects/{project}/machines/{name}",
     **document(
-        "Forget a stopped machine.", status=204, errors=("machine-not-found", "machine-in-use")
+        "Delete a stopped machine from the list of machines.",
+        status=204,
+        errors=("machine-not-found", "machine-in-use"),
     ),
 )
 async def delete(request: Request, project: ProjectPath, name: MachinePath) -> Response:

@@ -23,7 +23,10 @@ router = APIRouter(prefix="/v1", tags=["markets"])
 
 @router.get(
     "/markets",
-    **document("The observations of each offer ever used.", answer=list[wire.MarketListing]),
+    **document(
+        "List what was observed about each offer that was ever used.",
+        answer=list[wire.MarketListing],
+    ),
 )
 async def markets(request: Request) -> Response:
     history = app_state_of(request).control_plane.advisor.history
@@ -48,7 +51,7 @@ async def forecast(request: Request, project: ProjectPath, name: JobPath) -> Res
         return reply(wire.ForecastView(runs=0, reason="the job has ended"))
     found = await app_state.control_plane.advisor.policy_inputs(job)
     if found is None:
-        why = "only for jobs with resources.spot: auto, a deadline, and work or limits.duration"
+        why = "the job needs resources.spot: auto, a deadline, and work or limits.duration"
         return reply(wire.ForecastView(runs=0, reason=why))
     inputs, knowledge, progress = found
     now_s = (app_state.now() - job.submitted_at).total_seconds()

@@ -22,7 +22,7 @@ router = APIRouter(prefix="/v1/projects/{project}/secrets", tags=["secrets"])
 NamePath = Annotated[str, Path(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 
 
-@router.get("", **document("The names of a project's secrets.", answer=wire.SecretList))
+@router.get("", **document("List the names of a project's secrets.", answer=wire.SecretList))
 async def list_names(request: Request, project: ProjectPath) -> Response:
     found = await app_state_of(request).store.secrets(project)
     rows = [view(wire.SecretRow, secret) for secret in found]

@@ -41,8 +41,8 @@ _decode_origin = msgspec.json.Decoder(RunOrigin).decode
 async def submit_task(
     app_state: AppState, project: str, ask: wire.SubmitRequest, key: str | None
 ) -> tuple[Job, bool]:
-    """Store the job. The second value is False if `key` had created the job before. Raises
-    ApiProblem, SpecError.
+    """Store the job. The second value is False if an earlier request with `key` created the job.
+    Raises ApiProblem, SpecError.
     """
     now = app_state.now()
     text = read_text(ask)
@@ -91,9 +91,9 @@ async def start_machine(
 async def admit_task(
     app_state: AppState, task: Task, now: datetime, user: str, *, consented: bool
 ) -> tuple[Task, bool]:
-    """The task as it will run, and whether the user agreed to pay for it, on its machine if it
-    names one. Raises ApiProblem if neither an offer nor the machine can run it, or if a needed
-    consent is missing.
+    """The task as it will run (on its machine, if it names one), and whether the user agreed to pay
+    for it. Raises ApiProblem if neither an offer nor the machine can run it, or if a needed consent
+    is missing.
     """
     if task.machine is None:
         await check_offers(app_state, task, now, consented=consented)
@@ -155,14 +155,15 @@ def read_task(
     task = parse_task(text, file=ask.path, params=ask.params, now=now, options=options)
     if ask.name is not None and not _NAME.fullmatch(ask.name):
         raise ApiProblem(
-            "invalid-request", f"`name` must be 1 to 63 of a-z, 0-9 and -, not {ask.name!r}"
+            "invalid-request",
+            f"`name` must have 1 to 63 characters from a-z, 0-9 and -, not {ask.name!r}",
         )
     return replace(task, project=project, name=ask.name or task.name)
 
 
 def read_origin(ask: wire.SubmitRequest, text: str) -> RunOrigin:
-    """The origin of the run. Its text is the submitted text, unless the client sends another text.
-    Raises ApiProblem.
+    """The origin of the run. Its text is the submitted task file, unless the client sends another
+    text. Raises ApiProblem.
     """
     if isinstance(ask.origin, msgspec.UnsetType):
         origin = RunOrigin()
@@ -279,7 +280,7 @@ def _price(task: Task, offer: Offer) -> str:
             f"({format_duration(task.limits.duration)})"
         )
     else:
-        ceiling = "with no upper limit; set limits.budget or limits.duration"
+        ceiling = "with no upper limit; to set one, use limits.budget or limits.duration"
     if task.machine is not None:
         kept = f"machine {task.machine} costs the same while it waits for work"
         ceiling += f"; {kept}, for at most {format_duration(task.keep)}"

@@ -2,7 +2,7 @@
 for work on other machines.
 
 `ROOT/PROJECT/JOB/` holds `checkpoint`, the folder; `attempt`, the number of the attempt that used
-the folder last; and `blobs`, the files of uploaded checkpoints. Methods block on disk I/O.
+the folder last; and `blobs`, the files of uploaded checkpoints. All methods block on disk I/O.
 """
 
 import errno
@@ -55,7 +55,7 @@ class CheckpointFolders:
             return 0 if folder.is_dir() and any(folder.iterdir()) else NO_ATTEMPT
 
     def lend(self, project: str, job_id: str, attempt: int) -> None:
-        """Record that this attempt now uses the folder."""
+        """Record that this attempt now has write access to the folder."""
         job = self._job(project, job_id)
         try:
             job.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -94,8 +94,8 @@ class CheckpointFolders:
         return [_take(blobs, folder, path) for path in sorted(_walk(folder))]
 
     def lay_out(self, project: str, job_id: str, files: Iterable[CheckpointFile]) -> None:
-        """Make the checkpoint folder contain exactly these files. What an interrupted call left
-        behind is deleted first. Raises StoreFull.
+        """Make the checkpoint folder contain exactly these files. Files that an interrupted call
+        left behind are deleted first. Raises StoreFull.
         """
         job, blobs = self._job(project, job_id), self.blobs(project, job_id)
         fresh, old, folder = job / "checkpoint.new", job / "checkpoint.old", job / "checkpoint"
@@ -129,7 +129,8 @@ def find_fault(files: Sequence[CheckpointFile]) -> str:
         if fault := _fault_of(each):
             return f"{fault}: {each.path[:200]!r}"
     paths = sorted((each.path for each in files), key=lambda path: path.split("/"))
-    for path, following in pairwise(paths):  # entries below a path follow it
+    for path, following in pairwise(paths):
+        # in this order, entries below a path follow it directly
         if path == following:
             return f"the path {path!r} is listed twice"
         if following.startswith(f"{path}/"):
@@ -140,15 +141,15 @@ def find_fault(files: Sequence[CheckpointFile]) -> str:
 def _fault_of(file: CheckpointFile) -> str:
     parts = file.path.split("/")
     if "\0" in file.path or {"", ".", ".."}.intersection(parts):
-        return "not a plain relative path"
+        return "the path is not a plain relative path"
     if len(file.path.encode()) > _LONGEST_PATH or any(
         len(x.encode()) > _LONGEST_PART for x in parts
     ):
-        return "a path that is too long"
+        return "the path is too long"
     if file.link is not None and not (0 < len(file.link.encode()) < 4096 and "\0" not in file.link):
-        return "a link without a target"
+        return "the link has no valid target"
     if not (0 <= file.size <= _LARGEST and abs(file.mtime_ns) <= NEWEST_NS and file.mode >= 0):
-        return "a size, mode or time out of range"
+        return "the size, mode or time is out of range"
     return ""
 
 

@@ -41,7 +41,7 @@ class ObjectInfo:
     """
 
     key: str
-    size: int | None  # None if a web server does not report it
+    size: int | None  # None if the object is on a web server that does not report its size
     tag: str = ""
     md5: str = ""
     changed_at: datetime | None = None
@@ -59,7 +59,7 @@ class SignedRequest:
 
 
 class ObjectReader(Protocol):
-    """A source of objects."""
+    """A source from which objects can be read."""
 
     def head(self, key: str) -> ObjectInfo | None:
         """The object's properties, or None if it does not exist. Raises ObjectDenied,
@@ -74,7 +74,8 @@ class ObjectReader(Protocol):
         """
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        """`length` bytes from `offset` on; None means all. Raises ObjectMissing."""
+        """The object's `length` bytes from `offset` on; None means all of them. Raises
+        ObjectMissing."""
 
 
 @runtime_checkable

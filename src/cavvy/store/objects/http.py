@@ -227,7 +227,7 @@ def _answer(status: int, reply: IO[bytes], headers: Mapping[str, str]) -> WebAns
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to allowed hosts only."""
+    """A handler that follows redirects to allowed hosts only."""
 
     def redirect_request(
         self,

@@ -1,8 +1,8 @@
 """Runs calls to storages in separate threads, with a time limit.
 
-So a storage that accepts a request and never answers does not block the server. Requests to other
-storages wait only while storages that do not answer occupy all of these threads; after LIMIT_S they
-fail with that reason.
+A storage that accepts a request and never answers therefore does not block the server. Requests to
+other storages wait only while storages that do not answer occupy all of these threads; after
+LIMIT_S they fail with that reason.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 async def in_thread_to_its_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `in_thread`, but without a time limit for the whole call, because the next step needs
-    its end. Each of its requests has its own limit.
+    """Like `in_thread`, but without a time limit for the whole call, because the caller's next step
+    must wait for its end. Each of its requests has its own limit.
     """
     return await asyncio.get_running_loop().run_in_executor(
         _THREADS, partial(call, *args, **kwargs)

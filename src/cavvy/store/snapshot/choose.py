@@ -1,8 +1,8 @@
 """Selects the snapshot in use, and replaces it.
 
-The snapshot in the state folder is used if it is valid and at least as new as the shipped one;
-otherwise the shipped one. A new snapshot is checked completely and then moved into its place in one
-step, so that a crash at any moment leaves the old one.
+The snapshot in the state folder is used if it is valid and at least as new as the one shipped with
+Cavvy; otherwise the shipped one is used. A new snapshot is checked completely and then moved into
+its place in one step, so that a crash at any moment leaves the old one.
 """
 
 import os
@@ -26,8 +26,8 @@ def refreshed_path() -> Path:
 
 
 def path_in_use() -> Path:
-    """The refreshed snapshot if it is usable and not older than the shipped one, else the
-    shipped one.
+    """The path of the refreshed snapshot if it is usable and not older than the shipped one, else
+    of the shipped one.
     """
     refreshed = refreshed_path()
     if not refreshed.exists():
@@ -148,8 +148,8 @@ def _check_not_collapsed(rows: tuple[int, int], against: Path) -> None:
     for what, now, before in zip(("offers", "offers with an accelerator"), rows, old, strict=True):
         if now < before * _COLLAPSED:
             raise SnapshotError(
-                f"the new catalog has {now:,} {what}, the one in use {before:,}; it looks "
-                "incomplete and was not used"
+                f"the new catalog has {now:,} {what}, the one in use has {before:,}; the new "
+                "one looks incomplete and was not used"
             )
 
 

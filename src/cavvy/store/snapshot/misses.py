@@ -20,15 +20,15 @@ from cavvy.store.snapshot.query import (
     walk,
 )
 
-# (distance, failed constraint, rows at this distance)
+# (distance, failed constraint, rows that fail it by this distance)
 _Group = tuple[float, Constraint, RowSelection]
 
 
 def nearest(
     connection: sqlite3.Connection, need: Resources, filters: NeedFilters, wanted: int
 ) -> Iterator[tuple[Constraint, OfferRow]]:
-    """The `wanted` nearest misses, at most one per instance type and constraint. Of two equally
-    near misses, the cheaper one comes first.
+    """The nearest misses, `wanted` in number, at most one per instance type and constraint. Of two
+    equally near misses, the cheaper one comes first.
     """
     found: list[tuple[float, OfferRow, Constraint]] = []
     for distance, constraint, selection in sorted(

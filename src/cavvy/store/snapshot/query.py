@@ -17,7 +17,7 @@ from cavvy.store.snapshot.layout import PURCHASE_COLUMNS, PURCHASE_NUMBERS
 # Measured in microseconds: the time to skip a row by shape, to skip a row by price, and to build a
 # requested row.
 _BY_SHAPE_US, _BY_RATE_US, _BUILD_US = 0.1, 0.25, 2.5
-_ASKED = 60  # number of rows that a reader without a limit is assumed to read before it stops
+_ASKED = 60  # number of rows that a reader who gives no limit is assumed to read
 
 
 class OfferRow(NamedTuple):
@@ -63,7 +63,8 @@ class ShapeCondition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorPacks:
-    """Accelerator packs (name, count, memory), grouped by how they meet a requirement."""
+    """Accelerator packs (name, count, memory), grouped by whether they meet a requirement or which
+    of its constraints they fail."""
 
     fitting: tuple[int, ...]
     near: Mapping[
@@ -75,7 +76,8 @@ class AcceleratorPacks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSelection:
-    """Conditions on shapes and rows, which select the rows to read; None means no condition."""
+    """Conditions on shapes and rows, which select the rows to read. None stands for no
+    condition."""
 
     conditions: tuple[ShapeCondition, ...] = ()
     packs: tuple[int, ...] | None = None
@@ -216,7 +218,7 @@ def walk(
 def replace_condition(
     filters: NeedFilters, old: ShapeCondition, sql: str, values: tuple[object, ...]
 ) -> tuple[ShapeCondition, ...]:
-    """The conditions of `filters`, with the condition `old` replaced by a new one."""
+    """The conditions of `filters`, with `old` replaced by a new condition."""
     return tuple(
         replace(condition, sql=sql, values=values) if condition is old else condition
         for condition in filters.conditions

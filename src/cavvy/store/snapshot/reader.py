@@ -153,7 +153,7 @@ class CatalogSnapshot:
             yield provider, region, target, Money(micros), *sources[source]
 
     def terms(self) -> Mapping[str, int]:
-        """The months of commitment of each reserved offer, by offer key."""
+        """For how many months each reserved offer must be committed to, by offer key."""
         rows = query.walk(self._connection, query.with_a_term())
         return {offer.key: row.term_months for row in rows for offer in self._offers(iter((row,)))}
 
@@ -210,7 +210,8 @@ class CatalogSnapshot:
         )
 
     def machines(self, provider: str) -> Mapping[str, Offer]:
-        """One offer of each instance type of a provider; it has the properties of the machine."""
+        """One offer of each instance type of a provider, from which the properties of the machine
+        can be read."""
         rows = (
             row
             for row in query.walk(self._connection, query.everything())
@@ -234,7 +235,7 @@ class CatalogSnapshot:
                 )
 
     def regions(self) -> tuple[tuple[str, str, str | None], ...]:
-        """Every provider, region and area."""
+        """All combinations of provider, region and area, by provider and region."""
         return tuple(
             self._connection.execute(
                 "SELECT DISTINCT provider, region, area FROM place ORDER BY 1, 2"

@@ -137,7 +137,7 @@ def _download(url: str, new: Path) -> None:
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise SnapshotError(f"{url} cannot be read: {getattr(error, 'reason', error)}") from error
     if promised is not None and got != int(promised):
-        raise SnapshotError(f"{url} broke off after {got:,} of {int(promised):,} bytes; try again")
+        raise SnapshotError(f"{url} sent only {got:,} of {int(promised):,} bytes; try again")
 
 
 def _pour(read: Callable[[int], bytes], write: Callable[[bytes], int]) -> int:
