@@ -40,7 +40,7 @@ _START_S = 1800  # seconds to get a node and set it up, before the measured minu
     metavar="NAME",
     multiple=True,
     shell_complete=complete_providers,
-    help="Only this provider; repeatable.",
+    help="Use only this provider; repeatable.",
 )
 @click.option(
     "--seconds",
@@ -82,8 +82,8 @@ def command(
     target = Path(save) if save else loaded.folder / work.profile if work and work.profile else None
     if target is None:
         raise CommandFailure(
-            "no file to save the rates in",
-            "set `profile: work.json` in the task's `work`, or use --save",
+            "the task names no file for the measured rates",
+            "set `profile: work.json` under `work` in the task file, or use --save",
         )
     found = []
     with session() as client:
@@ -161,7 +161,7 @@ def _measure(
     job = submit(
         client, text, path=file, params=params, project=task.project, origin=origin, consent=yes
     )
-    click.echo(f"{job.name}: waiting for its first samples", err=True)
+    click.echo(f"{job.name}: waiting for its first progress report", err=True)
     try:
         rate, key = _watch(client, task.project, job.name, seconds)
     finally:

@@ -90,7 +90,7 @@ def _policy(name: str | None) -> str:
 
     if name is None:
         raise CommandFailure(
-            "--policy needs a provider", "for example: cavvy check NAME --policy", exit_code=2
+            "--policy needs a provider", "run `cavvy check NAME --policy`", exit_code=2
         )
     known, installed = _load(name)
     context = ProviderContext(installation="check", home=known.home / "providers")

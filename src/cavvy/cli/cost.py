@@ -45,7 +45,7 @@ _AUDIT_COLUMNS = (
 @click.option(
     "--by",
     type=click.Choice(["job", "tag", "project", "user", "provider"]),
-    help="Add up by this, including removed jobs; by project covers all projects.",
+    help="Add up the costs by this, also of removed jobs; `project` covers all projects.",
 )
 @click.option(
     "--audit", is_flag=True, help="Compare the bills of ended attempts with the providers' records."
@@ -104,7 +104,7 @@ def _spending_out(rows: "list[SpendingRow]", by: str, output: str) -> None:
     cells.sort(key=lambda cell: -cell[2])
     rows_out(columns, cells, output, empty="nothing was charged")
     if output == "table" and rows:
-        several = ", in which a job with several tags counts once" if by == "tag" else ""
+        several = ", which counts a job with several tags only once" if by == "tag" else ""
         click.echo(f"total {formatting.show_money(_total(rows))}{several}")
 
 

@@ -95,7 +95,7 @@ def command(
             made = submit_loaded(client, loaded, file, params, project, name, yes)
             job = client.job(project, made.name)
         else:
-            click.echo(f"session {job.name} runs already; options are ignored", err=True)
+            click.echo(f"session {job.name} is already running; the options are ignored", err=True)
         _wait(client, job)
         click.echo(say_machine(client.machine(project, name)), err=True)
         folder = "".join(
@@ -146,7 +146,7 @@ def _find_session(client: "Client", project: str, name: str) -> "JobDetail | Non
     there = named(project, job.name)
     raise CommandFailure(
         f"machine {name} runs job {job.name}",
-        f"`cavvy ssh {there}` opens a shell beside it, `cavvy stop {there}` ends it",
+        f"`cavvy ssh {there}` opens a shell beside the job; `cavvy stop {there}` ends the job",
     )
 
 
@@ -180,9 +180,9 @@ def _connect(project: str, name: str, folder: str, ide: str, *, no_open: bool) -
             project, name, lambda tunnel: run_here(tunnel, argv=None, line=_SHELL, terminal=True)
         )
     click.echo(
-        f"the session continues until it is idle; open it again: cavvy dev --machine {there}"
+        f"the session continues until it is idle; reconnect with: cavvy dev --machine {there}"
     )
-    click.echo(f"a shell: cavvy ssh {there}    end it: cavvy machines stop {there}")
+    click.echo(f"open a shell: cavvy ssh {there}    end the session: cavvy machines stop {there}")
 
 
 def _open_editor(project: str, name: str, folder: str, *, no_open: bool) -> None:

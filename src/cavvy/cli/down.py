@@ -44,7 +44,7 @@ def command(
             found_out(found, "table", "")
             if not sys.stdin.isatty():
                 raise CommandFailure(
-                    "there is no terminal to confirm on",
+                    "confirmation needs a terminal, and there is none",
                     "add --yes, or use --dry-run to see what would be stopped and removed",
                     exit_code=2,
                 )

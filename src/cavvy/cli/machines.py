@@ -89,7 +89,9 @@ def stop(name: str, project: str, yes: bool) -> None:
     """
     with session() as client:
         _stop(client, project, name, yes)
-    click.echo(f"machine {name} is stopped; `cavvy machines start {named(project, name)}` gets it")
+    click.echo(
+        f"machine {name} is stopped; `cavvy machines start {named(project, name)}` restarts it"
+    )
 
 
 @command.command("keep")
@@ -106,7 +108,7 @@ def keep(name: str, length: str, project: str) -> None:
     with session() as client:
         found = client.keep_machine(project, name, keep_s=keep_s)
     until = f", until {formatting.show_time(found.kept_until)}" if found.kept_until else ""
-    click.echo(f"machine {name} waits {length} without work{until}")
+    click.echo(f"machine {name} is kept for {length} without work{until}")
 
 
 @command.command("rm")

@@ -32,8 +32,8 @@ def set_secret(name: str, project: str, file: IO[bytes] | None) -> None:
     """
     if "=" in name:
         hint = (
-            f"pass the value to `cavvy secret set {named(project, name.partition('=')[0])}` by a "
-            "pipe, or enter it when asked"
+            f"pass the value to `cavvy secret set {named(project, name.partition('=')[0])}` "
+            "through a pipe, or enter it when asked"
         )
         raise CommandFailure("a secret's name cannot contain =", hint, exit_code=2)
     value = _read_value(name, file)

@@ -62,7 +62,7 @@ def status(output: str) -> None:
             raise make_failure(error) from error
         raise CommandFailure(
             "no server is running",
-            "commands start the server when they need it, or use `cavvy server start`",
+            "commands start the server when they need it; `cavvy server start` starts it now",
             3,
         ) from error
     facts = {name: getattr(server, name) for name in server.__struct_fields__}

@@ -52,13 +52,13 @@ class NodePhase(StrEnum):
 # Each transition states its reason. Tests and the diagrams in the docs read these tables.
 JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
     JobPhase.QUEUED: {
-        JobPhase.STARTING: "an offer was found and an attempt was written",
+        JobPhase.STARTING: "an offer was found and an attempt was created",
         JobPhase.FAILED: "no offer can ever fit, or a limit was reached while waiting",
         JobPhase.STOPPED: "the user stopped it before it was placed",
     },
     JobPhase.STARTING: {
-        JobPhase.RUNNING: "every node reported that its work runs",
-        JobPhase.QUEUED: "the attempt ended before it ran; another offer is needed",
+        JobPhase.RUNNING: "every node reported that its work is running",
+        JobPhase.QUEUED: "the attempt ended before its work ran; another offer is needed",
         JobPhase.STOPPING: "the user or a limit stops it",
         JobPhase.DONE: "the work succeeded before its start was noticed",
         JobPhase.FAILED: "the attempt failed in a way that is not retried",
@@ -85,13 +85,13 @@ JOB_ENDS = frozenset({JobPhase.DONE, JobPhase.FAILED, JobPhase.STOPPED})
 
 ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
     AttemptPhase.LAUNCHING: {
-        AttemptPhase.BOOTING: "the provider accepted the launch, or turned out to have accepted it",
+        AttemptPhase.BOOTING: "the provider accepted the launch, or the gang was found",
         AttemptPhase.ENDING: (
             "the launch failed or is no longer needed; nodes that may exist are removed"
         ),
     },
     AttemptPhase.BOOTING: {
-        AttemptPhase.RUNNING: "every rank reported that its work runs",
+        AttemptPhase.RUNNING: "every rank reported that its work is running",
         AttemptPhase.KEPT: "the work ended before its start was noticed, and its nodes are kept",
         AttemptPhase.ENDING: "the boot timed out, a node was lost or failed, or the attempt is no "
         "longer needed",

@@ -53,7 +53,7 @@ def make_failure(error: "ApiError") -> CommandFailure:
     from cavvy.client import StartFailed, Unreachable
 
     if error.code in ("invalid-request", "not-found"):  # the hint is for programs
-        return CommandFailure(error.message, "`--help` shows what each argument may be", 2)
+        return CommandFailure(error.message, "`--help` shows which values each argument accepts", 2)
     if not isinstance(error, Unreachable | StartFailed):
         return CommandFailure(error.message, error.hint)
     hint = error.hint or "`cavvy server status` shows the server"
@@ -72,10 +72,12 @@ project_option = click.option(
     show_default="CAVVY_PROJECT, or default",
     help="The project the job belongs to.",
 )
-any_project_option = click.option("-p", "--project", help="Only this project; the default is all.")
+any_project_option = click.option(
+    "-p", "--project", help="Show only this project; the default is all projects."
+)
 detach_option = click.option("-d", "--detach", is_flag=True, help="Do not follow the log.")
 rank_option = click.option(
-    "--rank", type=click.IntRange(0), default=0, help="The node of the gang."
+    "--rank", type=click.IntRange(0), default=0, help="The rank of the job's node; 0 is the first."
 )
 
 

@@ -79,7 +79,7 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> AvailableOf
         egress.update(prices)
         if known.matched and task.resources.disk_type is not None:
             live.problems.append(
-                "the catalog knows no disk types: resources.disk.type was not checked for its "
+                "the catalog has no disk types, so resources.disk.type was not checked for its "
                 "offers"
             )
     return AvailableOffers(

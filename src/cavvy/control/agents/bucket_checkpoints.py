@@ -57,7 +57,7 @@ class BucketCheckpoints:
             content = self._bucket.get(self._key(manifest))
         except ObjectMissing as error:
             raise HashMismatch(
-                f"the list of files {manifest} is no longer in the bucket; put it back, or retry"
+                f"the list of files {manifest} is no longer in the bucket; restore it, or retry"
             ) from error
         if hashlib.sha256(content).hexdigest() != manifest:
             raise HashMismatch(f"the list of files {manifest} has changed in the bucket")

@@ -457,7 +457,7 @@ class AgentSessions:
             f"{format_duration(save_interval.cost)}"
         )
         often = (
-            "here, a gang of this size loses a node about every "
+            "in this market, a gang of this size loses a node about every "
             f"{format_duration(timedelta(hours=1 / save_interval.per_hour))}"
         )
         tell(

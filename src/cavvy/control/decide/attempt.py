@@ -157,7 +157,7 @@ def _launching(view: AttemptSnapshot, now: datetime) -> Action:
     if not _wanted(view):
         return _ending(_stop_outcome(view.job), view.job.stop_reason or "no longer wanted")
     if isinstance(view.seen, GangSeen):
-        return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="the provider has the gang")
+        return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="the provider reports the gang")
     if _claimed(view):
         return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="an agent reported in")
     if now - attempt.created_at >= LAUNCH_TIMEOUT:
@@ -286,7 +286,7 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
         AttemptOutcome.NODE,
     )
     where = f" on rank {first.rank}" if alone and first not in lost else ""
-    early = "; it ended with exit code 0, but did not report that it is complete"
+    early = "; the work ended with exit code 0, but did not report that it is complete"
     reason = f"{first.exit_reason or outcome}{where}{early if first.exit_code == 0 else ''}"
     failure = first.exit_failure if outcome is AttemptOutcome.NODE else None
     return _ending(outcome, reason, failure, exit_code=first.exit_code, rank=first.rank)
@@ -477,17 +477,17 @@ def _gone(view: AttemptSnapshot, now: datetime) -> Action | None:
     if seen is GangAbsence.UNKNOWN:
         return None
     if _surely_absent(view) and _claimed(view) and not _heard_lately(view, now):
-        reason = "the provider no longer knows the gang, and its agents are silent"
+        reason = "the provider no longer knows the gang, and its agents do not report"
         return _ending(AttemptOutcome.NODE, reason, FailureKind.NETWORK)
     return CountMiss() if _counts(view, now) else None
 
 
 def _lost(seen: GangSeen, rank: int | None = None) -> AdvanceAttempt:
     if seen.cancelled:
-        return _ending(AttemptOutcome.STOPPED, seen.reason or "it was cancelled at its provider")
+        return _ending(AttemptOutcome.STOPPED, seen.reason or "a person cancelled the gang")
     if seen.preempted:
         return _ending(
-            AttemptOutcome.PREEMPTED, seen.reason or "the provider reclaimed it", rank=rank
+            AttemptOutcome.PREEMPTED, seen.reason or "the provider reclaimed the gang", rank=rank
         )
     what = (
         "the gang ended before its work was complete"
