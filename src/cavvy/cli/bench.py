@@ -67,13 +67,13 @@ def command(
     param: tuple[str, ...],
     output: str,
 ) -> None:
-    """Run the task's own script for a minute on each choice and save the samples per second that it
-    reports.
+    """Run the task's own script for a minute on each accelerator and save the samples per second
+    that it reports.
 
-    The script must report its progress: `cavvy.train` does so, and any program can by printing a
-    line `CAVVY_PROGRESS {"done": 1280}`. The rates are saved in the task's `work.profile`, and
-    `cavvy plan` ranks by them. Rates of accelerators that were not tried are estimated from the
-    measured rates.
+    The script must report its progress: `cavvy.train` does this, and any program can do it by
+    printing a line `CAVVY_PROGRESS {"done": 1280}`. The rates are saved in the task's
+    `work.profile`, and `cavvy plan` uses them to rank offers. Rates of accelerators that were not
+    tried are estimated from the measured rates.
     """
 
     params = read_params(param)
@@ -104,8 +104,8 @@ def command(
 
 
 def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: float) -> str:
-    """The text of the task file with these choices and a time limit. Raises CommandFailure for
-    files of other tools.
+    """The text of the task file, changed to use these accelerators and providers and to end after a
+    time limit. Raises CommandFailure for files of other tools.
     """
     import yaml
 
@@ -131,7 +131,7 @@ def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: f
         "outputs",
         "checkpoint",
         "webhooks",
-    ):  # a benchmark saves no results and resumes from nothing
+    ):  # a benchmark uploads nothing and does not resume
         changed.pop(gone, None)
     return str(yaml.safe_dump(changed, sort_keys=False))
 

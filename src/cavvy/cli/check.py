@@ -38,9 +38,9 @@ class ProviderFinding:
     test_double: bool = False
     off: bool = False  # disabled by `enabled = false`
     problem: str = ""  # why the provider cannot be used, or "" if it can
-    facts: Sequence[tuple[str, str]] = ()  # the identity of the provider, and what it found
+    facts: Sequence[tuple[str, str]] = ()  # names and values: its identity, and what it found
     settings: Mapping[str, object] = field(default_factory=dict)  # the settings in use
-    # all settings by name, with what each does
+    # what each setting does, by name
     choices: Mapping[str, str] = field(default_factory=dict)
     unsupported: Mapping[str, str] = field(default_factory=dict)
 

@@ -54,8 +54,8 @@ _AUDIT_COLUMNS = (
 def command(
     name: str | None, project: str, since: datetime | None, by: str | None, audit: bool, output: str
 ) -> None:
-    """Show what was spent: for one job, every charge and its time by phase; without NAME, the
-    total of each job. --since and --by add up the project's spending.
+    """Show what was spent. With NAME, show every charge of the job and its time by phase; without
+    NAME, show the total of each job. --since and --by add up the costs of jobs.
 
     With --audit, the exit code is 1 if a bill differs from its provider's record or a provider
     does not answer.

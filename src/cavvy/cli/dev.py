@@ -78,9 +78,9 @@ def command(
 ) -> None:
     """Get a machine for interactive work, and open a shell, VS Code or Jupyter on it.
 
-    The machine is called dev, or as --machine says. Run the command again to reconnect. The
-    session ends, and the machine with it, after --keep (30m) without output, CPU use of your
-    programs or connection; its events show a warning before. With a task file, the session has
+    The machine is called dev unless --machine names it. Run the command again to reconnect. The
+    session and its machine end after --keep (30m) without output, CPU use by your programs, or a
+    connection. A warning appears in the job's events before that. With a task file, the session has
     the file's resources, setup, folder and environment, but does not run its commands.
     """
     from cavvy.cli.run import say_machine, submit_loaded

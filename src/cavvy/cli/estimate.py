@@ -288,7 +288,8 @@ def _notes(found: "Sequence[dict[str, Any]]", cut: bool, assumed: "Sequence[str]
 
 
 def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":
-    """The cheapest on-demand node with at least `count` accelerators, by their name and memory."""
+    """The cheapest on-demand offer with at least `count` accelerators, by accelerator name and
+    memory."""
     from cavvy.domain.offers import Purchase
     from cavvy.domain.tasks import AcceleratorNeed, Resources, SpotPolicy
     from cavvy.store.snapshot import CatalogSnapshot

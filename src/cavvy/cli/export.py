@@ -37,10 +37,10 @@ def command(
 ) -> None:
     """Write a task in PROVIDER's own job format, for use without Cavvy.
 
-    PROVIDER has a job format of its own, such as kubernetes, slurm or pbs; or it is `dockerfile`,
-    for an image with the result of the task's setup. The exported job runs the task's setup and
-    work with the variables that Cavvy would set. It does not restart, move checkpoints or record
-    costs. Comments in it list the steps to do by hand.
+    PROVIDER is a provider with its own job format, such as kubernetes, slurm or pbs, or
+    `dockerfile` for an image that contains the result of the task's setup. The exported job runs
+    the task's setup and work with the variables that Cavvy would set. It does not restart, move
+    checkpoints or record costs. Comments in it list the steps to do by hand.
     """
     import asyncio
 

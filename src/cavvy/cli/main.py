@@ -1,5 +1,5 @@
-"""The entry point. A table names the module of each command, so that `cavvy --help` imports no
-command.
+"""The entry point of the `cavvy` command. A table names the module of each command, so that `cavvy
+--help` imports no command.
 """
 
 import sys
@@ -16,7 +16,7 @@ try:
     import click
 
     from cavvy import __version__
-except KeyboardInterrupt:  # Ctrl-C while the command starts
+except KeyboardInterrupt:  # Ctrl-C while Cavvy is being imported
     sys.exit(_INTERRUPTED)
 
 if TYPE_CHECKING:

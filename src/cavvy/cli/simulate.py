@@ -70,7 +70,8 @@ def command(context: click.Context, /, scenario: Path | None, **given: Any) -> N
     """Run the production policies over recorded markets and queues, and show what they would have
     cost.
 
-    Nothing is launched and nothing costs money. Give a scenario, or one of the commands below.
+    Nothing is launched and nothing costs money. Pass a --scenario, or use one of the commands
+    below.
     """
     if context.invoked_subcommand is not None:
         if scenario is not None:

@@ -33,7 +33,7 @@ class AttemptPhase(StrEnum):
 
     LAUNCHING = "launching"  # the attempt is stored; the provider is being called
     BOOTING = "booting"  # the provider accepted the launch; not all agents have claimed a rank
-    RUNNING = "running"  # every rank is claimed and works
+    RUNNING = "running"  # every rank is claimed and its work is running
     KEPT = "kept"  # the work has ended; the nodes wait, billed, for the project's next job
     ENDING = "ending"  # the outcome is known; the gang must be removed
     ENDED = "ended"  # the gang is gone, or another attempt took it over; the bill is complete
@@ -320,7 +320,7 @@ class Attempt:
         None  # when it took over a warm gang; earlier time is billed to another attempt
     )
     kept_since: datetime | None = None
-    kept_until: datetime | None = None  # end of the keep time, even if no job comes
+    kept_until: datetime | None = None  # when the gang is released if no job has taken it over
     missed_looks: int = 0  # consecutive polls in which the provider did not know the gang
     missed_since: datetime | None = None  # time of the first of these polls
     # when a fire drill, or a move of the job, reclaims the gang

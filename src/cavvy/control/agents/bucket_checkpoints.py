@@ -41,7 +41,7 @@ class BucketCheckpoints:
                 return found
 
     def file(self, name: str) -> SignedObjects:
-        """One file, for which requests of nodes can be signed."""
+        """One stored file, for which the server can sign requests that nodes then send."""
         return SignedObjects(self._bucket, self._key(name))
 
     def keep(self, files: Sequence[CheckpointFile]) -> str:

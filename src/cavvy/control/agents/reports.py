@@ -37,7 +37,7 @@ _MOST_FIGURES = 256  # maximum number of names in a rank's progress
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_STEP_MS = 86_400_000  # one day in ms; a longer step is not plausible
 Figures = dict[str, float | str]
-ADVICE = "advice"  # the name of the event about a node at risk
+ADVICE = "advice"  # kind of the event about a node at risk
 
 
 @dataclass(slots=True)
@@ -78,8 +78,8 @@ def apply_messages(
 
 
 def _bound_events(report: ReportOutcome, told: int, message: AgentMessage, now: datetime) -> None:
-    """Drop the message's events, from index `told` on, if the rank has caused too many. Its end is
-    always recorded.
+    """Drop the message's events, from index `told` on, if the rank has caused too many. The event
+    of the rank's exit is always recorded.
     """
     before, new = report.node.told_bytes, report.events[told:]
     after = before + sum(_EVENT_BYTES + len(event.text.encode()) for event in new)

@@ -109,7 +109,7 @@ class AgentSessions:
         self._affordable: dict[str, datetime] = {}
         self._asked: dict[
             tuple[str, int], datetime
-        ] = {}  # requests for further work by agents of kept gangs
+        ] = {}  # when each agent of a kept gang last asked for other work
         self._readying: dict[
             str, asyncio.Future[CheckpointWork | None]
         ] = {}  # copies of checkpoints, by attempt ID, until the claim is granted
