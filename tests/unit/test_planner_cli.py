@@ -448,4 +448,6 @@ def test_only_offers_of_providers_with_a_driver_are_suggested(planned: Path) -> 
     assert "nearest misses" in hint("resources: {gpu: L4:7}\n")
     assert "did you mean" in hint("resources: {gpu: L4, providers: nodrivr}\n")
     file.write_text("[providers.aws]\n")
-    assert hint("resources: {gpu: L4}\n").endswith("`cavvy check aws` shows why it cannot be used")
+    assert hint("resources: {gpu: L4}\n").endswith(
+        "`cavvy check aws` shows why the provider cannot be used"
+    )

@@ -46,7 +46,7 @@ _START_S = 1800  # seconds to get a node and set it up, before the measured minu
     "--seconds",
     type=click.FloatRange(min=1),
     default=60,
-    help="How long to measure each choice.",
+    help="How long to measure each accelerator.",
 )
 @click.option(
     "--save",
@@ -112,7 +112,8 @@ def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: f
     data = yaml.safe_load(text)
     if not isinstance(data, dict) or "run" not in data:
         raise CommandFailure(
-            "only Cavvy task files can be benchmarked", "`cavvy validate` shows the kind of a file"
+            "only Cavvy task files can be benchmarked",
+            "`cavvy validate FILE` shows the tool of a file",
         )
     resources: dict[str, Any] = dict(data.get("resources") or {})
     if gpu:

@@ -206,7 +206,7 @@ def _fetch_prices(
         prices = source.fetch(query)
     except PriceError as error:
         if isinstance(error, NeedsLogin) and skip_logins:
-            click.echo(f"unchanged: {name}: {error}", err=True)
+            click.echo(f"prices not refreshed: {name}: {error}", err=True)
             return None
         raise click.ClickException(f"{name}: {error}") from error
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""

@@ -76,7 +76,9 @@ def command(context: click.Context, /, scenario: Path | None, **given: Any) -> N
     if context.invoked_subcommand is not None:
         if scenario is not None:
             raise CommandFailure(
-                "--scenario takes no command", f"omit `{context.invoked_subcommand}`", exit_code=2
+                "--scenario cannot be used with a command",
+                f"omit `{context.invoked_subcommand}`",
+                exit_code=2,
             )
         return
     if scenario is None:

@@ -102,7 +102,7 @@ ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
         "next job",
     },
     AttemptPhase.KEPT: {
-        AttemptPhase.ENDING: "no job came in time, a node was lost, or the user released it",
+        AttemptPhase.ENDING: "no job came in time, a node was lost, or the user released the gang",
         AttemptPhase.ENDED: "an attempt of another job took over the gang",
     },
     AttemptPhase.ENDING: {AttemptPhase.ENDED: "the provider no longer has the gang"},

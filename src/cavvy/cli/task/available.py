@@ -342,7 +342,7 @@ def _say_set_up(offer: Offer) -> str:
     where = f"{offer.instance_type} at {name} ({offer.region}) for {format_rate(offer.rate)}"
     start = f"the cheapest offer of a provider that you can set up is {where}"
     if name in known.providers:
-        return f"{start}; `cavvy check {name}` shows why it cannot be used"
+        return f"{start}; `cavvy check {name}` shows why the provider cannot be used"
     settings = registry.manifest_of(registry.list_known()[name]).settings
     table = rf"[providers.{name}]\n"
     if any(setting.name == "regions" for setting in settings):

@@ -139,7 +139,7 @@ class AgentSessions:
                 return ClaimWait(after=_UNREADY_ASKS_AGAIN)
             except RowNotFound:
                 return ClaimRefused(reason=f"no gang {gang} with a rank {rank} is wanted")
-        raise StaleVersion(f"gang {gang} rank {rank} keeps changing")
+        raise StaleVersion(f"gang {gang}: other writes changed rank {rank} in every try")
 
     async def messages(
         self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
@@ -158,7 +158,7 @@ class AgentSessions:
                     return await self._one_by_one(gang, rank, nonce, messages)
             except RowNotFound:
                 return ClaimLost(reason=f"no gang {gang} with a rank {rank} is wanted")
-        raise StaleVersion(f"gang {gang} rank {rank} keeps changing")
+        raise StaleVersion(f"gang {gang}: other writes changed rank {rank} in every try")
 
     async def _one_by_one(
         self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
