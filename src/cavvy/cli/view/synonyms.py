@@ -33,7 +33,7 @@ _ADVICE = {
     "dismiss": "`cavvy joined dismiss NAME` dismisses a machine that joined",
     "serve service gateway pool pools": "services and pools of workers do not exist yet; "
     "`cavvy run FILE` starts one copy of a SkyPilot service",
-    "storage volume volumes bucket": "name storage under `inputs`, `outputs` or `volumes` of a task",
+    "storage volume volumes bucket": "name storage in a task's `inputs`, `outputs` or `volumes`",
 }
 
 
