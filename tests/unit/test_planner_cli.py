@@ -124,7 +124,9 @@ def test_the_table_says_what_it_rests_on_and_why_others_do_not_fit(planned: Path
     assert result.exit_code == 0
     assert "by expected total" in result.stdout
     assert "[1] preempted about every 5h00m (assumed)" in result.stdout
-    assert "3 offers that fit; list prices of 2026-01-01; `cavvy run` can use none" in result.stdout
+    assert (
+        "3 fitting offers; list prices from 2026-01-01; `cavvy run` can use none" in result.stdout
+    )
     assert "2 of 5 offers do not fit" in result.stdout
     assert "accept H100:1 of 80 GiB in resources.gpu" in result.stdout
 
