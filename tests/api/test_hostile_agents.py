@@ -87,7 +87,7 @@ async def test_refusals_are_told_twenty_times_at_most(api: Api) -> None:
     assert (await report(api, gang, *many)).json()["ack"] == 100
     told = await _refusals(api)
     assert len(told) == 20
-    assert told[-1].endswith("further ones are refused without an event")
+    assert told[-1].endswith("further refused messages get no event")
 
 
 @pytest.mark.anyio

@@ -261,9 +261,9 @@ def test_a_port_that_would_lead_to_itself_is_told(
         assert done.returncode == 1
         assert f"port {port} of box is port {port} of this machine".encode() in done.stderr
         other = (
-            f"{port}:PORT forwards another port to it"
+            f"{port}:PORT forwards another port of the node"
             if way
-            else f"0:{port} forwards a free port to it"
+            else f"0:{port} forwards a free port of this machine"
         )
         assert other.encode() in done.stderr
     finally:

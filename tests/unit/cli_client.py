@@ -82,7 +82,7 @@ def make_attempt(number: int = 1, **changes: Any) -> wire.AttemptView:
         "offer": Raw(encode(OFFER)),
         "rate_micros_per_hour": 3_600_000,
         "phase": "running",
-        "reason": "every rank reported that its work runs",
+        "reason": "every rank reported that its work is running",
         "outcome": None,
         "exit_code": None,
         "first_failed_rank": None,

@@ -167,7 +167,7 @@ def test_diff_tells_a_refresh_and_info_a_broken_one(tmp_path: Path) -> None:
     connection.close()
     refreshed = run("catalog", "refresh", "--from", str(dearer))
     assert refreshed.exit_code == 0, refreshed.output
-    assert "offers now" in refreshed.stdout
+    assert "the catalog now has" in refreshed.stdout
     changes = json.loads(run("catalog", "diff", "-o", "json").stdout)
     assert {(change["change"], change["ratio"]) for change in changes} == {("dearer", 2.0)}
     assert "+100.0 %" in run("catalog", "diff").stdout

@@ -501,7 +501,10 @@ def test_json_of_a_run_that_is_followed_is_refused(client: FakeClient, tmp_path:
 
 def test_watching_jobs_needs_a_terminal(client: FakeClient) -> None:
     found = run("ps", "--watch")
-    assert (found.exit_code, "--watch needs a table on a terminal" in found.stderr) == (2, True)
+    assert (found.exit_code, "--watch can only refresh a table on a terminal" in found.stderr) == (
+        2,
+        True,
+    )
 
 
 def test_lines_begin_with_the_time_at_which_they_arrived(client: FakeClient) -> None:

@@ -307,7 +307,7 @@ def test_offers_that_failed_a_moment_ago_come_when_their_time_is_over() -> None:
     )
     none = usable_now(both, job, MarketKnowledge(recent={other.key: [no]}), NOW)
     assert (none.offers, none.again_at) == ((), NOW + MINUTE / 2)
-    assert none.reason == "late, but all its offers failed recently"
+    assert none.reason == "late, but all of these offers failed recently"
     spotty = Recommendation(mode=RunMode.SPOT, offers=(SPOT,), reason="cheap")
     refused = MarketKnowledge(recent={SPOT.key: [replace(no, market=SPOT.key)]})
     assert usable_now(spotty, job, refused, NOW).offers == (SPOT,), (

@@ -96,11 +96,11 @@ def test_nothing_is_signed_that_the_task_has_not_or_for_an_attempt_that_is_over(
     async def scenario() -> None:
         transfers, store, attempt = await make_transfers()
         for index in (-1, 1):
-            with pytest.raises(RowNotFound, match="has no transfer"):
+            with pytest.raises(RowNotFound, match="no input or output with the number"):
                 await transfers.input(attempt.gang, index)
         await transfers.input(attempt.gang, 0)
         await store.commit(AtomicWrite(attempts=[replace(attempt, phase=AttemptPhase.ENDED)]))
-        with pytest.raises(RowNotFound, match="attempt 1 is over"):
+        with pytest.raises(RowNotFound, match="attempt 1 has ended"):
             await transfers.input(attempt.gang, 0)
 
     asyncio.run(scenario())

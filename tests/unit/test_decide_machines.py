@@ -98,7 +98,7 @@ def test_a_longer_keep_time_ends_with_the_budget() -> None:
     ("changes", "reason"),
     [
         ({}, ""),
-        ({"nodes": 2}, "machine dev has 1 node, and the task asks for 2"),
+        ({"nodes": 2}, "machine dev has 1 node, but the task asks for 2"),
         ({"image": "other"}, "machine dev has another value of `image` than the task"),
         (
             {"volumes": (Volume(kind=VolumeKind.HOST, source="/a", path="/b"),)},

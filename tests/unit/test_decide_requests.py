@@ -144,7 +144,7 @@ def test_only_what_failed_or_was_stopped_is_retried() -> None:
     assert object_to_retry(replace(JOB, phase=JobPhase.STOPPED)) is None
     for phase, hint in (
         (JobPhase.DONE, "use `cavvy rerun` to submit it again"),
-        (JobPhase.RUNNING, "it is still running"),
+        (JobPhase.RUNNING, "the job has not ended"),
     ):
         objection = object_to_retry(replace(JOB, phase=phase))
         assert objection is not None
@@ -245,7 +245,7 @@ def test_a_gang_is_an_orphan_once_two_witnesses_agree(
     assert found is sure
     gang = describe_gang("p", seen, attempt)
     assert (gang.job_id, gang.why) == (
-        ("j", "attempt 1 is over") if known else (None, "not in the database")
+        ("j", "attempt 1 has ended") if known else (None, "not in the database")
     )
 
 

@@ -124,7 +124,9 @@ def test_the_table_says_what_it_rests_on_and_why_others_do_not_fit(planned: Path
     assert result.exit_code == 0
     assert "by expected total" in result.stdout
     assert "[1] preempted about every 5h00m (assumed)" in result.stdout
-    assert "3 offers that fit; list prices of 2026-01-01; `cavvy run` can use none" in result.stdout
+    assert (
+        "3 fitting offers; list prices from 2026-01-01; `cavvy run` can use none" in result.stdout
+    )
     assert "2 of 5 offers do not fit" in result.stdout
     assert "accept H100:1 of 80 GiB in resources.gpu" in result.stdout
 
@@ -448,4 +450,6 @@ def test_only_offers_of_providers_with_a_driver_are_suggested(planned: Path) -> 
     assert "nearest misses" in hint("resources: {gpu: L4:7}\n")
     assert "did you mean" in hint("resources: {gpu: L4, providers: nodrivr}\n")
     file.write_text("[providers.aws]\n")
-    assert hint("resources: {gpu: L4}\n").endswith("`cavvy check aws` shows why it cannot be used")
+    assert hint("resources: {gpu: L4}\n").endswith(
+        "`cavvy check aws` shows why the provider cannot be used"
+    )

@@ -116,7 +116,7 @@ def test_the_tool_can_be_named(sent: list[dict[str, object]], tmp_path: Path) ->
         (["--nodes", "0"], "--nodes 0: "),
         (["--deadline", "2001-01-01T00:00Z"], "the deadline was "),
         (["--env", "CAVVY_X=1"], "is reserved for Cavvy"),
-        (["--env", "NOT_SET_HERE"], "this variable is not set here"),
+        (["--env", "NOT_SET_HERE"], "the local environment has no such variable"),
         (["--secret", "A=b"], "--secret A=b: "),
         (["--budget", "much"], "--budget much: "),
     ],

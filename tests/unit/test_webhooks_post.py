@@ -15,7 +15,7 @@ from cavvy.control.webhooks import post_json
         (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", ""),
         (
             b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/\r\nContent-Length: 0\r\n\r\n",
-            "a redirect (302), which is not followed",
+            "a redirect (302); redirects are not followed",
         ),
         (b"HTTP/1.1 503 \r\nContent-Length: 0\r\n\r\n", "status 503"),
         (b"220 mail.test ESMTP\r\n", "220 mail.test ESMTP"),

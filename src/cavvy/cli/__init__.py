@@ -1,1 +1,1 @@
-"""The commands of the CLI. Those that need a server use the client."""
+"""The commands of the CLI. Commands that need a server use `cavvy.client`."""

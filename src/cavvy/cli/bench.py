@@ -39,7 +39,7 @@ _START_S = 1800  # seconds to get a node and set it up, before the measured minu
     "--seconds",
     type=click.FloatRange(min=1),
     default=60,
-    help="How long to measure each choice.",
+    help="How long to measure each accelerator.",
 )
 @click.option(
     "--save",
@@ -60,13 +60,13 @@ def command(
     param: tuple[str, ...],
     output: str,
 ) -> None:
-    """Run the task's own script for a minute on each choice and save the samples per second that it
-    reports.
+    """Run the task's own script for a minute on each accelerator and save the samples per second
+    that it reports.
 
-    The script must report its progress: `cavvy.train` does so, and any program can by printing a
-    line `CAVVY_PROGRESS {"done": 1280}`. The rates are saved in the task's `work.profile`, and
-    `cavvy plan` ranks by them. Rates of accelerators that were not tried are estimated from the
-    measured rates.
+    The script must report its progress: `cavvy.train` does this, and any program can do it by
+    printing a line `CAVVY_PROGRESS {"done": 1280}`. The rates are saved in the task's
+    `work.profile`, and `cavvy plan` uses them to rank offers. Rates of accelerators that were not
+    tried are estimated from the measured rates.
     """
 
     params = read_params(param)
@@ -75,8 +75,8 @@ def command(
     target = Path(save) if save else loaded.folder / work.profile if work and work.profile else None
     if target is None:
         raise CommandFailure(
-            "no file to save the rates in",
-            "set `profile: work.json` in the task's `work`, or use --save",
+            "the task names no file for the measured rates",
+            "set `profile: work.json` under `work` in the task file, or use --save",
         )
     found = []
     with session() as client:
@@ -97,15 +97,16 @@ def command(
 
 
 def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: float) -> str:
-    """The text of the task file with these choices and a time limit. Raises CommandFailure for
-    files of other tools.
+    """The text of the task file, changed to use these accelerators and providers and to end after a
+    time limit. Raises CommandFailure for files of other tools.
     """
     import yaml
 
     data = yaml.safe_load(text)
     if not isinstance(data, dict) or "run" not in data:
         raise CommandFailure(
-            "only Cavvy task files can be benchmarked", "`cavvy validate` shows the kind of a file"
+            "only Cavvy task files can be benchmarked",
+            "`cavvy validate FILE` shows the tool of a file",
         )
     resources: dict[str, Any] = dict(data.get("resources") or {})
     if gpu:
@@ -124,7 +125,7 @@ def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: f
         "outputs",
         "checkpoint",
         "webhooks",
-    ):  # a benchmark saves no results and resumes from nothing
+    ):  # a benchmark uploads nothing and does not resume
         changed.pop(gone, None)
     return str(yaml.safe_dump(changed, sort_keys=False))
 
@@ -154,7 +155,7 @@ def _measure(
     job = submit(
         client, text, path=file, params=params, project=task.project, origin=origin, consent=yes
     )
-    click.echo(f"{job.name}: waiting for its first samples", err=True)
+    click.echo(f"{job.name}: waiting for its first progress report", err=True)
     try:
         rate, key = _watch(client, task.project, job.name, seconds)
     finally:

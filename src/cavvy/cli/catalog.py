@@ -119,7 +119,7 @@ def _head(head: "SnapshotInfo") -> list[tuple[str, object]]:
     shell_complete=complete_providers,
     metavar="NAME",
     multiple=True,
-    help="Only this provider's prices; repeatable.",
+    help="Refresh only this provider's prices; repeatable.",
 )
 def refresh(source: str | None, sha256: str | None, providers: tuple[str, ...]) -> None:
     """Get newer prices, from a snapshot or from the providers' own public price lists.
@@ -151,7 +151,7 @@ def _summary(path: "Path") -> str:
     with CatalogSnapshot.open(path) as snapshot:
         head = snapshot.info()
     return (
-        f"the catalog has {head.rows:,} offers now, the newest of {head.as_of}; `cavvy catalog "
+        f"the catalog now has {head.rows:,} offers, the newest from {head.as_of}; `cavvy catalog "
         "diff` shows what changed"
     )
 
@@ -181,7 +181,7 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
             terms.update(prices.terms)
     if not wanted and unavailable:
         click.echo(
-            f"unchanged: {', '.join(sorted(unavailable))} "
+            f"prices not refreshed: {', '.join(sorted(unavailable))} "
             "(`cavvy catalog sources` gives the reasons)",
             err=True,
         )
@@ -206,7 +206,7 @@ def _fetch_prices(
         prices = source.fetch(query)
     except PriceError as error:
         if isinstance(error, NeedsLogin) and skip_logins:
-            click.echo(f"unchanged: {name}: {error}", err=True)
+            click.echo(f"prices not refreshed: {name}: {error}", err=True)
             return None
         raise click.ClickException(f"{name}: {error}") from error
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""

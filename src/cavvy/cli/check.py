@@ -38,9 +38,9 @@ class ProviderFinding:
     test_double: bool = False
     off: bool = False  # disabled by `enabled = false`
     problem: str = ""  # why the provider cannot be used, or "" if it can
-    facts: Sequence[tuple[str, str]] = ()  # the identity of the provider, and what it found
+    facts: Sequence[tuple[str, str]] = ()  # names and values: its identity, and what it found
     settings: Mapping[str, object] = field(default_factory=dict)  # the settings in use
-    # all settings by name, with what each does
+    # what each setting does, by name
     choices: Mapping[str, str] = field(default_factory=dict)
     unsupported: Mapping[str, str] = field(default_factory=dict)
 
@@ -90,7 +90,7 @@ def _policy(name: str | None) -> str:
 
     if name is None:
         raise CommandFailure(
-            "--policy needs a provider", "for example: cavvy check NAME --policy", exit_code=2
+            "--policy needs a provider", "run `cavvy check NAME --policy`", exit_code=2
         )
     known, installed = _load(name)
     context = ProviderContext(installation="check", home=known.home / "providers")

@@ -45,7 +45,7 @@ _AUDIT_COLUMNS = (
 @click.option(
     "--by",
     type=click.Choice(["job", "tag", "project", "user", "provider"]),
-    help="Add up by this, including removed jobs; by project covers all projects.",
+    help="Add up the costs by this, also of removed jobs; `project` covers all projects.",
 )
 @click.option(
     "--audit", is_flag=True, help="Compare the bills of ended attempts with the providers' records."
@@ -54,8 +54,8 @@ _AUDIT_COLUMNS = (
 def command(
     name: str | None, project: str, since: datetime | None, by: str | None, audit: bool, output: str
 ) -> None:
-    """Show what was spent: for one job, every charge and its time by phase; without NAME, the
-    total of each job. --since and --by add up the project's spending.
+    """Show what was spent. With NAME, show every charge of the job and its time by phase; without
+    NAME, show the total of each job. --since and --by add up the costs of jobs.
 
     With --audit, the exit code is 1 if a bill differs from its provider's record or a provider
     does not answer.
@@ -104,7 +104,7 @@ def _spending_out(rows: "list[SpendingRow]", by: str, output: str) -> None:
     cells.sort(key=lambda cell: -cell[2])
     rows_out(columns, cells, output, empty="nothing was charged")
     if output == "table" and rows:
-        several = ", in which a job with several tags counts once" if by == "tag" else ""
+        several = ", which counts a job with several tags only once" if by == "tag" else ""
         click.echo(f"total {formatting.show_money(_total(rows))}{several}")
 
 

@@ -11,14 +11,14 @@ from cavvy.cli.reach.session import project_option
 @project_option
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 def command(source: str, target: str, project: str, quiet: bool) -> None:
-    """Copy a file or folder to or from a job's node: one of the two is NAME[:RANK]:PATH.
+    """Copy a file or folder to or from a job's node. The path on the node is NAME[:RANK]:PATH.
 
     cavvy cp digits:out/weights.pt . · cavvy cp data/ digits:1:/tmp/data
 
-    A relative path on a node starts in the job's folder. Files from a node are written below
-    TARGET only: other names are refused, links that lead out of the folder are skipped, and
-    setuid bits are dropped. A file appears when it is complete; an interrupted copy resumes
-    if the part that was copied is unchanged.
+    A relative path on a node starts in the job's folder. Files from a node are written below TARGET
+    only: other names are refused, links that lead out of the folder are skipped, and setuid bits
+    are dropped. A file gets its name when it is complete; an interrupted copy resumes if the part
+    that was copied is unchanged.
     """
     from cavvy.cli.reach.copying import copy
 

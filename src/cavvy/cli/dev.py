@@ -76,9 +76,9 @@ def command(
 ) -> None:
     """Get a machine for interactive work, and open a shell, VS Code or Jupyter on it.
 
-    The machine is called dev, or as --machine says. Run the command again to reconnect. The
-    session ends, and the machine with it, after --keep (30m) without output, CPU use of your
-    programs or connection; its events show a warning before. With a task file, the session has
+    The machine is called dev unless --machine names it. Run the command again to reconnect. The
+    session and its machine end after --keep (30m) without output, CPU use by your programs, or a
+    connection. A warning appears in the job's events before that. With a task file, the session has
     the file's resources, setup, folder and environment, but does not run its commands.
     """
     from cavvy.cli.run import say_machine, submit_loaded
@@ -93,7 +93,7 @@ def command(
             made = submit_loaded(client, loaded, file, params, project, name, yes)
             job = client.job(project, made.name)
         else:
-            click.echo(f"session {job.name} runs already; options are ignored", err=True)
+            click.echo(f"session {job.name} is already running; the options are ignored", err=True)
         _wait(client, job)
         click.echo(say_machine(client.machine(project, name)), err=True)
         folder = "".join(
@@ -152,7 +152,7 @@ def _find_session(client: "Client", project: str, name: str) -> "JobDetail | Non
     there = named(project, job.name)
     raise CommandFailure(
         f"machine {name} runs job {job.name}",
-        f"`cavvy ssh {there}` opens a shell beside it, `cavvy stop {there}` ends it",
+        f"`cavvy ssh {there}` opens a shell beside the job; `cavvy stop {there}` ends the job",
     )
 
 
@@ -193,9 +193,9 @@ def _connect(project: str, name: str, folder: str, ide: str, *, no_open: bool) -
             project, name, lambda tunnel: run_here(tunnel, argv=None, line=_SHELL, terminal=True)
         )
     click.echo(
-        f"the session continues until it is idle; open it again: cavvy dev --machine {there}"
+        f"the session continues until it is idle; reconnect with: cavvy dev --machine {there}"
     )
-    click.echo(f"a shell: cavvy ssh {there}    end it: cavvy machines stop {there}")
+    click.echo(f"open a shell: cavvy ssh {there}    end the session: cavvy machines stop {there}")
 
 
 def _open_editor(project: str, name: str, folder: str, *, no_open: bool) -> None:

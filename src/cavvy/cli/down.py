@@ -44,7 +44,7 @@ def command(
             found_out(found, "table", "")
             if not sys.stdin.isatty():
                 raise CommandFailure(
-                    "there is no terminal to confirm on",
+                    "confirmation needs a terminal, and there is none",
                     "add --yes, or use --dry-run to see what would be stopped and removed",
                     exit_code=2,
                 )
@@ -108,6 +108,6 @@ def found_out(
 
 
 def nothing_runs(project: str | None) -> str:
-    """What to print if no job and no node of the project, or of all projects, was found."""
+    """The text to print if no job and no node of the project, or of all projects, was found."""
     where = "" if project is None else f" in project {project}"
     return f"nothing is running{where}, and nothing is billed"

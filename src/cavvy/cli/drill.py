@@ -18,10 +18,10 @@ def command() -> None:
 @click.option(
     "--notice",
     default="30s",
-    help="Time between the notice and the end of the nodes.",
+    help="Time between the notice and the removal of the nodes.",
 )
 def preempt(name: str, project: str, notice: str) -> None:
-    """Reclaim a running job's nodes with this much notice, as a spot market would."""
+    """Give a running job notice and then reclaim its nodes, as a spot market would."""
     from cavvy.domain.units import UnitError, format_duration, parse_duration
 
     try:

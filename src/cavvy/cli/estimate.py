@@ -90,20 +90,20 @@ class _Command(click.Command):
 @click.option(
     "--samples",
     type=click.FloatRange(min=0, min_open=True),
-    help="Samples of the whole run, for its duration and cost.",
+    help="Number of samples in the whole run; adds its duration and cost.",
 )
 @click.option(
     "--gpu",
     "only",
     metavar="NAME[:SIZE][:N]",
     shell_complete=complete_gpus,
-    help="Show only this accelerator, family or vendor, with this memory and N per node.",
+    help="Show only this accelerator, family or vendor; SIZE is its memory, N the number per node.",
 )
 @click.option(
     "--save",
     metavar="WORK.JSON",
     type=click.Path(dir_okay=False, writable=True),
-    help="Write the profile, for `work.profile` of a task.",
+    help="Write the work profile to this file, which a task can name as `work.profile`.",
 )
 @click.option(
     "--limit",
@@ -163,7 +163,7 @@ def _read_gpu(given: dict[str, Any]) -> None:
     size = ":".join(parts)
     try:
         if size.isdecimal():
-            raise UnitError("a size needs a unit")
+            raise UnitError("a memory size needs a unit, such as GB")
         given["memory_mib"] = parse_memory_mib(size) if parts else None
     except UnitError as error:
         hint = "expected NAME, NAME:COUNT or NAME:SIZE:COUNT, such as H100:8 or A100:80GB:8"
@@ -277,8 +277,8 @@ def _notes(found: "Sequence[dict[str, Any]]", cut: bool, assumed: "Sequence[str]
     kinds = "1 accelerator" if len(found) == 1 else f"{len(found)} accelerators"
     click.echo(f"{kinds}, {small} with too little memory{more}.", err=True)
     click.echo(
-        "NEED includes a margin for fragmentation and the driver. Estimates were within 15 % on an "
-        "H200 and are less certain elsewhere; `cavvy bench` measures.",
+        "NEED includes a margin for fragmentation and the driver. Estimates were within 15 % of "
+        "measurements on an H200 and are less certain elsewhere; `cavvy bench` measures the speed.",
         err=True,
     )
     for each in assumed[:_ASSUMED]:
@@ -288,7 +288,8 @@ def _notes(found: "Sequence[dict[str, Any]]", cut: bool, assumed: "Sequence[str]
 
 
 def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":
-    """The cheapest on-demand node with at least `count` accelerators, by their name and memory."""
+    """The cheapest on-demand offer with at least `count` accelerators, by accelerator name and
+    memory."""
     from cavvy.domain.offers import Purchase
     from cavvy.domain.tasks import AcceleratorNeed, Resources, SpotPolicy
     from cavvy.store.snapshot import CatalogSnapshot

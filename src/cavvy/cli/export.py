@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option(
     "--ask/--blind",
     default=True,
-    help="Ask the configured provider which offers fit, or make no requests.",
+    help="Ask the configured provider for a fitting offer (--ask), or make no requests (--blind).",
 )
 @param_option
 def command(
@@ -37,10 +37,10 @@ def command(
 ) -> None:
     """Write a task in PROVIDER's own job format, for use without Cavvy.
 
-    PROVIDER has a job format of its own, such as kubernetes, slurm or pbs; or it is `dockerfile`,
-    for an image with the result of the task's setup. The exported job runs the task's setup and
-    work with the variables that Cavvy would set. It does not restart, move checkpoints or record
-    costs. Comments in it list the steps to do by hand.
+    PROVIDER is a provider with its own job format, such as kubernetes, slurm or pbs, or
+    `dockerfile` for an image that contains the result of the task's setup. The exported job runs
+    the task's setup and work with the variables that Cavvy would set. It does not restart, move
+    checkpoints or record costs. Comments in it list the steps to do by hand.
     """
     import asyncio
 
@@ -65,7 +65,7 @@ def _write_dockerfile(task: "Task") -> str:
         own = f"{task.image_build.path}/{task.image_build.dockerfile}"
         raise CommandFailure(
             "the task has a Dockerfile of its own",
-            f"use {own} in the working folder",
+            f"build {own} in the working folder instead",
             exit_code=2,
         )
     from cavvy.spec.dockerfile import make_dockerfile
@@ -90,7 +90,9 @@ async def _export(name: str, task: "Task", ask: bool) -> str:
         try:
             exports = ability(provider, EXPORTS_TASKS)
             if exports is None:
-                raise CommandFailure(f"{name} has no job format to export a task in", exit_code=2)
+                raise CommandFailure(
+                    f"{name} has no job format of its own, so it cannot export tasks", exit_code=2
+                )
             offer = await _choose(provider, task) if ask and name in known.providers else None
             return exports.export(task, offer, task.nodes)
         finally:
@@ -124,6 +126,6 @@ async def _choose(provider: "Provider", task: "Task") -> "Offer":
     if not fitting:
         raise CommandFailure(
             "none of the provider's current offers fits the task",
-            "--blind exports the task's own requirements",
+            "use --blind to export the task's own requirements, without an offer",
         )
     return min(fitting, key=lambda offer: (offer.rate, offer.key))

@@ -26,7 +26,7 @@ _LOOPBACK = {"127.0.0.1", "localhost"}
 @click.option(
     "--host",
     default="127.0.0.1",
-    help="The host of the port, as seen from the node.",
+    help="The host to connect to: as the node sees it or, with --reverse, as this machine sees it.",
 )
 @click.option("--bind", default="127.0.0.1", help="The address to listen on.")
 @click.option(
@@ -118,9 +118,9 @@ async def _is_here(tunnel: "NodeTunnel") -> bool:
 
 def _same_port(target: str, host: str, port: int, reverse: bool) -> CommandFailure:
     other = (
-        f"{port}:PORT forwards another port to it"
+        f"{port}:PORT forwards another port of the node"
         if reverse
-        else f"0:{port} forwards a free port to it"
+        else f"0:{port} forwards a free port of this machine"
     )
     return CommandFailure(
         f"port {port} of {target} is port {port} of this machine: the job uses this machine's "
@@ -159,7 +159,9 @@ async def listen_here(tunnel: "NodeTunnel", bind: str, here: int, host: str, the
 def _doubt(error: Exception) -> str:
     refused = getattr(error, "errno", 0) == errno.ECONNREFUSED
     return (
-        "; the server may not have started yet, or use another address (--host)" if refused else ""
+        "; its server may not have started yet, or may listen on another address (--host)"
+        if refused
+        else ""
     )
 
 

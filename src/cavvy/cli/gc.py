@@ -7,7 +7,11 @@ from cavvy.cli.view.output import output_option
 
 
 @click.command("gc")
-@click.option("--remove", is_flag=True, help="Remove what was found; the default is to show it.")
+@click.option(
+    "--remove",
+    is_flag=True,
+    help="Remove the nodes that are found; by default, they are only listed.",
+)
 @output_option
 def command(remove: bool, output: str) -> None:
     """Find nodes of this installation that belong to no unfinished job."""
@@ -20,6 +24,6 @@ def command(remove: bool, output: str) -> None:
         click.echo("remove them: cavvy gc --remove")
     elif output == "table" and any(not each.done for each in found):
         click.echo(
-            "items seen less than half a minute ago are not removed yet; run this command again "
-            "later, or cavvy down --all"
+            "items first seen less than half a minute ago are not removed yet; run this command "
+            "again later, or run `cavvy down --all`"
         )

@@ -39,7 +39,10 @@ def command() -> None:
     help="Build on IMAGE instead of the base that fits the accelerators.",
 )
 @click.option(
-    "--push", "push", metavar="NAME", help="Push the image as NAME, with the engine's own login."
+    "--push",
+    "push",
+    metavar="NAME",
+    help="Push the image to a registry as NAME, with the login of podman or docker.",
 )
 @click.option("--print", "show", is_flag=True, help="Print the Dockerfile and build nothing.")
 @param_option

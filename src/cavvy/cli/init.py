@@ -25,7 +25,7 @@ TEMPLATES = Path(__file__).parents[1] / "templates"
 @click.option(
     "--template",
     metavar="NAME",
-    help="Write a complete program with its task into the folder FILE, by default NAME.",
+    help="Write the template NAME, a program with a task file, to the folder FILE (default: NAME).",
 )
 @click.option("--list", "wanted", is_flag=True, help="List the templates.")
 @click.pass_context
@@ -144,7 +144,7 @@ def _has_terminal() -> bool:
 
 def _check_file(file: Path, *, ask: bool) -> None:
     if file.is_dir():
-        raise CommandFailure(f"{file} is a folder", "give the name of a file in it", exit_code=2)
+        raise CommandFailure(f"{file} is a folder", "name a file in this folder", exit_code=2)
     if not file.parent.is_dir():
         raise CommandFailure(f"there is no folder {file.parent}", "create it first", exit_code=2)
     if file.exists():

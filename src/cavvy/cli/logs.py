@@ -29,11 +29,17 @@ if TYPE_CHECKING:
     "--attempt",
     type=click.IntRange(1),
     default=None,
-    help="Only this attempt; the default is all.",
+    help="Print only the log of this attempt; the default is all attempts.",
 )
-@click.option("-n", "--tail", type=click.IntRange(0), default=None, help="Only the last N lines.")
+@click.option(
+    "-n", "--tail", type=click.IntRange(0), default=None, help="Print only the last N lines."
+)
 @since_option
-@click.option("--timestamps", is_flag=True, help="Begin each line with the time it arrived.")
+@click.option(
+    "--timestamps",
+    is_flag=True,
+    help="Begin each line with the time at which the server received it.",
+)
 def command(
     name: str,
     project: str,

@@ -24,7 +24,7 @@ _LOOK_AGAIN_S = 0.2
 def command(context: click.Context, project: str | None, output: str) -> None:
     """List named machines with their price and cost. `cavvy run --machine NAME` gets one.
 
-    A machine waits, billed, for its next job, and is released after its keep time without work.
+    Between jobs, a machine is kept and billed. It is released after its keep time without work.
     """
     if context.invoked_subcommand is not None:
         return
@@ -61,9 +61,9 @@ def command(context: click.Context, project: str | None, output: str) -> None:
 @project_option
 @yes_option
 def start(name: str, project: str, yes: bool) -> None:
-    """Get a stopped machine again: new nodes at the best offer for its last request.
+    """Start a stopped machine with new nodes, on the best offer for its last request.
 
-    The disks of the old nodes are gone; the machine's setup runs again.
+    The old nodes' disks are lost, and the machine's setup runs again.
     """
     from cavvy.cli.task.submission import ask_consent
 
@@ -83,13 +83,14 @@ def start(name: str, project: str, yes: bool) -> None:
 @project_option
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before jobs are stopped.")
 def stop(name: str, project: str, yes: bool) -> None:
-    """Stop a machine: its jobs end and its nodes are released. Its name and request stay.
-
+    """Stop a machine: its jobs end and its nodes are released. Its name and its request are kept.
     Files on the nodes are lost, except outputs, checkpoints and volumes.
     """
     with session() as client:
         _stop(client, project, name, yes)
-    click.echo(f"machine {name} is stopped; `cavvy machines start {named(project, name)}` gets it")
+    click.echo(
+        f"machine {name} is stopped; `cavvy machines start {named(project, name)}` restarts it"
+    )
 
 
 @command.command("keep")
@@ -97,8 +98,8 @@ def stop(name: str, project: str, yes: bool) -> None:
 @click.argument("length", metavar="TIME")
 @project_option
 def keep(name: str, length: str, project: str) -> None:
-    """Change how long a machine waits without work, such as 2h. For an idle machine, the time
-    counts from now."""
+    """Change how long a machine is kept without work, such as 2h. For an idle machine, this time
+    starts now."""
     from cavvy.cli.task.options import read_value
     from cavvy.cli.view import formatting
 
@@ -106,7 +107,7 @@ def keep(name: str, length: str, project: str) -> None:
     with session() as client:
         found = client.keep_machine(project, name, keep_s=keep_s)
     until = f", until {formatting.show_time(found.kept_until)}" if found.kept_until else ""
-    click.echo(f"machine {name} waits {length} without work{until}")
+    click.echo(f"machine {name} is kept for {length} without work{until}")
 
 
 @command.command("rm")

@@ -1,5 +1,5 @@
-"""The entry point. A table names the module of each command, so that `cavvy --help` imports no
-command.
+"""The entry point of the `cavvy` command. A table names the module of each command, so that `cavvy
+--help` imports no command.
 """
 
 import sys
@@ -16,7 +16,7 @@ try:
     import click
 
     from cavvy import __version__
-except KeyboardInterrupt:  # Ctrl-C while the command starts
+except KeyboardInterrupt:  # Ctrl-C while Cavvy is being imported
     sys.exit(_INTERRUPTED)
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "offers": "List the machines that you can rent or use, filtered and sorted by price.",
         "plan": "Rank the offers that a task could run on, with cost, time and reasons.",
         "estimate": "Estimate memory, step time and cost of a training run on every accelerator.",
-        "bench": "Run your own script for a minute on chosen accelerators and save its rate.",
+        "bench": "Run your own script for a minute on chosen accelerators and save its speed.",
         "profile": "Show where a training script's time and money go, and what to fix.",
         "tune": "Try changes to a training script's plan and keep those that help.",
         "simulate": "Run the policies over recorded spot markets and queues.",
@@ -47,7 +47,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "status": "Show one job: phase, placement, attempts, reasons, position in the queue.",
         "logs": "Print or follow a job's log.",
         "events": "Show a job's history, each step with its reason.",
-        "wait": "Wait until jobs run, or have ended.",
+        "wait": "Wait until jobs are running or have ended.",
         "stop": "Stop jobs.",
         "retry": "Queue an ended job again.",
         "rm": "Remove ended jobs with their logs; their bills stay.",
@@ -55,7 +55,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Work on nodes": {
         "dev": "Get a machine for interactive work: a shell, VS Code or Jupyter.",
-        "machines": "List, start, stop and keep named machines.",
+        "machines": "List, start, stop and remove named machines, and set their keep times.",
         "exec": "Run a command next to a running job.",
         "ssh": "Open a shell on a job's node, or let plain ssh and editors reach it.",
         "cp": "Copy files to or from a job's node.",
@@ -216,6 +216,6 @@ def _report_fault(error: Exception) -> NoReturn:
         reason = f"{error.filename or 'the system'}: {error.strerror}"
     with suppress(OSError), NamedTemporaryFile("w", prefix="cavvy-fault-", delete=False) as file:
         traceback.print_exception(error, file=file)
-        hint = f"{file.name} has the details; please attach it to a report"
-    CommandFailure(reason or "a fault in cavvy itself", hint).show()
+        hint = f"{file.name} has the details; please attach it to a bug report"
+    CommandFailure(reason or "cavvy stopped because of a bug in its own code", hint).show()
     sys.exit(1)

@@ -30,9 +30,9 @@ _SORTS = ("price", "gpu-price", "memory", "cpus", "gpu-memory", "provider", "reg
     shell_complete=complete_gpus,
     help="Accelerators of each node, such as H100:8, A100:80GB:1..4, 24GB or tpu.",
 )
-@click.option("--spot", is_flag=True, help="Only spot capacity, which can be reclaimed.")
-@click.option("--on-demand", is_flag=True, help="Only on-demand capacity.")
-@click.option("--ready", is_flag=True, help="Only offers that a job can use now.")
+@click.option("--spot", is_flag=True, help="Show only spot capacity, which can be reclaimed.")
+@click.option("--on-demand", is_flag=True, help="Show only on-demand capacity.")
+@click.option("--ready", is_flag=True, help="Show only offers that a job can use now.")
 @click.option("--reserved", is_flag=True, help="Include offers that need a commitment.")
 @click.option("--max-price", metavar="USD", help="Maximum price of a node per hour.")
 @click.option(
@@ -40,14 +40,16 @@ _SORTS = ("price", "gpu-price", "memory", "cpus", "gpu-memory", "provider", "reg
     "regions",
     metavar="NAME",
     multiple=True,
-    help="A region, zone, country or area (eu); repeatable.",
+    help="Show only this region, zone, country or area (such as eu); repeatable.",
 )
 @providers_option
-@click.option("--instance", metavar="TYPE", help="An exact instance type.")
+@click.option("--instance", metavar="TYPE", help="Show only this exact instance type.")
 @click.option("--cpus", metavar="N", help="Minimum number of CPUs, or a range such as 8..32.")
 @click.option("--memory", metavar="SIZE", help="Minimum memory, such as 64GB, or a range.")
 @click.option(
-    "--disk", metavar="SIZE", help="Minimum disk; offers with a disk of any size always fit."
+    "--disk",
+    metavar="SIZE",
+    help="Minimum disk size. Offers whose disk size can be chosen always fit.",
 )
 @click.option(
     "--sort",
@@ -63,7 +65,7 @@ _SORTS = ("price", "gpu-price", "memory", "cpus", "gpu-memory", "provider", "reg
 @click.option(
     "--accelerators",
     is_flag=True,
-    help="List the known accelerators with the data of their data sheets.",
+    help="List the known accelerators with the figures of their data sheets.",
 )
 @output_option
 def command(output: str, accelerators: bool, **given: object) -> None:
@@ -94,7 +96,7 @@ def command(output: str, accelerators: bool, **given: object) -> None:
 
 # How rejected rows differ, by constraint: the rest of a string such as "1,200 cost more".
 _FAULTS = {
-    "purchase": "are sold in another way",
+    "purchase": "are spot instead of on-demand capacity, or the reverse",
     "accelerator": "have other accelerators or none",
     "accelerator count": "have another number of accelerators",
     "accelerator memory": "have accelerators with another memory size",
@@ -131,7 +133,7 @@ def _list_offers(
     _offers_out(offers, live.readiness, output)
     if output == "table" and len(offers) < found.matched:
         click.echo(
-            f"{len(offers)} of {found.matched:,} offers that match; --limit 0 lists all.", err=True
+            f"{len(offers)} of {found.matched:,} matching offers; --limit 0 lists all.", err=True
         )
 
 

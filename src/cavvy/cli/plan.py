@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 @click.option(
     "--all-locations",
     is_flag=True,
-    help="Every region and zone, not only the best one for each machine type.",
+    help="Show every region and zone, not only the best one for each machine type.",
 )
 @click.option(
     "--ready",
     "--here",
     "ready",
     is_flag=True,
-    help="Only offers that a job can use now: those of configured providers.",
+    help="Show only offers that a job can use now: those of configured providers.",
 )
 @click.option(
     "--output-size",
@@ -338,7 +338,9 @@ def _placements_out(answer: _Answer, which: str) -> None:
 
 def _order_text(task: "Task", by: str) -> str:
     if task.work is None:
-        return "the task states no `work`, so offers are ordered by price per hour, without times"
+        return (
+            "the task file has no `work`, so offers have no times and are ordered by price per hour"
+        )
     return "by expected total" if by == "cost" else "by expected finish"
 
 
@@ -346,10 +348,10 @@ def _sources_text(made: "PlacementPlan", which: str) -> str:
     dates = [
         placement.offer.as_of for placement in made.placements if placement.offer.as_of is not None
     ]
-    text = f"{len(made.placements)} shown{which} of {made.kept:,} offers that fit"
+    text = f"{len(made.placements)} shown{which} of {made.kept:,} fitting offers"
     if dates:
         span = f"{min(dates)}" if min(dates) == max(dates) else f"{min(dates)} to {max(dates)}"
-        text += f"; list prices of {span}"
+        text += f"; list prices from {span}"
     return text
 
 
@@ -385,7 +387,7 @@ def _rejections_out(answer: _Answer) -> None:
     rows_out(
         columns,
         found.rejections,
-        title=f"{count:,} of {found.considered:,} offers do not fit, by the first reason",
+        title=f"{count:,} of {found.considered:,} offers do not fit, counted by their first misfit",
     )
     if found.misses:
         click.echo()
@@ -432,8 +434,8 @@ def _forecast_out(forecast: "Sequence[Forecast]") -> None:
     )
     runs = max(each.runs for each in forecast)
     click.echo(
-        f"based on {runs} simulated runs per policy, with the observed spot availability or, "
-        "without observations, a conservative default"
+        f"based on {runs} simulated runs per policy; markets without observations get a "
+        "conservative spot availability"
     )
 
 

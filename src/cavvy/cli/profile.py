@@ -41,13 +41,13 @@ price_option = click.option(
     "--steps",
     type=click.IntRange(min=2),
     default=13,
-    help="Steps in each window.",
+    help="Number of training steps in each measured window.",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(min=2),
     default=5,
-    help="How often each window is repeated.",
+    help="How often each measured window is repeated.",
 )
 @click.option(
     "--trace",

@@ -20,14 +20,14 @@ _RECENT = 20
     "--all",
     "everything",
     is_flag=True,
-    help="All jobs; the default is the newest ones.",
+    help="List all jobs; the default is only the newest.",
 )
 @any_project_option
 @click.option(
     "--phase",
     multiple=True,
     metavar="PHASE",
-    help="Only jobs in this phase, such as running or failed.",
+    help="List only jobs in this phase, such as running or failed.",
 )
 @click.option("-n", "--limit", type=click.IntRange(1), default=None, help="Maximum number of rows.")
 @watch_option

@@ -13,7 +13,7 @@ from cavvy.cli.view.formatting import ENDED
 @click.command("rm")
 @click.argument("names", nargs=-1, shell_complete=complete_jobs)
 @project_option
-@click.option("--ended", is_flag=True, help="All ended jobs of the project.")
+@click.option("--ended", is_flag=True, help="Remove all ended jobs of the project.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def command(names: tuple[str, ...], project: str, ended: bool, yes: bool) -> None:
     """Remove ended jobs with their events, logs and checkpoints.
@@ -34,7 +34,9 @@ def command(names: tuple[str, ...], project: str, ended: bool, yes: bool) -> Non
                 raise CommandFailure(f"{name} is {job.phase}, so it is not removed", hint)
         if names and not yes:
             if not sys.stdin.isatty():
-                raise CommandFailure("there is no terminal to confirm on", "add --yes", 2)
+                raise CommandFailure(
+                    "confirmation needs a terminal, and there is none", "add --yes", 2
+                )
             click.confirm(f"remove {', '.join(names)}, with logs and checkpoints?", abort=True)
         for name in names:
             try:

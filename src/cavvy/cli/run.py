@@ -79,9 +79,9 @@ def say_machine(machine: "MachineView") -> str:
 
     kept = f"kept for {show_seconds(machine.keep_s)} without work"
     if machine.rate_micros_per_hour is None:
-        return f"machine {machine.name}: gets new nodes, {kept}"
+        return f"machine {machine.name}: will get new nodes, {kept}"
     price = format_rate(HourlyRate(machine.rate_micros_per_hour))
-    behind = f", {machine.waiting} jobs wait" if machine.waiting > 1 else ""
+    behind = f", {machine.waiting} jobs waiting" if machine.waiting > 1 else ""
     return f"machine {machine.name}: {machine.placement}, {price}, {kept}{behind}"
 
 

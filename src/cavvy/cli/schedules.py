@@ -34,5 +34,7 @@ def command(project: str | None, output: str) -> None:
             if cron := schedule.get("cron"):
                 when = (cron, schedule.get("time_zone", "UTC"), job.not_before)
                 cells.append((job.name, job.project, *when, job.id))
-    empty = "no job repeats; add `schedule: 0 3 * * 1-5` to a task file and `cavvy run` it"
+    empty = (
+        "no job repeats; add `schedule: 0 3 * * 1-5` to a task file, then run it with `cavvy run`"
+    )
     rows_out(columns, cells, output, empty=empty)

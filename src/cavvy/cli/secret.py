@@ -27,13 +27,13 @@ def command() -> None:
     "--file", type=click.File("rb"), help="Read the value from a file; - is standard input."
 )
 def set_secret(name: str, project: str, file: IO[bytes] | None) -> None:
-    """Set a secret. The value is asked for, or read from a file or a pipe; it is never an argument,
-    which other users could see.
+    """Set a secret. The value is read from a prompt, a file or a pipe. It is never an argument,
+    which other users of the machine could see.
     """
     if "=" in name:
         hint = (
-            f"pass the value to `cavvy secret set {named(project, name.partition('=')[0])}` by a "
-            "pipe, or enter it when asked"
+            f"pass the value to `cavvy secret set {named(project, name.partition('=')[0])}` "
+            "through a pipe, or enter it when asked"
         )
         raise CommandFailure("a secret's name cannot contain =", hint, exit_code=2)
     value = _read_value(name, file)

@@ -31,7 +31,7 @@ def start() -> None:
 
 @command.command("stop")
 def stop() -> None:
-    """Stop the server and wait for its end; jobs keep running."""
+    """Stop the server and wait until it has ended; jobs keep running."""
     from cavvy.client.embedded import stop_server
 
     with failures():
@@ -42,7 +42,7 @@ def stop() -> None:
 @command.command("restart")
 @click.pass_context
 def restart(context: click.Context) -> None:
-    """Stop the server and start it again, which applies changed settings; jobs keep running."""
+    """Restart the server, for example to apply changed settings; jobs keep running."""
     context.invoke(stop)
     context.invoke(start)
 
@@ -50,7 +50,8 @@ def restart(context: click.Context) -> None:
 @command.command("status")
 @json_option
 def status(output: str) -> None:
-    """Show whether the server is running, and its details; exits with 3 if it is not."""
+    """Show whether the server is running, and its details. The exit code is 3 if it is not
+    running."""
     from cavvy.cli.view.output import json_out, pairs_out
     from cavvy.client import Unreachable, connect
 
@@ -62,7 +63,7 @@ def status(output: str) -> None:
             raise make_failure(error) from error
         raise CommandFailure(
             "no server is running",
-            "commands start the server when they need it, or use `cavvy server start`",
+            "commands start the server when they need it; `cavvy server start` starts it now",
             3,
         ) from error
     facts = {name: getattr(server, name) for name in server.__struct_fields__}

@@ -39,7 +39,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 _INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 _COUNT = click.IntRange(min=1)
 _segments_option = click.option(
-    "--segments", is_flag=True, help="List every run with its segments in the JSON."
+    "--segments", is_flag=True, help="Include every run with its segments in the JSON output."
 )
 _csv_option = click.option("--csv", "csv_file", type=_FILE, help="Write every run or job as CSV.")
 _parquet_option = click.option(
@@ -58,7 +58,7 @@ _gantt_option = click.option(
     "--scenario",
     metavar="FILE",
     type=_INPUT,
-    help="Markets, jobs and a fleet in one YAML file: docs/guides/simulate.md.",
+    help="A YAML file that describes markets, jobs and a fleet; see docs/guides/simulate.md.",
 )
 @_segments_option
 @_csv_option
@@ -70,12 +70,15 @@ def command(context: click.Context, /, scenario: Path | None, **given: Any) -> N
     """Run the production policies over recorded markets and queues, and show what they would have
     cost.
 
-    Nothing is launched and nothing costs money. Give a scenario, or one of the commands below.
+    Nothing is launched and nothing costs money. Pass a --scenario, or use one of the commands
+    below.
     """
     if context.invoked_subcommand is not None:
         if scenario is not None:
             raise CommandFailure(
-                "--scenario takes no command", f"omit `{context.invoked_subcommand}`", exit_code=2
+                "--scenario cannot be used with a command",
+                f"omit `{context.invoked_subcommand}`",
+                exit_code=2,
             )
         return
     if scenario is None:
@@ -155,7 +158,7 @@ def _run_scenario(
     multiple=True,
     default=("0.2h",),
     metavar="TIME,...",
-    help="Time from a launch until the job has resumed; this time is billed but does no work.",
+    help="Time from a launch until the job has resumed; this time is billed, but no work is done.",
 )
 @click.option(
     "--windows",
@@ -185,12 +188,12 @@ def _run_scenario(
 @click.option(
     "--prices",
     type=_INPUT,
-    help="Spot prices per tick of each trace: JSON, from names to dollars per hour.",
+    help="A JSON object with each trace's name and its spot prices per tick in dollars per hour.",
 )
 @click.option(
     "--egress",
     type=_INPUT,
-    help="Dollars per GB between regions: CSV, from_region,to_region,price_usd_per_gb.",
+    help="A CSV file with transfer prices: from_region,to_region,price_usd_per_gb.",
 )
 @click.option(
     "--checkpoint-gb",

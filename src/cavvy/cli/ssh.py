@@ -47,7 +47,7 @@ def command(
         return
     if target is None:
         raise CommandFailure(
-            "expected a job", "`cavvy ssh NAME`, or `cavvy ssh --setup`", exit_code=2
+            "expected a job", "use `cavvy ssh NAME`, or `cavvy ssh --setup`", exit_code=2
         )
     if stdio:
         _speak(project, target)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.command("stop")
 @click.argument("names", nargs=-1, shell_complete=complete_jobs)
 @project_option
-@click.option("--all", "everything", is_flag=True, help="All unfinished jobs of the project.")
+@click.option("--all", "everything", is_flag=True, help="Stop all unfinished jobs of the project.")
 @click.option("--wait/--no-wait", default=True, help="Wait until they have ended.")
 def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) -> None:
     """Stop jobs: each gets its grace period to save its work, then its nodes are released."""

@@ -33,13 +33,13 @@ from cavvy.cli.view.failure import CommandFailure
     "--pairs",
     type=click.IntRange(min=3),
     default=6,
-    help="Pairs of windows for each change.",
+    help="Number of window pairs, without and with the change, for each change.",
 )
 @click.option(
     "--steps",
     type=click.IntRange(min=2),
     default=10,
-    help="Steps in each window.",
+    help="Number of training steps in each measured window.",
 )
 @click.option(
     "--plan",

@@ -57,7 +57,7 @@ def _wait(
         if until is not None and time.monotonic() >= until:
             raise CommandFailure(
                 f"{name} is still {job.phase}: {job.reason}",
-                f"the job continues; `cavvy status {name}` shows what it waits for",
+                f"the job continues; `cavvy status {name}` shows its state",
                 exit_code=124,
             )
         time.sleep(pause)

@@ -281,7 +281,7 @@ class ControlPlane:
         """Stop every job, and remove every gang without a known job at once."""
         for job_id in await self._store.unfinished():
             job = await self._store.job(job_id)
-            await self.jobs.stop(job.project, job.id, "everything is being removed", release=True)
+            await self.jobs.stop(job.project, job.id, "all jobs are being stopped", release=True)
         return await self.garbage_collector.sweep(remove=True, at_once=True)
 
     async def reconcile(self, key: str) -> timedelta | None:
@@ -318,7 +318,7 @@ class ControlPlane:
                 gang = await provider.changed()
             except (ProviderError, OSError) as error:
                 _log.warning(
-                    "a provider sends no signals; polling it instead",
+                    "a provider's signals failed; its gangs are polled instead",
                     exc_info=error,
                     extra={"provider": name},
                 )
@@ -340,7 +340,9 @@ class ControlPlane:
                 await provider.relay()
             except (ProviderError, OSError) as error:
                 _log.warning(
-                    "a provider's relay is interrupted", exc_info=error, extra={"provider": name}
+                    "a provider's relay failed and is restarted",
+                    exc_info=error,
+                    extra={"provider": name},
                 )
             await self._clock.sleep_until(self._clock.now() + _SIGNALS_PAUSE)
 

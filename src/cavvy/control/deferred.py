@@ -58,7 +58,9 @@ class Deferred:
         if self._kept:
             await self.write_pending()
         if self._kept:
-            raise StoreFull("the disk is full: releases are kept in memory until there is space")
+            raise StoreFull(
+                "the disk is full: until there is space, only releases of nodes are accepted"
+            )
         await self._store.commit(changes)
 
     async def put(self, changes: AtomicWrite) -> None:
@@ -83,7 +85,9 @@ class Deferred:
                 except (
                     StoreError
                 ) as error:  # another writer changed the rows: the reconciler decides again
-                    _log.warning("the kept changes cannot be written", exc_info=error)
+                    _log.warning(
+                        "changes that were kept in memory cannot be written", exc_info=error
+                    )
                 del self._kept[0]
             self._jobs, self._attempts, self._nodes = {}, {}, {}
             if self.pending.is_set():

@@ -45,8 +45,8 @@ class GangOperatorDependencies:
 
 
 class GangOperator:
-    """Calls the providers, and remembers the last poll of each gang. If that is lost, the gang is
-    polled again."""
+    """Calls the providers, and remembers the last poll of each gang. After a restart, which loses
+    them, gangs are polled again."""
 
     def __init__(
         self, store: Store, clock: ControlClock, dependencies: GangOperatorDependencies
@@ -189,7 +189,7 @@ class GangOperator:
             longest=longest and max(timedelta(0), longest - rows.ran(self._clock.now())),
             allocations=tuple(sorted(mine, key=lambda allocation: allocation.rank)),
             labels={**task.tags, "project": job.project, "job": job.name},
-            volumes=[  # the agent has its own folders
+            volumes=[  # folders of the node are mounted by the agent, not by the provider
                 each for each in task.volumes if each.kind is not VolumeKind.FOLDER
             ],
             grace=task.grace,

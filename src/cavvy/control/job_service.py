@@ -219,7 +219,7 @@ class JobService:
             live = find_live(job, await self._store.attempts(job.id))
             if live is None:
                 text = f"job {job.name} is {job.phase}; it has no node to reclaim"
-                raise TooLate(text, "wait until it runs")
+                raise TooLate(text, "wait until the job is running")
             changes = drill_attempt(job, live, notice, self._clock.now())
             await self._store.commit(make_write(changes))
             self._hint(job.id)
@@ -232,7 +232,7 @@ class JobService:
         for _ in range(_TRIES):
             with suppress(StaleVersion):
                 return await act(await self._store.find_job(project, name))
-        raise StaleVersion(f"job {name} keeps changing")
+        raise StaleVersion(f"other writes changed job {name} in every try")
 
     async def _write(
         self, write: Callable[[AtomicWrite], Awaitable[None]], job: Job, changes: RowChanges

@@ -143,7 +143,7 @@ class MachineService:
                 await self._store.commit(make_write(replace(changes, machine=row)))
                 self._hint(holder.id)
                 return await self._status(replace(row, version=row.version + 1))
-        raise StaleVersion(f"machine {name} keeps changing")
+        raise StaleVersion(f"other requests changed machine {name} in every try")
 
     async def forget(self, project: str, name: str) -> None:
         """Delete a stopped machine. Raises RowNotFound, MachineInUse."""

@@ -140,7 +140,7 @@ class ProviderPool:
             return
 
     def visibility_delay(self, provider: str) -> timedelta:
-        """How long the provider may hide an existing gang."""
+        """How long a new gang may be missing from the provider's answers."""
         known = self.providers.get(provider)
         return known.manifest.visibility_delay if known else timedelta(minutes=2)
 

@@ -144,7 +144,11 @@ class QueueReconciler:
             case WarmGang():
                 return None
             case WarmGangNotReady(attempt=soon):
-                wait = JobWait(job=job, reason=f"takes over {soon.offer.key} shortly", behind=())
+                wait = JobWait(
+                    job=job,
+                    reason=f"takes over the kept gang on {soon.offer.key} shortly",
+                    behind=(),
+                )
                 return QueueWait(wait=wait, again_at=now + _SOON)
         return await self._place(job, scheduler, snapshot, now)
 

@@ -62,7 +62,7 @@ class ScheduleReconciler:
         if schedule is not None and schedule.cron is not None:
             changes = await self._start_run(job, schedule, now)
         elif (interval := find_window(job, now)) is None:
-            changes = release_job(job, "the job no longer waits", now)
+            changes = release_job(job, "the job no longer waits for its window", now)
         else:
             changes = hold_window(job, interval, await self._prices(job, interval, now), now)
         held = changes.job

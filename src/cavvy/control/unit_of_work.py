@@ -14,7 +14,7 @@ _NOTHING = RowChanges()
 
 
 class IllegalMove(AssertionError):
-    """A decision requested a move that is missing in the tables of `domain.jobs`: a bug."""
+    """A decision requested a phase change that the tables of `domain.jobs` do not allow: a bug."""
 
 
 class UnitOfWork:

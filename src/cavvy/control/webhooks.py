@@ -130,7 +130,9 @@ def _post(url: str, body: bytes) -> str:
         return "the address cannot be called"
     except urllib.error.HTTPError as error:
         with error:
-            moved = f"a redirect ({error.code}), which is not followed" if error.code < 400 else ""
+            moved = (
+                f"a redirect ({error.code}); redirects are not followed" if error.code < 400 else ""
+            )
             return moved or str(error.reason)[:_MOST_SAID] or f"status {error.code}"
     except (OSError, ObjectDenied, http.client.HTTPException, ValueError) as error:
         return str(getattr(error, "reason", error))[:_MOST_SAID] or type(error).__name__

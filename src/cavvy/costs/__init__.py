@@ -1,1 +1,2 @@
-"""Metering, prices on other offers, and how time was spent. No I/O."""
+"""Computes the charges of jobs, their costs on other offers, and how their time was spent. No
+I/O."""

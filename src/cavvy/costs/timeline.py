@@ -97,8 +97,8 @@ def _one_after_another(job: Job, attempts: Iterable[Attempt], end: datetime) -> 
 
 
 def _work_until(attempt: Attempt, end: datetime) -> datetime:
-    """When the attempt's work ended, or `end` if it may still work. If the attempt never worked,
-    return the time of its creation, so that it does not delay the next attempt.
+    """When the attempt's work ended, or `end` if it may still work. If its work never ran, return
+    the time of its creation, so that it does not delay the next attempt.
     """
     return (
         attempt.created_at

@@ -33,7 +33,7 @@ class AttemptPhase(StrEnum):
 
     LAUNCHING = "launching"  # the attempt is stored; the provider is being called
     BOOTING = "booting"  # the provider accepted the launch; not all agents have claimed a rank
-    RUNNING = "running"  # every rank is claimed and works
+    RUNNING = "running"  # every rank is claimed and its work is running
     KEPT = "kept"  # the work has ended; the nodes wait, billed, for the project's next job
     ENDING = "ending"  # the outcome is known; the gang must be removed
     ENDED = "ended"  # the gang is gone, or another attempt took it over; the bill is complete
@@ -52,13 +52,13 @@ class NodePhase(StrEnum):
 # Each transition states its reason. Tests and the diagrams in the docs read these tables.
 JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
     JobPhase.QUEUED: {
-        JobPhase.STARTING: "an offer was found and an attempt was written",
+        JobPhase.STARTING: "an offer was found and an attempt was created",
         JobPhase.FAILED: "no offer can ever fit, or a limit was reached while waiting",
         JobPhase.STOPPED: "the user stopped it before it was placed",
     },
     JobPhase.STARTING: {
-        JobPhase.RUNNING: "every node reported that its work runs",
-        JobPhase.QUEUED: "the attempt ended before it ran; another offer is needed",
+        JobPhase.RUNNING: "every node reported that its work is running",
+        JobPhase.QUEUED: "the attempt ended before its work ran; another offer is needed",
         JobPhase.STOPPING: "the user or a limit stops it",
         JobPhase.DONE: "the work succeeded before its start was noticed",
         JobPhase.FAILED: "the attempt failed in a way that is not retried",
@@ -85,13 +85,13 @@ JOB_ENDS = frozenset({JobPhase.DONE, JobPhase.FAILED, JobPhase.STOPPED})
 
 ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
     AttemptPhase.LAUNCHING: {
-        AttemptPhase.BOOTING: "the provider accepted the launch, or turned out to have accepted it",
+        AttemptPhase.BOOTING: "the provider accepted the launch, or the gang was found",
         AttemptPhase.ENDING: (
             "the launch failed or is no longer needed; nodes that may exist are removed"
         ),
     },
     AttemptPhase.BOOTING: {
-        AttemptPhase.RUNNING: "every rank reported that its work runs",
+        AttemptPhase.RUNNING: "every rank reported that its work is running",
         AttemptPhase.KEPT: "the work ended before its start was noticed, and its nodes are kept",
         AttemptPhase.ENDING: "the boot timed out, a node was lost or failed, or the attempt is no "
         "longer needed",
@@ -102,7 +102,7 @@ ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
         "next job",
     },
     AttemptPhase.KEPT: {
-        AttemptPhase.ENDING: "no job came in time, a node was lost, or the user released it",
+        AttemptPhase.ENDING: "no job came in time, a node was lost, or the user released the gang",
         AttemptPhase.ENDED: "an attempt of another job took over the gang",
     },
     AttemptPhase.ENDING: {AttemptPhase.ENDED: "the provider no longer has the gang"},
@@ -320,7 +320,7 @@ class Attempt:
         None  # when it took over a warm gang; earlier time is billed to another attempt
     )
     kept_since: datetime | None = None
-    kept_until: datetime | None = None  # end of the keep time, even if no job comes
+    kept_until: datetime | None = None  # when the gang is released if no job has taken it over
     missed_looks: int = 0  # consecutive polls in which the provider did not know the gang
     missed_since: datetime | None = None  # time of the first of these polls
     # when a fire drill, or a move of the job, reclaims the gang

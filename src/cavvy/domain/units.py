@@ -66,7 +66,7 @@ def parse_usd(text: str | int | float | Decimal) -> Money:
     except InvalidOperation:
         raise UnitError(f"expected an amount of dollars, such as 3.60, not {text!r}") from None
     if not amount.is_finite() or amount < 0:
-        raise UnitError(f"expected an amount of dollars of at least 0, such as 3.60, not {text!r}")
+        raise UnitError(f"expected 0 or more dollars, such as 3.60, not {text!r}")
     if amount.adjusted() > 15 or amount * MICROS_PER_USD > _MOST_MICROS:
         raise TooMuch(f"{str(text)[:40]} exceeds the maximum amount of money")
     return Money(int((amount * MICROS_PER_USD).quantize(Decimal(1), rounding="ROUND_HALF_UP")))

@@ -129,7 +129,7 @@ async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: 
         raise CommandFailure(
             "these links may lead out of the folder and were skipped: "
             + escape_controls(", ".join(out[:_NAMED]) + more),
-            "everything else was copied; to copy these, name their targets",
+            "everything else was copied; to copy these too, give the paths that they lead to",
         )
 
 

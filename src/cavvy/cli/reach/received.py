@@ -88,7 +88,7 @@ def _find_problem(item: CopyItem, kinds: dict[str, int]) -> str:
     if item.path.startswith("/"):
         return "its name is an absolute path"
     if not {"", ".", ".."}.isdisjoint(parts):
-        return "its name has an empty part, `.` or `..`"
+        return "its name has an empty component, `.` or `..`"
     try:
         if b"\0" in os.fsencode(item.path + (item.link or "")):
             return "its name has a NUL character"
@@ -97,7 +97,7 @@ def _find_problem(item: CopyItem, kinds: dict[str, int]) -> str:
     if item.path in kinds:
         return "it is listed twice"
     if kinds.get("/".join(parts[:-1])) != stat.S_IFDIR:
-        return "its parent is not a folder of the list"
+        return "the list does not have its parent folder"
     if (item.link is not None) != (item.kind == stat.S_IFLNK):
         return "its type and its link target contradict each other"
     return ""
@@ -192,7 +192,9 @@ class Landing:
 
             if isinstance(error, RemoteError):
                 raise
-            hint = "cavvy cp replaces only files with files, and follows no local links"
+            hint = (
+                "`cavvy cp` replaces a file only with a file, and follows no local symbolic links"
+            )
             raise CommandFailure(
                 f"{self._shown(path)}: {error.strerror}", hint if error.errno in _IN_THE_WAY else ""
             ) from error

@@ -1,4 +1,4 @@
-"""Code of all commands that use the server: the connection, the project, and its jobs."""
+"""Shared code of the commands that use the server: the connection, the project, and its jobs."""
 
 import os
 from collections.abc import Collection, Iterator
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 _PAGE = 200
 PATIENCE_S = 120.0  # seconds for which a command repeats a request that no server answers
-FOLLOW_PATIENCE_S = 600.0  # the same, for commands that follow a job
+FOLLOW_PATIENCE_S = 600.0  # the same limit for commands that follow a job
 _NO_SERVER = 69  # exit code (EX_UNAVAILABLE): no server answered, so the job's state is unknown
 
 
 @contextmanager
 def session(*, patience_s: float = PATIENCE_S) -> Iterator["Client"]:
-    """A client of the server, which is started if it does not run. An ApiError becomes a
+    """A client of the server. Starts the server if it is not running. An ApiError becomes a
     CommandFailure.
     """
     from cavvy.client import connect
@@ -31,7 +31,8 @@ def session(*, patience_s: float = PATIENCE_S) -> Iterator["Client"]:
 
 
 def make_patience(limit_s: float = PATIENCE_S) -> "Patience":
-    """The patience of a command. It reports waits to standard error."""
+    """How long a command repeats a request that no server answers. Waits are reported on standard
+    error."""
     from cavvy.client import Patience
 
     return Patience(limit_s, lambda text: click.echo(f"cavvy: {text}", err=True))
@@ -53,7 +54,7 @@ def make_failure(error: "ApiError") -> CommandFailure:
     from cavvy.client import StartFailed, Unreachable
 
     if error.code in ("invalid-request", "not-found"):  # the hint is for programs
-        return CommandFailure(error.message, "`--help` shows what each argument may be", 2)
+        return CommandFailure(error.message, "`--help` shows which values each argument accepts", 2)
     if not isinstance(error, Unreachable | StartFailed):
         return CommandFailure(error.message, error.hint)
     hint = error.hint or "`cavvy server status` shows the server"
@@ -72,10 +73,12 @@ project_option = click.option(
     show_default="CAVVY_PROJECT, or default",
     help="The project the job belongs to.",
 )
-any_project_option = click.option("-p", "--project", help="Only this project; the default is all.")
+any_project_option = click.option(
+    "-p", "--project", help="Show only this project; the default is all projects."
+)
 detach_option = click.option("-d", "--detach", is_flag=True, help="Do not follow the log.")
 rank_option = click.option(
-    "--rank", type=click.IntRange(0), default=0, help="The node of the gang."
+    "--rank", type=click.IntRange(0), default=0, help="The rank of the job's node; 0 is the first."
 )
 
 

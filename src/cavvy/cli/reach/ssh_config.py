@@ -28,7 +28,9 @@ def write_config(jobs: Sequence[tuple[str, str, int]] | None = None) -> Sequence
     found = _running() if jobs is None else jobs
     write_private(str(folder / "config.d/cavvy"), make_config(found, known_hosts).encode())
     hosts = f"{len(found)} running job{'' if len(found) == 1 else 's'}"
-    message = f"wrote {folder}/config.d/cavvy with {hosts}; NAME.cavvy works for later jobs too"
+    message = (
+        f"wrote {folder}/config.d/cavvy with {hosts}; `ssh NAME.cavvy` also works for later jobs"
+    )
     return [message, *_include(folder / "config")]
 
 

@@ -1,4 +1,5 @@
-"""Code of all commands that work on nodes: NAME:RANK, the tunnel, and its error messages."""
+"""Shared code of the commands that connect to nodes: it reads NAME:RANK, opens the tunnel, and
+reports its errors."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

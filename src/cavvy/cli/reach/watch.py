@@ -27,7 +27,7 @@ def show_repeatedly(
     """Show what `read` returns; if `watch` is set, clear the terminal and repeat."""
     if watch and (output != "table" or not sys.stdout.isatty()):
         raise CommandFailure(
-            "--watch needs a table on a terminal",
+            "--watch can only refresh a table on a terminal",
             "in scripts, `cavvy wait NAME` waits for a job",
             2,
         )

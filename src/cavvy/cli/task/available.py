@@ -79,7 +79,7 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> AvailableOf
         egress.update(prices)
         if known.matched and task.resources.disk_type is not None:
             live.problems.append(
-                "the catalog knows no disk types: resources.disk.type was not checked for its "
+                "the catalog has no disk types, so resources.disk.type was not checked for its "
                 "offers"
             )
     return AvailableOffers(
@@ -342,7 +342,7 @@ def _say_set_up(offer: Offer) -> str:
     where = f"{offer.instance_type} at {name} ({offer.region}) for {format_rate(offer.rate)}"
     start = f"the cheapest offer of a provider that you can set up is {where}"
     if name in known.providers:
-        return f"{start}; `cavvy check {name}` shows why it cannot be used"
+        return f"{start}; `cavvy check {name}` shows why the provider cannot be used"
     settings = registry.manifest_of(registry.list_known()[name]).settings
     table = rf"[providers.{name}]\n"
     if any(setting.name == "regions" for setting in settings):

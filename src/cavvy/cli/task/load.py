@@ -87,7 +87,7 @@ def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
         raise CommandFailure(f"cannot find {ref} of {url}: {reason}", exit_code=2)
     # for a tag, the row that ends with ^{} has its commit
     commit = max(rows, key=lambda row: row[1].endswith("^{}"))[0]
-    click.echo(f"note: {ref} of {url} is at {commit[:12]}, which every attempt runs", err=True)
+    click.echo(f"note: {ref} of {url} is commit {commit[:12]} now; every attempt runs it", err=True)
     changes = {
         **(yaml.safe_load(options.overrides or "{}")),
         "workdir": {"git": url, "commit": commit},

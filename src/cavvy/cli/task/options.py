@@ -30,10 +30,10 @@ as_option = click.option(
 # help.
 _OVERRIDES = (
     ("--gpu", "resources.gpu", "NAME:COUNT +", "Accelerators of each node, such as H100:8."),
-    ("--spot/--no-spot", "resources.spot", "", "Use only spot capacity, or never use it."),
-    ("--provider", "resources.providers", "NAME +", "Only this provider."),
-    ("--region", "resources.regions", "NAME +", "Only this region, or area such as eu."),
-    ("--max-price", "resources.max_price", "USD", "The maximum cost of a node per hour."),
+    ("--spot/--no-spot", "resources.spot", "", "Use only spot capacity, or only other capacity."),
+    ("--provider", "resources.providers", "NAME +", "Use only this provider."),
+    ("--region", "resources.regions", "NAME +", "Use only this region, or an area such as eu."),
+    ("--max-price", "resources.max_price", "USD", "The maximum price of a node per hour."),
     ("--nodes", "nodes", "COUNT", "The number of nodes."),
     (
         "--machine",
@@ -41,13 +41,23 @@ _OVERRIDES = (
         "NAME",
         "Run on the machine with this name, or get a new machine with it.",
     ),
-    ("--keep", "keep", "TIME", "How long the nodes wait, billed, for the next job."),
+    ("--keep", "keep", "TIME", "How long idle nodes are kept, and billed, for the next job."),
     ("--image", "image", "IMAGE", "The container image."),
     ("--workdir", "workdir", "FOLDER", "The folder to submit."),
-    ("--env", "env", "NAME=VALUE +", "Set a variable; NAME alone copies the local value."),
-    ("--secret", "secrets", "NAME +", "Pass on a secret of the project."),
+    (
+        "--env",
+        "env",
+        "NAME=VALUE +",
+        "Set an environment variable; NAME alone copies its local value.",
+    ),
+    ("--secret", "secrets", "NAME +", "Give the job a secret of the project."),
     ("--budget", "limits.budget", "USD", "The maximum cost of the job."),
-    ("--deadline", "limits.deadline", "TIME", "When the job is stopped, such as 8h or a time."),
+    (
+        "--deadline",
+        "limits.deadline",
+        "TIME",
+        "Stop the job after this time, such as 8h, or at this time.",
+    ),
 )
 
 
@@ -174,7 +184,9 @@ def _read_variable(pair: str) -> tuple[str, str]:
     name, equals, value = pair.partition("=")
     if not equals and name not in os.environ:
         hint = f"--env {name}=VALUE sets it"
-        raise CommandFailure(f"--env {pair}: this variable is not set here", hint, exit_code=2)
+        raise CommandFailure(
+            f"--env {pair}: the local environment has no such variable", hint, exit_code=2
+        )
     return name, value if equals else os.environ[name]
 
 

@@ -34,8 +34,9 @@ def check_task(file: str, source: Translation, folder: Path, *, offers: bool = F
 
 
 def find_parts(task: "Task", source: "Translation", folder: Path) -> dict[str, Path]:
-    """The working folder, under the name "", and the files beside it that the task brings along, by
-    their path in it. `folder` is that of the task file. Raises FreezeError if one does not exist.
+    """The local paths of the working folder (under the key "") and of the files outside it that are
+    submitted with the task (by their path in the submitted folder). `folder` is that of the task
+    file. Raises FreezeError if one does not exist.
     """
     parts = {}
     if task.workdir is not None and task.workdir.path is not None:

@@ -145,7 +145,7 @@ def _check_parts(loaded: "LoadedTask", paths: set[str]) -> None:
             raise CommandFailure(
                 f"there is no {volume.source} in the working folder, but the volume at "
                 f"{volume.path} needs it",
-                "it does not exist, or an ignore file names it",
+                "it does not exist, or an ignore file excludes it",
                 exit_code=2,
             )
 

@@ -79,6 +79,6 @@ def _explain_unlisted(provider: str) -> str:
     """A message for a provider without published prices."""
     return (
         f"The catalog has no provider {provider!r}: its offers come from your own account or "
-        f"cluster, once it is configured. `cavvy check {provider}` shows whether it is, and the "
-        f"settings of [providers.{provider}]."
+        f"cluster, once it is configured. `cavvy check {provider}` shows the provider's state "
+        f"and the settings of [providers.{provider}]."
     )

@@ -78,7 +78,9 @@ def bill_text(job: "JobDetail", cost: "CostView") -> str:
     if not cost.unsure_micros:
         return bill
     more = formatting.show_money(cost.unsure_micros)
-    return f"{bill}, and up to {more} more because an end was not reported: see `cavvy events`"
+    return (
+        f"{bill}, and up to {more} more because a gang's end was not reported; see `cavvy events`"
+    )
 
 
 def price_counterfactuals(job: "JobDetail", cost: "CostView") -> "list[CounterfactualCost]":

@@ -2,8 +2,8 @@
 
 # Unknown commands -> the replacement that the error message suggests.
 _ADVICE = {
-    "launch apply submit create": "`cavvy run TASK.YAML` runs a task, with --machine NAME on a "
-    "machine that stays",
+    "launch apply submit create": "`cavvy run TASK.YAML` runs a task; with --machine NAME, its "
+    "machine is kept for later jobs",
     "queue jobs runs list ls": "`cavvy ps` lists jobs",
     "attach tail": "`cavvy logs -f NAME` follows a job, `cavvy ssh NAME` logs in to its node",
     "kill cancel terminate abort": "`cavvy stop NAME` stops a job",
@@ -14,25 +14,26 @@ _ADVICE = {
     "shell connect console": "`cavvy ssh NAME` opens a shell on a job's node",
     "rsync scp copy": "`cavvy cp SOURCE TARGET` copies files to or from a node",
     "port-forward tunnel endpoints": "`cavvy forward NAME PORT` makes a port of a job's node "
-    "reachable here",
+    "reachable on this machine",
     "cost-report bill billing spend usage costs": "`cavvy cost` shows what was spent",
-    "start": "`cavvy rerun NAME` runs a job again, `cavvy machines start NAME` a machine",
+    "start": "`cavvy rerun NAME` runs a job again, `cavvy machines start NAME` starts a stopped "
+    "machine",
     "restart resume relaunch": "`cavvy rerun NAME` runs a job again, as it was",
     "preempt": "`cavvy drill preempt NAME` preempts a job",
     "secrets": "`cavvy secret list` lists secrets, `cavvy secret set NAME` sets one",
     "cron schedule": "`cavvy schedules` lists jobs that repeat",
     "api daemon": "`cavvy server status` shows the server",
-    "fleet fleets cluster clusters node": "`cavvy nodes` lists nodes, `cavvy machines` named "
-    "ones, `cavvy join` adds a machine",
+    "fleet fleets cluster clusters node": "`cavvy nodes` lists nodes, `cavvy machines` lists "
+    "named machines, `cavvy join` adds a machine",
     "price prices optimize": "`cavvy plan TASK.YAML` ranks offers with their cost",
     "config login setup": "`cavvy check` shows what is configured",
     "autostop idle extend": "`cavvy machines keep NAME 1h` sets how long a machine waits for work",
-    "machine": "`cavvy machines` lists machines that stay between jobs",
-    "dev-environment ide notebook jupyter code": "`cavvy dev` opens a machine for interactive work",
+    "machine": "`cavvy machines` lists machines that are kept between jobs",
+    "dev-environment ide notebook jupyter code": "`cavvy dev` gets a machine for interactive work",
     "dismiss": "`cavvy joined dismiss NAME` dismisses a machine that joined",
     "serve service gateway pool pools": "services and pools of workers do not exist yet; "
     "`cavvy run FILE` starts one copy of a SkyPilot service",
-    "storage volume volumes bucket": "name them under `inputs`, `outputs` or `volumes` of a task",
+    "storage volume volumes bucket": "name storage in a task's `inputs`, `outputs` or `volumes`",
 }
 
 

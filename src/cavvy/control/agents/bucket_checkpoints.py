@@ -41,7 +41,7 @@ class BucketCheckpoints:
                 return found
 
     def file(self, name: str) -> SignedObjects:
-        """One file, for which requests of nodes can be signed."""
+        """One stored file, for which the server can sign requests that nodes then send."""
         return SignedObjects(self._bucket, self._key(name))
 
     def keep(self, files: Sequence[CheckpointFile]) -> str:
@@ -57,7 +57,7 @@ class BucketCheckpoints:
             content = self._bucket.get(self._key(manifest))
         except ObjectMissing as error:
             raise HashMismatch(
-                f"the list of files {manifest} is no longer in the bucket; put it back, or retry"
+                f"the list of files {manifest} is no longer in the bucket; restore it, or retry"
             ) from error
         if hashlib.sha256(content).hexdigest() != manifest:
             raise HashMismatch(f"the list of files {manifest} has changed in the bucket")

@@ -82,7 +82,7 @@ class Checkpoints:
 
     async def ready(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
         """Make the job's newest state reachable from this attempt's nodes, and return how they
-        reach it. May take long. Raises StoreFull.
+        reach it. This may take long. Raises StoreFull.
         """
         wanted = job.task.checkpoint
         if wanted is None:

@@ -37,7 +37,7 @@ _MOST_FIGURES = 256  # maximum number of names in a rank's progress
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_STEP_MS = 86_400_000  # one day in ms; a longer step is not plausible
 Figures = dict[str, float | str]
-ADVICE = "advice"  # the name of the event about a node at risk
+ADVICE = "advice"  # kind of the event about a node at risk
 
 
 @dataclass(slots=True)
@@ -78,8 +78,8 @@ def apply_messages(
 
 
 def _bound_events(report: ReportOutcome, told: int, message: AgentMessage, now: datetime) -> None:
-    """Drop the message's events, from index `told` on, if the rank has caused too many. Its end is
-    always recorded.
+    """Drop the message's events, from index `told` on, if the rank has caused too many. The event
+    of the rank's exit is always recorded.
     """
     before, new = report.node.told_bytes, report.events[told:]
     after = before + sum(_EVENT_BYTES + len(event.text.encode()) for event in new)
@@ -87,7 +87,12 @@ def _bound_events(report: ReportOutcome, told: int, message: AgentMessage, now: 
     if after > _MOST_TOLD_BYTES and message.kind != MessageKind.EXITED:
         del report.events[told:]
         if before <= _MOST_TOLD_BYTES:
-            tell(report, now, "refused", "this rank has reported too much; its events are dropped")
+            tell(
+                report,
+                now,
+                "refused",
+                "this rank has sent too many events; further ones are dropped",
+            )
 
 
 def _refuse(report: ReportOutcome, message: AgentMessage, now: datetime) -> None:
@@ -97,7 +102,7 @@ def _refuse(report: ReportOutcome, message: AgentMessage, now: datetime) -> None
         kind = message.kind[:20] or "unknown"
         text = f"(part of) the agent's message ({kind}) was refused: {message.fault[:300]}"
         if count == _REFUSALS_TOLD:
-            text += "; further ones are refused without an event"
+            text += "; further refused messages get no event"
         tell(report, now, "refused", text)
 
 
@@ -117,7 +122,12 @@ def _running(report: ReportOutcome, message: AgentMessage, at: datetime, now: da
     report.node = replace(report.node, phase=NodePhase.RUNNING, running_at=at)
     report.moved = True
     if message.setup_reused:
-        tell(report, at, "setup", "reused a finished setup")
+        tell(
+            report,
+            at,
+            "setup",
+            "skipped the setup: the node has a finished setup with the same key",
+        )
 
 
 def _progress(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
@@ -155,7 +165,7 @@ def _event(report: ReportOutcome, message: AgentMessage, at: datetime, now: date
 
 def _merged(old: Figures, new: Figures) -> Figures:
     if len(figures := {**old, **new}) > _MOST_FIGURES:
-        raise ValueError(f"more than {_MOST_FIGURES} progress names")
+        raise ValueError(f"more than {_MOST_FIGURES} names of progress values")
     return figures
 
 

@@ -109,7 +109,7 @@ class AgentSessions:
         self._affordable: dict[str, datetime] = {}
         self._asked: dict[
             tuple[str, int], datetime
-        ] = {}  # requests for further work by agents of kept gangs
+        ] = {}  # when each agent of a kept gang last asked for other work
         self._readying: dict[
             str, asyncio.Future[CheckpointWork | None]
         ] = {}  # copies of checkpoints, by attempt ID, until the claim is granted
@@ -139,7 +139,7 @@ class AgentSessions:
                 return ClaimWait(after=_UNREADY_ASKS_AGAIN)
             except RowNotFound:
                 return ClaimRefused(reason=f"no gang {gang} with a rank {rank} is wanted")
-        raise StaleVersion(f"gang {gang} rank {rank} keeps changing")
+        raise StaleVersion(f"gang {gang}: other writes changed rank {rank} in every try")
 
     async def messages(
         self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
@@ -158,7 +158,7 @@ class AgentSessions:
                     return await self._one_by_one(gang, rank, nonce, messages)
             except RowNotFound:
                 return ClaimLost(reason=f"no gang {gang} with a rank {rank} is wanted")
-        raise StaleVersion(f"gang {gang} rank {rank} keeps changing")
+        raise StaleVersion(f"gang {gang}: other writes changed rank {rank} in every try")
 
     async def _one_by_one(
         self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
@@ -457,7 +457,7 @@ class AgentSessions:
             f"{format_duration(save_interval.cost)}"
         )
         often = (
-            "here, a gang of this size loses a node about every "
+            "in this market, a gang of this size loses a node about every "
             f"{format_duration(timedelta(hours=1 / save_interval.per_hour))}"
         )
         tell(

@@ -199,11 +199,11 @@ class Transfers:
     ) -> SignedObjects:
         attempt = await self._store.attempt_of_gang(gang)
         if attempt.phase is AttemptPhase.ENDED:
-            raise RowNotFound(f"attempt {attempt.number} is over")
+            raise RowNotFound(f"attempt {attempt.number} has ended")
         job = await self._store.job(attempt.job_id)
         ends = list_ends(job.task)
         if not 0 <= index < len(ends):
-            raise RowNotFound(f"the task has no transfer {index}")
+            raise RowNotFound(f"the task has no input or output with the number {index}")
         url = ends[index]
         if "://" not in url:
             raise ObjectMissing(f"{url} is no URL")

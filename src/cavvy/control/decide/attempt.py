@@ -31,12 +31,12 @@ LAUNCH_TIMEOUT = timedelta(
 BOOT_TIMEOUT = timedelta(minutes=20)  # dstack's timeout for its slowest backends
 HEARD_LATELY = timedelta(
     seconds=60
-)  # two long polls: an agent that reported this recently exists, listed or not
+)  # two long polls: an agent that reported since then exists, whatever its provider lists
 MARGIN = timedelta(
     seconds=5
 )  # time beyond the grace period for the signal, the last log lines and the report
-PRICE_RISE = 10  # a price that rises by this factor at once must not exceed the budget
-REMOVE_AGAIN = timedelta(seconds=30)  # a removal without effect is requested again
+PRICE_RISE = 10  # a sudden price rise by this factor must not exceed the budget
+REMOVE_AGAIN = timedelta(seconds=30)  # until a removal without effect is requested again
 END_TIMES_TIMEOUT = timedelta(
     minutes=10
 )  # time after which an ended gang without reported end times is closed
@@ -64,7 +64,7 @@ class AttemptSnapshot:
     attempt: Attempt
     nodes: tuple[Node, ...]
     seen: Seen
-    visibility_delay: timedelta  # how long the provider may hide an existing gang
+    visibility_delay: timedelta  # how long a new gang may be missing from the provider's answers
     listening_since: datetime  # this server's start: agents count as silent only since then
     asked: bool = False  # this server requested the launch; no poll has succeeded since
     removed_at: datetime | None = None  # when this server last requested the removal
@@ -76,7 +76,7 @@ class AttemptSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchGang:
-    """Request the gang from the provider; a repeated name never creates a second one."""
+    """Request the gang from the provider; repeating a name creates no second gang."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ def _launching(view: AttemptSnapshot, now: datetime) -> Action:
     if not _wanted(view):
         return _ending(_stop_outcome(view.job), view.job.stop_reason or "no longer wanted")
     if isinstance(view.seen, GangSeen):
-        return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="the provider has the gang")
+        return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="the provider reports the gang")
     if _claimed(view):
         return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="an agent reported in")
     if now - attempt.created_at >= LAUNCH_TIMEOUT:
@@ -286,7 +286,7 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
         AttemptOutcome.NODE,
     )
     where = f" on rank {first.rank}" if alone and first not in lost else ""
-    early = "; it ended with exit code 0, but did not report that it is complete"
+    early = "; the work ended with exit code 0, but did not report that it is complete"
     reason = f"{first.exit_reason or outcome}{where}{early if first.exit_code == 0 else ''}"
     failure = first.exit_failure if outcome is AttemptOutcome.NODE else None
     return _ending(outcome, reason, failure, exit_code=first.exit_code, rank=first.rank)
@@ -301,8 +301,8 @@ def _outcome_of(view: AttemptSnapshot, first: Node, lost: Sequence[Node]) -> Att
 
 
 def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
-    """The ranks whose node is gone, or whose agent was silent for longer than its lease, in the
-    form of ranks that have exited. If the whole gang has ended, no rank is listed.
+    """The ranks whose node is gone, or whose agent was silent for longer than its lease, with their
+    rows changed as if the rank had exited. If the whole gang has ended, no rank is listed.
     """
     seen, lost = view.seen, []
     gone = seen.nodes if isinstance(seen, GangSeen) and seen.state is not GangState.ENDED else ()
@@ -477,17 +477,17 @@ def _gone(view: AttemptSnapshot, now: datetime) -> Action | None:
     if seen is GangAbsence.UNKNOWN:
         return None
     if _surely_absent(view) and _claimed(view) and not _heard_lately(view, now):
-        reason = "the provider no longer knows the gang, and its agents are silent"
+        reason = "the provider no longer knows the gang, and its agents do not report"
         return _ending(AttemptOutcome.NODE, reason, FailureKind.NETWORK)
     return CountMiss() if _counts(view, now) else None
 
 
 def _lost(seen: GangSeen, rank: int | None = None) -> AdvanceAttempt:
     if seen.cancelled:
-        return _ending(AttemptOutcome.STOPPED, seen.reason or "it was cancelled at its provider")
+        return _ending(AttemptOutcome.STOPPED, seen.reason or "a person cancelled the gang")
     if seen.preempted:
         return _ending(
-            AttemptOutcome.PREEMPTED, seen.reason or "the provider reclaimed it", rank=rank
+            AttemptOutcome.PREEMPTED, seen.reason or "the provider reclaimed the gang", rank=rank
         )
     what = (
         "the gang ended before its work was complete"

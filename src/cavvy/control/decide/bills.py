@@ -15,7 +15,7 @@ from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnseenEnd
 from cavvy.domain.units import HourlyRate, Money
 
 _LONGEST_H = 100_000  # limit of projections, in hours
-_TOLERANCE = 100  # micro-dollars: start times differ by microseconds between two answers
+_TOLERANCE = 100  # micro-dollars: a provider's answers may differ in a start time by microseconds
 ACCRUE = timedelta(seconds=45)  # time between two writes of the charges of running nodes
 
 
@@ -32,7 +32,7 @@ def spending(
         if attempt.phase is AttemptPhase.ENDED or look is None or look.told is None:
             charged = total(charge for charge in stored if charge.attempt_id == attempt.id)
             if attempt.phase is AttemptPhase.RUNNING and attempt.launched_at is not None:
-                price = attempt.offer.rate.times(attempt.nodes)  # before the first observation
+                price = attempt.offer.rate.times(attempt.nodes)  # no poll has seen the gang yet
                 charged = max(charged, price.over(now - attempt.launched_at))
                 rate += price.micros_per_hour
             unseen = attempt.unseen_end  # a budget counts what may have been spent

@@ -188,5 +188,5 @@ def usable_now(
             reason=recommendation.reason,
         )
     again = min(free_at(offer) for offer in recommendation.offers)
-    reason = f"{recommendation.reason}, but all its offers failed recently"
+    reason = f"{recommendation.reason}, but all of these offers failed recently"
     return Recommendation(mode=recommendation.mode, again_at=again, reason=reason)

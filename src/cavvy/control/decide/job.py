@@ -26,7 +26,7 @@ class JobSnapshot:
     rate: HourlyRate  # the rate of all nodes of this job
     ran: timedelta = timedelta(0)  # running time, over all attempts
     standby: bool = False  # a standby gang can take over
-    # the end of the attempt's gang will show whether a person cancelled it at the provider
+    # only the end of the attempt's gang will show whether a person cancelled it at the provider
     awaits_end: bool = False
 
 

@@ -31,7 +31,7 @@ class GangLook:
     alive_at: Mapping[int, datetime] = field(default_factory=dict)  # rank -> when last seen alive
     removed_at: datetime | None = None  # when the gang's removal was last requested
     pays: timedelta | None = None  # how long the rest of the budget lasts at the current price
-    accrued_at: datetime | None = None  # charges are complete until then
+    accrued_at: datetime | None = None  # the time until which charges are complete
 
 
 def first_look(attempt: Attempt, started_at: datetime) -> GangLook:

@@ -82,7 +82,7 @@ def decide_turn_on_machine(
     reason = f"machine {machine.name} runs job {holder.name}"
     if holder.task.session:
         reason += (
-            f", a session: `cavvy exec {holder.name} -- COMMAND` runs beside it, "
+            f", a session: `cavvy exec {holder.name} -- COMMAND` runs beside it; "
             f"`cavvy stop {holder.name}` ends it"
         )
     return MachineIsBusy(reason=reason)
@@ -110,7 +110,7 @@ def object_to_task(task: Task, machine: NamedMachine, gang: Attempt) -> str:
     """Why the machine's gang cannot run the task, with what it has; "" if it can."""
     has = f"machine {machine.name} has"
     if task.nodes != gang.nodes:
-        return f"{has} {_count(gang.nodes)}, and the task asks for {task.nodes}"
+        return f"{has} {_count(gang.nodes)}, but the task asks for {task.nodes}"
     for name in ("image", "image_build", "volumes"):
         if getattr(task, name) != getattr(machine.task, name):
             return f"{has} another value of `{name.partition('_')[0]}` than the task"

@@ -52,7 +52,7 @@ def describe_gang(
         gang=seen.name,
         state=seen.state,
         nodes=len(seen.nodes),
-        why=unknown if attempt is None else f"attempt {attempt.number} is over",
+        why=unknown if attempt is None else f"attempt {attempt.number} has ended",
         job_id=attempt.job_id if attempt else None,
         sure=sure,
     )

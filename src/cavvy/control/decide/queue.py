@@ -13,7 +13,7 @@ from cavvy.domain.offers import Offer
 from cavvy.planner.candidates import Candidates, merge_candidates, rank_candidates
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, JobWait, WaitingJob, place_of
 
-EXPLAINED = 4  # how many of the waiting jobs get a reason in one pass
+EXPLAINED = 4  # number of waiting jobs, from the first, whose reasons one pass updates
 _DEEP_EVERY = timedelta(seconds=10)
 _BUSY_PAUSE = timedelta(
     milliseconds=250

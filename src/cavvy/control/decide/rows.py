@@ -55,7 +55,7 @@ class RowChanges:
     release: tuple[str, ...] = ()  # gangs whose allocations are released
     notices: tuple[Delivery, ...] = ()
     machine: NamedMachine | None = None
-    stale_market: bool = False  # offers that were read recently may be gone
+    stale_market: bool = False  # cached offers may be outdated: read them again
 
     def then(self, later: "RowChanges") -> "RowChanges":
         """Combine these and the later changes into one write. Later charges of a rank replace its

@@ -84,8 +84,9 @@ def decide_standby(
 ) -> Step | AskAdvisor:
     """The next step that concerns standby gangs; it precedes the job's own next step.
 
-    `reviews` maps keys to the earliest time at which the advisor is asked again. `awaits_end`: no
-    gang replaces one that its provider reclaims, since a person may have cancelled it.
+    `reviews` maps keys to the earliest time at which the advisor is asked again. If `awaits_end`,
+    no standby gang is started for a gang that its provider reclaims, since a person may have
+    cancelled it.
     """
     job, own = rows.job, rows.own
     if (changes := _drop_failed(rows, now)) is not None:

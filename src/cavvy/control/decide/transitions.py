@@ -36,7 +36,7 @@ from cavvy.domain.units import format_duration, format_usd
 def turn_job(
     job: Job, phase: JobPhase, reason: str, now: datetime, exit_code: int | None = None
 ) -> Job:
-    """The job in another phase."""
+    """The job, moved to another phase."""
     if phase not in JOB_ENDS:
         return replace(job, phase=phase, reason=reason, since=now, ended_at=None)
     return replace(job, phase=phase, reason=reason, since=now, ended_at=now, exit_code=exit_code)

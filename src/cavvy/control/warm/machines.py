@@ -57,7 +57,9 @@ class MachinePool:
                 assert holder is not None
                 ready = await self._warm.prepare(kept, holder, now)
                 if ready is None:
-                    return MachineIsBusy(reason=f"machine {job.task.machine} is almost ready")
+                    return MachineIsBusy(
+                        reason=f"machine {job.task.machine} is not yet ready for its next job"
+                    )
                 row = record_holder(machine, job, bought_at=None)
                 await self._warm.hand_over(ready, job, now, row)
                 return None
