@@ -150,8 +150,8 @@ def _make_ready(found: Translation, notes: ProblemNotes) -> Task:
     """
     for each in found.refused:
         hint = (
-            "`cavvy validate` lists all unsupported keys; delete unneeded ones, or write a Cavvy "
-            "file"
+            "`cavvy validate` lists all unsupported keys; delete those that the work does not "
+            "need, or write a Cavvy file"
         )
         message = f"`{each.key}` of this {found.kind} file is not supported: {each.reason}"
         notes.add(SourceMark(line=each.line, column=each.column), message, suggestion=hint)
@@ -249,8 +249,11 @@ def _parse_own(
             file=notes.file,
             line=0,
             column=0,
-            message="it is valid as a SkyPilot file, but has no key that only SkyPilot has",
-            suggestion="use `--as skypilot` to read it as one",
+            message=(
+                "the file is valid for SkyPilot, but it was read as a Cavvy file because it has no "
+                "key that only SkyPilot knows"
+            ),
+            suggestion="use `--as skypilot` to read it as a SkyPilot file",
         )
         raise SpecError([*error.problems, hint]) from None
     return Translation(kind=Dialect.CAVVY, what="task", tasks=(task,))
@@ -276,7 +279,10 @@ def _parse_other(
         if not documents:
             notes.check()
     for name in params:
-        hint = f"a {dialect} file has variables instead: --env {name}=VALUE"
+        hint = (
+            f"a {dialect} file has environment variables instead of parameters; set one with --env "
+            f"{name}=VALUE"
+        )
         notes.outside(
             f"--param {name}", f"this {dialect} file declares no parameter {name}", suggestion=hint
         )
@@ -291,7 +297,7 @@ def _parse_other(
             line=key.mark.line,
             column=key.mark.column,
             key=key.text,
-            reason="it appears twice; this value is used",
+            reason="the key appears twice; this value is used",
         )
         for key in repeated
     )

@@ -154,7 +154,10 @@ def _check(need: Resources) -> str:
         if need.check.link_mbps
         else ""
     )
-    return f"at boot: GPUs with at least {need.check.share:.0%} of their data sheet{link}"
+    return (
+        f"at boot: GPUs must reach at least {need.check.share:.0%} of the memory bandwidth in "
+        f"their data sheet{link}"
+    )
 
 
 def _run(task: Task) -> str:
@@ -168,7 +171,7 @@ def _run(task: Task) -> str:
 
 def _how(item: Transfer) -> str:
     if item.every is not None:
-        return f" (every {_length(item.every)} too)"
+        return f" (also every {_length(item.every)} while the work runs)"
     return " (streamed)" if item.stream else ""
 
 
@@ -199,8 +202,8 @@ def _checkpoint(task: Task) -> str:
     if task.checkpoint is None:
         return ""
     every = f", every {_length(task.checkpoint.every)}" if task.checkpoint.every else ""
-    every = ", as often as it pays off" if task.checkpoint.auto else every
-    return f"{task.checkpoint.path}{every}; it outlives a node"
+    every = ", at an interval that Cavvy chooses" if task.checkpoint.auto else every
+    return f"{task.checkpoint.path}{every}; kept when a node is lost"
 
 
 def _start(task: Task) -> str:

@@ -74,7 +74,9 @@ class SpecError(Exception):
 
     code: ClassVar[str] = "invalid_task"
     status: ClassVar[int] = 422
-    hint: ClassVar[str] = "Change the file where it says so; `cavvy validate FILE` checks it again."
+    hint: ClassVar[str] = (
+        "Fix the problems in the file, then run `cavvy validate FILE` to check it again."
+    )
 
     def __init__(self, problems: Sequence[SpecProblem]) -> None:
         super().__init__(problems)

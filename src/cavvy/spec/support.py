@@ -11,8 +11,8 @@ from cavvy.domain.tasks import NetworkNeed, Objection, Resources, SpotPolicy, Ta
 
 # For each dotted key, the reason why it is not supported yet.
 NOT_YET: Mapping[str, str] = {
-    "workdir.ref": "a branch or tag can change, but every attempt must run the same commit; set "
-    "the commit",
+    "workdir.ref": "a branch or tag can move, but every attempt must run the same commit; "
+    "set `commit` instead",
 }
 
 

@@ -163,7 +163,7 @@ def check_folder(folder: Path) -> None:
             f"the working folder {folder} is a file", "use the folder that contains it"
         )
     if folder in (Path("/"), Path.home()):
-        hint = "put the task file and its files into a separate folder"
+        hint = "move the task file and its files into a separate folder"
         raise FreezeError(f"{folder} is not a folder", hint)
 
 
@@ -187,14 +187,15 @@ def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
                 mode = 0o755 if seen.st_mode & stat.S_IXUSR else 0o644
                 found.append((FolderEntry(path=path, size=seen.st_size, mode=mode), seen))
             else:
-                notes.append(f"{path} is left out: it is a {_sort_of(seen.st_mode)}")
+                notes.append(f"{path} is left out because it is a {_sort_of(seen.st_mode)}")
         except FileNotFoundError:
             continue
         except UnicodeEncodeError as error:
-            raise FreezeError(f"the name of {path!r} is not UTF-8", "rename it") from error
+            raise FreezeError(f"the name of {path!r} is not UTF-8", "rename the file") from error
         except OSError as error:
             raise FreezeError(
-                f"cannot read {path}: {error.strerror}", f"or list it in {OWN_FILE}"
+                f"cannot read {path}: {error.strerror}",
+                f"make it readable, or list it in {OWN_FILE}",
             ) from error
     return found, notes
 
@@ -215,7 +216,7 @@ def _without_state(
             f"{folder} is Cavvy's own folder for state and keys", "run from another folder"
         )
     kept = [path for path in paths if not path.startswith(f"{inside}/")]
-    return kept, [f"{inside} is left out: it is Cavvy's own state"] if len(kept) < len(
+    return kept, [f"{inside} is left out because it contains Cavvy's own state"] if len(kept) < len(
         paths
     ) else []
 
@@ -226,7 +227,8 @@ def _link(folder: Path, path: str, notes: list[str]) -> FolderEntry:
     landing = os.path.normpath(os.path.join(os.path.dirname(folder / path), target))
     if os.path.isabs(target) or os.path.commonpath([landing, folder]) != str(folder):
         notes.append(
-            f"{path} is a link out of the folder, to {target}: kept as a link without its target"
+            f"{path} is a link to {target} outside of the folder: the link is kept, but its target "
+            "is not included"
         )
     return FolderEntry(path=path, mode=0o777, link=target)
 
@@ -257,7 +259,7 @@ def _ignore_hint(paths: Sequence[str]) -> str:
         top = path.split("/", 1)[0]
         counts[top] = counts.get(top, 0) + 1
     top, count = max(counts.items(), key=lambda item: item[1])
-    return f"{count:,} are in {top}; list it in {OWN_FILE} if it is not needed"
+    return f"{count:,} are in {top}; list this path in {OWN_FILE} if the work does not need it"
 
 
 def _size_words(size: int) -> str:
@@ -304,7 +306,8 @@ def _hash(folder: Path, path: str, cache: "_Cache") -> tuple[int, str]:
             cache.put(path, after, digest)
             return after.st_size, digest
     raise FreezeError(
-        f"{path} keeps changing", f"stop the program that writes it, or list it in {OWN_FILE}"
+        f"{path} keeps changing",
+        f"stop the program that writes the file, or list the file in {OWN_FILE}",
     )
 
 

@@ -214,10 +214,16 @@ class Diagnoser:
         others = median_low(waits)
         if waits[late] - others > ALONE * lost.median:
             evidence = (
-                f"rank {late} waits {waits[late] * 1e3:.1f} ms for its data, the median rank "
+                f"rank {late} waits {waits[late] * 1e3:.1f} ms a step for its data, the median "
+                "rank "
                 f"{others * 1e3:.1f}; {evidence}"
             )
-            self._add("straggler rank", lost, evidence, f"check how rank {late}'s machine reads")
+            self._add(
+                "straggler rank",
+                lost,
+                evidence,
+                f"check the storage and the CPUs of rank {late}'s machine",
+            )
             return
         more = self._more_readers()
         if more:
@@ -276,7 +282,7 @@ class Diagnoser:
         )
         left = max(self._typical(told.steps(), readers) - median(self._seconds["cached"]), 0.0)
         said = ", ".join(f"{name}={number}" for name, number in more.items())
-        return said, f"; with {said} {left * 1e3:.1f} ms of the stall are left", left
+        return said, f"; with {said}, {left * 1e3:.1f} ms of the stall remain", left
 
     def _name_slowest(
         self, lost: PairedDifference, evidence: str, look: dict[str, Any], more: dict[str, int]
@@ -286,19 +292,19 @@ class Diagnoser:
         """
         cores = self._own_cores()
         said = ", ".join(f"{name}={number}" for name, number in more.items())
-        hide = f", or hide it: Plan({said})" if more else ""
+        hide = f", or read ahead: Plan({said})" if more else ""
         slowest = max(look, key=lambda name: look[name][0])
         if slowest == "read" and look["read"][1] < 0.5 * look["read"][0]:
             kind, fix = (
                 "slow storage",
-                ("copy the data closer, into larger files: `cavvy data convert`"),
+                ("copy the data to a closer disk, in larger files: `cavvy data convert`"),
             )
             fix += hide
         elif slowest == "collate":
-            kind, fix = "slow collation", "give samples as tensors of one shape, not as lists"
+            kind, fix = "slow collation", "return samples as tensors of one shape, not as lists"
             fix += hide
         else:
-            kind, fix = "slow decode", "decode less (convert the data once)"
+            kind, fix = "slow decode", "decode less: convert the data once, before training"
             fix += hide or f", or Plan(workers={cores})"
             if not more and self._facts["plan"]["workers"] != cores:
                 more = {"workers": cores}
@@ -324,7 +330,7 @@ class Diagnoser:
             [each + agreeing for each in self._seconds[self._base]], self._seconds["alone"]
         )
         text = f"steps without sending gradients take {fmean(self._seconds['alone']) * 1e3:.1f} ms"
-        fix = "a faster link, fewer ranks, or more samples between two sums"
+        fix = "use a faster link or fewer ranks, or sum the gradients over more samples at once"
         explained = self._add("slow collective", sent, text, fix)
         saving = [self._seen(rank)["saving"] for rank in range(self._facts["ranks"])]
         own = [
@@ -335,10 +341,10 @@ class Diagnoser:
         ranks = [each.index(max(each)) for each in own]
         rank = max(set(ranks), key=ranks.count)
         text = (
-            f"rank {rank} takes {fmean(slowest) * 1e3:.1f} ms of its own, the median rank "
+            f"rank {rank} computes for {fmean(slowest) * 1e3:.1f} ms a step, the median rank for "
             f"{fmean(others) * 1e3:.1f}"
         )
-        fix = f"check rank {rank}'s machine, or leave it out"
+        fix = f"check rank {rank}'s machine, or train without it"
         return explained + self._add("straggler rank", compare(slowest, others), text, fix)
 
     def _judge_python(self) -> float:
@@ -358,9 +364,10 @@ class Diagnoser:
         idle = min(told["idle"] for told in self._windows["own traced"][-1].ranks)
         where, most = self._line("python")
         text = (
-            f"{where} runs {most:.0%} of the time; no operation runs for {idle * 1e3:.1f} ms a step"
+            f"{where} runs for {most:.0%} of the time; PyTorch is idle for {idle * 1e3:.1f} ms a "
+            "step"
         )
-        fix = "do it for the whole batch, or less often"
+        fix = "vectorize this code over the whole batch, or run it less often"
         explained = self._add("python-bound loop", compare(lost, [0.0] * len(lost)), text, fix)
         return max(explained - between, 0.0) if self._on_host else explained
 
@@ -375,10 +382,10 @@ class Diagnoser:
             return  # with an accelerator, this code may wait for the step itself
         lost = self._seen_between("work")
         text = (
-            f"between the steps, at {self._line('work')[0]}, operations take {lost * 1e3:.1f} "
-            "ms a step"
+            f"the operations between steps, at {self._line('work')[0]}, take {lost * 1e3:.1f} ms a "
+            "step"
         )
-        fix = "do it less often: evaluate every few hundred steps"
+        fix = "run them less often: for example, evaluate every few hundred steps"
         self._add("work between steps", PairedDifference(lost, 0.0, lost, True), text, fix)
 
     def _judge_epochs(self) -> float:
@@ -406,7 +413,10 @@ class Diagnoser:
             "data to the next"
         )
         text += f", {share:.0%} of it at {line}" if line else ", for a save"
-        fix = "do it less often; one `run.batches` over all epochs saves beside the computation"
+        fix = (
+            "do this work less often; a single `run.batches` over all epochs saves in the "
+            "background"
+        )
         return self._add("work between epochs", PairedDifference(lost, 0.0, lost, True), text, fix)
 
     def _seen_between(self, kind: str) -> float:
@@ -486,12 +496,15 @@ class Diagnoser:
         if "double" in self._seconds:
             alike = compare([2 * each - fixed for each in base], self._seconds["double"])
             text = (
-                f"a double batch takes {fmean(self._seconds['double']) / fmean(base):.2f} "
-                "times as long"
+                "a step with twice the batch takes "
+                f"{fmean(self._seconds['double']) / fmean(base):.2f} times as long"
             )
             if alike.median > 0.5 * median(base):
                 self._add(
-                    "tiny batch", alike, text, f"a global batch above {self._facts['global_batch']}"
+                    "tiny batch",
+                    alike,
+                    text,
+                    f"use a global batch above {self._facts['global_batch']}",
                 )
         elif "larger" in self._seconds:
             gain, scale = self._gain(self._base, "larger"), self._by_passes()
@@ -503,7 +516,7 @@ class Diagnoser:
                 "tiny micro-batch",
                 lost,
                 text,
-                "Plan(micro_batch=0) finds the most that fit",
+                "Plan(micro_batch=0) finds the largest micro-batch that fits",
                 micro_batch=0,
             )
 
@@ -523,8 +536,8 @@ class Diagnoser:
         )
 
     def _judge_device(self) -> None:
-        text = "steps with the batch already on the device are faster by this time"
-        fix = "send less: uint8 images, narrower types"
+        text = "steps are faster by this time if the batch is already on the device"
+        fix = "send fewer bytes: for example, images as uint8"
         if "resident" in self._seconds:
             pinned = self._facts["plan"]["pin"]
             change = {} if pinned else {"pin": True}
@@ -541,11 +554,11 @@ class Diagnoser:
             self._add(
                 "host-device copies",
                 compare(sent, [0.0] * len(sent)),
-                "the host spends this time on it",
+                "the host spends this time on copying batches to the device",
                 fix,
             )
         if "bf16" in self._seconds:
-            text = "the same steps under bf16 autocast are faster by this time"
+            text = "the same steps are faster by this time under bf16 autocast"
             lost = self._gain("resident", "bf16")
             self._add(
                 "fp32 on tensor cores", lost, text, "Plan(precision='bf16')", precision="bf16"
@@ -566,7 +579,7 @@ class Diagnoser:
             self._add(
                 "slow checkpoint",
                 lost,
-                f"saves in the script take {asked * 1e3:.1f} ms a step{where}",
+                f"the script's own saves take {asked * 1e3:.1f} ms a step{where}",
                 fix,
             )
             return
@@ -581,6 +594,7 @@ class Diagnoser:
             [stall * step / max(interval, step) for stall in stalls], [0.0] * len(stalls)
         )
         text = (
-            f"a save keeps the loop waiting for {fmean(stalls) * 1e3:.0f} ms, each {interval:g} s"
+            f"a save blocks the training loop for {fmean(stalls) * 1e3:.0f} ms, every {interval:g} "
+            "s"
         )
         self._add("slow checkpoint", lost, text, fix)

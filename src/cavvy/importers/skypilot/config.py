@@ -35,7 +35,7 @@ _INSTEAD = {
     "hooks": "; write the commands as a `trap` in `run`",
     "kubernetes.remote_identity": "; write `pod_config: {spec: {serviceAccountName: NAME}}`",
     "slurm": "; `sbatch_options` of `[providers.slurm]` apply to all jobs",
-    "docker": "; a job's container has the GPUs, the network and the shared memory of its node",
+    "docker": "; a job's container can use the GPUs, the network and the shared memory of its node",
 }
 _OPTIONS = ("pod_config", "enable_docker")
 
@@ -85,15 +85,17 @@ def keep_config(
             if path in _NOTED or key.text in _NOTED:
                 kept_keys.note(inner.mark, where, "it only concerns SkyPilot itself")
             elif key.text in _CLOUDS and key.text not in clouds:
-                reason = f"it is not passed on if the job runs on {key.text}"
+                reason = f"the setting is not passed on if the job runs on {key.text}"
                 if clouds:
                     reason = f"the job does not run on {key.text}"
                 kept_keys.note(inner.mark, where, reason)
             elif path == "docker.run_options" and _are_met(value):
-                kept_keys.note(inner.mark, where, "a job's container can use all of these anyway")
+                kept_keys.note(
+                    inner.mark, where, "a job's container can use all of these without the options"
+                )
             elif key.text == "docker" and not is_image:
                 kept_keys.note(inner.mark, where, "the job does not run in a container")
             else:
                 advice = _INSTEAD.get(path) or _INSTEAD.get(key.text, "")
-                reason = f"this setting of SkyPilot is not passed on{advice}"
+                reason = f"this SkyPilot setting has no effect in Cavvy{advice}"
                 kept_keys.refuse(inner.mark, where, reason)

@@ -221,7 +221,7 @@ def _check_place(table: MapNode, alternative: MapNode, notes: ProblemNotes) -> N
     for key in ("cloud", "region", "zone"):
         other = _find(table, alternative, key)
         if infra is not None and other is not None:
-            hint = "write all of it into `infra`, as in aws/us-east-1"
+            hint = "write the whole location into `infra`, for example aws/us-east-1"
             notes.add(other.mark, f"`{key}` and `infra` cannot be used together", suggestion=hint)
 
 

@@ -34,7 +34,7 @@ def read_device(text: str) -> str:
         return plain
     key = name_device(_accelerators(text))
     if key is None:
-        raise WrongValue(f"{shown(text)} must be one accelerator with one count")
+        raise WrongValue(f"{shown(text)} does not state exactly one accelerator and count")
     return key
 
 
@@ -56,8 +56,8 @@ def name_device(needs: Sequence[AcceleratorNeed]) -> str | None:
 def _no_colon(text: str) -> str:
     if ":" in filled(text):
         raise WrongValue(
-            f"{shown(text)} has more than one part",
-            suggestion="write `gpu: NAME:COUNT`, or one key per part",
+            f"{shown(text)} contains a colon, but `name` takes only the accelerator's name",
+            suggestion="write `gpu: NAME:COUNT`, or use the keys `name`, `memory` and `count`",
         )
     return text.strip()
 

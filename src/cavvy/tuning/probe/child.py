@@ -30,7 +30,8 @@ from cavvy.tuning.probe.look import (
 from cavvy.tuning.probe.modes import WindowModes
 
 NO_LOOP = (
-    "the script does not train in `run.batches` of cavvy.train; `cavvy estimate` reads any script"
+    "the script has no loop over `run.batches` of cavvy.train; `cavvy estimate` works for any "
+    "script"
 )
 _FREE_STEPS = 10  # optimizer steps before the script's loop, such as those of a warm-up
 _CLOSE_S = 5.0  # time to end by itself after the session has ended

@@ -65,7 +65,7 @@ class WindowModes:
 
     def choose(self, name: str, skip: int = 0, reading: "dict[str, int] | None" = None) -> None:
         if name not in NAMES:
-            raise ValueError(f"mode {name!r} is none of {', '.join(NAMES)}")
+            raise ValueError(f"mode {name!r} is not one of {', '.join(NAMES)}")
         micro = self.run._state.micro
         if self.name in GROWN and self._size:
             micro.settle(
