@@ -34,7 +34,7 @@ def parse_own(
         raise AssertionError("a file without a tree must have a problem")
     values = read_params(root, params, notes)
     if isinstance(root, MapNode):
-        # The declarations of the parameters contain no expressions to replace.
+        # The declarations under `params` contain no expressions to replace.
         entries = tuple(
             (k, v if k.text == "params" else substitute(v, values, notes)) for k, v in root.entries
         )

@@ -68,7 +68,8 @@ def describe_nodes(task: Task) -> str:
 def describe_accelerator(need: AcceleratorNeed) -> str:
     """One alternative of accelerators, such as "1 to 4 A100 of 40 to 80 GiB"."""
     most = need.count_max
-    endless = most is not None and most >= 65_536  # `catalog.needs.MOST`, for a range without end
+    # 65,536 is `catalog.needs.MOST`, which means that the range has no upper bound.
+    endless = most is not None and most >= 65_536
     count = str(need.count_min)
     if endless:
         count = f"at least {count}"

@@ -9,7 +9,7 @@ from cavvy.spec.fields.params import escape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StarterAnswers:
-    """The user's answers about the task, as typed; "" if there is no answer."""
+    """The user's answers to the questions of `cavvy init`, as typed; "" if there is no answer."""
 
     name: str = "hello"
     run: str = "echo hello from $(hostname)"

@@ -1,6 +1,7 @@
 """Refuse valid features that are not supported, by Cavvy yet or by a provider.
 
-`NOT_YET` is used while a file is read, and `refusals` while offers of a provider are considered.
+`NOT_YET` is used while a file is read, and `refusals` while a provider's offers are checked for a
+task.
 """
 
 import json

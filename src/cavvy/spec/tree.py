@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 1 << 20
 MAX_DEPTH = 40
-MAX_NODES = 50_000  # aliases count as often as they are used
+MAX_NODES = 50_000  # each use of an alias counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ _UNREADABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U0001000
 
 
 class _Hopeless(Exception):
-    """A syntax error was added to the notes, and the tree cannot be built."""
+    """Raised after a syntax error was added to the notes, because the tree cannot be built."""
 
 
 def _readable(text: str, notes: ProblemNotes) -> bool:
@@ -330,11 +330,12 @@ class _Composer:
 
 def _mark(event: "Event") -> SourceMark:
     start = event.start_mark
-    assert start is not None  # every event from the parser has a start mark
+    assert start is not None  # the parser sets a start mark on every event
     return SourceMark(line=start.line + 1, column=start.column + 1, index=start.index)
 
 
-# (part of a message of libyaml or PyYAML, explanation for the author, suggested fix)
+# tuples of a part of libyaml's or PyYAML's message, an explanation for the author, and a suggested
+# fix
 _EXPLAINED = (
     (
         "tab between",

@@ -21,11 +21,12 @@ from cavvy.spec.ignore import OWN_FILE, list_files
 # should list.
 MOST_BYTES = 10 << 30
 MOST_FILES = 200_000
-# A cached hash is used only if the file had not changed for this long when the cache was written:
-# otherwise the file may have changed again without a change of its times.
+# A cached hash is used only if the file had not changed for this long when the cache was written. A
+# file that changed more recently may have changed again within the same clock tick.
 _SETTLE_NS = 2_000_000_000
 _CACHE_FORMAT = 1
-Progress = Callable[[int, int], None]  # called with the bytes read so far and the total bytes
+# Called with the number of bytes read so far and the total number of bytes.
+Progress = Callable[[int, int], None]
 
 
 class FreezeError(Exception):
@@ -60,7 +61,7 @@ class FolderSnapshot:
     entries: tuple[FolderEntry, ...]
     manifest: bytes = field(repr=False)
     hash: str
-    notes: tuple[str, ...] = ()  # notes for people, such as about files that are left out
+    notes: tuple[str, ...] = ()  # notes for the user, for example about files that are left out
     parts: tuple["FolderSnapshot", ...] = ()  # the snapshots that were merged into this one
     single: bool = False  # whether this is the snapshot of one file instead of a folder
 

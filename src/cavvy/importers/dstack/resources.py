@@ -26,7 +26,7 @@ _SPOT = {"spot": SpotPolicy.ONLY, "auto": SpotPolicy.AUTO}
 
 
 def read_resources(table: Node, kept_keys: TranslationNotes) -> Resources:
-    """Translate the resources of a checked run."""
+    """Translate the resources of a configuration that has been checked."""
     needs = child(table, "resources")
     cpus = _read_cpus(needs, kept_keys)
     memory = _as_mib(range_of(child(needs, "memory"), read_size_mib) or MEMORY_MIB)

@@ -139,7 +139,7 @@ def _translate_run(root: Node, kept_keys: TranslationNotes) -> Task:
     )
 
 
-# The commands of a task
+# Commands of a task
 
 
 def _read_run(root: Node, kept_keys: TranslationNotes) -> str:

@@ -9,8 +9,10 @@ from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, items
 from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 
-_CLOUDS = ("aws", "gcp", "azure", "kubernetes", "ssh", "slurm", "vast")  # clouds with a section
-# Keys that change how SkyPilot obtains a node, but not the node itself
+# Clouds that have a section in `config`.
+_CLOUDS = ("aws", "gcp", "azure", "kubernetes", "ssh", "slurm", "vast")
+
+# Keys that change how SkyPilot obtains a node, but not the node itself.
 _NOTED = frozenset(
     [
         *("active_workspace", "allowed_clouds", "api_server", "daemons", "db", "jobs", "logs"),
@@ -30,7 +32,7 @@ _NOTED = frozenset(
 )
 
 
-# For settings that are refused, what to write instead
+# For some settings that are refused: what to write instead
 _INSTEAD = {
     "hooks": "; write the commands as a `trap` in `run`",
     "kubernetes.remote_identity": "; write `pod_config: {spec: {serviceAccountName: NAME}}`",
@@ -41,7 +43,9 @@ _OPTIONS = ("pod_config", "enable_docker")
 
 
 def read_options(config: Node | None) -> tuple[ProviderOptions, ...]:
-    """The settings that become options of Kubernetes: fields of pods, and a container engine."""
+    """The settings that become Kubernetes options of the task: fields of pods, and a container
+    engine.
+    """
     pod, docker = (
         None if node is None else to_value(node)
         for node in (child(child(config, "kubernetes"), name) for name in _OPTIONS)

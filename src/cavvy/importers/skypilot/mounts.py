@@ -28,7 +28,7 @@ _UPLOADED = (
     "changes are sent to the bucket every 30 s and when the work ends, and nothing is read from "
     "the bucket"
 )
-# Cavvy's URL scheme for buckets, by the name of the store or of its cloud
+# Cavvy's URL scheme for buckets, keyed by the name of the store or of its cloud
 _STORES = {
     **{"s3": "s3", "aws": "s3", "gcs": "gs", "gcp": "gs", "azure": "az"},
     **{"r2": "r2", "nebius": "nebius", "oci": "oci", "ibm": "cos", "coreweave": "cw"},
@@ -102,8 +102,7 @@ def read_mounts(
 
 def _use_s3(found: TranslatedMounts, stores: set[str]) -> TranslatedMounts:
     """Change the buckets of a mount to S3's URL scheme if their store uses S3's protocol. `stores`
-    collects the original schemes of these stores. Raises WrongValue if there is more than one
-    scheme.
+    collects the original schemes of these stores. Raises WrongValue if the schemes differ.
     """
     urls = [each.source for each in found.inputs] + [each.target for each in found.outputs]
     schemes = stores | {url.partition(":")[0] for url in urls} & set(_LIKE_S3)

@@ -33,7 +33,7 @@ from cavvy.importers.skypilot.needs import (
 from cavvy.spec.problems import SourceMark
 from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 
-# For each key that makes no difference to the work, the reason
+# The keys that have no effect on the work, each with the reason
 _NOTED = {
     "ports": "ports are not public; `cavvy forward NAME PORT` forwards one to this machine",
     "network_tier": "this is only a preference; Cavvy uses the provider's usual network",
@@ -191,8 +191,8 @@ def _scalar(text: str, mark: SourceMark) -> ScalarNode:
 
 
 def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> ResourceRequest:
-    """Translate one alternative. If `spare` is set, another alternative can be used, so an unknown
-    accelerator is only noted.
+    """Translate one alternative. If `spare` is set, another alternative can be used instead, so an
+    unknown accelerator is only noted.
     """
     kept_keys.keep_listed((key for key, _ in entries(table)), _REFUSED, _NOTED, "resources.")
     providers, regions, zone = _read_location(table, kept_keys)
@@ -249,7 +249,8 @@ def _read_location(
     cloud = {"k8s": "kubernetes", "*": ""}.get(cloud.lower(), cloud.lower())
     region, zone = region.strip("*"), zone.strip("*")
     if cloud == "slurm" and zone:
-        region, zone = f"{region}/{zone}", ""  # a partition, which `regions` may contain too
+        # The zone is a partition of Slurm, which `regions` may also contain.
+        region, zone = f"{region}/{zone}", ""
     elif zone and not cloud:
         key = "resources.zone" if infra is None else "resources.infra"
         kept_keys.refuse_at(

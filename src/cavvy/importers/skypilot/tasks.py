@@ -259,7 +259,7 @@ def _read_variables(
     env: dict[str, str] = {}
     secrets: list[str] = []
     envs = child(table, "envs")
-    for key, value in envs.entries if isinstance(envs, MapNode) else ():  # including null values
+    for key, value in envs.entries if isinstance(envs, MapNode) else ():  # null values are included
         if is_null(value):
             _want_secret(key.text, f"envs.{key.text}", key.mark, secrets, kept_keys)
         else:
@@ -275,7 +275,7 @@ def _read_variables(
 
 
 def _read_secrets(node: Node | None, secrets: list[str], kept_keys: TranslationNotes) -> None:
-    for key, value in node.entries if isinstance(node, MapNode) else ():  # including null values
+    for key, value in node.entries if isinstance(node, MapNode) else ():  # null values are included
         name = _secret_name(key.text)
         _want_secret(name, f"secrets.{key.text}", key.mark, secrets, kept_keys)
         if not is_null(value) and to_value(value) != "":

@@ -18,7 +18,7 @@ from cavvy.spec.fields.paths import inner_path
 from cavvy.spec.problems import shown
 
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
-# (name or None, build or None, name of the login's secret or None)
+# a tuple of the name, the build, and the name of the login's secret; each may be None
 TaskImage = tuple[str | None, ImageBuild | None, str | None]
 
 

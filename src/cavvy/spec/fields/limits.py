@@ -23,7 +23,9 @@ from cavvy.spec.tree import ScalarNode
 
 
 def _read_deadline(node: ScalarNode) -> tuple[datetime | None, timedelta | None]:
-    """Return a time, or else a duration since the submission; the other is None."""
+    """Return the deadline as a point in time and as a duration since the submission. One of the two
+    is None.
+    """
     text = read_text(node).strip()
     try:
         length = read_length(node)

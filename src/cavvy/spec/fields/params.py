@@ -62,7 +62,8 @@ class ParamSpec:
             value = given.text
         elif self.type == "float" and isinstance(value, int) and not isinstance(value, bool):
             value = _to_float(value)
-        # The types are compared exactly: in Python a bool is also an int, but for users it is not.
+        # The types are compared exactly, because in Python a bool is also an int, but for users it
+        # is not.
         if type(value) is not TYPES[self.type] or (
             isinstance(value, float) and not math.isfinite(value)
         ):
@@ -98,8 +99,8 @@ _TYPE_WORDS = {
 def read_params(
     root: Node, overrides: Mapping[str, Scalar], notes: ProblemNotes
 ) -> dict[str, WrittenValue | None]:
-    """The value of every declared parameter. Problems of invalid parameters are added to `notes`,
-    and their values are None.
+    """The value of every declared parameter. For an invalid parameter, a problem is added to
+    `notes`, and the value is None.
     """
     section = root.get("params") if isinstance(root, MapNode) else None
     declared: dict[str, ParamSpec] = {}

@@ -151,7 +151,8 @@ _ONE: dict[str, ValueKind | FieldSpec] = {
     "check": either(FLAG, lambda wanted: NodeCheck() if wanted else None, _CHECK),
     "options": _OptionsKind(),
 }
-Alternative = tuple[dict[str, Any], frozenset[str]]  # (values by attribute, keys that are present)
+# The values keyed by attribute, and the keys that are present.
+Alternative = tuple[dict[str, Any], frozenset[str]]
 
 
 def _read_one(table: SectionReader) -> Alternative:

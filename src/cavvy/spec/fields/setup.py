@@ -35,5 +35,5 @@ _TABLE = section(
     run=FieldSpec(COMMANDS, required=True),
     uses=ListKind(_FILE),
 )
-# The value is (commands, files that they use).
+# The value is a tuple of the commands and the files that they use.
 SETUP = either(COMMANDS, lambda run: (run, None), _TABLE)

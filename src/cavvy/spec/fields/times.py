@@ -58,8 +58,8 @@ def length_kind(
 
 
 def _exact(length: timedelta) -> str:
-    """Format a limit in the syntax of task files. `format_duration` would round a millisecond to
-    0.
+    """Format a limit in the syntax of task files. A millisecond needs its own text, because
+    `format_duration` would round it to 0.
     """
     return (
         "1ms; omit the key for no limit"

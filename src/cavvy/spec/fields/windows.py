@@ -10,7 +10,7 @@ from cavvy.spec.problems import shown
 _NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _ALL = tuple(range(7))
 _DAY_MINUTES = 24 * 60
-# "off-peak" means nights and whole weekends. This is Cavvy's own convention.
+# "off-peak" means nights and whole weekends. This definition is Cavvy's own; no provider uses it.
 _OFF_PEAK_SPANS: tuple[WindowSpan, ...] = (
     WindowSpan(days=_ALL, start_minute=22 * 60, end_minute=6 * 60),
     WindowSpan(days=(5, 6), start_minute=0, end_minute=_DAY_MINUTES),

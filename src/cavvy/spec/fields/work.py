@@ -26,7 +26,7 @@ from cavvy.spec.problems import shown
 
 
 class WorkPrecision(StrEnum):
-    """The number formats for which the catalog has peak rates of accelerators."""
+    """The number formats for which the catalog has the peak rates of accelerators."""
 
     FP64 = "fp64"
     FP32 = "fp32"
