@@ -24,7 +24,7 @@ def make_starter(answers: StarterAnswers) -> str:
     run = escape(answers.run.strip())
     return f"""\
 # A task for Cavvy: what to run, and what it needs.
-#   cavvy validate FILE   check it        cavvy plan FILE   compare costs of all offers
+#   cavvy validate FILE   check it        cavvy plan FILE   compare the costs of all offers
 #   cavvy run FILE        run it          every key: docs/reference/task-file.md
 name: {answers.name}
 

@@ -117,9 +117,9 @@ def main() -> None:
         )
     if run.world.is_first:
         print(
-            f"accuracy {right:.4f} on {len(test)} images that it never saw, after {run.steps} steps"
+            f"accuracy {right:.4f} on {len(test)} held-out images, after {run.steps} steps"
         )
-        print(f"a {labels[test][0]}, and where the last block looked:")
+        print(f"an image of a {labels[test][0]}, and where the last block attends in it:")
         print(show(model.blocks[-1].attention.weights[0].cpu()))
     run.close()
 

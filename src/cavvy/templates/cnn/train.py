@@ -70,7 +70,7 @@ def main() -> None:
         )
     if run.world.is_first:
         print(
-            f"accuracy {right:.4f} on {len(test)} images that it never saw, after {run.steps} steps"
+            f"accuracy {right:.4f} on {len(test)} held-out images, after {run.steps} steps"
         )
     run.close()
 

@@ -119,7 +119,7 @@ def heat_map(
         left = _without_each(model, layer, image, len(seen))[:, label]
         heat = (((score - left) / (score.abs() + 1e-7))[:, None, None] * seen).sum(0)
     else:
-        raise ValueError(f"{method!r} is none of {', '.join(METHODS)}")
+        raise ValueError(f"{method!r} is not one of {', '.join(METHODS)}")
     heat = F.interpolate(
         heat.relu()[None, None], image.shape[1:], mode="bilinear", align_corners=False
     )[0, 0]
@@ -176,8 +176,7 @@ def main() -> None:
     if run.world.is_first:
         FOLDER.mkdir(exist_ok=True)
         print(
-            f"accuracy {(answers == labels[:300]).float().mean():.4f} on 300 pictures that it "
-            "never saw"
+            f"accuracy {(answers == labels[:300]).float().mean():.4f} on 300 held-out pictures"
         )
         for method in METHODS if options.method == "all" else [options.method]:
             inside, rows = [], []

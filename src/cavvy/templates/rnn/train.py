@@ -65,7 +65,7 @@ def main() -> None:
         right = (model(rows[test].to(device)).argmax(1).cpu() == labels[test]).float().mean().item()
     if run.world.is_first:
         print(
-            f"accuracy {right:.4f} on {len(test)} images that it never saw, after {run.steps} steps"
+            f"accuracy {right:.4f} on {len(test)} held-out images, after {run.steps} steps"
         )
     run.close()
 
