@@ -79,7 +79,8 @@ def names_no_tool(documents: "Sequence[Node]") -> bool:
 
 def find_by_path(path: Path) -> Dialect | None:
     """The tool that the name or folder of a file suggests, such as a name like train.sky.yaml, a
-    repository called skypilot, or a folder with a `.skyignore`. None if they suggest no tool.
+    repository called skypilot, or a folder with a `.skyignore`. None if the name and the folder
+    suggest no tool.
     """
     named = _NAMED.fullmatch(path.name.lower())
     if named:

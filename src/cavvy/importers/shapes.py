@@ -80,7 +80,7 @@ class ListRule:
 
     def check(self, node: Node, path: str, notes: ProblemNotes) -> None:
         if not isinstance(node, ListNode):
-            hint = "write `- ` before it" if self.item.fits(node) else ""
+            hint = "write `- ` before the value" if self.item.fits(node) else ""
             notes.add(
                 node.mark,
                 f"{_name(path)} is {describe(node)}",

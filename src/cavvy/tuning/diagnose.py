@@ -13,17 +13,17 @@ from cavvy.tuning.findings import CostFinding, Diagnosis, StepWindow
 from cavvy.tuning.paired import PairedDifference, compare
 from cavvy.tuning.session import ScriptError, TuningSession, count_ready
 
-LEAST = 0.03  # share of a step; smaller costs are not reported
+LEAST = 0.03  # share of a step; costs below it are not reported
 MORE_THREADS = 8
 MORE_WORKERS = (
     16  # maximum number of worker processes; each prepares batches, which a window must skip
 )
 LOOKED_AT = 24  # samples to read and time separately
-FAR = 4.0  # a stall longer than this many times the reading of a batch has another cause
+FAR = 4.0  # limit of a stall, as a multiple of a batch's read time; a longer one has another cause
 MOST_ROUNDS = 5  # maximum number of rounds, as a multiple of the requested rounds
-SEEN = 4  # number of times that a rare event must be observed
-LONGEST, LONGEST_S = 500, 30.0  # limits of a window for rare events: steps, seconds
-MOST_TRACED = 100  # limit of traced steps in such a window: all operations stay in memory
+SEEN = 4  # number of times that a rare event should be observed
+LONGEST, LONGEST_S = 500, 30.0  # maximum steps and seconds of a window for rare events
+MOST_TRACED = 100  # maximum number of traced steps, because all operations stay in memory
 PAUSES = 3  # number of pauses between two passes to measure
 # if one rank waits longer than the median rank by this share of the stall, that rank is the cause
 ALONE = 0.5
@@ -33,7 +33,8 @@ class Diagnoser:
     """Measures windows of a session in rounds. A round has one window of each mode; every second
     round has the modes in reverse order.
 
-    `rounds` is the minimum. More rounds follow until `patience_s` seconds have passed.
+    `rounds` is the minimum number of rounds. More rounds follow until `patience_s` seconds have
+    passed.
     """
 
     def __init__(
@@ -237,8 +238,8 @@ class Diagnoser:
         self._name_slowest(lost, evidence, look, more)
 
     def _data_waits(self) -> tuple[list[float], list[float]]:
-        """Two lists by rank: the seconds per step that the rank waits for data, and the part of
-        these waits in rare long stalls.
+        """Two lists with an entry for each rank: the seconds per step for which the rank waits for
+        data, and the seconds of these that are rare long stalls.
         """
         windows, ranks = self._windows[""], range(self._facts["ranks"])
         usual = [
@@ -264,7 +265,7 @@ class Diagnoser:
         return max(int(self._facts["cores"]) // int(self._facts["ranks"]), 1)
 
     def _more_readers(self) -> dict[str, int]:
-        """A change of the plan to more readers, or {} if it already has many."""
+        """A change of the plan that adds readers, or {} if the plan already has many."""
         plan, workers = self._facts["plan"], min(self._own_cores(), MORE_WORKERS)
         if not plan["workers"] and plan["threads"] < MORE_THREADS:
             return {"threads": MORE_THREADS, "prefetch": MORE_THREADS}
@@ -273,8 +274,8 @@ class Diagnoser:
         return {}
 
     def _try_readers(self, more: dict[str, int]) -> tuple[str, str, float]:
-        """Measure with these readers. Returns their description, a sentence for the evidence, and
-        the remaining stall in seconds.
+        """Measure the script with more readers. Returns a description of the readers, a sentence
+        for the evidence, and the remaining stall in seconds.
         """
         readers = more.get("workers", 1) * more["threads"]
         told = StepWindow(
@@ -478,7 +479,7 @@ class Diagnoser:
         return -(-share // max(size, 1))
 
     def _by_passes(self) -> float:
-        """The factor from the measured gain of fewer passes to the gain of a single pass."""
+        """The gain of a single pass, as a multiple of the measured gain of fewer passes."""
         return (self._passes - 1) / max(self._passes - self._fewer, 1)
 
     @property
@@ -521,8 +522,8 @@ class Diagnoser:
             )
 
     def _ran_out(self) -> bool:
-        """Whether a larger batch or micro-batch did not fit into memory, so that the script
-        continued with a smaller micro-batch.
+        """Whether a larger batch or micro-batch did not fit into memory. The script then continued
+        with a smaller micro-batch.
         """
         share, size = (
             self._facts["global_batch"] // self._facts["ranks"],
@@ -565,8 +566,8 @@ class Diagnoser:
             )
 
     def _judge_checkpoint(self, step: float) -> None:
-        """Record the cost of saves: those that the script makes, or else those that the run makes
-        at its interval, which are measured separately.
+        """Record the cost of saves. If the script itself saves often enough to be slow, these saves
+        count. Otherwise, the saves that the run makes at its interval are measured separately.
         """
         ranks, fix = range(self._facts["ranks"]), "Run(save_every='auto')"
         by_hand = [self._between(rank) * self._seen(rank)["saving"] for rank in ranks]

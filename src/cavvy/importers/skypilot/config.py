@@ -87,7 +87,7 @@ def keep_config(
             ):
                 continue
             if path in _NOTED or key.text in _NOTED:
-                kept_keys.note(inner.mark, where, "it only concerns SkyPilot itself")
+                kept_keys.note(inner.mark, where, "the setting only concerns SkyPilot itself")
             elif key.text in _CLOUDS and key.text not in clouds:
                 reason = f"the setting is not passed on if the job runs on {key.text}"
                 if clouds:

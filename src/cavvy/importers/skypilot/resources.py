@@ -39,9 +39,9 @@ _NOTED = {
     "network_tier": "this is only a preference; Cavvy uses the provider's usual network",
     "autostop": "nodes are released when the job ends; `--machine NAME --keep TIME` keeps them",
     "ephemeral_storage": "SkyPilot no longer reads it",
-    "_no_missing_accel_warnings": "it only concerns SkyPilot itself",
-    "_is_image_managed": "it only concerns SkyPilot itself",
-    "_requires_fuse": "it only concerns SkyPilot itself",
+    "_no_missing_accel_warnings": "the key only concerns SkyPilot itself",
+    "_is_image_managed": "the key only concerns SkyPilot itself",
+    "_requires_fuse": "the key only concerns SkyPilot itself",
 }
 _REFUSED = {
     "volumes": "volumes are not attached yet",

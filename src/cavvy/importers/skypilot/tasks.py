@@ -22,7 +22,7 @@ from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value
 
 KIND = "SkyPilot"
 _LATER = {
-    "file_mounts_mapping": "it only concerns SkyPilot itself",
+    "file_mounts_mapping": "the key only concerns SkyPilot itself",
     "event_callback": "state changes do not trigger callbacks; in a Cavvy file, `webhooks` "
     "lists addresses to call when the job ends",
 }
@@ -35,7 +35,7 @@ _NOTED = {
     "inputs": "SkyPilot uses it only to estimate the price of traffic",
     "outputs": "SkyPilot uses it only to estimate the price of traffic",
     "api_server_access": "Cavvy has no SkyPilot server to reach",
-    "_metadata": "it only concerns SkyPilot itself",
+    "_metadata": "the key only concerns SkyPilot itself",
 }
 
 

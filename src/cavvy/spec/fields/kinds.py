@@ -120,7 +120,7 @@ class ListKind:
             if one is None:
                 return None
         else:
-            suggestion = "write `- ` before it" if isinstance(node, ScalarNode) else ""
+            suggestion = "write `- ` before the value" if isinstance(node, ScalarNode) else ""
             message = f"{describe(node)} where a list was expected"
             notes.add(node.mark, message, expected=self.words, suggestion=suggestion)
             return None
@@ -489,8 +489,7 @@ def matching(pattern: str, wrong: str, *, expected: str | None = None) -> Callab
 def text_kind(
     words: str, check: Callable[[str], Any] = filled, *, numbers: bool = False
 ) -> ScalarKind:
-    """A string. A single value that is a string. `check` returns the string, possibly changed, or
-    raises WrongValue.
+    """A string. `check` returns the string, possibly changed, or raises WrongValue.
 
     With `numbers`, the schema also accepts numbers, which are read as strings.
     """
@@ -566,7 +565,7 @@ def named_texts(
     key_schema: Schema = STRING,
     *,
     missing: str,
-    hint: str = "write '' for an empty one",
+    hint: str = "write '' for an empty value",
 ) -> MapKind:
     """A table of strings. `missing` is the message for a key without a value."""
 

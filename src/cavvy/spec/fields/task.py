@@ -211,7 +211,7 @@ TASK = section(
         check_variable,
         {"pattern": f"^{_VARIABLE.pattern}$"},
         missing="the variable has no value",
-        hint="write '' for an empty one, or list its name under `secrets`",
+        hint="write '' for an empty value, or list the name under `secrets`",
     ),
     secrets=ListKind(text_kind("a secret's name such as HF_TOKEN", check_secret), single=True),
     inputs=INPUTS,
