@@ -168,7 +168,7 @@ def _readable(text: str, notes: ProblemNotes) -> bool:
     mark = SourceMark(line=line, column=match.start() - (before.rfind("\n") + 1) + 1)
     notes.add(
         mark,
-        f"{name} cannot be in a YAML file",
+        f"a YAML file cannot contain {name}",
         suggestion="delete the character, and check that this is a text file in UTF-8",
     )
     return False

@@ -112,7 +112,7 @@ def freeze(
     paths, left_out = _without_state(folder, paths, state)
     if len(paths) > most_files:
         raise FreezeError(
-            f"{folder} has {len(paths):,} files, more than {most_files:,}",
+            f"{folder} has {len(paths):,} files, which is more than the limit of {most_files:,}",
             _ignore_hint(paths),
         )
     found, notes = _look(folder, paths)
@@ -248,8 +248,8 @@ def _check_size(folder: Path, found: Sequence[Found], most_bytes: int) -> None:
         biggest = sorted(found, key=lambda item: -item[0].size)[:3]
         names = ", ".join(f"{entry.path} ({_size_words(entry.size)})" for entry, _ in biggest)
         raise FreezeError(
-            f"{folder} contains {_size_words(total)}, more than {_size_words(most_bytes)}; the "
-            f"biggest are {names}",
+            f"{folder} contains {_size_words(total)}, which is more than the limit of "
+            f"{_size_words(most_bytes)}; the largest files are {names}",
             f"list unneeded files in {OWN_FILE}, and keep data outside of the working folder",
         )
 

@@ -219,12 +219,7 @@ class Diagnoser:
                 "rank "
                 f"{others * 1e3:.1f}; {evidence}"
             )
-            self._add(
-                "straggler rank",
-                lost,
-                evidence,
-                f"check the storage and the CPUs of rank {late}'s machine",
-            )
+            self._add("straggler rank", lost, evidence, f"check the disk and CPUs of rank {late}")
             return
         more = self._more_readers()
         if more:

@@ -383,7 +383,10 @@ def _read_idle(root: Node, kept_keys: TranslationNotes) -> timedelta | None:
         return timedelta(seconds=read_duration(window) or 0) or None
     idle = _read_length(root, "inactivity_duration")
     if idle is not None:
-        reason = "the job is stopped after this time without output or CPU use, even by a login"
+        reason = (
+            "the job is stopped after this time without output or CPU use, even if a user is "
+            "logged in"
+        )
         kept_keys.note_at(root, "inactivity_duration", reason)
     return idle
 

@@ -249,15 +249,13 @@ def _read_location(
     cloud = {"k8s": "kubernetes", "*": ""}.get(cloud.lower(), cloud.lower())
     region, zone = region.strip("*"), zone.strip("*")
     if cloud == "slurm" and zone:
-        # The zone is a partition of Slurm, which `regions` may also contain.
-        region, zone = f"{region}/{zone}", ""
+        region, zone = f"{region}/{zone}", ""  # a partition; `regions` may also contain partitions
     elif zone and not cloud:
         key = "resources.zone" if infra is None else "resources.infra"
         kept_keys.refuse_at(
             table,
             key,
-            f"the zone {zone} is set without its cloud; set the cloud too, for example `infra: "
-            "aws`",
+            f"the zone {zone} is set without its cloud; add the cloud, as in `infra: aws`",
         )
     elif zone and not region:
         region = "".join(_REGION_OF_ZONE.findall(zone))

@@ -45,7 +45,7 @@ def _check_policy(table: MapNode, notes: ProblemNotes) -> None:
     elif goal is not None and not is_null(goal) and most is None:
         notes.add(goal.mark, "`target_qps_per_replica` needs `max_replicas`")
     elif (goal is None or is_null(goal)) and most is not None and most != least:
-        hint = "write `target_qps_per_replica`, or one number of replicas"
+        hint = "write `target_qps_per_replica`, or set a fixed number of replicas"
         notes.add(
             table.mark, "a variable number of replicas needs a scaling target", suggestion=hint
         )

@@ -308,7 +308,7 @@ def _want_secret(
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
         kept_keys.refuse(mark, key, f"{name!r} is not a valid variable name")
         return
-    kept_keys.note(mark, key, f"its value comes from `cavvy secret set {name}`")
+    kept_keys.note(mark, key, f"set the value with `cavvy secret set {name}`")
     secrets.append(name)
 
 

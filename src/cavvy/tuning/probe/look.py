@@ -144,7 +144,7 @@ class BusyLines:
     """
 
     def __init__(self) -> None:
-        # Keyed by line: nanoseconds sampled while no operation ran, and nanoseconds sampled in total.
+        # Keyed by line: nanoseconds sampled while no operation ran, and in total.
         self._told: dict[str, tuple[int, int]] = {}
 
     def learn(self, seen: list[StackSample], busy: "list[tuple[int, int]]", steps: int) -> None:
