@@ -329,7 +329,7 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("name: Ünïcode name\nenv: {}", "2:7", "write unicode-name"),
         ("webhooks: ftp://x", "2:11", "https://example.org/hook"),
         ("webhooks: {url: https://x.org, on: [success]}", "2:37", "did you mean `finish`?"),
-        ("inputs: [{source: ftp://b/x, target: x}]", "2:19", "ftp:// is not known"),
+        ("inputs: [{source: ftp://b/x, target: x}]", "2:19", "the scheme ftp:// is not supported"),
         ("inputs: [{source: data, target: x}]", "2:19", "`workdir`"),
         ("inputs: [{source: /data, target: /etc}]", "2:34", "is a system path"),
         (
