@@ -123,7 +123,7 @@ def test_dollars_are_seconds_of_all_steps_at_the_price() -> None:
     assert "1. slow storage: 14.0 (+- 1.0) of 34.0 ms = $0.014 an epoch" in text
     assert "$0.034 an epoch" in text
     assert "$" not in describe(found, None)
-    assert "no single cause exceeds" in describe(Diagnosis(FACTS, 0.034, {}, []), None)
+    assert "no single cause costs more than" in describe(Diagnosis(FACTS, 0.034, {}, []), None)
 
 
 def test_only_exact_changes_unless_told_otherwise() -> None:
@@ -164,7 +164,7 @@ def test_a_script_with_a_loop_of_its_own_ends_after_a_few_steps(tmp_path: Path) 
         "while True:\n"
         "    torch.optim.SGD([weight]).step()\n"
     )
-    with pytest.raises(ScriptError, match=r"does not train in `run\.batches`"):
+    with pytest.raises(ScriptError, match=r"has no loop over `run\.batches`"):
         TuningSession(str(script)).close()
 
 

@@ -624,7 +624,7 @@ def test_a_volume_is_kept() -> None:
         ("run: x\npool: {}", "2:7: the pool has no number of workers"),
         (
             "run: x\nservice: {replica_policy: {min_replicas: 1, max_replicas: 2}}",
-            "2:27: a variable number of replicas needs a target",
+            "2:27: a variable number of replicas needs a scaling target",
         ),
         (
             "run: x\nfile_mounts: {/a: {mode: MOUTN}}",

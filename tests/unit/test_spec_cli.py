@@ -60,7 +60,7 @@ def test_json_for_programs(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"\xff\xfe", "not text in UTF-8"), (b"x" * (5 << 20), "more than 4 MiB")],
+    [(b"\xff\xfe", "not valid UTF-8"), (b"x" * (5 << 20), "larger than 4 MiB")],
 )
 def test_files_that_are_no_text(folder: Path, content: bytes, words: str) -> None:
     (folder / "a.yaml").write_bytes(content)
@@ -70,7 +70,7 @@ def test_files_that_are_no_text(folder: Path, content: bytes, words: str) -> Non
 
 
 def test_a_folder_instead_of_a_file(folder: Path) -> None:
-    assert "use the file in it" in run(validate, ".").stderr
+    assert "use a file in it" in run(validate, ".").stderr
 
 
 def test_the_schema_is_printed() -> None:
@@ -156,7 +156,7 @@ def test_init_asks_before_it_overwrites(folder: Path, monkeypatch: pytest.Monkey
         ("run: x\nresources: {gpu: 100}", "No offer: "),
         ("run: x\nresources: {gpu: tpu:4}", "accept TPU-"),
         ("run: x\nresources: {providers: local, cpu: 5000}", "you asked for at least 5000"),
-        ("run: x\nsecrets: [PATH]", "PATH is set by each node"),
+        ("run: x\nsecrets: [PATH]", "PATH cannot be set, because each node sets it"),
     ],
 )
 def test_validate_finds_what_run_would_refuse(folder: Path, text: str, told: str) -> None:

@@ -96,7 +96,7 @@ def test_anchors_and_merge_keys() -> None:
 def test_a_duplicate_key_names_both_places() -> None:
     said = problem("a: 1\nb: 2\na: 3")
     assert "f.yaml:3:1: the key 'a' appears twice" in said
-    assert "first at line 1" in said
+    assert "first appears at line 1" in said
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_duplicate_key_names_both_places() -> None:
         ("a:\n\tb: 1", ":2:1:", "a tab cannot indent"),
         ("a: b: c", ":1:5:", "colon where a key is not allowed"),
         ("a: *x", ":1:4:", "no anchor"),
-        ("a: &x [*x]", ":1:8:", "inside the part that it repeats"),
+        ("a: &x [*x]", ":1:8:", "inside the value that it refers to"),
         ("a: !foo 1", ":1:4:", "tag '!foo'"),
         ("a: !!python/object:os.system []", ":1:4:", "tag '!!python/object:os.system'"),
         ("a: 'x", ":1:6:", "never closed"),

@@ -49,9 +49,9 @@ def test_forms(text: str, expected: Volume) -> None:
     [
         ("data", "needs a source and a path"),
         ("data:mnt", "is not an absolute path, which a provider's volume needs"),
-        ("s3://bucket/a:/data", "write it as one of `inputs` or `outputs`"),
+        ("s3://bucket/a:/data", "add the URL to `inputs` or `outputs`"),
         ("~/data:/data", "~ is only expanded by a shell"),
-        ("./data:/data", "into `workdir`"),
+        ("./data:/data", "use `workdir`"),
         ("/a:/etc", "is a system path"),
         ("/a:/b/../etc", "without .."),
         ("/a:../b", "leads out of the working folder"),

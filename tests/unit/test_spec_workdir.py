@@ -227,9 +227,9 @@ def test_links_out_of_the_folder_and_special_files_are_noted(tmp_path: Path) -> 
         snapshot = freeze(folder)
     assert paths(snapshot) == ["a", "in", "out", "up"]
     assert len(snapshot.notes) == 4
-    assert any("pipe is left out: it is a named pipe" in note for note in snapshot.notes)
-    assert any("sock is left out: it is a socket" in note for note in snapshot.notes)
-    assert any("up is a link out of the folder" in note for note in snapshot.notes)
+    assert any("pipe is left out because it is a named pipe" in note for note in snapshot.notes)
+    assert any("sock is left out because it is a socket" in note for note in snapshot.notes)
+    assert any("up is a link to" in note for note in snapshot.notes)
 
 
 def test_a_linked_folder_is_a_link(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_cavvys_own_state_is_never_part_of_a_folder(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": "x", "home/key": "secret", "home/logs/a": "x", "homely": "x"})
     snapshot = freeze(tmp_path, state=tmp_path / "home")
     assert paths(snapshot) == ["homely", "train.py"]
-    assert snapshot.notes == ("home is left out: it is Cavvy's own state",)
+    assert snapshot.notes == ("home is left out because it contains Cavvy's own state",)
     assert freeze(tmp_path / "home" / "logs", state=tmp_path / "home").notes == ()
     with pytest.raises(FreezeError, match="own folder for state"):
         freeze(tmp_path / "home", state=tmp_path / "home")

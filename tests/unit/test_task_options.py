@@ -104,7 +104,7 @@ def test_the_tool_can_be_named(sent: list[dict[str, object]], tmp_path: Path) ->
     (tmp_path / "a.yaml").write_text("name: My_Task\nrun: x")
     refused = run("a.yaml")
     assert refused.exit_code == 2
-    assert "use `--as skypilot` to read it as one" in refused.stderr
+    assert "use `--as skypilot` to read it as a SkyPilot file" in refused.stderr
     assert run("a.yaml", "--as", "skypilot").exit_code == 0
     assert sent[0]["origin"].dialect == "SkyPilot"  # type: ignore[attr-defined]  # a RunOrigin
 
@@ -236,7 +236,10 @@ def test_a_path_with_an_unset_variable_is_refused_until_env_sets_it(
 ) -> None:
     (tmp_path / "a.yaml").write_text("run: x\nenvs: {B: }\nfile_mounts: {/b: {name: '${B}'}}")
     done = run("a.yaml")
-    assert (done.exit_code, "--env sets it" in done.stderr, sent) == (2, True, [])
+    assert (done.exit_code, "with --env" in done.stderr, sent) == (2, True, [])
     assert run("a.yaml", "--env", "B=mine").exit_code == 0
     validated = CliRunner().invoke(cli, ["validate", "a.yaml"], prog_name="cavvy")
-    assert "note: line 3: `file_mounts./b`: the bucket ${B} has a variable" in validated.output
+    assert (
+        "note: line 3: `file_mounts./b`: the bucket name ${B} contains a variable"
+        in validated.output
+    )

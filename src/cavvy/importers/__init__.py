@@ -1,8 +1,9 @@
 """Detect the tool for which a task file was written, and translate the file into a task.
 
-`cli` and `api` call `load_task` and `parse_task`, which return a task that is ready to run or raise
-SpecError with every problem of the file. `spec` reads Cavvy's own files. A file of another tool is
-recognised by its keys, checked by the rules of that tool and translated into tasks.
+`cli` and `api` call `load_task` and `parse_task`, which return a task that is ready to run, or
+raise SpecError with every problem of the file. The package `spec` reads Cavvy's own files. A file
+of another tool is recognised by its keys, checked by the rules of that tool, and translated into
+tasks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,8 @@ __all__ = [
 ]
 
 
-# For some keys of Cavvy's task file, the keys of other tools that an override of the key replaces.
+# For some keys of Cavvy's task file: the keys of other tools that have no effect after an override
+# of this key.
 _OVERRIDDEN = {
     "image": ("resources.image_id", "image", "registry_auth"),
     "resources.gpu": ("resources.accelerators", "resources.gpu"),
@@ -61,9 +63,9 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTask:
-    """A task, and the file from which it was read. The task's relative paths start at `folder`.
-
-    `source` has the other results of reading: the tool, and the keys that were not translated.
+    """A task, and the file from which it was read. The task's relative paths are relative to
+    `folder`. `source` is the whole result of reading the file, which includes the tool and the keys
+    that were not translated.
     """
 
     task: Task
@@ -80,10 +82,9 @@ def load_task(
     now: datetime | None = None,
     options: ReadOptions = ReadOptions(),
 ) -> LoadedTask:
-    """Read a task file of Cavvy, SkyPilot or dstack, to run the task.
-
-    `params` are the values that override parameters, typed or as strings. With `now`, times in the
-    past are refused. Raises SpecError with every problem.
+    """Read a task file of Cavvy, SkyPilot or dstack, to run the task. `params` are the values that
+    override parameters, as strings or as values of the parameters' types. If `now` is given, times
+    before it are refused. Raises SpecError with every problem.
     """
     file = Path(path)
     text = read_file(file) if options.text is None else options.text
@@ -150,8 +151,8 @@ def _make_ready(found: Translation, notes: ProblemNotes) -> Task:
     """
     for each in found.refused:
         hint = (
-            "`cavvy validate` lists all unsupported keys; delete unneeded ones, or write a Cavvy "
-            "file"
+            "`cavvy validate` lists all unsupported keys; delete those that the work does not "
+            "need, or write a Cavvy file"
         )
         message = f"`{each.key}` of this {found.kind} file is not supported: {each.reason}"
         notes.add(SourceMark(line=each.line, column=each.column), message, suggestion=hint)
@@ -230,8 +231,8 @@ def _parse_own(
     *,
     is_neutral: bool,
 ) -> Translation:
-    """Read a Cavvy file. `is_neutral` means that it has no key of any one tool: if it is invalid,
-    the error mentions that it may be a SkyPilot file.
+    """Read a Cavvy file. `is_neutral` means that the file has no key that only one tool has. If
+    such a file is invalid, the error mentions that it may be a SkyPilot file.
     """
     text, now = notes.text, notes.now
     try:
@@ -249,8 +250,11 @@ def _parse_own(
             file=notes.file,
             line=0,
             column=0,
-            message="it is valid as a SkyPilot file, but has no key that only SkyPilot has",
-            suggestion="use `--as skypilot` to read it as one",
+            message=(
+                "the file is valid for SkyPilot, but it was read as a Cavvy file because it has no "
+                "key that only SkyPilot knows"
+            ),
+            suggestion="use `--as skypilot` to read it as a SkyPilot file",
         )
         raise SpecError([*error.problems, hint]) from None
     return Translation(kind=Dialect.CAVVY, what="task", tasks=(task,))
@@ -276,7 +280,10 @@ def _parse_other(
         if not documents:
             notes.check()
     for name in params:
-        hint = f"a {dialect} file has variables instead: --env {name}=VALUE"
+        hint = (
+            f"a {dialect} file has environment variables instead of parameters; set one with --env "
+            f"{name}=VALUE"
+        )
         notes.outside(
             f"--param {name}", f"this {dialect} file declares no parameter {name}", suggestion=hint
         )
@@ -291,7 +298,7 @@ def _parse_other(
             line=key.mark.line,
             column=key.mark.column,
             key=key.text,
-            reason="it appears twice; this value is used",
+            reason="the key appears twice; this value is used",
         )
         for key in repeated
     )

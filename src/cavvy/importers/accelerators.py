@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from cavvy.domain.tasks import AcceleratorNeed
 
-# Names that the catalog lacks, with the catalog's name. SkyPilot calls the MI300X MI300.
+# Names that the catalog lacks, each with the catalog's name. For example, SkyPilot calls the MI300X
+# MI300.
 _ALIASES = {"mi300": "MI300X"}
 # For a product with several memory sizes, the size in GiB that SkyPilot means by the name alone.
 BARE_SIZES = {"A100": 40, "V100": 16}
-# The names of TPUs at GCP and GKE; dstack writes them without `tpu-`. The final number counts
-# chips, or cores for the versions in `_CORES` (two cores per chip).
+# The names of TPUs at GCP and GKE; dstack writes the names without `tpu-`. The number at the end
+# counts chips. For the versions in `_CORES`, it counts cores, two for each chip.
 _TPU = re.compile(
     r"(?:tpu-?)?(v[2-7][a-z]?)(litepod|-lite-podslice|-lite-device|-podslice|-slice|-device)?(?:-(\d+))?"
 )
@@ -19,8 +20,8 @@ _CORES = ("v2", "v3", "v4", "v5p")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatedNeeds:
-    """The requirements for one name. `problem` is the reason why they cannot be met as written, or
-    "".
+    """The requirements for one accelerator name. `problem` is the reason why Cavvy cannot request
+    this accelerator as written, or "".
     """
 
     needs: tuple[AcceleratorNeed, ...]

@@ -48,7 +48,10 @@ def read_commit(
     """
     commit = (ref or "").lower()
     if not is_commit(commit):
-        reason = f"a branch or tag moves: `cavvy run` submits the commit that it is at, or {advice}"
+        reason = (
+            "a branch or tag can move: `cavvy run` submits its current commit; to pin a commit, "
+            f"{advice}"
+        )
         kept_keys.refuse(mark, key, reason, until_submitted=True)
         return Workdir(git=url, commit=ref)
     return Workdir(git=url, commit=commit)

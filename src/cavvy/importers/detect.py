@@ -79,7 +79,8 @@ def names_no_tool(documents: "Sequence[Node]") -> bool:
 
 def find_by_path(path: Path) -> Dialect | None:
     """The tool that the name or folder of a file suggests, such as a name like train.sky.yaml, a
-    repository called skypilot, or a folder with a `.skyignore`. None if they suggest no tool.
+    repository called skypilot, or a folder with a `.skyignore`. None if the name and the folder
+    suggest no tool.
     """
     named = _NAMED.fullmatch(path.name.lower())
     if named:
@@ -138,7 +139,7 @@ def _has_their_tables(node: "MapNode") -> bool:
     if any(isinstance(each, ScalarNode) and each.text.startswith("secrets:") for each in named):
         return True
     if isinstance(workdir, MapNode) and workdir.get("url") is not None:
-        return True  # Cavvy's key is `git`
+        return True  # Cavvy's key for the URL is `git`
     mounts = volumes.entries if isinstance(volumes, MapNode) else ()
     return any(key.text.startswith(("/", "~")) for key, _ in mounts)
 
@@ -155,7 +156,7 @@ def _list_keys(needs: "MapNode") -> set[str]:
 
 
 def _mentions(node: "MapNode") -> bool:
-    """Whether the commands of a document use SkyPilot's variables or working folder."""
+    """Whether the commands of a document use SkyPilot's variables or SkyPilot's working folder."""
     from cavvy.spec.tree import ScalarNode
 
     texts = [

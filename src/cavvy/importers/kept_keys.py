@@ -1,5 +1,5 @@
-"""The keys of another tool's file that a task cannot represent. A key is either only noted, or
-`cavvy run` refuses the file because of it.
+"""The keys of another tool's file that a task cannot represent. A key that the work does not need
+is only noted. If the work needs the key, `cavvy run` refuses the file.
 """
 
 import posixpath
@@ -24,7 +24,7 @@ class KeptKey:
 
     line: int
     column: int
-    key: str  # in dotted form
+    key: str  # the key's path in dotted form
     reason: str
     refused: bool = False
     until_submitted: bool = False
@@ -54,7 +54,7 @@ class Translation:
     """
 
     kind: str  # the name of the tool
-    what: str  # what the file describes: task, service, fleet, …
+    what: str  # what the file describes, such as a task, a service or a fleet
     tasks: tuple[Task, ...] = ()
     kept: tuple[KeptKey, ...] = ()
     before: str = ""  # commands to insert before `run`
@@ -79,7 +79,7 @@ class TranslationNotes:
         self._local: list[LocalPath] = []
 
     def note(self, mark: SourceMark, key: str, reason: str) -> None:
-        """Note a key that makes no difference to the work."""
+        """Note a key that has no effect on the work."""
         self._add(mark, key, reason, refused=False)
 
     def refuse(

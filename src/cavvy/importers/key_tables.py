@@ -7,8 +7,9 @@ An entry of this file describes a shape, which is the set of allowed values. A s
 * `list of SHAPE`, or `{$list: SHAPE, $least: 1}`
 * `{$match: PATTERN, $words: WHAT}`: a string that matches a regular expression
 * a list: any of these shapes
-* a table. `key!` is required, and `key?` may have no value. `$with` names entries whose keys are
-  added to the table; the other `$` keys are the options of a `TableRule`.
+* a table. A key that is written `key!` is required; one that is written `key?` may have no value.
+  `$with` names entries whose keys are added to the table; the other `$` keys are the options of a
+  `TableRule`.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,19 +1,20 @@
 """Lines for the nodes of a SkyPilot job whose commands start processes in the background.
 
-SkyPilot's nodes live on after their commands, with the processes that these have started, such as a
-worker of Ray. Here the processes of a node end with its commands, so each node waits until the
-commands of all nodes have succeeded. A helper process on each node connects to the first node. The
-nodes do not wait for a node that has ended, and at most a minute for one that does not connect.
+SkyPilot's nodes continue to run after their commands have ended, with the processes that the
+commands have started, such as a Ray worker. Cavvy ends the processes of a node when its commands
+end, so each node waits until the commands of all nodes have succeeded. A helper process on each
+node connects to the first node. The nodes do not wait for a node that has ended, and at most a
+minute for one that does not connect.
 """
 
 import re
 
-# Commands that seem to start a process that outlives them
+# Matches commands that probably start a process that continues after them
 STARTS_PROCESSES = re.compile(
     r"(?<![&>|\\])&(?=[\s)]|$)|\b(ray start|nohup|setsid)\b|--daemon|docker run .*-d\b"
 )
-# Its argument is a file: the shell writes to it when the commands have succeeded, and the helper
-# removes it at its end.
+# The argument of the helper is a file. The shell writes to the file when the commands have
+# succeeded, and the helper removes the file when it exits.
 _HELPER = """\
 import os, select, socket, sys, time
 mark, since = sys.argv[1], []

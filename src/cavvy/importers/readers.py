@@ -55,7 +55,9 @@ def mark_of(table: Node | None, key: str) -> SourceMark:
 
 
 def set_variables(root: Node, key: str, variables: Mapping[str, str]) -> Node:
-    """Set variables in a document. They are under `key`, in a table or a list of NAME=VALUE."""
+    """Set variables in a document. The variables of the document are under `key`, in a table or a
+    list of NAME=VALUE.
+    """
     if not isinstance(root, MapNode):
         return root
     old = root.get(key)

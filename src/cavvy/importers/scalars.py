@@ -1,5 +1,5 @@
 """The rules for single values that the importers share. Each importer defines which values count as
-a string or as true.
+strings and which as true.
 """
 
 from collections.abc import Callable, Iterable

@@ -13,7 +13,7 @@ from typing import Protocol
 from cavvy.spec.problems import ProblemNotes, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 
-# Returns the mistake in a value, or "".
+# A check that returns the mistake in a value, or "".
 Test = Callable[[ScalarNode], str]
 Rule = Callable[[MapNode, ProblemNotes], None]
 
@@ -80,7 +80,7 @@ class ListRule:
 
     def check(self, node: Node, path: str, notes: ProblemNotes) -> None:
         if not isinstance(node, ListNode):
-            hint = "write `- ` before it" if self.item.fits(node) else ""
+            hint = "write `- ` before the value" if self.item.fits(node) else ""
             notes.add(
                 node.mark,
                 f"{_name(path)} is {describe(node)}",
@@ -105,8 +105,8 @@ class ListRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRule:
-    """A table. A key that is not in `fields` must follow the rule `other`; if `other` is None, the
-    key is an error.
+    """A table. A key that is not in `fields` must follow the rule `other`; if `other` is
+    None, the key is an error.
     """
 
     fields: Mapping[str, ShapeRule] = field(default_factory=dict)

@@ -116,8 +116,8 @@ def add_translation_header(task: Task, kind: str, before: str = "") -> Task:
 
 
 def _move_setup(task: Task) -> Task:
-    """Run the setup at the beginning of the commands if it starts processes: these end with the
-    step that started them, and the commands need them.
+    """If the setup starts processes, run it at the beginning of the commands: otherwise, these
+    processes would end with the setup, but the commands need them.
     """
     if task.setup is None or task.image is not None or not STARTS_PROCESSES.search(task.setup):
         return task
@@ -129,13 +129,15 @@ unset CUDA_VISIBLE_DEVICES
 _code=$?  # in a list with `||`, the shell would ignore `set -e` of the setup
 [ $_code = 0 ] || {{ echo "the setup ended with exit code $_code" >&2; exit $_code; }}
 """
-    # A setup of its own, since it has a virtual environment.
+    # A setup that does nothing remains: each distinct setup gets its own virtual environment.
     name = hashlib.sha256(task.setup.encode()).hexdigest()
     return replace(task, run=before + task.run, setup=f"true {name}")
 
 
 def enter_folder(path: str) -> str:
-    """Commands that create a folder if necessary and change to it. If this fails, the work ends."""
+    """Commands that create a folder if necessary and make it the current folder. If this fails, the
+    work ends.
+    """
     return f"mkdir -p {quote(path)} && cd {quote(path)} || exit 1\n"
 
 

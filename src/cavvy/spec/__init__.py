@@ -31,10 +31,10 @@ def parse_own(
     root = check_single(documents, notes) if documents else None
     if root is None:
         notes.check()
-        raise AssertionError("a file without a tree has a problem")
+        raise AssertionError("a file without a tree must have a problem")
     values = read_params(root, params, notes)
     if isinstance(root, MapNode):
-        # The declarations of the parameters contain no expressions to replace.
+        # The declarations under `params` contain no expressions to replace.
         entries = tuple(
             (k, v if k.text == "params" else substitute(v, values, notes)) for k, v in root.entries
         )
@@ -75,13 +75,16 @@ def read_file(file: Path) -> str:
             content = stream.read(_MOST_BYTES + 1)
         if len(content) <= _MOST_BYTES:
             return content.decode()
-        message, hint = "the file has more than 4 MiB", "is this a task file?"
+        message, hint = "the file is larger than 4 MiB", "is this a task file?"
     except UnicodeDecodeError as error:
-        message, hint = f"this is not text in UTF-8 (byte {error.start})", "save it as UTF-8"
+        message, hint = (
+            f"the file is not valid UTF-8 (at byte {error.start})",
+            "save the file as UTF-8",
+        )
     except FileNotFoundError:
         message, hint = "the file does not exist", "`cavvy init` writes a starter file"
     except IsADirectoryError:
-        message, hint = "this is a folder", f"use the file in it, such as {file / 'task.yaml'}"
+        message, hint = "this is a folder", f"use a file in it, for example {file / 'task.yaml'}"
     except (OSError, ValueError) as error:
         message, hint = f"the file cannot be read: {getattr(error, 'strerror', None) or error}", ""
     raise SpecError(

@@ -68,7 +68,8 @@ def describe_nodes(task: Task) -> str:
 def describe_accelerator(need: AcceleratorNeed) -> str:
     """One alternative of accelerators, such as "1 to 4 A100 of 40 to 80 GiB"."""
     most = need.count_max
-    endless = most is not None and most >= 65_536  # `catalog.needs.MOST`, for a range without end
+    # 65,536 is `catalog.needs.MOST`, which means that the range has no upper bound.
+    endless = most is not None and most >= 65_536
     count = str(need.count_min)
     if endless:
         count = f"at least {count}"
@@ -154,7 +155,10 @@ def _check(need: Resources) -> str:
         if need.check.link_mbps
         else ""
     )
-    return f"at boot: GPUs with at least {need.check.share:.0%} of their data sheet{link}"
+    return (
+        f"at boot: GPUs must reach at least {need.check.share:.0%} of the memory bandwidth in "
+        f"their data sheet{link}"
+    )
 
 
 def _run(task: Task) -> str:
@@ -168,7 +172,7 @@ def _run(task: Task) -> str:
 
 def _how(item: Transfer) -> str:
     if item.every is not None:
-        return f" (every {_length(item.every)} too)"
+        return f" (also every {_length(item.every)} while the work runs)"
     return " (streamed)" if item.stream else ""
 
 
@@ -199,8 +203,8 @@ def _checkpoint(task: Task) -> str:
     if task.checkpoint is None:
         return ""
     every = f", every {_length(task.checkpoint.every)}" if task.checkpoint.every else ""
-    every = ", as often as it pays off" if task.checkpoint.auto else every
-    return f"{task.checkpoint.path}{every}; it outlives a node"
+    every = ", at an interval that Cavvy chooses" if task.checkpoint.auto else every
+    return f"{task.checkpoint.path}{every}; kept when a node is lost"
 
 
 def _start(task: Task) -> str:

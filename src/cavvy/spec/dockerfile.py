@@ -41,13 +41,13 @@ class DockerfileRecipe:
     text: str
     files: Mapping[str, str] = field(default_factory=dict)
     uses: tuple[str, ...] | None = ()
-    notes: tuple[str, ...] = ()  # notes for people
+    notes: tuple[str, ...] = ()  # notes for the user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setup:
-    """The parts of a setup: the Debian packages and the other commands. `known` states whether the
-    setup is known to only install packages.
+    """The parts of a setup: the Debian packages and the other commands. `known` is true if the
+    setup certainly does nothing else than install packages.
     """
 
     packages: tuple[str, ...]

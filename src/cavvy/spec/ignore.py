@@ -52,7 +52,7 @@ def _ask_git(folder: Path) -> list[str] | None:
     if done.returncode != 0:
         return None
     if not done.stdout and _is_ignored(folder):
-        return None  # the repository around the folder ignores it, so only the folder's rules apply
+        return None  # the outer repository ignores this folder, so only the rules in it apply
     paths: list[str] = []
     for name in sorted(set(os.fsdecode(done.stdout).split("\0")) - {""}):
         full = folder / name
@@ -81,7 +81,7 @@ def git_environment() -> dict[str, str]:
     return {**kept, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
 
-# (folder of the pattern file, its patterns), outermost folder first
+# pairs of a pattern file's folder and its patterns, outermost folder first
 Rules = tuple[tuple[str, "GitIgnoreSpec"], ...]
 
 
@@ -160,8 +160,8 @@ class _Own:
         return self._ignores_folder(parent) or _matches(self._rules_for(parent), path, False)
 
     def _ignores_folder(self, inside: str) -> bool:
-        """Whether a folder or one of its parents is ignored; a rule cannot include its contents
-        again. `inside` ends with a slash.
+        """Whether a folder or one of its parents is ignored. If so, no rule can include the
+        contents of the folder again. `inside` ends with a slash.
         """
         if inside not in self._folders:
             parent = inside[: inside.rstrip("/").rfind("/") + 1]

@@ -16,7 +16,7 @@ _GIT_TIMEOUT_S = 60
 
 
 def capture(folder: Path, *, task_text: str = "", snapshot: str | None = None) -> RunOrigin:
-    """The origin of a run with the working folder `folder`, in a repository or not."""
+    """The origin of a run with the working folder `folder`, which may be in no repository."""
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     return RunOrigin(
         task_text=task_text,

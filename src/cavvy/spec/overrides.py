@@ -15,8 +15,8 @@ from cavvy.spec.tree import MapNode, check_single, compose_all
 
 
 def _read_values(table: SectionReader) -> dict[str, Any]:
-    """The attributes that the given keys set. For a section, the result has a nested table of the
-    attributes that its keys set.
+    """The attributes of a task that the given keys set. For a section, the result has a nested
+    table of the attributes that its keys set.
     """
     values = table.values()
     for each in table.section.fields:

@@ -74,7 +74,9 @@ class SpecError(Exception):
 
     code: ClassVar[str] = "invalid_task"
     status: ClassVar[int] = 422
-    hint: ClassVar[str] = "Change the file where it says so; `cavvy validate FILE` checks it again."
+    hint: ClassVar[str] = (
+        "Fix the problems in the file, then run `cavvy validate FILE` to check it again."
+    )
 
     def __init__(self, problems: Sequence[SpecProblem]) -> None:
         super().__init__(problems)
@@ -92,7 +94,7 @@ class ProblemNotes:
     def __init__(self, file: str, text: str, now: datetime | None = None) -> None:
         self.file = file
         self.text = text
-        self.now = now  # if None, times in the past are not detected
+        self.now = now  # the current time; if None, times in the past are not detected
         self._lines: list[str] | None = None
         self._problems: list[SpecProblem] = []
 
@@ -110,7 +112,8 @@ class ProblemNotes:
             excerpt=excerpt,
             width=mark.width,
         )
-        if problem not in self._problems:  # a mistake in an anchor that is used twice counts once
+        # If an anchor is used twice, a mistake in it is reported only once.
+        if problem not in self._problems:
             self._problems.append(problem)
 
     def outside(
@@ -178,7 +181,7 @@ def slug(text: str) -> str:
 
     letters = "".join(
         char for char in normalize("NFKD", text) if not combining(char)
-    )  # for example, ü becomes u
+    )  # turns letters with accents into plain ones: for example, ü becomes u
     return re.sub(r"[^a-z0-9]+", "-", letters.lower()).strip("-")[:63].strip("-")
 
 

@@ -9,7 +9,7 @@ from cavvy.spec.fields.params import escape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StarterAnswers:
-    """The user's answers about the task, as typed; "" if there is no answer."""
+    """The user's answers to the questions of `cavvy init`, as typed; "" if there is no answer."""
 
     name: str = "hello"
     run: str = "echo hello from $(hostname)"
@@ -24,7 +24,7 @@ def make_starter(answers: StarterAnswers) -> str:
     run = escape(answers.run.strip())
     return f"""\
 # A task for Cavvy: what to run, and what it needs.
-#   cavvy validate FILE   check it        cavvy plan FILE   what it would cost, everywhere
+#   cavvy validate FILE   check it        cavvy plan FILE   compare the costs of all offers
 #   cavvy run FILE        run it          every key: docs/reference/task-file.md
 name: {answers.name}
 
@@ -37,14 +37,14 @@ resources:
 {_line("gpu", answers.gpu, "H100:8", "NAME:COUNT, NAME:MEMORY, or a list of alternatives")}
   # cpu: 8+
   # memory: 64GB
-  spot: {answers.spot}  # never, auto (whichever is cheaper in the end) or only
+  spot: {answers.spot}  # never, auto (whichever costs less in total) or only
 
 # nodes: 2  # run on two nodes at once; NODE_RANK and MASTER_ADDR are set for torchrun
 
-# The folder the task runs in, frozen when it is submitted. .gitignore and .cavvyignore are honoured.
+# The folder in which the task runs, frozen on submission without the files that .gitignore and .cavvyignore list.
 workdir: .
 
-# Commands that run before `run`. A finished setup is reused until its text or one of the files that it uses changes.
+# Commands that run before `run`. A finished setup is reused until its commands or the files in `uses` change.
 # setup: {{run: pip install -r requirements.txt, uses: [requirements.txt]}}
 
 run: |
@@ -53,7 +53,7 @@ run: |
 # A folder within the working folder that outlives a node: write checkpoints to it, and resume from it at the start.
 {_checkpoint(answers.checkpoint)}
 
-# How long the work takes, and where; `cavvy plan` scales it to other GPUs and shows the cost.
+# How long the work takes on these GPUs; `cavvy plan` scales the time to other GPUs and shows the cost.
 # work: {{duration: 10h, measured_on: A100:8}}
 
 limits:
@@ -61,7 +61,7 @@ limits:
   # duration: 6h
 
 # env: {{EPOCHS: 10}}
-# secrets: [HF_TOKEN]  # set before with: cavvy secret set HF_TOKEN
+# secrets: [HF_TOKEN]  # first run: cavvy secret set HF_TOKEN
 """
 
 

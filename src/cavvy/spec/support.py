@@ -1,6 +1,7 @@
 """Refuse valid features that are not supported, by Cavvy yet or by a provider.
 
-`NOT_YET` is used while a file is read, and `refusals` while offers of a provider are considered.
+`NOT_YET` is used while a file is read, and `refusals` while a provider's offers are checked for a
+task.
 """
 
 import json
@@ -11,8 +12,8 @@ from cavvy.domain.tasks import NetworkNeed, Objection, Resources, SpotPolicy, Ta
 
 # For each dotted key, the reason why it is not supported yet.
 NOT_YET: Mapping[str, str] = {
-    "workdir.ref": "a branch or tag can change, but every attempt must run the same commit; set "
-    "the commit",
+    "workdir.ref": "a branch or tag can move, but every attempt must run the same commit; "
+    "set `commit` instead",
 }
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 1 << 20
 MAX_DEPTH = 40
-MAX_NODES = 50_000  # aliases count as often as they are used
+MAX_NODES = 50_000  # each use of an alias counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ Node = ScalarNode | MapNode | ListNode
 def check_single(documents: "Sequence[Node]", notes: ProblemNotes) -> Node | None:
     """Return the only document. If there is a second document, add a problem and return None."""
     if len(documents) > 1:
-        hint = "one task in one file: delete the `---` above or make a second file"
+        hint = "a file can contain only one task: delete the `---` above, or write a second file"
         notes.add(documents[1].mark, "a second document begins here", suggestion=hint)
         return None
     return documents[0]
@@ -155,7 +155,7 @@ _UNREADABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U0001000
 
 
 class _Hopeless(Exception):
-    """A syntax error was added to the notes, and the tree cannot be built."""
+    """Raised after a syntax error was added to the notes, because the tree cannot be built."""
 
 
 def _readable(text: str, notes: ProblemNotes) -> bool:
@@ -168,8 +168,8 @@ def _readable(text: str, notes: ProblemNotes) -> bool:
     mark = SourceMark(line=line, column=match.start() - (before.rfind("\n") + 1) + 1)
     notes.add(
         mark,
-        f"{name} cannot be in a YAML file",
-        suggestion="delete it; is this a text file in UTF-8?",
+        f"a YAML file cannot contain {name}",
+        suggestion="delete the character, and check that this is a text file in UTF-8",
     )
     return False
 
@@ -241,7 +241,7 @@ class _Composer:
             self._count += size
             return node
         if event.anchor in self._open:
-            self._fail(event, f"the alias *{event.anchor} is inside the part that it repeats")
+            self._fail(event, f"the alias *{event.anchor} is inside the value that it refers to")
         self._fail(
             event,
             f"the alias *{event.anchor} has no anchor &{event.anchor} before it",
@@ -309,7 +309,7 @@ class _Composer:
         self._notes.add(
             key.mark,
             f"the key {shown(key.text)} appears twice",
-            suggestion=f"it is first at line {first.mark.line}; keep one of them",
+            suggestion=f"the key first appears at line {first.mark.line}; keep one of the two",
         )
 
     def _refuse_tag(self, event: "Event", allowed: str) -> None:
@@ -320,7 +320,7 @@ class _Composer:
     def _note_tag(self, event: "Event", tag: str) -> None:
         written = tag.replace("tag:yaml.org,2002:", "!!")
         self._notes.add(
-            _mark(event), f"the tag {shown(written)} has no meaning here", suggestion="delete it"
+            _mark(event), f"the YAML tag {shown(written)} is not supported", suggestion="delete it"
         )
 
     def _fail(self, event: "Event", message: str, suggestion: str = "") -> None:
@@ -330,11 +330,12 @@ class _Composer:
 
 def _mark(event: "Event") -> SourceMark:
     start = event.start_mark
-    assert start is not None  # every event from the parser has a start mark
+    assert start is not None  # the parser sets a start mark on every event
     return SourceMark(line=start.line + 1, column=start.column + 1, index=start.index)
 
 
-# (part of a message of libyaml or PyYAML, explanation for the author, suggested fix)
+# tuples of a part of libyaml's or PyYAML's message, an explanation for the author, and a suggested
+# fix
 _EXPLAINED = (
     (
         "tab between",
@@ -365,12 +366,12 @@ _EXPLAINED = (
     (
         "did not find expected key",
         "the indentation does not fit the lines above",
-        "align the keys of one table",
+        "align all keys of the table",
     ),
     (
         "did not find expected '-' indicator",
         "the indentation does not fit the list above",
-        "align its `-` signs",
+        "align the `-` signs of the list",
     ),
     (
         "did not find expected ',' or",
@@ -386,10 +387,10 @@ _EXPLAINED = (
     (
         "block sequence entries are not allowed",
         "a list cannot begin here",
-        "put it on lines of its own, indented",
+        "put the list on indented lines of its own",
     ),
     ("incompatible YAML document", "this YAML version is not supported", "delete the %YAML line"),
-    ("undefined tag handle", "a value begins with `!`", "put it in quotes"),
+    ("undefined tag handle", "a value begins with `!`", "put the value in quotes"),
     (
         "unknown escape character",
         "an unknown escape sequence in double quotes",

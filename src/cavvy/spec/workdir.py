@@ -21,11 +21,12 @@ from cavvy.spec.ignore import OWN_FILE, list_files
 # should list.
 MOST_BYTES = 10 << 30
 MOST_FILES = 200_000
-# A cached hash is used only if the file had not changed for this long when the cache was written:
-# otherwise the file may have changed again without a change of its times.
+# A cached hash is used only if the file had not changed for this long when the cache was written. A
+# file that changed more recently may have changed again within the same clock tick.
 _SETTLE_NS = 2_000_000_000
 _CACHE_FORMAT = 1
-Progress = Callable[[int, int], None]  # called with the bytes read so far and the total bytes
+# Called with the number of bytes read so far and the total number of bytes.
+Progress = Callable[[int, int], None]
 
 
 class FreezeError(Exception):
@@ -60,7 +61,7 @@ class FolderSnapshot:
     entries: tuple[FolderEntry, ...]
     manifest: bytes = field(repr=False)
     hash: str
-    notes: tuple[str, ...] = ()  # notes for people, such as about files that are left out
+    notes: tuple[str, ...] = ()  # notes for the user, for example about files that are left out
     parts: tuple["FolderSnapshot", ...] = ()  # the snapshots that were merged into this one
     single: bool = False  # whether this is the snapshot of one file instead of a folder
 
@@ -111,7 +112,7 @@ def freeze(
     paths, left_out = _without_state(folder, paths, state)
     if len(paths) > most_files:
         raise FreezeError(
-            f"{folder} has {len(paths):,} files, more than {most_files:,}",
+            f"{folder} has {len(paths):,} files, which is more than the limit of {most_files:,}",
             _ignore_hint(paths),
         )
     found, notes = _look(folder, paths)
@@ -163,7 +164,7 @@ def check_folder(folder: Path) -> None:
             f"the working folder {folder} is a file", "use the folder that contains it"
         )
     if folder in (Path("/"), Path.home()):
-        hint = "put the task file and its files into a separate folder"
+        hint = "move the task file and its files into a separate folder"
         raise FreezeError(f"{folder} is not a folder", hint)
 
 
@@ -187,14 +188,15 @@ def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
                 mode = 0o755 if seen.st_mode & stat.S_IXUSR else 0o644
                 found.append((FolderEntry(path=path, size=seen.st_size, mode=mode), seen))
             else:
-                notes.append(f"{path} is left out: it is a {_sort_of(seen.st_mode)}")
+                notes.append(f"{path} is left out because it is a {_sort_of(seen.st_mode)}")
         except FileNotFoundError:
             continue
         except UnicodeEncodeError as error:
-            raise FreezeError(f"the name of {path!r} is not UTF-8", "rename it") from error
+            raise FreezeError(f"the name of {path!r} is not UTF-8", "rename the file") from error
         except OSError as error:
             raise FreezeError(
-                f"cannot read {path}: {error.strerror}", f"or list it in {OWN_FILE}"
+                f"cannot read {path}: {error.strerror}",
+                f"make it readable, or list it in {OWN_FILE}",
             ) from error
     return found, notes
 
@@ -215,7 +217,7 @@ def _without_state(
             f"{folder} is Cavvy's own folder for state and keys", "run from another folder"
         )
     kept = [path for path in paths if not path.startswith(f"{inside}/")]
-    return kept, [f"{inside} is left out: it is Cavvy's own state"] if len(kept) < len(
+    return kept, [f"{inside} is left out because it contains Cavvy's own state"] if len(kept) < len(
         paths
     ) else []
 
@@ -226,7 +228,8 @@ def _link(folder: Path, path: str, notes: list[str]) -> FolderEntry:
     landing = os.path.normpath(os.path.join(os.path.dirname(folder / path), target))
     if os.path.isabs(target) or os.path.commonpath([landing, folder]) != str(folder):
         notes.append(
-            f"{path} is a link out of the folder, to {target}: kept as a link without its target"
+            f"{path} is a link to {target} outside of the folder: the link is kept, but its target "
+            "is not included"
         )
     return FolderEntry(path=path, mode=0o777, link=target)
 
@@ -245,8 +248,8 @@ def _check_size(folder: Path, found: Sequence[Found], most_bytes: int) -> None:
         biggest = sorted(found, key=lambda item: -item[0].size)[:3]
         names = ", ".join(f"{entry.path} ({_size_words(entry.size)})" for entry, _ in biggest)
         raise FreezeError(
-            f"{folder} contains {_size_words(total)}, more than {_size_words(most_bytes)}; the "
-            f"biggest are {names}",
+            f"{folder} contains {_size_words(total)}, which is more than the limit of "
+            f"{_size_words(most_bytes)}; the largest files are {names}",
             f"list unneeded files in {OWN_FILE}, and keep data outside of the working folder",
         )
 
@@ -257,7 +260,7 @@ def _ignore_hint(paths: Sequence[str]) -> str:
         top = path.split("/", 1)[0]
         counts[top] = counts.get(top, 0) + 1
     top, count = max(counts.items(), key=lambda item: item[1])
-    return f"{count:,} are in {top}; list it in {OWN_FILE} if it is not needed"
+    return f"{count:,} are in {top}; list this path in {OWN_FILE} if the work does not need it"
 
 
 def _size_words(size: int) -> str:
@@ -304,7 +307,8 @@ def _hash(folder: Path, path: str, cache: "_Cache") -> tuple[int, str]:
             cache.put(path, after, digest)
             return after.st_size, digest
     raise FreezeError(
-        f"{path} keeps changing", f"stop the program that writes it, or list it in {OWN_FILE}"
+        f"{path} keeps changing",
+        f"stop the program that writes the file, or list the file in {OWN_FILE}",
     )
 
 

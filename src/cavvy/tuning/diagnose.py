@@ -13,17 +13,17 @@ from cavvy.tuning.findings import CostFinding, Diagnosis, StepWindow
 from cavvy.tuning.paired import PairedDifference, compare
 from cavvy.tuning.session import ScriptError, TuningSession, count_ready
 
-LEAST = 0.03  # share of a step; smaller costs are not reported
+LEAST = 0.03  # share of a step; costs below it are not reported
 MORE_THREADS = 8
 MORE_WORKERS = (
     16  # maximum number of worker processes; each prepares batches, which a window must skip
 )
 LOOKED_AT = 24  # samples to read and time separately
-FAR = 4.0  # a stall longer than this many times the reading of a batch has another cause
+FAR = 4.0  # limit of a stall, as a multiple of a batch's read time; a longer one has another cause
 MOST_ROUNDS = 5  # maximum number of rounds, as a multiple of the requested rounds
-SEEN = 4  # number of times that a rare event must be observed
-LONGEST, LONGEST_S = 500, 30.0  # limits of a window for rare events: steps, seconds
-MOST_TRACED = 100  # limit of traced steps in such a window: all operations stay in memory
+SEEN = 4  # number of times that a rare event should be observed
+LONGEST, LONGEST_S = 500, 30.0  # maximum steps and seconds of a window for rare events
+MOST_TRACED = 100  # maximum number of traced steps, because all operations stay in memory
 PAUSES = 3  # number of pauses between two passes to measure
 # if one rank waits longer than the median rank by this share of the stall, that rank is the cause
 ALONE = 0.5
@@ -33,7 +33,8 @@ class Diagnoser:
     """Measures windows of a session in rounds. A round has one window of each mode; every second
     round has the modes in reverse order.
 
-    `rounds` is the minimum. More rounds follow until `patience_s` seconds have passed.
+    `rounds` is the minimum number of rounds. More rounds follow until `patience_s` seconds have
+    passed.
     """
 
     def __init__(
@@ -214,10 +215,11 @@ class Diagnoser:
         others = median_low(waits)
         if waits[late] - others > ALONE * lost.median:
             evidence = (
-                f"rank {late} waits {waits[late] * 1e3:.1f} ms for its data, the median rank "
+                f"rank {late} waits {waits[late] * 1e3:.1f} ms a step for its data, the median "
+                "rank "
                 f"{others * 1e3:.1f}; {evidence}"
             )
-            self._add("straggler rank", lost, evidence, f"check how rank {late}'s machine reads")
+            self._add("straggler rank", lost, evidence, f"check the disk and CPUs of rank {late}")
             return
         more = self._more_readers()
         if more:
@@ -231,8 +233,8 @@ class Diagnoser:
         self._name_slowest(lost, evidence, look, more)
 
     def _data_waits(self) -> tuple[list[float], list[float]]:
-        """Two lists by rank: the seconds per step that the rank waits for data, and the part of
-        these waits in rare long stalls.
+        """Two lists with an entry for each rank: the seconds per step for which the rank waits for
+        data, and the seconds of these that are rare long stalls.
         """
         windows, ranks = self._windows[""], range(self._facts["ranks"])
         usual = [
@@ -258,7 +260,7 @@ class Diagnoser:
         return max(int(self._facts["cores"]) // int(self._facts["ranks"]), 1)
 
     def _more_readers(self) -> dict[str, int]:
-        """A change of the plan to more readers, or {} if it already has many."""
+        """A change of the plan that adds readers, or {} if the plan already has many."""
         plan, workers = self._facts["plan"], min(self._own_cores(), MORE_WORKERS)
         if not plan["workers"] and plan["threads"] < MORE_THREADS:
             return {"threads": MORE_THREADS, "prefetch": MORE_THREADS}
@@ -267,8 +269,8 @@ class Diagnoser:
         return {}
 
     def _try_readers(self, more: dict[str, int]) -> tuple[str, str, float]:
-        """Measure with these readers. Returns their description, a sentence for the evidence, and
-        the remaining stall in seconds.
+        """Measure the script with more readers. Returns a description of the readers, a sentence
+        for the evidence, and the remaining stall in seconds.
         """
         readers = more.get("workers", 1) * more["threads"]
         told = StepWindow(
@@ -276,7 +278,7 @@ class Diagnoser:
         )
         left = max(self._typical(told.steps(), readers) - median(self._seconds["cached"]), 0.0)
         said = ", ".join(f"{name}={number}" for name, number in more.items())
-        return said, f"; with {said} {left * 1e3:.1f} ms of the stall are left", left
+        return said, f"; with {said}, {left * 1e3:.1f} ms of the stall remain", left
 
     def _name_slowest(
         self, lost: PairedDifference, evidence: str, look: dict[str, Any], more: dict[str, int]
@@ -286,19 +288,19 @@ class Diagnoser:
         """
         cores = self._own_cores()
         said = ", ".join(f"{name}={number}" for name, number in more.items())
-        hide = f", or hide it: Plan({said})" if more else ""
+        hide = f", or read ahead: Plan({said})" if more else ""
         slowest = max(look, key=lambda name: look[name][0])
         if slowest == "read" and look["read"][1] < 0.5 * look["read"][0]:
             kind, fix = (
                 "slow storage",
-                ("copy the data closer, into larger files: `cavvy data convert`"),
+                ("copy the data to a closer disk, in larger files: `cavvy data convert`"),
             )
             fix += hide
         elif slowest == "collate":
-            kind, fix = "slow collation", "give samples as tensors of one shape, not as lists"
+            kind, fix = "slow collation", "return samples as tensors of one shape, not as lists"
             fix += hide
         else:
-            kind, fix = "slow decode", "decode less (convert the data once)"
+            kind, fix = "slow decode", "decode less: convert the data once, before training"
             fix += hide or f", or Plan(workers={cores})"
             if not more and self._facts["plan"]["workers"] != cores:
                 more = {"workers": cores}
@@ -324,7 +326,7 @@ class Diagnoser:
             [each + agreeing for each in self._seconds[self._base]], self._seconds["alone"]
         )
         text = f"steps without sending gradients take {fmean(self._seconds['alone']) * 1e3:.1f} ms"
-        fix = "a faster link, fewer ranks, or more samples between two sums"
+        fix = "use a faster link or fewer ranks, or sum the gradients over more samples at once"
         explained = self._add("slow collective", sent, text, fix)
         saving = [self._seen(rank)["saving"] for rank in range(self._facts["ranks"])]
         own = [
@@ -335,10 +337,10 @@ class Diagnoser:
         ranks = [each.index(max(each)) for each in own]
         rank = max(set(ranks), key=ranks.count)
         text = (
-            f"rank {rank} takes {fmean(slowest) * 1e3:.1f} ms of its own, the median rank "
+            f"rank {rank} computes for {fmean(slowest) * 1e3:.1f} ms a step, the median rank for "
             f"{fmean(others) * 1e3:.1f}"
         )
-        fix = f"check rank {rank}'s machine, or leave it out"
+        fix = f"check rank {rank}'s machine, or train without it"
         return explained + self._add("straggler rank", compare(slowest, others), text, fix)
 
     def _judge_python(self) -> float:
@@ -358,9 +360,10 @@ class Diagnoser:
         idle = min(told["idle"] for told in self._windows["own traced"][-1].ranks)
         where, most = self._line("python")
         text = (
-            f"{where} runs {most:.0%} of the time; no operation runs for {idle * 1e3:.1f} ms a step"
+            f"{where} runs for {most:.0%} of the time; PyTorch is idle for {idle * 1e3:.1f} ms a "
+            "step"
         )
-        fix = "do it for the whole batch, or less often"
+        fix = "vectorize this code over the whole batch, or run it less often"
         explained = self._add("python-bound loop", compare(lost, [0.0] * len(lost)), text, fix)
         return max(explained - between, 0.0) if self._on_host else explained
 
@@ -375,10 +378,10 @@ class Diagnoser:
             return  # with an accelerator, this code may wait for the step itself
         lost = self._seen_between("work")
         text = (
-            f"between the steps, at {self._line('work')[0]}, operations take {lost * 1e3:.1f} "
-            "ms a step"
+            f"the operations between steps, at {self._line('work')[0]}, take {lost * 1e3:.1f} ms a "
+            "step"
         )
-        fix = "do it less often: evaluate every few hundred steps"
+        fix = "run them less often: for example, evaluate every few hundred steps"
         self._add("work between steps", PairedDifference(lost, 0.0, lost, True), text, fix)
 
     def _judge_epochs(self) -> float:
@@ -406,7 +409,10 @@ class Diagnoser:
             "data to the next"
         )
         text += f", {share:.0%} of it at {line}" if line else ", for a save"
-        fix = "do it less often; one `run.batches` over all epochs saves beside the computation"
+        fix = (
+            "do this work less often; a single `run.batches` over all epochs saves in the "
+            "background"
+        )
         return self._add("work between epochs", PairedDifference(lost, 0.0, lost, True), text, fix)
 
     def _seen_between(self, kind: str) -> float:
@@ -468,7 +474,7 @@ class Diagnoser:
         return -(-share // max(size, 1))
 
     def _by_passes(self) -> float:
-        """The factor from the measured gain of fewer passes to the gain of a single pass."""
+        """The gain of a single pass, as a multiple of the measured gain of fewer passes."""
         return (self._passes - 1) / max(self._passes - self._fewer, 1)
 
     @property
@@ -486,12 +492,15 @@ class Diagnoser:
         if "double" in self._seconds:
             alike = compare([2 * each - fixed for each in base], self._seconds["double"])
             text = (
-                f"a double batch takes {fmean(self._seconds['double']) / fmean(base):.2f} "
-                "times as long"
+                "a step with twice the batch takes "
+                f"{fmean(self._seconds['double']) / fmean(base):.2f} times as long"
             )
             if alike.median > 0.5 * median(base):
                 self._add(
-                    "tiny batch", alike, text, f"a global batch above {self._facts['global_batch']}"
+                    "tiny batch",
+                    alike,
+                    text,
+                    f"use a global batch above {self._facts['global_batch']}",
                 )
         elif "larger" in self._seconds:
             gain, scale = self._gain(self._base, "larger"), self._by_passes()
@@ -503,13 +512,13 @@ class Diagnoser:
                 "tiny micro-batch",
                 lost,
                 text,
-                "Plan(micro_batch=0) finds the most that fit",
+                "Plan(micro_batch=0) finds the largest micro-batch that fits",
                 micro_batch=0,
             )
 
     def _ran_out(self) -> bool:
-        """Whether a larger batch or micro-batch did not fit into memory, so that the script
-        continued with a smaller micro-batch.
+        """Whether a larger batch or micro-batch did not fit into memory. The script then continued
+        with a smaller micro-batch.
         """
         share, size = (
             self._facts["global_batch"] // self._facts["ranks"],
@@ -523,8 +532,8 @@ class Diagnoser:
         )
 
     def _judge_device(self) -> None:
-        text = "steps with the batch already on the device are faster by this time"
-        fix = "send less: uint8 images, narrower types"
+        text = "steps are faster by this time if the batch is already on the device"
+        fix = "send fewer bytes: for example, images as uint8"
         if "resident" in self._seconds:
             pinned = self._facts["plan"]["pin"]
             change = {} if pinned else {"pin": True}
@@ -541,19 +550,19 @@ class Diagnoser:
             self._add(
                 "host-device copies",
                 compare(sent, [0.0] * len(sent)),
-                "the host spends this time on it",
+                "the host spends this time on copying batches to the device",
                 fix,
             )
         if "bf16" in self._seconds:
-            text = "the same steps under bf16 autocast are faster by this time"
+            text = "the same steps are faster by this time under bf16 autocast"
             lost = self._gain("resident", "bf16")
             self._add(
                 "fp32 on tensor cores", lost, text, "Plan(precision='bf16')", precision="bf16"
             )
 
     def _judge_checkpoint(self, step: float) -> None:
-        """Record the cost of saves: those that the script makes, or else those that the run makes
-        at its interval, which are measured separately.
+        """Record the cost of saves. If the script itself saves often enough to be slow, these saves
+        count. Otherwise, the saves that the run makes at its interval are measured separately.
         """
         ranks, fix = range(self._facts["ranks"]), "Run(save_every='auto')"
         by_hand = [self._between(rank) * self._seen(rank)["saving"] for rank in ranks]
@@ -566,7 +575,7 @@ class Diagnoser:
             self._add(
                 "slow checkpoint",
                 lost,
-                f"saves in the script take {asked * 1e3:.1f} ms a step{where}",
+                f"the script's own saves take {asked * 1e3:.1f} ms a step{where}",
                 fix,
             )
             return
@@ -581,6 +590,7 @@ class Diagnoser:
             [stall * step / max(interval, step) for stall in stalls], [0.0] * len(stalls)
         )
         text = (
-            f"a save keeps the loop waiting for {fmean(stalls) * 1e3:.0f} ms, each {interval:g} s"
+            f"a save blocks the training loop for {fmean(stalls) * 1e3:.0f} ms, every {interval:g} "
+            "s"
         )
         self._add("slow checkpoint", lost, text, fix)

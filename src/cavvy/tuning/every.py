@@ -60,8 +60,8 @@ class StepHistory:
         return _period(steps) if is_seldom else 1.0
 
     def level(self, name: str, rank: int, window: Sequence[float] = ()) -> float:
-        """The seconds above which a step contains a rare event. If a `window` is given, which a
-        trace may slow down, its own steps can raise the limit.
+        """The seconds above which a step contains a rare event. If a `window` is given, its steps
+        can raise the limit, because a trace may slow them down.
         """
         every = [each for _, ranks in self._windows for each in ranks[rank][name]]
         usual = median(
@@ -90,5 +90,5 @@ def _period(steps: Sequence[StepSample]) -> float:
 
 
 def _is_usual(steps: Sequence[float]) -> bool:
-    """Whether the median is close to the mean. If so, it represents the steps."""
+    """Whether the median is close to the mean. If so, the median represents the steps."""
     return 0.6 * fmean(steps) <= median(steps) <= 1.1 * fmean(steps)

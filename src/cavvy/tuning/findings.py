@@ -17,7 +17,7 @@ class CostFinding:
     sure: bool  # whether the interval excludes zero or the pairs agree
     evidence: str
     fix: str
-    change: dict[str, Any] = field(default_factory=dict)  # a change of the plan, if it is the fix
+    change: dict[str, Any] = field(default_factory=dict)  # the plan change that fixes it
     pairs_s: tuple[float, float] | None = None
 
 
@@ -25,7 +25,7 @@ class CostFinding:
 class Diagnosis:
     facts: dict[str, Any]
     step_s: float
-    seconds: dict[str, list[float]]  # by mode: seconds per step in each round
+    seconds: dict[str, list[float]]  # keyed by mode: the seconds per step in each round
     findings: list[CostFinding]
 
     @property

@@ -41,7 +41,8 @@ _T = (
     2.042,
 )
 
-# with this many pairs, equal variants all agree by chance once in 32 times (the sign test)
+# number of pairs in which the second of two equal variants is always lower by chance only once in
+# 32 times (the sign test)
 AGREE = 5
 
 
@@ -69,7 +70,9 @@ class PairedDifference:
 
 
 def compare(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
-    """Compare two variants by pairs. The interval is wide for few pairs, and infinite for one."""
+    """Compare two variants by the differences of pairs. With few pairs, the confidence interval is
+    wide; with one pair, it is infinite.
+    """
     gains = [a - b for a, b in zip(first, second, strict=True)]
     if len(gains) < 2:
         return PairedDifference(fmean(gains), inf, median(gains))

@@ -102,12 +102,13 @@ class TuningSession:
 
     def close(self) -> None:
         for link in self._links:
-            link.close()  # this ends the script
+            link.close()  # closing the connection ends the script
         self._listener.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # also ends child processes of the script
+            # This also ends the child processes of the script.
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -151,8 +152,8 @@ class TuningSession:
 
 
 def count_ready(plan: dict[str, Any]) -> int:
-    """The number of batches that may be prepared when a window begins. They would hide the speed of
-    reading. Each worker process prepares some, and has sent some more.
+    """The number of batches that may be prepared when a window begins. These batches would hide the
+    speed of reading. Each worker process prepares some batches, and has already sent some more.
     """
     readers, prefetch = max(plan["workers"], 1), plan["prefetch"]
     return int(readers * max(prefetch, plan["threads"]) + prefetch * plan["workers"])

@@ -23,7 +23,7 @@ def describe(found: Diagnosis, price: float | None) -> str:
         lines[0] += f", ${cost:.4g} an epoch, ${thousand:.3g} for 1000 samples"
     if not found.findings:
         lines.append(
-            "no single cause exceeds 3 % of a step beyond noise, according to "
+            "no single cause costs more than 3 % of a step beyond the noise, measured in "
             f"{len(found.seconds)} modes"
         )
     for number, each in enumerate(found.findings, 1):
@@ -69,7 +69,7 @@ def make_page(
         "1em}li{margin:.4em 0}</style>\n"
         f"<h1>cavvy tune {escape(script)}</h1>\n<p>{escape(str(facts['name']))} x "
         f"{facts['ranks']}, "
-        f"global batch {facts['global_batch']}. Windows in turn; +- is half of a 95 % interval "
-        "(Student's t).\n"
+        f"global batch {facts['global_batch']}. The plans were measured in alternating windows; +- "
+        "is half of a 95 % confidence interval (Student's t).\n"
         f"<ol>\n{rows}\n</ol>\n"
     )

@@ -58,7 +58,7 @@ class PlanTuner:
         best = self._start(None)
         try:
             self.facts = best.facts
-            self.plan = {**self.facts["plan"], "replicas": 0}  # 0: valid for any number of ranks
+            self.plan = {**self.facts["plan"], "replicas": 0}  # 0 is valid for any number of ranks
             told = best.measure(steps=self._steps, skip=2 + count_ready(self.plan))
             self.before_s = self.after_s = fmean(each["seconds"] for each in told)
             for change, exact in list_changes(self.facts, numerics=self._numerics):

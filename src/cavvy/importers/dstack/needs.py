@@ -87,7 +87,9 @@ class GpuRequest:
 
 
 def split_gpu(value: str) -> GpuRequest | None:
-    """Split a request such as `A100,H100:80GB:8`, `nvidia:24GB..` or `2`; None if it is invalid."""
+    """Split a request such as `A100,H100:80GB:8`, `nvidia:24GB..` or `2` into its parts; None if
+    the request is invalid.
+    """
     found: dict[str, str] = {}
     for token in value.replace(" ", "").split(":"):
         if token.lower() in VENDORS:

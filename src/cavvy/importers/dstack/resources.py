@@ -26,7 +26,7 @@ _SPOT = {"spot": SpotPolicy.ONLY, "auto": SpotPolicy.AUTO}
 
 
 def read_resources(table: Node, kept_keys: TranslationNotes) -> Resources:
-    """Translate the resources of a checked run."""
+    """Translate the resources of a configuration that has been checked."""
     needs = child(table, "resources")
     cpus = _read_cpus(needs, kept_keys)
     memory = _as_mib(range_of(child(needs, "memory"), read_size_mib) or MEMORY_MIB)
@@ -74,7 +74,7 @@ def _read_cpus(needs: Node | None, kept_keys: TranslationNotes) -> Range:
         )
         bounds = range_of(node if plain else table, to_int) or CPUS
     if arch == "arm":
-        kept_keys.refuse_at(needs, "resources.cpu", "an architecture cannot be requested yet")
+        kept_keys.refuse_at(needs, "resources.cpu", "a CPU architecture cannot be requested yet")
     return bounds or CPUS
 
 
@@ -105,7 +105,7 @@ def _read_accelerators(
             kept_keys.refuse(
                 where,
                 f"resources.gpu.{key}",
-                "this cannot be requested; list the accelerators that have it",
+                "this property cannot be requested; list the accelerators that have it",
             )
     count = _as_count(gpu.count)
     if count is None:
@@ -114,7 +114,7 @@ def _read_accelerators(
         kept_keys.note(
             node.mark,
             "resources.gpu",
-            "dstack would also accept a node without one; Cavvy requires at least one",
+            "dstack would also accept a node without an accelerator; Cavvy requires at least one",
         )
     found = [find_needs(name, count, _as_memory(gpu)) for name in gpu.names or (gpu.vendor or "",)]
     problems = [each.problem for each in found if each.problem]

@@ -187,7 +187,7 @@ def check_groups(table: MapNode, forbidden: tuple[str, ...], notes: ProblemNotes
             notes.add(
                 mark_of(table, key),
                 f"`{key}` and `groups` cannot be used together",
-                suggestion="write it into each group",
+                suggestion="write the key into each group",
             )
     seen: set[str] = set()
     for number_, group in enumerate(items(groups)):

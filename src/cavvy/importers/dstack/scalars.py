@@ -26,7 +26,7 @@ def is_text(node: ScalarNode) -> bool:
 
 
 text = partial(make_text, is_text)
-written = partial(make_text, is_string)  # only a value that YAML reads as a string
+written = partial(make_text, is_string)  # the value must be one that YAML reads as a string
 
 
 def choice(names: Iterable[str]) -> ScalarRule:
@@ -110,7 +110,7 @@ def duration(low: float | None = None) -> ScalarRule:
 
 
 def switched(low: float | None = 0) -> ScalarRule:
-    """A rule for a length of time, `off` or false, or true for the default."""
+    """A rule for a length of time; `off` or false for none; or true for the default."""
     length = duration(low)
 
     def test(node: ScalarNode) -> str:

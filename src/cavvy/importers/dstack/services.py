@@ -83,7 +83,7 @@ def _check_service_groups(table: MapNode, legacy: bool, notes: ProblemNotes) -> 
             )
         for key in (*_SOURCES, "privileged", "spot_policy", "reservation"):
             if is_set(table, key) and child(group, key) is not None:
-                hint = "write it in one place only"
+                hint = "write the key in only one place"
                 notes.add(
                     mark_of(group, key), f"`{key}` is also at the top of the file", suggestion=hint
                 )

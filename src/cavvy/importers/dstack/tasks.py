@@ -36,27 +36,27 @@ _WHY_NOT = {
     "fleet": "Cavvy has no fleets: it finds nodes for each job and releases them afterwards",
     "volume": "volumes are not created yet",
     "gateway": "services and their gateways are not supported yet",
-    "preset": "searching settings for a model's service is not supported yet",
+    "preset": "the search for the best settings of a model's service is not supported yet",
 }
 _LATER = {
     "groups": "nodes of several kinds in one job are not supported yet",
-    "user": "another user within a container cannot be chosen yet",
+    "user": "the user inside the container cannot be chosen yet",
     "docker": "a container's own Docker cannot be started yet; on Kubernetes, a Cavvy file can ask "
     "for it with `resources: {options: {kubernetes: {docker: all}}}`",
     "privileged": "containers are not privileged; on Kubernetes, a Cavvy file can ask for it with "
     "`resources: {options: {kubernetes: {pod: …}}}`",
     "dstack": "Cavvy has no dstack server to reach",
-    "availability_zones": "zones are chosen by price and capacity; list regions",
+    "availability_zones": "Cavvy chooses zones by price and capacity; use `regions` instead",
     "reservation": "reservations cannot be used yet",
     "fleets": "Cavvy has no fleets",
     "instances": "nodes cannot be named; offers are chosen by price and capacity",
-    "backend_options": "Cavvy has no such options",
+    "backend_options": "Cavvy has no equivalent of these options",
 }
 _NOTED = {
     "ports": "ports are not forwarded automatically; `cavvy forward NAME PORT` forwards one",
     "nvcc": "the node or the image must provide it",
     "ide": "`cavvy dev FILE --ide vscode` opens the editor; `cavvy ssh NAME` connects to the job",
-    "version": "the version is the one that you install yourself",
+    "version": "Cavvy uses the version of the editor that you have installed",
     "home_dir": "dstack no longer reads it",
     "setup": "dstack no longer uses it",
     "single_branch": "the working folder is frozen, not cloned",
@@ -139,7 +139,7 @@ def _translate_run(root: Node, kept_keys: TranslationNotes) -> Task:
     )
 
 
-# The commands of a task
+# Commands of a task
 
 
 def _read_run(root: Node, kept_keys: TranslationNotes) -> str:
@@ -158,7 +158,7 @@ def _read_run(root: Node, kept_keys: TranslationNotes) -> str:
         try:
             return shlex.join([*shlex.split(entrypoint), *commands])
         except ValueError:
-            kept_keys.refuse_at(root, "entrypoint", "its quotes do not match")
+            kept_keys.refuse_at(root, "entrypoint", "the quotes in the command do not match")
             return ""
     if text_at(root, "type") == "dev-environment":
         kept_keys.note_at(root, "type", WAITS)
@@ -217,7 +217,7 @@ def _read_env(
     for name, value, mark in _list_variables(node):
         secret = name if value is None else _read_secret(value)
         if secret is not None:
-            kept_keys.note(mark, f"env.{name}", f"its value comes from `cavvy secret set {secret}`")
+            kept_keys.note(mark, f"env.{name}", f"set the value with `cavvy secret set {secret}`")
             secrets[secret] = None
             continue
         assert value is not None  # a variable without a value is a secret
@@ -267,7 +267,7 @@ def _read_files(
             source, path = text_at(each, "local_path") or "", text_at(each, "path") or ""
         try:
             if workdir is not None and workdir.path is None:
-                raise WrongValue("it cannot be added to a git repository")
+                raise WrongValue("the file cannot be added to a git repository")
             end = path.rstrip("/") if path.startswith("~/") else check_path(path.strip())
             shown = kept_keys.submit_local(source, workdir, end)
             found += [shown] if shown else []
@@ -282,7 +282,7 @@ def _read_login(root: Node, kept_keys: TranslationNotes) -> str | None:
     """
     if child(root, "registry_auth") is None:
         return None
-    reason = f"its value comes from `cavvy secret set {_LOGIN}`, as USER:PASSWORD"
+    reason = f"set the login with `cavvy secret set {_LOGIN}`, in the form USER:PASSWORD"
     kept_keys.note_at(root, "registry_auth", reason)
     return _LOGIN
 
@@ -302,7 +302,7 @@ def _read_volumes(root: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...]
             kept_keys.note(
                 each.mark,
                 "volumes",
-                "it is optional and is not attached, because the nodes may not have it",
+                "the volume is optional and is not attached, because the nodes may not have it",
             )
             continue
         try:
@@ -312,7 +312,7 @@ def _read_volumes(root: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...]
                 )
             found.append(Volume(kind=kind, source=source, path=check_path(path)))
         except WrongValue as error:
-            kept_keys.refuse(each.mark, "volumes", f"it cannot be attached: {error}")
+            kept_keys.refuse(each.mark, "volumes", f"the volume cannot be attached: {error}")
     return tuple(found)
 
 
@@ -342,7 +342,7 @@ def _read_workdir(root: Node, kept_keys: TranslationNotes) -> Workdir | None:
         branch = text_at(repo, "branch")
     if path.rstrip("/") not in (".", "") and not path.startswith("/"):
         kept_keys.refuse(
-            mark, "repos", f"the working folder is the repository; it cannot be at {path}"
+            mark, "repos", f"the repository is the working folder, which cannot be placed at {path}"
         )
     if not url:
         return Workdir(path=source)
@@ -383,7 +383,10 @@ def _read_idle(root: Node, kept_keys: TranslationNotes) -> timedelta | None:
         return timedelta(seconds=read_duration(window) or 0) or None
     idle = _read_length(root, "inactivity_duration")
     if idle is not None:
-        reason = "the job is stopped after this time without output or CPU use, even by a login"
+        reason = (
+            "the job is stopped after this time without output or CPU use, even if a user is "
+            "logged in"
+        )
         kept_keys.note_at(root, "inactivity_duration", reason)
     return idle
 

@@ -9,8 +9,10 @@ from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, items
 from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 
-_CLOUDS = ("aws", "gcp", "azure", "kubernetes", "ssh", "slurm", "vast")  # clouds with a section
-# Keys that change how SkyPilot obtains a node, but not the node itself
+# Clouds that have a section in `config`.
+_CLOUDS = ("aws", "gcp", "azure", "kubernetes", "ssh", "slurm", "vast")
+
+# Keys that change how SkyPilot obtains a node, but not the node itself.
 _NOTED = frozenset(
     [
         *("active_workspace", "allowed_clouds", "api_server", "daemons", "db", "jobs", "logs"),
@@ -30,18 +32,20 @@ _NOTED = frozenset(
 )
 
 
-# For settings that are refused, what to write instead
+# For some settings that are refused: what to write instead
 _INSTEAD = {
     "hooks": "; write the commands as a `trap` in `run`",
     "kubernetes.remote_identity": "; write `pod_config: {spec: {serviceAccountName: NAME}}`",
     "slurm": "; `sbatch_options` of `[providers.slurm]` apply to all jobs",
-    "docker": "; a job's container has the GPUs, the network and the shared memory of its node",
+    "docker": "; a job's container can use the GPUs, the network and the shared memory of its node",
 }
 _OPTIONS = ("pod_config", "enable_docker")
 
 
 def read_options(config: Node | None) -> tuple[ProviderOptions, ...]:
-    """The settings that become options of Kubernetes: fields of pods, and a container engine."""
+    """The settings that become Kubernetes options of the task: fields of pods, and a container
+    engine.
+    """
     pod, docker = (
         None if node is None else to_value(node)
         for node in (child(child(config, "kubernetes"), name) for name in _OPTIONS)
@@ -83,17 +87,19 @@ def keep_config(
             ):
                 continue
             if path in _NOTED or key.text in _NOTED:
-                kept_keys.note(inner.mark, where, "it only concerns SkyPilot itself")
+                kept_keys.note(inner.mark, where, "the setting only concerns SkyPilot itself")
             elif key.text in _CLOUDS and key.text not in clouds:
-                reason = f"it is not passed on if the job runs on {key.text}"
+                reason = f"the setting is not passed on if the job runs on {key.text}"
                 if clouds:
                     reason = f"the job does not run on {key.text}"
                 kept_keys.note(inner.mark, where, reason)
             elif path == "docker.run_options" and _are_met(value):
-                kept_keys.note(inner.mark, where, "a job's container can use all of these anyway")
+                kept_keys.note(
+                    inner.mark, where, "a job's container can use all of these without the options"
+                )
             elif key.text == "docker" and not is_image:
                 kept_keys.note(inner.mark, where, "the job does not run in a container")
             else:
                 advice = _INSTEAD.get(path) or _INSTEAD.get(key.text, "")
-                reason = f"this setting of SkyPilot is not passed on{advice}"
+                reason = f"this SkyPilot setting has no effect in Cavvy{advice}"
                 kept_keys.refuse(inner.mark, where, reason)

@@ -19,15 +19,16 @@ from cavvy.spec.tree import Node, ScalarNode
 _URL = re.compile(r"([a-z0-9+.-]+)://", re.IGNORECASE)
 _SENT_EVERY = timedelta(seconds=30)
 _NOT_MOUNTED = (
-    "IT IS NOT MOUNTED but copied in before the work, and the work's changes are sent back every "
-    "30 s and at its end, for any outcome; concurrent writes by others are not seen, and nothing "
-    "is deleted in the bucket"
+    "THE BUCKET IS NOT MOUNTED: its files are copied to the node before the work starts, and "
+    "changed files are sent back every 30 s and when the work ends, even if it fails; the work "
+    "does not see concurrent changes in the bucket, and nothing is deleted there"
 )
 _UPLOADED = (
-    "the local files are submitted with the job, not uploaded to {url} first; the work's changes "
-    "are sent to the bucket every 30 s and at its end, and the bucket's contents are not read"
+    "the local files are submitted with the job, not uploaded to {url} first; files that the work "
+    "changes are sent to the bucket every 30 s and when the work ends, and nothing is read from "
+    "the bucket"
 )
-# Cavvy's URL scheme for buckets, by the name of the store or of its cloud
+# Cavvy's URL scheme for buckets, keyed by the name of the store or of its cloud
 _STORES = {
     **{"s3": "s3", "aws": "s3", "gcs": "gs", "gcp": "gs", "azure": "az"},
     **{"r2": "r2", "nebius": "nebius", "oci": "oci", "ibm": "cos", "coreweave": "cw"},
@@ -95,14 +96,15 @@ def read_mounts(
 
 def _use_s3(found: TranslatedMounts, stores: set[str]) -> TranslatedMounts:
     """Change the buckets of a mount to S3's URL scheme if their store uses S3's protocol. `stores`
-    collects the original schemes of these stores. Raises WrongValue if there is more than one
-    scheme.
+    collects the original schemes of these stores. Raises WrongValue if the schemes differ.
     """
     urls = [each.source for each in found.inputs] + [each.target for each in found.outputs]
     schemes = stores | {url.partition(":")[0] for url in urls} & set(_LIKE_S3)
     if len(schemes) > 1:
         names = " and ".join(f"{each}://" for each in sorted(schemes))
-        raise WrongValue(f"one job cannot use buckets of {names}: {_ENDPOINT} applies to all")
+        raise WrongValue(
+            f"one job cannot use buckets of {names}: {_ENDPOINT} applies to all buckets"
+        )
     stores |= schemes
     for each in stores:
         found = replace(
@@ -126,7 +128,7 @@ def _read_mount(
     urls = [path for path in paths if _URL.match(path)]
     name = text_at(value, "name")
     if urls and len(paths) > 1:
-        raise WrongValue("several sources cannot have one target; give each its own target")
+        raise WrongValue("several sources cannot share a target; give each source its own target")
     if urls and name:
         raise WrongValue(
             f"{urls[0]} is not uploaded to a bucket {name}; upload it, and use the bucket as the "
@@ -144,7 +146,7 @@ def _read_mount(
         return TranslatedMounts(volumes=volumes, outputs=outputs)
     if not bucket:
         raise _UnsetVariable(
-            "its bucket or source is empty; set the variable in its name with --env"
+            "the name of the bucket or source is empty; set the variable in the name with --env"
         )
     return TranslatedMounts(inputs=(Transfer(source=bucket, target=target),), outputs=outputs)
 
@@ -178,13 +180,15 @@ def _list_notes(value: Node, found: TranslatedMounts) -> Iterator[str]:
     if found.outputs:
         yield _NOT_MOUNTED
     elif _mode(value) != "COPY":
-        yield "it is copied before the work, not mounted"
+        yield "the bucket is not mounted; its files are copied to the node before the work starts"
 
 
 def _check_local(path: str, workdir: Workdir | None) -> None:
     """Raise WrongValue if a local path cannot be submitted."""
     if "$" in path:
-        raise _UnsetVariable(f"{path} has a variable without a value; --env sets it")
+        raise _UnsetVariable(
+            f"{path} contains a variable without a value; set the variable with --env"
+        )
     if _CREDENTIALS.match(path):
         raise WrongValue(f"{path} contains credentials, which are not uploaded; use `secrets`")
     if workdir is not None and workdir.path is None:
@@ -210,18 +214,23 @@ def _read_bucket(table: Node, name: str | None, usual: str) -> str:
     if isinstance(table, ScalarNode) or not name:
         return ""
     if "$" in name:
-        raise _UnsetVariable(f"the bucket {name} has a variable without a value; --env sets it")
+        raise _UnsetVariable(
+            f"the bucket name {name} contains a variable without a value; set the variable with "
+            "--env"
+        )
     store = (text_at(table, "store") or usual).lower()
     store = _STORES.get(store, store)
     if store not in _STORES.values():
-        raise WrongValue(f"a bucket of the store {store} cannot be reached")
+        raise WrongValue(f"Cavvy cannot reach buckets of the store {store}")
     path = text_at(table, "_bucket_sub_path") or ""
     return f"{store}://{name}/" + (f"{path.strip('/')}/" if path else "")
 
 
 def _read_url(text: str) -> str:
     if "$" in text:
-        raise _UnsetVariable(f"{text} has a variable without a value; --env sets it")
+        raise _UnsetVariable(
+            f"{text} contains a variable without a value; set the variable with --env"
+        )
     scheme, _, rest = text.partition("://")
     if scheme == "cos":  # cos://REGION/BUCKET/KEY
         rest = rest.partition("/")[2]
@@ -230,7 +239,7 @@ def _read_url(text: str) -> str:
             return scheme + read_source(f"s3://{rest}").removeprefix("s3")
         return read_source(_BLOB.sub("az://", text))
     except WrongValue as error:
-        raise WrongValue(f"it cannot be fetched: {error}") from error
+        raise WrongValue(f"the source cannot be fetched: {error}") from error
 
 
 def _mode(value: Node) -> str:
@@ -287,7 +296,7 @@ def _add_volume(
     """
     try:
         if not name:
-            raise WrongValue("it has no name, and Cavvy creates no volume for a single job")
+            raise WrongValue("the volume has no name, and Cavvy creates no volume for a single job")
         if not path.startswith("/"):
             raise WrongValue(f"{path} is not an absolute path")
         found.append(Volume(kind=VolumeKind.NAMED, source=name, path=check_path(path), **new))

@@ -16,11 +16,12 @@ _CLOUDS = (
     "nebius ssh slurm hyperbolic seeweb shadeform yotta mithril verda"
 )
 CLOUDS = _CLOUDS.split()
-DEFAULT_DISK_GIB = 256  # SkyPilot treats this size as "not set"
+DEFAULT_DISK_GIB = 256  # SkyPilot treats this size as if it was not set
 _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
 _GPU_MEMORY = re.compile(r"[0-9]+[GgMmTt][Bb]\+?")
 _VENDORS = ("nvidia", "amd", "intel", "google", "aws")
-# (number, suffix). The suffix "" means exactly, "+" means at least, "x" means times the CPUs.
+# (number, suffix). Without a suffix, the number is exact; "+" means at least; "x" multiplies by the
+# number of CPUs.
 Amount = tuple[float, str]
 
 
@@ -221,7 +222,7 @@ def _check_place(table: MapNode, alternative: MapNode, notes: ProblemNotes) -> N
     for key in ("cloud", "region", "zone"):
         other = _find(table, alternative, key)
         if infra is not None and other is not None:
-            hint = "write all of it into `infra`, as in aws/us-east-1"
+            hint = "write the whole location into `infra`, for example aws/us-east-1"
             notes.add(other.mark, f"`{key}` and `infra` cannot be used together", suggestion=hint)
 
 

@@ -33,15 +33,15 @@ from cavvy.importers.skypilot.needs import (
 from cavvy.spec.problems import SourceMark
 from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 
-# For each key that makes no difference to the work, the reason
+# The keys that have no effect on the work, each with the reason
 _NOTED = {
     "ports": "ports are not public; `cavvy forward NAME PORT` forwards one to this machine",
-    "network_tier": "it is a preference; Cavvy uses the provider's network",
+    "network_tier": "this is only a preference; Cavvy uses the provider's usual network",
     "autostop": "nodes are released when the job ends; `--machine NAME --keep TIME` keeps them",
     "ephemeral_storage": "SkyPilot no longer reads it",
-    "_no_missing_accel_warnings": "it only concerns SkyPilot itself",
-    "_is_image_managed": "it only concerns SkyPilot itself",
-    "_requires_fuse": "it only concerns SkyPilot itself",
+    "_no_missing_accel_warnings": "the key only concerns SkyPilot itself",
+    "_is_image_managed": "the key only concerns SkyPilot itself",
+    "_requires_fuse": "the key only concerns SkyPilot itself",
 }
 _REFUSED = {
     "volumes": "volumes are not attached yet",
@@ -191,8 +191,8 @@ def _scalar(text: str, mark: SourceMark) -> ScalarNode:
 
 
 def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> ResourceRequest:
-    """Translate one alternative. If `spare` is set, another alternative can be used, so an unknown
-    accelerator is only noted.
+    """Translate one alternative. If `spare` is set, another alternative can be used instead, so an
+    unknown accelerator is only noted.
     """
     kept_keys.keep_listed((key for key, _ in entries(table)), _REFUSED, _NOTED, "resources.")
     providers, regions, zone = _read_location(table, kept_keys)
@@ -249,13 +249,13 @@ def _read_location(
     cloud = {"k8s": "kubernetes", "*": ""}.get(cloud.lower(), cloud.lower())
     region, zone = region.strip("*"), zone.strip("*")
     if cloud == "slurm" and zone:
-        region, zone = f"{region}/{zone}", ""  # a partition, which `regions` may contain too
+        region, zone = f"{region}/{zone}", ""  # a partition; `regions` may also contain partitions
     elif zone and not cloud:
         key = "resources.zone" if infra is None else "resources.infra"
         kept_keys.refuse_at(
             table,
             key,
-            f"the zone {zone} is set without its cloud; set the cloud too, such as infra: aws",
+            f"the zone {zone} is set without its cloud; add the cloud, as in `infra: aws`",
         )
     elif zone and not region:
         region = "".join(_REGION_OF_ZONE.findall(zone))
@@ -287,7 +287,7 @@ def _read_tier(table: MapNode, kept_keys: TranslationNotes) -> str | None:
     tier = (text_at(table, "disk_tier") or "").lower()
     kind = _DISK_TYPES.get(tier)
     if tier == "ultra":
-        reason = "a disk with provisioned operations cannot be requested"
+        reason = "a disk with provisioned IOPS cannot be requested"
         kept_keys.refuse_at(table, "resources.disk_tier", reason)
     elif kind:
         reason = f"the disk type is {kind}, which only AWS has; its default speed is used"
@@ -376,7 +376,9 @@ def _read_image(
         )
     elif machines and len(providers) != 1:
         kept_keys.refuse(
-            mark, key, f"the machine image {machines[0]} belongs to one cloud: name it in `infra`"
+            mark,
+            key,
+            f"the machine image {machines[0]} exists in only one cloud: name the cloud in `infra`",
         )
     elif machines:
         return image, machines[0]
@@ -411,7 +413,7 @@ def _read_recovery(table: MapNode, kept_keys: TranslationNotes) -> Retry:
     strategy = node.text if isinstance(node, ScalarNode) else text_at(node, "strategy")
     if strategy and strategy.lower() != "none":
         kept_keys.note(
-            mark, key, "Cavvy chooses the next offer by price and capacity, for any strategy"
+            mark, key, "Cavvy chooses the next offer by price and capacity, whatever the strategy"
         )
     codes = child(node, "recover_on_exit_codes")
     values = [
@@ -422,7 +424,7 @@ def _read_recovery(table: MapNode, kept_keys: TranslationNotes) -> Retry:
     tries = int_at(node, "max_restarts_on_errors")
     for name in _names(node):
         if name not in ("strategy", "max_restarts_on_errors", "recover_on_exit_codes"):
-            kept_keys.refuse(mark, f"{key}.{name}", "this belongs to a plugin of SkyPilot")
+            kept_keys.refuse(mark, f"{key}.{name}", "a SkyPilot plugin defines this key")
     plain = Retry(preemption=0, node=0) if strategy and strategy.lower() == "none" else Retry()
     if not values:
         return replace(plain, exit=tries or 0)

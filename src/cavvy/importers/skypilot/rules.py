@@ -41,12 +41,14 @@ def _check_policy(table: MapNode, notes: ProblemNotes) -> None:
     least, most = _number(table, "min_replicas"), _number(table, "max_replicas")
     goal = table.get("target_qps_per_replica")
     if most is not None and least is not None and most < least:
-        notes.add(table.mark, f"max_replicas is {most:g}, below min_replicas ({least:g})")
+        notes.add(table.mark, f"max_replicas is {most:g}, which is below min_replicas ({least:g})")
     elif goal is not None and not is_null(goal) and most is None:
         notes.add(goal.mark, "`target_qps_per_replica` needs `max_replicas`")
     elif (goal is None or is_null(goal)) and most is not None and most != least:
-        hint = "write `target_qps_per_replica`, or one number of replicas"
-        notes.add(table.mark, "a variable number of replicas needs a target", suggestion=hint)
+        hint = "write `target_qps_per_replica`, or set a fixed number of replicas"
+        notes.add(
+            table.mark, "a variable number of replicas needs a scaling target", suggestion=hint
+        )
 
 
 def _check_pool(table: MapNode, notes: ProblemNotes) -> None:
@@ -66,9 +68,11 @@ def _check_pool(table: MapNode, notes: ProblemNotes) -> None:
     if most is None and any(
         _number(table, f"{way}scale_delay_seconds") is not None for way in ("up", "down")
     ):
-        notes.add(table.mark, "a delay of scaling needs `max_workers`")
+        notes.add(table.mark, "a scaling delay needs `max_workers`")
     if most is not None and most < (1 if least is None else least):
-        notes.add(table.mark, f"max_workers is {most:g}, below the minimum number of workers")
+        notes.add(
+            table.mark, f"max_workers is {most:g}, which is below the minimum number of workers"
+        )
 
 
 def _check_service(table: MapNode, notes: ProblemNotes) -> None:
@@ -125,7 +129,7 @@ def _check_task(table: MapNode, notes: ProblemNotes) -> None:
     there = {name: login & _names(table.get(name)) for name in ("envs", "secrets")}
     for name, known in there.items():
         if known and (known != login or all(there.values())):
-            missing = ", ".join(sorted(login - known)) or "they are also set elsewhere"
+            missing = ", ".join(sorted(login - known)) or "some are also set in the other section"
             notes.add(
                 table.mark, f"the SKYPILOT_DOCKER_ variables must all be in `{name}`: {missing}"
             )

@@ -22,18 +22,20 @@ from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value
 
 KIND = "SkyPilot"
 _LATER = {
-    "file_mounts_mapping": "it only concerns SkyPilot itself",
-    "event_callback": "state changes trigger no calls; the `webhooks` of a Cavvy file are called "
-    "when the job ends",
+    "file_mounts_mapping": "the key only concerns SkyPilot itself",
+    "event_callback": "state changes do not trigger callbacks; in a Cavvy file, `webhooks` "
+    "lists addresses to call when the job ends",
 }
 _ONE_COPY = "`cavvy run` does what `sky launch` does: it ignores this section and starts {}"
 _NOTED = {
-    "service": _ONE_COPY.format("one copy; `cavvy forward NAME PORT` forwards its port"),
+    "service": _ONE_COPY.format(
+        "one copy of the service; `cavvy forward NAME PORT` forwards its port"
+    ),
     "pool": _ONE_COPY.format("one worker"),
-    "inputs": "SkyPilot only uses it to price traffic",
-    "outputs": "SkyPilot only uses it to price traffic",
+    "inputs": "SkyPilot uses it only to estimate the price of traffic",
+    "outputs": "SkyPilot uses it only to estimate the price of traffic",
     "api_server_access": "Cavvy has no SkyPilot server to reach",
-    "_metadata": "it only concerns SkyPilot itself",
+    "_metadata": "the key only concerns SkyPilot itself",
 }
 
 
@@ -68,7 +70,9 @@ def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
     if len(tasks) > 1:
         what = "job group" if parallel else "pipeline"
         each = "in parallel" if parallel else "one after another"
-        reason = f"{len(tasks)} tasks that run {each} are not one job: put each into its own file"
+        reason = (
+            f"{len(tasks)} tasks that run {each} are not one job: put each task into its own file"
+        )
         kept_keys.refuse(bodies[1].mark, "---", reason)
     return Translation(
         kind=KIND,
@@ -204,7 +208,7 @@ def _translate_task(
     mounts = read_mounts(table, workdir, clouds, kept_keys)
     setup, run = text_at(table, "setup"), text_at(table, "run") or ""
     if not run.strip():
-        kept_keys.note_at(table, "run", f"it has nothing to run: {WAITS}")
+        kept_keys.note_at(table, "run", f"the file has nothing to run: {WAITS}")
         run = WAIT
     _note_conda(table, request.image, kept_keys)
     return Task(
@@ -230,7 +234,7 @@ def _translate_task(
 def _note_conda(table: Node, image: str | None, kept_keys: TranslationNotes) -> None:
     for key in ("setup", "run"):
         if image is None and re.search(r"\bconda\b", text_at(table, key) or ""):
-            kept_keys.note_at(table, key, "a node has no conda unless it is installed there")
+            kept_keys.note_at(table, key, "conda works only if it is installed on the node")
             break
 
 
@@ -239,7 +243,7 @@ def _keep_keys(table: Node, header: Node | None, kept_keys: TranslationNotes) ->
     kept_keys.keep_listed((key for key, _ in entries(table)), _LATER, _NOTED)
     for key, _ in entries(header):
         if key.text not in ("name", "execution"):
-            kept_keys.refuse(key.mark, key.text, "it belongs to a job group")
+            kept_keys.refuse(key.mark, key.text, "the key belongs to a job group")
 
 
 def _name(table: Node, header: Node | None, number: int, kept_keys: TranslationNotes) -> str:
@@ -255,7 +259,7 @@ def _read_variables(
     env: dict[str, str] = {}
     secrets: list[str] = []
     envs = child(table, "envs")
-    for key, value in envs.entries if isinstance(envs, MapNode) else ():  # including null values
+    for key, value in envs.entries if isinstance(envs, MapNode) else ():  # null values are included
         if is_null(value):
             _want_secret(key.text, f"envs.{key.text}", key.mark, secrets, kept_keys)
         else:
@@ -271,7 +275,7 @@ def _read_variables(
 
 
 def _read_secrets(node: Node | None, secrets: list[str], kept_keys: TranslationNotes) -> None:
-    for key, value in node.entries if isinstance(node, MapNode) else ():  # including null values
+    for key, value in node.entries if isinstance(node, MapNode) else ():  # null values are included
         name = _secret_name(key.text)
         _want_secret(name, f"secrets.{key.text}", key.mark, secrets, kept_keys)
         if not is_null(value) and to_value(value) != "":
@@ -304,7 +308,7 @@ def _want_secret(
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
         kept_keys.refuse(mark, key, f"{name!r} is not a valid variable name")
         return
-    kept_keys.note(mark, key, f"its value comes from `cavvy secret set {name}`")
+    kept_keys.note(mark, key, f"set the value with `cavvy secret set {name}`")
     secrets.append(name)
 
 

@@ -34,7 +34,7 @@ def read_device(text: str) -> str:
         return plain
     key = name_device(_accelerators(text))
     if key is None:
-        raise WrongValue(f"{shown(text)} must be one accelerator with one count")
+        raise WrongValue(f"{shown(text)} does not state exactly one accelerator and count")
     return key
 
 
@@ -56,8 +56,8 @@ def name_device(needs: Sequence[AcceleratorNeed]) -> str | None:
 def _no_colon(text: str) -> str:
     if ":" in filled(text):
         raise WrongValue(
-            f"{shown(text)} has more than one part",
-            suggestion="write `gpu: NAME:COUNT`, or one key per part",
+            f"{shown(text)} contains a colon, but `name` takes only the accelerator's name",
+            suggestion="write `gpu: NAME:COUNT`, or use the keys `name`, `memory` and `count`",
         )
     return text.strip()
 
@@ -65,7 +65,8 @@ def _no_colon(text: str) -> str:
 def _build(table: SectionReader) -> tuple[AcceleratorNeed, ...]:
     names, count, memory = table.get("name"), table.get("count"), table.get("memory")
     if memory and re.fullmatch(r"[\d.]+", memory) and ".." not in memory:
-        # A number without a unit is GiB, as in other keys; in the one-line form it is a count.
+        # In the table form, a number without a unit is in GiB, as in other keys; in the one-line
+        # form, it is a count.
         memory += "GB"
     if table.has("name") and not names:
         return ()

@@ -22,7 +22,7 @@ def split_range(text: str, unit: Callable[[str], N]) -> tuple[N | None, N | None
     if ".." in stripped:
         low, _, high = (part.strip() for part in stripped.partition(".."))
         if not low and not high:
-            raise WrongValue(f"{shown(text)} has no bound")
+            raise WrongValue(f"{shown(text)} is a range without bounds")
         least, most = unit(low) if low else None, unit(high) if high else None
         if least is not None and most is not None and least > most:
             raise WrongValue(
@@ -58,7 +58,7 @@ def _read_memory(node: ScalarNode) -> tuple[int | None, int | None, int | None]:
     try:
         return *split_range(text, _memory), None
     except UnitError:
-        hint = "numbers are GiB and have no sign" if text.strip().startswith("-") else ""
+        hint = "delete the sign; a bare number is in GiB" if text.strip().startswith("-") else ""
         raise WrongValue(f"cannot read {shown(text)} as memory", suggestion=hint) from None
 
 
@@ -76,11 +76,12 @@ def _read_speed(node: ScalarNode) -> int:
     )
     if match is None:
         raise WrongValue(
-            f"{describe(node)} is not a network speed", suggestion="name the unit, as in 100Gbps"
+            f"{describe(node)} is not a network speed",
+            suggestion=("add the unit, for example 100Gbps"),
         )
     mbps = round(float(match[1]) * (1000 if match[2].lower() == "g" else 1))
     if not 0 < mbps <= 100_000_000:
-        raise WrongValue(f"{shown(node.text)} is out of bounds")
+        raise WrongValue(f"{shown(node.text)} is not above 0 and at most 100 Tbit/s")
     return mbps
 
 

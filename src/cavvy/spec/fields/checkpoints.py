@@ -20,7 +20,7 @@ from cavvy.spec.fields.urls import read_target
 from cavvy.spec.problems import shown
 from cavvy.spec.tree import ScalarNode
 
-_FOLDER = text_kind("a folder within the working folder such as checkpoints", inner_path)
+_FOLDER = text_kind("a folder within the working folder, such as checkpoints", inner_path)
 _LENGTH = length_kind(timedelta(seconds=1))
 
 
@@ -41,7 +41,7 @@ def _bucket(text: str) -> str:
     if not url.startswith(("s3://", "gs://", "az://")):
         raise WrongValue(
             f"{shown(text)} is not a bucket",
-            suggestion="leave `storage` out to keep them on the server",
+            suggestion="omit `storage` to keep checkpoints on the server",
         )
     return url
 

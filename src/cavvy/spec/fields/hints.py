@@ -16,7 +16,7 @@ def elsewhere(key: str, path: str) -> str:
     from cavvy.spec.fields.task import TASK
 
     if path == "resources.gpu":
-        return f"write `gpu: {key}:COUNT`"  # for the form of another tool, such as {H100: 8}
+        return f"write `gpu: {key}:COUNT`"  # a value in the form of another tool, such as {H100: 8}
     for section in sections(TASK):
         if (
             section.path != path

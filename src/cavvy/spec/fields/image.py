@@ -18,7 +18,7 @@ from cavvy.spec.fields.paths import inner_path
 from cavvy.spec.problems import shown
 
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
-# (name or None, build or None, name of the login's secret or None)
+# a tuple of the name, the build, and the name of the login's secret; each may be None
 TaskImage = tuple[str | None, ImageBuild | None, str | None]
 
 
@@ -29,7 +29,10 @@ def _check_name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,400}", name):
         raise WrongValue(f"{shown(text)} is not an image name")
     if name != text.strip():
-        raise WrongValue(f"{shown(text)} has a prefix of another tool", suggestion=f"write {name}")
+        raise WrongValue(
+            f"{shown(text)} begins with a prefix that only another tool uses",
+            suggestion=f"write {name}",
+        )
     return name
 
 
@@ -56,8 +59,8 @@ _TABLE = section(
     "image",
     _build,
     name=text_kind("an image's name such as python:3.12", _check_name),
-    build=text_kind("a folder within the working folder such as . or docker", _check_folder),
-    dockerfile=text_kind("a path within that folder", inner_path),
+    build=text_kind("a folder within the working folder, such as . or docker", _check_folder),
+    dockerfile=text_kind("a path within the folder `build`", inner_path),
     target=text_kind("a stage's name", numbers=True),
     args=named_texts(
         "build arguments, each with a string value",
@@ -69,7 +72,7 @@ _TABLE = section(
         matching(
             _VARIABLE,
             "is not a secret name",
-            expected="a name from `cavvy secret set`",
+            expected="a name that was set with `cavvy secret set`",
         ),
     ),
 )

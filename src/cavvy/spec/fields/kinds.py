@@ -34,7 +34,7 @@ class WrongValue(ValueError):
     def __init__(self, message: str, *, suggestion: str = "", expected: str | None = None) -> None:
         super().__init__(message)
         self.suggestion = suggestion
-        self.expected = expected  # if None, the message shows the `words` of the kind
+        self.expected = expected  # if None, the message uses the `words` of the kind
 
 
 class ValueKind(Protocol):
@@ -87,8 +87,8 @@ class ScalarKind:
 
 @dataclass(frozen=True, slots=True)
 class ListKind:
-    """A list of items of one kind. With `single`, one item may be written without a list. With
-    `flat`, each item is read as a tuple, and the value is the concatenation of these tuples.
+    """A list of items of one kind. If `single` is set, one item may be written without a list. If
+    `flat` is set, each item is read as a tuple, and the value is the concatenation of these tuples.
     """
 
     item: ValueKind
@@ -120,7 +120,7 @@ class ListKind:
             if one is None:
                 return None
         else:
-            suggestion = "write `- ` before it" if isinstance(node, ScalarNode) else ""
+            suggestion = "write `- ` before the value" if isinstance(node, ScalarNode) else ""
             message = f"{describe(node)} where a list was expected"
             notes.add(node.mark, message, expected=self.words, suggestion=suggestion)
             return None
@@ -210,7 +210,7 @@ class FieldDocs(TypedDict, total=False):
 
     help: str
     example: str
-    default: str  # a description of the default
+    default: str  # a description of the default value
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class FieldSpec:
     # another function reads it.
     to: tuple[str, ...] | None = None
     name: str = ""
-    path: str = ""  # the path of the section
+    path: str = ""  # the path of the section in dotted form
 
     @property
     def docs(self) -> FieldDocs:
@@ -246,7 +246,7 @@ class FieldSpec:
         return f"{self.name}: {example}" if example else ""
 
     def spread(self, value: Any) -> dict[str, Any]:
-        """The attributes that the value sets, by name."""
+        """The names of the attributes that the value sets."""
         names = (self.name,) if self.to is None else self.to
         return dict(zip(names, (value,) if len(names) == 1 else value, strict=True))
 
@@ -278,7 +278,7 @@ class SectionSpec:
     problems.
     """
 
-    path: str  # in dotted form; "" for the top level of the file
+    path: str  # the section's path in dotted form; "" for the top level of the file
     build: Callable[["SectionReader"], Any]
     fields: tuple[FieldSpec, ...]
 
@@ -288,7 +288,7 @@ class SectionSpec:
 
     @property
     def hints(self) -> Mapping[str, str]:
-        """The replacement for each key of another tool."""
+        """The replacement for each key of another tool, keyed by that key."""
         advice: Mapping[str, str] = section_docs(self.path)["$hints"]
         return {key: text for keys, text in advice.items() for key in keys.split()}
 
@@ -338,7 +338,9 @@ class SectionReader:
         return default if value is None else value
 
     def values(self) -> dict[str, Any]:
-        """The values of the fields by attribute, without absent and wrong values."""
+        """The values of the fields, keyed by the attribute that they set, without absent and wrong
+        values.
+        """
         found: dict[str, Any] = {}
         for each in self.section.fields:
             if each.to != () and (value := self.get(each.name)) is not None:
@@ -473,7 +475,7 @@ def filled(text: str) -> str:
 
 def matching(pattern: str, wrong: str, *, expected: str | None = None) -> Callable[[str], str]:
     """Return a function that checks whether a string matches a pattern. `wrong` is the message for
-    a text that does not.
+    a string that does not match.
     """
 
     def check(text: str) -> str:
@@ -487,7 +489,7 @@ def matching(pattern: str, wrong: str, *, expected: str | None = None) -> Callab
 def text_kind(
     words: str, check: Callable[[str], Any] = filled, *, numbers: bool = False
 ) -> ScalarKind:
-    """A string. `check` returns the text, possibly changed, or raises WrongValue.
+    """A string. `check` returns the string, possibly changed, or raises WrongValue.
 
     With `numbers`, the schema also accepts numbers, which are read as strings.
     """
@@ -563,7 +565,7 @@ def named_texts(
     key_schema: Schema = STRING,
     *,
     missing: str,
-    hint: str = "write '' for an empty one",
+    hint: str = "write '' for an empty value",
 ) -> MapKind:
     """A table of strings. `missing` is the message for a key without a value."""
 
@@ -577,8 +579,8 @@ def named_texts(
 
 
 def either(alone: ScalarKind, make: Callable[[Any], Any], table: SectionSpec) -> EitherKind:
-    """A section, written as a table or as a single value, which `make` converts to the value of the
-    section.
+    """A section that may be written as a table or as a single value; `make` converts the single
+    value to the value of the section.
     """
     return EitherKind(
         (ScalarKind(alone.words, lambda node: make(alone.parse(node)), alone.schema), table)

@@ -23,7 +23,9 @@ from cavvy.spec.tree import ScalarNode
 
 
 def _read_deadline(node: ScalarNode) -> tuple[datetime | None, timedelta | None]:
-    """Return a time, or else a duration since the submission; the other is None."""
+    """Return the deadline as a point in time and as a duration since the submission. One of the two
+    is None.
+    """
     text = read_text(node).strip()
     try:
         length = read_length(node)
@@ -32,7 +34,7 @@ def _read_deadline(node: ScalarNode) -> tuple[datetime | None, timedelta | None]
             return read_time(text), None
         raise
     if length <= timedelta(0):
-        raise WrongValue("a deadline of zero length ends the job at once")
+        raise WrongValue("a deadline of 0 would stop the job immediately")
     return None, length
 
 
@@ -47,9 +49,13 @@ def _build_limits(table: SectionReader) -> Limits:
             f"the duration ({format_duration(duration)}) exceeds the deadline "
             f"({format_duration(after)})"
         )
-        table.wrong("duration", message, suggestion="lower it, or leave it out")
+        table.wrong("duration", message, suggestion="lower or omit `duration`")
     if limits.budget == Money(0):
-        table.wrong("budget", "a budget of 0 stops every job", suggestion="omit it for no limit")
+        table.wrong(
+            "budget",
+            "a budget of 0 would stop the job immediately",
+            suggestion=("omit `budget` if the cost has no limit"),
+        )
     return limits
 
 
@@ -58,7 +64,7 @@ LIMITS = section(
     _build_limits,
     deadline=FieldSpec(
         ScalarKind(
-            f"{TIME_WORDS}; or a length of time from the submission such as 8h",
+            f"{TIME_WORDS}; or a length of time after the submission, such as 8h",
             _read_deadline,
             TEXT_OR_NUMBER,
         ),
@@ -86,7 +92,7 @@ def _read_tries(node: ScalarNode) -> int:
 
 
 _TRIES = ScalarKind(
-    "a number of tries, or `unlimited`",
+    "a number of retries, or `unlimited`",
     _read_tries,
     {
         "anyOf": [
@@ -106,8 +112,8 @@ def _build_retry(table: SectionReader) -> Retry:
     if retry.exit_codes and retry.exit == 0:
         table.wrong(
             "exit_codes",
-            "`exit_codes` needs `exit`: 0 allows no retry",
-            suggestion="add for example `exit: 3`",
+            "`exit_codes` has no effect while `exit` is 0",
+            suggestion="add `exit`, for example `exit: 3`",
         )
     return retry
 

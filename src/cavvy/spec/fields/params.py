@@ -62,7 +62,8 @@ class ParamSpec:
             value = given.text
         elif self.type == "float" and isinstance(value, int) and not isinstance(value, bool):
             value = _to_float(value)
-        # The types are compared exactly: in Python a bool is also an int, but for users it is not.
+        # The types are compared exactly, because in Python a bool is also an int, but for users it
+        # is not.
         if type(value) is not TYPES[self.type] or (
             isinstance(value, float) and not math.isfinite(value)
         ):
@@ -80,7 +81,7 @@ class ParamSpec:
             close = nearest(given.text, texts)
             hint = f"did you mean {close}?" if close else ""
             raise WrongValue(
-                f"{shown(given.text)} is not one of the choices",
+                f"{shown(given.text)} is not one of the parameter's choices",
                 expected=listed(texts),
                 suggestion=hint,
             )
@@ -98,8 +99,8 @@ _TYPE_WORDS = {
 def read_params(
     root: Node, overrides: Mapping[str, Scalar], notes: ProblemNotes
 ) -> dict[str, WrittenValue | None]:
-    """The value of every declared parameter. Problems of invalid parameters are added to `notes`,
-    and their values are None.
+    """The value of every declared parameter. For an invalid parameter, a problem is added to
+    `notes`, and the value is None.
     """
     section = root.get("params") if isinstance(root, MapNode) else None
     declared: dict[str, ParamSpec] = {}
@@ -112,8 +113,8 @@ def read_params(
     for name, param in declared.items():
         values[name] = param.default
         if name not in overrides and param.default is None:
-            message = f"the parameter {name!r} has no default and was not given"
-            hint = f"give it with `--param {name}=…`, or write `default:`"
+            message = f"the parameter {name!r} has no default and was not set"
+            hint = f"set it with `--param {name}=…`, or add a `default`"
             notes.add(param.mark, message, suggestion=hint)
     for name, given in overrides.items():
         text = str(given).lower() if isinstance(given, bool) else str(given)
@@ -133,7 +134,7 @@ def _note_unknown(
     notes.outside(
         place,
         f"the file has no parameter {shown(name)}",
-        expected=names if declared else "no parameter: the file declares none",
+        expected=names if declared else "no parameter, because the file declares none",
         suggestion=f"did you mean `--param {close}=…`?" if close else "",
     )
 
@@ -306,7 +307,7 @@ def _check_name(name: str) -> None:
     if not re.fullmatch(_NAME, name) or len(name) > 60:
         raise WrongValue(
             f"{shown(name)} cannot be a parameter's name",
-            expected="letters, digits and _, not beginning with a digit, at most 60",
+            expected="at most 60 letters, digits and _, beginning with a letter or _",
         )
 
 
@@ -369,7 +370,9 @@ def _check_bounds(table: SectionReader, param: ParamSpec) -> None:
     if param.type in ("str", "bool") and (param.low is not None or param.high is not None):
         at = "min" if param.low is not None else "max"
         table.wrong(
-            at, f"a parameter of type {param.type} has no min and max", suggestion="use `choices`"
+            at,
+            f"a parameter of type {param.type} cannot have `min` or `max`",
+            suggestion="use `choices`",
         )
 
 

@@ -35,9 +35,9 @@ def inner_path(text: str) -> str:
     elif ".." in parts:
         wrong, hint = "leads out of the working folder", "write a path without .."
     elif not parts:
-        wrong, hint = "is the working folder itself", "name a folder in it"
+        wrong, hint = "is the working folder itself", "name a folder inside it"
     elif _SCHEME_LIKE.match(path):
-        wrong, hint = "is a URL", "name a folder; Cavvy keeps it where it outlives the node"
+        wrong, hint = "is a URL", "name a folder; Cavvy stores its files outside of the node"
     else:
         return "/".join(parts)
     raise WrongValue(f"{shown(text)} {wrong}", suggestion=hint)
@@ -69,7 +69,7 @@ def check_folder(text: str) -> str:
     if not path.startswith("/"):
         raise WrongValue(
             f"{shown(text)} is not an absolute path",
-            suggestion="put files next to the task file into `workdir`",
+            suggestion="use `workdir` for files next to the task file",
         )
     return _full(path)
 

@@ -37,7 +37,7 @@ def _read_spot(node: ScalarNode) -> SpotPolicy:
         node.text.lower()
     )
     if meant:
-        both = " (or `auto`: whichever is cheaper in the end)" if meant == "only" else ""
+        both = " (or `auto`: whichever costs less in total)" if meant == "only" else ""
         raise WrongValue(
             f"{describe(node)} is ambiguous", suggestion=f"write `spot: {meant}`{both}"
         )
@@ -52,7 +52,7 @@ def _read_instance(text: str) -> str:
     retired = find_retired(name)
     if retired is not None:
         since = f" (since {retired.since})" if retired.since else ""
-        hint = f"write `instance: {retired.successor}`, its successor"
+        hint = f"write `instance: {retired.successor}`, which replaces it"
         raise WrongValue(f"{name} is retired{since}", suggestion=hint, expected="")
     return name
 
@@ -75,11 +75,11 @@ _DISK = section(
     "resources.disk",
     lambda table: (table.get("size"), table.get("type")),
     size=DISK_SIZE,
-    type=text_kind("a disk type by its provider's name, such as gp3", _read_place),
+    type=text_kind("the provider's name for a disk type, such as gp3", _read_place),
 )
 _SPEED = speed_kind("100Gbps")
 _NAMED = text_kind(
-    "a name or id as its provider knows it",
+    "a name or id that the provider uses",
     matching(r"[A-Za-z0-9][A-Za-z0-9 ._:/@+=-]{0,254}", "is not a valid name"),
 )
 _NETWORK = section(
@@ -151,7 +151,8 @@ _ONE: dict[str, ValueKind | FieldSpec] = {
     "check": either(FLAG, lambda wanted: NodeCheck() if wanted else None, _CHECK),
     "options": _OptionsKind(),
 }
-Alternative = tuple[dict[str, Any], frozenset[str]]  # (values by attribute, keys that are present)
+# The values keyed by attribute, and the keys that are present.
+Alternative = tuple[dict[str, Any], frozenset[str]]
 
 
 def _read_one(table: SectionReader) -> Alternative:

@@ -26,12 +26,14 @@ def _read_commands(node: ScalarNode) -> str:
 COMMANDS = ScalarKind("shell commands", _read_commands)
 
 
-_FILE = text_kind("a file or folder of the working folder such as requirements.txt", inner_path)
+_FILE = text_kind(
+    "a file or folder within the working folder, such as requirements.txt", inner_path
+)
 _TABLE = section(
     "setup",
     lambda table: table.make(lambda run, uses=None: (run, uses)),
     run=FieldSpec(COMMANDS, required=True),
     uses=ListKind(_FILE),
 )
-# The value is (commands, files that they use).
+# The value is a tuple of the commands and the files that they use.
 SETUP = either(COMMANDS, lambda run: (run, None), _TABLE)

@@ -57,7 +57,7 @@ def check_variable(name: str) -> str:
         usable = _VARIABLE.fullmatch(close) and close.strip("_")
         raise WrongValue(
             f"{shown(name)} cannot be an environment variable",
-            expected="letters, digits and _, not beginning with a digit",
+            expected="letters, digits and _, beginning with a letter or _",
             suggestion=f"write {close}" if usable else "",
         )
     if name.upper().startswith("CAVVY_"):
@@ -85,7 +85,9 @@ _OWN_VARIABLES = {
 def check_secret(name: str) -> str:
     """Check that a text is a valid name of a secret, and return it. Raises WrongValue."""
     if name in _OWN_VARIABLES:
-        raise WrongValue(f"{name} is set by each node", suggestion="choose another name")
+        raise WrongValue(
+            f"{name} cannot be set, because each node sets it", suggestion="choose another name"
+        )
     return check_variable(name)
 
 
@@ -112,7 +114,7 @@ def _build(table: SectionReader) -> Task | None:
     if build is not None and not table.has("workdir"):
         table.wrong(
             "image",
-            "the image is built from the working folder, which is missing",
+            "the image is built from the working folder, but `workdir` is missing",
             suggestion="add `workdir: .`",
         )
     check_volumes(table)
@@ -121,8 +123,8 @@ def _build(table: SectionReader) -> Task | None:
 
 
 def _with_device(table: SectionReader, work: Workload | None, needs: Resources) -> Workload | None:
-    """The work. If it states a duration without `measured_on`, that is the device that `needs`
-    asks for.
+    """The work. If it states a duration without `measured_on`, `measured_on` is set
+    to the device that `needs` requests.
     """
     if work is None or work.duration is None or work.measured_on is not None:
         return work
@@ -132,7 +134,10 @@ def _with_device(table: SectionReader, work: Workload | None, needs: Resources) 
         message = "the task accepts several accelerators, so `measured_on` is needed"
         named = filter(None, (name_device([need]) for need in asked))
         example = next(named, "A100:8")
-        hint = f"state the accelerators that the duration is for, such as `measured_on: {example}`"
+        hint = (
+            "state the accelerators on which the duration was measured, for example `measured_on: "
+            f"{example}`"
+        )
         table.wrong("work", message, suggestion=hint)
     return replace(work, measured_on=device)
 
@@ -141,10 +146,13 @@ def _check_keep(table: SectionReader, limits: Limits) -> None:
     if not table.get("keep") or table.has("machine"):
         return
     if table.has("volumes"):
-        hint = "delete `keep`, or bring the data as `inputs`"
+        hint = "delete `keep`, or copy the data with `inputs` instead"
         table.wrong("keep", "nodes with `volumes` cannot be kept", suggestion=hint)
     if limits.duration is not None:
-        message = "with `limits.duration`, a provider may reclaim the nodes at that time"
+        message = (
+            "nodes cannot be kept with `limits.duration`: the provider may reclaim them when that "
+            "time is over"
+        )
         table.wrong("keep", message, suggestion="delete `keep` or `limits.duration`")
 
 
@@ -157,8 +165,8 @@ def _check_uses(table: SectionReader) -> None:
     if uses is not None and table.has("image"):
         table.wrong(
             "setup",
-            "`setup.uses` is not supported with an `image`: in a container, every attempt sets up "
-            "anew",
+            "`setup.uses` is not supported with an `image`: in a container, every attempt runs the "
+            "setup again",
             suggestion="delete `uses`, or build an image that contains the setup's results",
         )
 
@@ -168,11 +176,11 @@ def _check_start(table: SectionReader, deadline: datetime | None) -> None:
     start: datetime | None = schedule.at if schedule else None
     if start is not None and now is not None and start <= now:
         message = f"the start was {format_duration(now - start)} ago"
-        hint = "leave `schedule` out to start as soon as nodes are available"
+        hint = "omit `schedule` to start as soon as nodes are available"
         table.wrong("schedule", message, suggestion=hint)
     if start is not None and deadline is not None and deadline <= start:
-        message = "the start is not before the deadline"
-        table.wrong("schedule", message, suggestion="move one of them")
+        message = "the start must be before the deadline"
+        table.wrong("schedule", message, suggestion="change `schedule` or the deadline")
 
 
 _NAME = text_kind("a name of a-z, 0-9 and -", check_slug, numbers=True)
@@ -203,7 +211,7 @@ TASK = section(
         check_variable,
         {"pattern": f"^{_VARIABLE.pattern}$"},
         missing="the variable has no value",
-        hint="write '' for an empty one, or list its name under `secrets`",
+        hint="write '' for an empty value, or list the name under `secrets`",
     ),
     secrets=ListKind(text_kind("a secret's name such as HF_TOKEN", check_secret), single=True),
     inputs=INPUTS,

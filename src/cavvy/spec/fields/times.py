@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
 
 TIME_WORDS = (
-    "a time with its zone such as 2030-05-31T18:00Z, 2030-05-31T18:00+02:00 or 2030-05-31 "
+    "a time with its zone, such as 2030-05-31T18:00Z, 2030-05-31T18:00+02:00 or 2030-05-31 "
     "18:00 Europe/Berlin"
 )
 _LONGEST = timedelta(days=3660)
@@ -53,16 +53,16 @@ def length_kind(
             )
         return length
 
-    words = "a length of time such as 90s, 10m, 1h30m or 2d (a bare number is seconds)"
+    words = "a length of time, such as 90s, 10m, 1h30m or 2d (a bare number is seconds)"
     return ScalarKind(words, parse, TEXT_OR_NUMBER)
 
 
 def _exact(length: timedelta) -> str:
-    """Format a limit in the syntax of task files. `format_duration` would round a millisecond to
-    0.
+    """Format a limit in the syntax of task files. A millisecond needs its own text, because
+    `format_duration` would round it to 0.
     """
     return (
-        "1ms, or leave it out"
+        "1ms; omit the key for no limit"
         if timedelta(0) < length < timedelta(milliseconds=100)
         else format_duration(length)
     )
@@ -91,7 +91,7 @@ def read_time(text: str) -> datetime:
     try:
         return moment.astimezone(UTC)
     except OverflowError:
-        raise WrongValue(f"{shown(text)} is outside the calendar") from None
+        raise WrongValue(f"{shown(text)} is outside of the supported dates") from None
 
 
 def find_zone(name: str) -> "ZoneInfo":
@@ -108,7 +108,7 @@ def find_zone(name: str) -> "ZoneInfo":
 
 def _time_hint(text: str) -> str:
     if re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", text):
-        return "name the day as well, as in 2030-05-31T18:00Z, or a length of time such as 8h"
+        return "write the date too, as in 2030-05-31T18:00Z, or write a length of time, such as 8h"
     return ""
 
 

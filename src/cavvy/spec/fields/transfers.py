@@ -55,7 +55,7 @@ _INPUT = section(
     ),
     target=FieldSpec(
         text_kind(
-            "a path within the working folder such as data/images, or an absolute one", check_path
+            "a path within the working folder, such as data/images, or an absolute path", check_path
         ),
         required=True,
     ),

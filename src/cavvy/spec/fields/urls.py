@@ -35,7 +35,9 @@ def _read(text: str, schemes: tuple[str, ...]) -> str:
     if match is None or match[1].lower() == "file":
         path = clean[len(match[0]) :] if match else clean
         if not path.startswith("/"):
-            hint = "put files next to the task file into `workdir`, which is frozen and sent along"
+            hint = (
+                "use `workdir` for files next to the task file; it is frozen and sent with the job"
+            )
             raise WrongValue(f"{shown(text)} is not an absolute path", suggestion=hint)
         return path
     scheme = match[1].lower()
@@ -43,13 +45,13 @@ def _read(text: str, schemes: tuple[str, ...]) -> str:
         known = listed(f"{each}://" for each in schemes)
         if scheme in _READ_ONLY:
             raise WrongValue(
-                f"{shown(text)}: web servers cannot be written to",
+                f"{shown(text)}: Cavvy cannot write to web servers",
                 expected=f"an absolute path, {known}",
             )
         close = _OTHERS.get(scheme, "")
-        meant = f"write {close}://" if close else "fetch it in `setup` or `run`"
+        meant = f"write {close}://" if close else "fetch the data in `setup` or `run`"
         raise WrongValue(
-            f"{shown(text)}: {match[0]} is not known",
+            f"{shown(text)}: the scheme {match[0]} is not supported",
             expected=f"an absolute path, {known}",
             suggestion=meant,
         )
@@ -64,18 +66,20 @@ def _check(text: str, url: str, scheme: str) -> None:
         raise WrongValue(f"{shown(text)} is not a URL") from None
     if not parts.netloc or parts.netloc.startswith(("@", ":")):
         what = "host" if scheme in ("sftp", *_READ_ONLY) else "bucket"
-        raise WrongValue(f"{shown(text)} names no {what}")
+        raise WrongValue(f"{shown(text)} has no {what}")
     if "@" in parts.netloc and (scheme != "sftp" or ":" in parts.netloc.rpartition("@")[0]):
         raise WrongValue(
-            "the URL contains a login, and Cavvy stores task files",
-            suggestion="set the login as a secret",
+            "the URL contains a login, but Cavvy stores task files unencrypted",
+            suggestion="set the login with `cavvy secret set`",
         )
     if re.search(r"[\x00-\x20]", url):
-        raise WrongValue(f"{shown(text)} has a space in it", suggestion="write %20")
+        raise WrongValue(
+            f"{shown(text)} contains a space or a control character", suggestion="write %20"
+        )
     if ".." in parts.path.split("/"):
         raise WrongValue(f"{shown(text)} contains ..", suggestion="write the path without ..")
     if scheme in _READ_ONLY and parts.path in ("", "/"):
-        raise WrongValue(f"{shown(text)} names no file")
+        raise WrongValue(f"{shown(text)} does not name a file")
     if scheme in ("s3", "gs", "az") and (parts.query or parts.fragment):
         raise WrongValue(
             f"{shown(text)} has a ? or # in it",

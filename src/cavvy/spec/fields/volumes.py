@@ -19,8 +19,8 @@ from cavvy.spec.fields.paths import check_folder, check_path
 from cavvy.spec.problems import shown
 
 _WORDS = (
-    "SOURCE:PATH such as data:/mnt/data, /scratch:/scratch or server:/export:/data, with :ro "
-    "to read only"
+    "SOURCE:PATH such as data:/mnt/data, /scratch:/scratch or server:/export:/data, with :ro at "
+    "the end for read-only"
 )
 _check_name = matching(
     r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?",
@@ -44,7 +44,7 @@ def _read_short(text: str) -> Volume:
     rest = re.sub(r":r[ow]\Z", "", text)
     if "://" in rest:
         raise WrongValue(
-            f"{shown(text)} is a URL", suggestion="write it as one of `inputs` or `outputs`"
+            f"{shown(text)} is a URL", suggestion="add the URL to `inputs` or `outputs` instead"
         )
     source, _, path = rest.rpartition(":")
     if not source or not path:
@@ -76,10 +76,10 @@ def _build(table: SectionReader) -> Volume | None:
         table.reject_beside(owner, ("size", "type", "keep"))
         return volume if source else None
     if table.has("type") and not table.has("size"):
-        message = "`type` needs `size`: it is for new volumes"
+        message = "`type` needs `size`, because only new volumes have these keys"
         table.wrong("type", message, suggestion="add `size`")
     if not table.get("keep", True) and not table.has("size"):
-        message = "`keep: false` needs `size`: it is for new volumes"
+        message = "`keep: false` needs `size`, because only new volumes can be deleted"
         table.wrong("keep", message)
     if volume is not None and not volume.path.startswith("/"):
         table.wrong("path", f"{shown(volume.path)} {_NO_FULL_PATH}")
@@ -91,9 +91,10 @@ _TABLE = section(
     _build,
     name=FieldSpec(text_kind("a volume's name", _check_name, numbers=True), to=()),
     host=FieldSpec(text_kind("an absolute path on the node", check_folder), to=()),
-    nfs=FieldSpec(text_kind("an export as SERVER:/EXPORT", _check_export), to=()),
+    nfs=FieldSpec(text_kind("an NFS export in the form SERVER:/EXPORT", _check_export), to=()),
     path=FieldSpec(
-        text_kind("an absolute path, or one within the working folder", check_path), required=True
+        text_kind("an absolute path, or a path within the working folder", check_path),
+        required=True,
     ),
     read_only=FLAG,
     size=FieldSpec(DISK_SIZE, to=("size_gib",)),
@@ -120,5 +121,5 @@ def check_volumes(table: SectionReader) -> None:
         table.wrong(
             "volumes",
             f"two volumes have the path {path}",
-            suggestion="change one of the paths",
+            suggestion="use different paths",
         )

@@ -26,7 +26,7 @@ from cavvy.spec.problems import shown
 
 
 class WorkPrecision(StrEnum):
-    """The number formats for which the catalog has peak rates of accelerators."""
+    """The number formats for which the catalog has the peak rates of accelerators."""
 
     FP64 = "fp64"
     FP32 = "fp32"
@@ -56,7 +56,7 @@ def _check_rate_name(name: str) -> None:
     """
     from cavvy.catalog.accelerators import find_accelerator, names_matching, suggest
 
-    expected = "a name such as H100 or H100:8, or cpu"
+    expected = "an accelerator such as H100 or H100:8, or cpu"
     what, colon, count = name.partition(":")
     if colon and not re.fullmatch(r"[1-9][0-9]{0,4}", count):
         raise WrongValue(f"{shown(count)} is not a count", expected=expected)
@@ -79,7 +79,7 @@ def _build_work(table: SectionReader) -> Workload | None:
         message = f"`{given[0]}` and `{given[1]}` cannot be used together"
         table.wrong(given[0], message, expected=_WAYS)
     elif given in ([], ["samples"], ["rates"], ["profile"], ["rates", "profile"]):
-        message = "the amount of work is incomplete"
+        message = "the amount of work is not fully described"
         table.notes.add(table.node.mark, message, expected=_WAYS)
     if table.has("measured_on") and "duration" not in given:
         table.wrong("measured_on", "`measured_on` has no effect without `duration`")
@@ -95,9 +95,9 @@ WORK = section(
     efficiency=number("a share of the peak from 0 to 1, such as 0.4", 0, 1, above=True),
     samples=number("a number of samples such as 1e6", 0, 1e30, above=True),
     rates=MapKind(
-        "accelerator names, or cpu, each with the samples per second of one node",
+        "a table of rates in samples per second of one node, keyed by accelerator name or cpu",
         _check_rate_name,
-        number("samples per second on one node", 0, 1e18, above=True),
+        number("a rate in samples per second of one node", 0, 1e18, above=True),
     ),
     duration=length_kind(),
     measured_on=text_kind("the accelerators of a node such as A100:8, or cpu", read_device),

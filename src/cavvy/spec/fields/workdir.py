@@ -23,12 +23,12 @@ def _check_git(text: str) -> str:
     url = text.strip()
     if not _GIT_URL.fullmatch(url) or url.startswith("-"):
         raise WrongValue(
-            f"{shown(text)} is not a git URL", suggestion="for a folder write `workdir: FOLDER`"
+            f"{shown(text)} is not a git URL", suggestion="for a folder, write `workdir: FOLDER`"
         )
     if re.match(r"[a-z]+://[^/@]*:[^/@]+@", url):
         raise WrongValue(
-            "the URL has a password in it",
-            suggestion="use a credential helper or SSH; Cavvy stores task files",
+            "the URL contains a password",
+            suggestion="use a credential helper or SSH; Cavvy stores task files unencrypted",
         )
     return url
 
@@ -37,7 +37,9 @@ def _check_commit(text: str) -> str:
     if not _COMMIT.fullmatch(text.lower()):
         raise WrongValue(
             f"{shown(text)} is not a commit",
-            suggestion="a branch or tag moves; `git ls-remote URL NAME` shows its commit",
+            suggestion=(
+                "a branch or tag can move; `git ls-remote URL NAME` shows its current commit"
+            ),
         )
     return text.lower()
 
@@ -61,12 +63,17 @@ def _read_workdir(text: str) -> Workdir:
     url = _check_git(url)
     if not point:
         raise WrongValue(
-            "the git URL names no commit",
-            suggestion=f"write {url}@COMMIT; `git ls-remote {url}` shows them",
+            "the commit is missing",
+            suggestion=(
+                f"write {url}@COMMIT; `git ls-remote {url}` lists the commits of its branches and "
+                "tags"
+            ),
         )
     if _COMMIT.fullmatch(point.lower()):
         return Workdir(git=url, commit=point.lower())
-    hint = f"`git ls-remote {url} {point}` shows its commit" if _REF.fullmatch(point) else ""
+    hint = (
+        (f"`git ls-remote {url} {point}` shows its current commit") if _REF.fullmatch(point) else ""
+    )
     raise WrongValue(
         f"{shown(point)} is not supported yet: {NOT_YET['workdir.ref']}", suggestion=hint
     )
@@ -75,9 +82,9 @@ def _read_workdir(text: str) -> Workdir:
 def _build(table: SectionReader) -> Workdir | None:
     if not table.has("commit") and not table.has("ref"):
         git = table.get("git")
-        hint = f"`git ls-remote {git}` shows them" if git else ""
+        hint = f"`git ls-remote {git}` lists the commits of its branches and tags" if git else ""
         table.notes.add(
-            table.node.mark, "the git URL names no commit", expected="`commit`", suggestion=hint
+            table.node.mark, "the commit is missing", expected="`commit`", suggestion=hint
         )
     return table.make(Workdir)
 

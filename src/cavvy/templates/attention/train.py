@@ -76,7 +76,7 @@ class Transformer(nn.Module):
 
 
 def show(weights: torch.Tensor) -> str:
-    """Draw the attention to each patch of one image with letters."""
+    """Draw the attention to each patch of one image, with letters instead of shades."""
     looked = weights.mean((0, 1)).view(4, 4)
     return "\n".join(
         "".join(2 * " .:-=+*#%@"[int(9 * v)] for v in row)
@@ -116,10 +116,8 @@ def main() -> None:
             (model(images[test].to(device)).argmax(1).cpu() == labels[test]).float().mean().item()
         )
     if run.world.is_first:
-        print(
-            f"accuracy {right:.4f} on {len(test)} images that it never saw, after {run.steps} steps"
-        )
-        print(f"a {labels[test][0]}, and where the last block looked:")
+        print(f"accuracy {right:.4f} on {len(test)} held-out images, after {run.steps} steps")
+        print(f"an image of a {labels[test][0]}, and where the last block attends in it:")
         print(show(model.blocks[-1].attention.weights[0].cpu()))
     run.close()
 

@@ -69,9 +69,7 @@ def main() -> None:
             (model(images[test].to(device)).argmax(1).cpu() == labels[test]).float().mean().item()
         )
     if run.world.is_first:
-        print(
-            f"accuracy {right:.4f} on {len(test)} images that it never saw, after {run.steps} steps"
-        )
+        print(f"accuracy {right:.4f} on {len(test)} held-out images, after {run.steps} steps")
     run.close()
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from cavvy import train
 
-LETTERS = 128  # ASCII; other characters are left out
+LETTERS = 128  # ASCII characters; all others are left out
 LENGTH = 96  # letters per sample
 
 
@@ -107,10 +107,7 @@ def main() -> None:
         model, "The ", 120, device
     )  # all ranks must call this, because each has only a part of a sharded model
     if run.world.is_first:
-        print(
-            f"loss {value:.4f} on text that it never saw, after {run.steps} steps (guessing: "
-            "4.8520)"
-        )
+        print(f"loss {value:.4f} on held-out text, after {run.steps} steps (guessing: 4.8520)")
         print(story)
     run.close()
 

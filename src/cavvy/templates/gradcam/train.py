@@ -32,7 +32,9 @@ METHODS = (
 
 
 def make_images() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Make images (N, 3, 32, 32) of 0..1. Returns them, their digits, and each digit's corner."""
+    """Make images (N, 3, 32, 32) with values from 0 to 1. Returns the images, their digits, and the
+    corner of each digit.
+    """
     digits, photos = load_digits(), load_sample_images().images
     random = np.random.default_rng(0)
     order = random.permutation(len(digits.images))
@@ -73,8 +75,8 @@ class GradCamNet(nn.Module):
 def heat_map(
     model: nn.Module, layer: nn.Module, image: torch.Tensor, method: str, label: int | None = None
 ):
-    """Map (H, W) of 0..1 that shows which parts of `image` (3, H, W) support `label`, by default
-    the label that the network predicts.
+    """A map (H, W) with values from 0 to 1 that shows which parts of `image` (3, H, W) support
+    `label`. The default label is the one that the network predicts.
 
     Most maps are a weighted sum of the channels of the output of `layer`. The methods differ in
     the weights of the channels or pixels.
@@ -102,7 +104,7 @@ def heat_map(
         heat = (slope * seen).sum(0)
     elif method == "layer-cam":  # weight of a pixel: its own gradient if positive
         heat = (slope.relu() * seen).sum(0)
-    elif method == "eigen-cam":  # the pattern that most channels share, without any label
+    elif method == "eigen-cam":  # the pattern that most channels share, for no particular label
         heat = _agreed(seen)
     elif method == "eigen-grad-cam":  # the shared pattern that supports the label
         heat = _agreed(slope * seen)
@@ -119,7 +121,7 @@ def heat_map(
         left = _without_each(model, layer, image, len(seen))[:, label]
         heat = (((score - left) / (score.abs() + 1e-7))[:, None, None] * seen).sum(0)
     else:
-        raise ValueError(f"{method!r} is none of {', '.join(METHODS)}")
+        raise ValueError(f"{method!r} is not one of {', '.join(METHODS)}")
     heat = F.interpolate(
         heat.relu()[None, None], image.shape[1:], mode="bilinear", align_corners=False
     )[0, 0]
@@ -175,10 +177,7 @@ def main() -> None:
         answers = model(images[:300].to(device)).argmax(1).cpu()
     if run.world.is_first:
         FOLDER.mkdir(exist_ok=True)
-        print(
-            f"accuracy {(answers == labels[:300]).float().mean():.4f} on 300 pictures that it "
-            "never saw"
-        )
+        print(f"accuracy {(answers == labels[:300]).float().mean():.4f} on 300 held-out pictures")
         for method in METHODS if options.method == "all" else [options.method]:
             inside, rows = [], []
             for image, (top, left) in zip(images[:24], corners[:24].tolist(), strict=True):

@@ -102,7 +102,7 @@ def main() -> None:
         apart = float((hvd.allreduce(weights, name="weights") - weights).abs().max())
     if hvd.rank() == 0:
         print(
-            f"accuracy {right:.4f} on 360 images that it never saw, on {hvd.size()} processes, "
+            f"accuracy {right:.4f} on 360 held-out images, on {hvd.size()} processes, "
             f"whose weights differ by {apart:.1e}"
         )
 

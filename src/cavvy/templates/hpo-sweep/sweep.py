@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 TASK = str(Path(__file__).with_name("task.yaml"))
-FEW = 3  # number of trials that must reach a pass before any is stopped there
+FEW = 3  # number of trials that must reach a pass before a trial is stopped after this pass
 
 
 def cavvy(*arguments: str) -> str:
@@ -38,7 +38,9 @@ def passes(name: str) -> dict[int, float]:
 
 
 def is_behind(mine: dict[int, float], others: list[dict[int, float]], rung: int) -> bool:
-    """Whether a trial's accuracy after `rung` passes is below the median of the others."""
+    """Whether a trial's accuracy after `rung` passes is below the median accuracy of the other
+    trials.
+    """
     known = [other[rung] for other in others if rung in other]
     return rung in mine and len(known) >= FEW and mine[rung] < statistics.median(known)
 
@@ -95,7 +97,10 @@ def main() -> None:
     best = max(ends, key=ends.__getitem__)
     print(f"best: {best}, accuracy {ends[best]:.4f}, {trials[best]}")
     spent = sum(len(result) for result in results.values())
-    print(f"{spent} passes in all; if no trial had been stopped: {options.trials * options.epochs}")
+    print(
+        f"{spent} passes in all, instead of {options.trials * options.epochs} if no trial had been "
+        "stopped"
+    )
 
 
 if __name__ == "__main__":

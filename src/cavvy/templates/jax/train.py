@@ -89,8 +89,7 @@ def main() -> None:
                 (FOLDER / "half.pickle").replace(kept)
     right = float((answer(layers, images[:360]).argmax(1) == labels[:360]).mean())
     print(
-        f"accuracy {right:.4f} on 360 images that it never saw, on {len(devices)} of "
-        f"{devices[0].platform}"
+        f"accuracy {right:.4f} on 360 held-out images, on {len(devices)} of {devices[0].platform}"
     )
 
 

@@ -148,8 +148,8 @@ def tune(options: argparse.Namespace) -> None:
         torch.save(model.state_dict(), FOLDER / "merged.pt")
         print(f"{learnt} of {total} weights learnt ({learnt / total:.1%}), {run.steps} steps")
         print(
-            f"loss {after:.4f} on code that it never saw; {before:.4f} before, {merged:.4f} merged "
-            "into the model"
+            f"loss {after:.4f} on held-out code ({before:.4f} before fine-tuning, {merged:.4f} "
+            "after the new weights were merged into the model)"
         )
     run.close()
 

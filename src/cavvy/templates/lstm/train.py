@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from cavvy import train
 
-LETTERS = 128  # ASCII; other characters are left out
+LETTERS = 128  # ASCII characters; all others are left out
 LENGTH = 64  # letters per sample
 
 
@@ -73,10 +73,7 @@ def main() -> None:
     with torch.no_grad():
         value = surprise(samples[-held:].to(next(model.parameters()).device)).item()
     if run.world.is_first:
-        print(
-            f"loss {value:.4f} on text that it never saw, after {run.steps} steps (guessing: "
-            "4.8520)"
-        )
+        print(f"loss {value:.4f} on held-out text, after {run.steps} steps (guessing: 4.8520)")
         print(model.write("The ", 120))
     run.close()
 

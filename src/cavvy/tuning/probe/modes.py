@@ -23,7 +23,9 @@ from cavvy.tuning.probe.look import APART, INSIDE
 
 NAMES = ("", "cached", "resident", "alone", "double", "larger", "bf16", "saving")
 GROWN = ("double", "larger")
-GROWTH = {"cpu": 4}  # growth of the micro-batch; 2 on other devices, which have less memory
+# The growth of the micro-batch, keyed by kind of device. It is 2 for other kinds, which have less
+# memory.
+GROWTH = {"cpu": 4}
 COLLECTIVES = (
     "all_gather",
     "all_gather_into_tensor",
@@ -65,7 +67,7 @@ class WindowModes:
 
     def choose(self, name: str, skip: int = 0, reading: "dict[str, int] | None" = None) -> None:
         if name not in NAMES:
-            raise ValueError(f"mode {name!r} is none of {', '.join(NAMES)}")
+            raise ValueError(f"mode {name!r} is not one of {', '.join(NAMES)}")
         micro = self.run._state.micro
         if self.name in GROWN and self._size:
             micro.settle(
@@ -75,7 +77,7 @@ class WindowModes:
         if name == "larger":
             micro.settle(self._size * GROWTH.get(self.run.world.device.kind, 2))
         if self._ours:
-            self._time_collectives()  # again, because the script may have replaced some
+            self._time_collectives()  # the script may have replaced some since the last time
         self.name, self._reading = name, reading or {}
         self._saves = skip + 1 if name == "saving" else 0  # save after the first measured step
 
