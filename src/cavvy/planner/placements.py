@@ -97,7 +97,7 @@ class LimitMiss:
 
     offer: Offer
     limit: PlanLimit
-    text: str  # e.g. "would cost $19.40, your budget leaves $15.00"
+    text: str  # e.g. "would cost $19.40, but your budget leaves $15.00"
     change: str  # e.g. "raise limits.budget to $20.00"
     excess: float  # the estimate divided by the first broken limit; above 1
     doubtful: bool = False  # whether the work is not expected to finish on this offer

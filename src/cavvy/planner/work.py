@@ -119,7 +119,7 @@ def _by_duration(work: Workload, offer: Offer) -> TimeEstimate:
     return TimeEstimate(
         run_time=_length(work.duration.total_seconds() / rate),
         spread=spread_of(measured, target, offer.accelerator_count),
-        notes=(f"scaled from {work.measured_on} by data sheets",),
+        notes=(f"scaled from {work.measured_on} by the figures of data sheets",),
     )
 
 
@@ -140,8 +140,8 @@ def _not_scaled(work: Workload, offer: Offer) -> str:
                 f"of {name} is known"
             )
     return (
-        f"the duration was measured on {work.measured_on}, from which no time on {there} can be "
-        "estimated"
+        f"the duration was measured on {work.measured_on}; the time on {there} cannot be estimated "
+        "from this"
     )
 
 
@@ -199,8 +199,8 @@ def _cpu_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tuple[str,
     if used not in _CPU_SHARES or not offer.vcpus:
         return None, (f"no {wanted} rate is known for CPUs",)
     note = (
-        f"CPU time is rough: {CPU_PEAK_FP32 * _CPU_SHARES[used] / 1e9:g} GFLOP/s {used} per "
-        "vCPU assumed"
+        f"the time is a rough estimate: {CPU_PEAK_FP32 * _CPU_SHARES[used] / 1e9:g} GFLOP/s in "
+        f"{used} are assumed for each vCPU"
     )
     return CPU_PEAK_FP32 * _CPU_SHARES[used] * offer.vcpus, (note,)
 
@@ -213,7 +213,7 @@ def _by_rate(work: Workload, offer: Offer, task: Task) -> TimeEstimate:
     if rate is None or rate <= 0:
         return TimeEstimate(run_time=None, notes=notes)
     if task.nodes > 1:
-        notes = (*notes, f"assumes {task.nodes} nodes are {task.nodes} times as fast as one")
+        notes = (*notes, f"assumes that {task.nodes} nodes are {task.nodes} times as fast as one")
     return TimeEstimate(run_time=_length(work.samples / (rate * task.nodes)), notes=notes)
 
 
@@ -249,10 +249,13 @@ def _accelerator_rate(
     notes = (
         ()
         if own
-        else (f"no rate was measured on {offer.accelerator} itself; the rate of its group is used",)
+        else (f"no rate was measured on {offer.accelerator} itself; the rate of a group is used",)
     )
     if nearest != offer.accelerator_count:
-        notes = (*notes, f"rate measured with {nearest}, scaled to {offer.accelerator_count}")
+        notes = (
+            *notes,
+            f"rate measured on {nearest} accelerators, scaled to {offer.accelerator_count}",
+        )
     return measured[nearest] * offer.accelerator_count / nearest, notes
 
 
@@ -277,7 +280,7 @@ def _cpu_rate(work: Workload, offer: Offer) -> tuple[float | None, tuple[str, ..
         return measured[max(below)], ()
     smallest = min(measured)
     return measured[smallest] * offer.vcpus / smallest, (
-        f"rate measured on {smallest} vCPUs, scaled to fewer",
+        f"rate measured on {smallest} vCPUs, scaled down to this node",
     )
 
 

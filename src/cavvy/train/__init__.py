@@ -35,7 +35,10 @@ except ModuleNotFoundError as error:
         raise
     import sys
 
-    need = f"cavvy.train requires {error.name}: {sys.executable} -m pip install torch grain numpy"
+    need = (
+        f"cavvy.train requires {error.name}; install it with "
+        f"{sys.executable} -m pip install torch grain numpy"
+    )
     raise ImportError(need) from error
 
 __all__ = [

@@ -39,11 +39,13 @@ class RunState:
         positions, things = facts["positions"], facts["things"]
         if len(positions) != len(self.data):
             raise ValueError(
-                f"the checkpoint has {len(positions)} data sets, the script has {len(self.data)}"
+                f"the checkpoint has {len(positions)} data sets, but the script has "
+                f"{len(self.data)}"
             )
         if missing := sorted(set(self.things) - set(things)):
             raise ValueError(
-                f"the checkpoint has nothing for {', '.join(missing)}, which the script keeps"
+                f"the checkpoint has no state for {', '.join(missing)}, which the script adds with "
+                "run.keep"
             )
         self.steps = facts["step"]
         orders = facts.get("orders", [{} for _ in positions])

@@ -110,13 +110,13 @@ def read_profile(data: object) -> WorkProfile:
 
 def _positive(value: object, name: str) -> int:
     if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}, not a whole number of at least 1")
+        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
     return value
 
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{name} holds {value!r}, not text")
+        raise ValueError(f"{name} must contain only strings, not {value!r}")
     return value
 
 
@@ -153,5 +153,5 @@ def _collective(data: Mapping[str, object]) -> CollectiveProfile:
 
 def _number(value: object) -> float:
     if not isinstance(value, int | float) or value < 0:
-        raise ValueError(f"{value!r} is not a number of at least 0")
+        raise ValueError(f"expected a number of at least 0, not {value!r}")
     return float(value)

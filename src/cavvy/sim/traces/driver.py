@@ -151,8 +151,8 @@ class _Job:
         mode, market, again_s, reason = decision
         if again_s <= self.now_s:
             raise PolicyFault(
-                f"asked to decide again at {again_s:.3f} s, which is not after now, "
-                f"{self.now_s:.3f} s"
+                f"the policy asked to decide again at {again_s:.3f} s, which is not after the "
+                f"current time, {self.now_s:.3f} s"
             )
         if mode is not self.mode or (mode is not RunMode.IDLE and market != self.market):
             if mode is RunMode.SPOT and not self._try_spot(market):
@@ -219,8 +219,8 @@ class _Job:
         granted = self.quotes[market].up
         if not self._watcher.show(self.now_s, self._own)[market].up:
             raise PolicyFault(
-                f"takes spot in {self._terms.markets[market].name} at {self.now_s:.0f} s, which "
-                "has none"
+                f"the policy takes spot in {self._terms.markets[market].name} at "
+                f"{self.now_s:.0f} s, but this market has none"
             )
         self._watcher.launch(self.now_s, market, granted)
         return granted

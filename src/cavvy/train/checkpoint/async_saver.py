@@ -166,8 +166,8 @@ class AsyncSaver:
         left, needed = self.notices.left_s(), self.store.seconds * (2 if self.store.is_busy else 1)
         if left is not None and left < needed:
             text = (
-                "%.1f s are left and a save takes %.1f s: if the save of step %d does not "
-                "complete, step %s stays the newest checkpoint"
+                "the machine is reclaimed in %.1f s, but a save takes %.1f s: if the save of step "
+                "%d does not complete, the checkpoint of step %s stays the newest"
             )
             log.warning(
                 text, left, needed, step, safe.step if (safe := self.store.latest()) else "0"
@@ -201,7 +201,7 @@ class AsyncSaver:
             fits and self.fits | fits,
         )
         log.warning(
-            "%s: saved this rank's part of step %d, to resume with a smaller micro-batch",
+            "%s; this rank saved its part of step %d and resumes with a smaller micro-batch",
             error,
             step,
         )

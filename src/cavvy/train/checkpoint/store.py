@@ -157,7 +157,7 @@ class CheckpointStore:
         fault, self._fault = self._fault, None
         if fault is not None:
             reason = str(fault).strip().rpartition("\n")[2]  # torch's errors have a traceback
-            log.warning("a checkpoint could not be saved, the previous one stays: %s", reason)
+            log.warning("a checkpoint could not be saved; the previous one stays: %s", reason)
         return fault is None
 
     def close(self) -> None:

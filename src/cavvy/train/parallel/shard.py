@@ -122,7 +122,7 @@ def _split_layers(model: nn.Module, mesh: Any, options: ShardOptions) -> None:
     )
     if not layers:
         raise ValueError(
-            "tensor parallel needs to know how each layer is split: run.model(build, "
+            "tensor parallel needs to know how each layer is split: call run.model(build, "
             "tensor_plan={'mlp.up': ColwiseParallel(), 'mlp.down': RowwiseParallel()})"
         )
     known = {
@@ -166,4 +166,4 @@ def _fill(model: nn.Module, device: Any) -> None:
                 f"{name or 'the model'} ({type(module).__name__}) has no reset_parameters() to "
                 f"fill {own[0]}"
             )
-            raise ValueError(f"meta=True: {unsupported}: write one, or leave meta out")
+            raise ValueError(f"meta=True: {unsupported}; write this method, or leave meta=True out")
