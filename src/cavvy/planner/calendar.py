@@ -129,15 +129,15 @@ def _second(local: datetime, zone: tzinfo) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class TimeInterval:
-    """The time from `start` (included) to `end` (excluded), in UTC."""
+    """The interval from `start` (included) to `end` (excluded), in UTC."""
 
     start: datetime
     end: datetime
 
 
 def find_interval(window: StartWindow, zone: tzinfo, now: datetime) -> TimeInterval:
-    """The interval of the window that contains `now`, or else the next one. Adjacent spans are
-    merged.
+    """The interval of the window that contains `now`; if none does, the next interval. Adjacent
+    spans are merged.
     """
     today = now.astimezone(zone).date()
     found = []
@@ -164,7 +164,7 @@ def _at(day: date, minute: int, zone: tzinfo) -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDecision:
-    """The decision to start now if `at` is None, or else to decide again at `at`."""
+    """The decision to start now (`at` is None) or to decide again at the time `at`."""
 
     at: datetime | None
     reason: str

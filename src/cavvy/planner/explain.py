@@ -45,7 +45,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferMiss:
-    """An offer that fails one constraint only, or breaks a limit."""
+    """An offer that fails only one constraint, or that fits but breaks a limit."""
 
     offer: Offer
     reason: str

@@ -116,9 +116,7 @@ def _later(known: datetime | None, at: datetime) -> datetime:
 
 
 def cooldown_until(seen: Sequence[Observation]) -> datetime | None:
-    """The same as MarketKnowledge.cooldown_until for the observations of one market, oldest
-    first.
-    """
+    """Compute MarketKnowledge.cooldown_until from the observations of one market, oldest first."""
     said_no = 0
     last: datetime | None = None
     for each in reversed(seen):

@@ -14,8 +14,8 @@ from cavvy.domain.units import HourlyRate, Money
 class Objective(StrEnum):
     """The criterion by which placements are ordered."""
 
-    COST = "cost"  # by expected total cost, or by price per hour if the total is unknown
-    TIME = "time"  # by expected finish
+    COST = "cost"  # order by expected total cost, or by price per hour if the total is unknown
+    TIME = "time"  # order by expected finish
 
 
 class PlanLimit(StrEnum):
@@ -72,7 +72,7 @@ class PlanningContext:
     submitted_at: datetime | None = None  # None means now
     avoid: Collection[str] = ()  # keys of offers that failed lately
     ran: timedelta = timedelta(0)  # the running time so far, which counts against limits.duration
-    done: float = 0.0  # share of the work that is done, from 0 to 1
+    done: float = 0.0  # share of the work that was done before, from 0 to 1
     spent: Money = field(default_factory=Money)  # the cost so far; it counts against limits.budget
     output_mib: int | None = None  # the size of the output that is copied to another location
     # The egress price per GB by "provider/region" or provider

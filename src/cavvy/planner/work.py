@@ -175,7 +175,7 @@ def _by_flops(work: Workload, offer: Offer, nodes: int) -> TimeEstimate:
 
 
 def _accelerator_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tuple[str, ...]]:
-    """The peak FLOP/s of all accelerators of a node together, or None if unknown, and notes."""
+    """The peak FLOP/s of all accelerators of a node together (None if unknown), and notes."""
     known = find_accelerator(offer.accelerator or "")
     if known is None:
         return None, (f"no peak rate is known for {offer.accelerator}",)
@@ -194,7 +194,7 @@ def _accelerator_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tu
 
 
 def _cpu_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tuple[str, ...]]:
-    """The peak FLOP/s of all CPUs of a node together, or None if unknown, and notes."""
+    """The peak FLOP/s of all CPUs of a node together (None if unknown), and notes."""
     used = Precision.FP32 if wanted in _CPU_FALLBACK else wanted
     if used not in _CPU_SHARES or not offer.vcpus:
         return None, (f"no {wanted} rate is known for CPUs",)
@@ -220,7 +220,8 @@ def _by_rate(work: Workload, offer: Offer, task: Task) -> TimeEstimate:
 def _accelerator_rate(
     work: Workload, offer: Offer, task: Task
 ) -> tuple[float | None, tuple[str, ...]]:
-    """Samples per second of one node, or None if unknown, and notes.
+    """The rate of one node in samples per second (None if unknown), and notes about how it was
+    found.
 
     A key "H100:8" in `work.rates` is the rate of a node with 8 accelerators; "H100" alone is the
     rate of the smallest node that fits the task. If the offer's count was not measured, the rate of
@@ -260,7 +261,8 @@ def _accelerator_rate(
 
 
 def _cpu_rate(work: Workload, offer: Offer) -> tuple[float | None, tuple[str, ...]]:
-    """Samples per second of one node without accelerators, or None if unknown, and notes.
+    """The rate of one node without accelerators in samples per second (None if unknown), and notes
+    about how it was found.
 
     A key "cpu" in `work.rates` is the rate of every node that fits the task: more CPUs are assumed
     not to help. A key "cpu:8" is a rate measured on 8 CPUs. A node gets the rate of the largest

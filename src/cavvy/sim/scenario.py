@@ -43,7 +43,7 @@ class UserIntervention:
     action: UserAction
     job: int  # index of the submission, from 0 on
     at_s: float
-    notice_s: float = 30.0  # the notice if the action is a drill
+    notice_s: float = 30.0  # the length of the notice, for a drill
 
 
 class CrashMoment(StrEnum):

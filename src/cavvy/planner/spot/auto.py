@@ -228,7 +228,9 @@ class AutoPolicy(MarketPolicy):
         )
 
     def _first_home(self) -> int:
-        """The market in which to start: the cheapest with spot now, or else the cheapest."""
+        """The market in which to start: the cheapest with spot now, or the cheapest of all if none
+        has spot.
+        """
         order = range(len(self._watches))
         return min(
             order, key=lambda index: (not self._watches[index].up, self._watches[index].ratio)

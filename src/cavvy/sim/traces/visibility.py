@@ -51,8 +51,8 @@ class Watcher:
 
 
 class LaunchWatcher(Watcher):
-    """Shows what a production job knows: all prices, but whether a market has spot only from the
-    job's own launches.
+    """Shows what a production job knows: the prices of all markets, and which markets have spot as
+    far as the job's own launches have shown it.
     """
 
     def __init__(self, policy: MarketPolicy, quotes: _Quotes) -> None:

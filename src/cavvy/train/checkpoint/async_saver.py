@@ -56,7 +56,7 @@ class AsyncSaver:
         self._looked = 0.0
         self._stall: float | None = None  # seconds that the save in flight has paused computation
         self.objects: dict[str, Any] = {}  # with a state_dict, by name
-        self.fits: dict[str, int] = {}  # sizes by key that fit, after a rank ran out of memory
+        self.fits: dict[str, int] = {}  # micro-batches by key that fit, after a lack of memory
 
     def wish(self) -> int:
         """This rank's request after the current step: LEAVE, SAVE, or 0 for none."""
@@ -177,8 +177,8 @@ class AsyncSaver:
         self, error: Exception, step: int, made: StepGradients, optimizers: list[Any], facts: Facts
     ) -> None:
         """If a rank of a split model has run out of memory, save this rank's part of the step, and
-        run again. Then the collectives of the other ranks fail, and they do the same. Returns if
-        the error has another cause.
+        run again. Then the collectives of the other ranks fail, so these ranks do the same. Returns
+        if the error has another cause.
 
         Raises: SystemExit: with the exit code for "run me again".
         """

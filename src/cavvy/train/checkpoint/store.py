@@ -38,10 +38,10 @@ from cavvy.train.world import RankWorld
 log = logging.getLogger("cavvy.train")
 MARK = "complete.json"
 NAME = re.compile(r"step-(\d{12})")
-FILES = "files"  # in the mark: the checksums of all files
-DAMAGED = ".damaged"  # the end of a damaged checkpoint's name
+FILES = "files"  # key of the completion mark: the checksums of all files
+DAMAGED = ".damaged"  # suffix of the folder of a damaged checkpoint
 BLOCK_BYTES = 2**20
-THREAD_BYTES = 2**26  # bytes for which one more writing thread pays off
+THREAD_BYTES = 2**26  # each further writing thread pays off for this many bytes
 MOST_THREADS = 4
 KEPT = 2  # complete checkpoints to keep; more than one, because the newest may be unreadable
 

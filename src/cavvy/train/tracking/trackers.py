@@ -1,5 +1,5 @@
 """One interface, `log(values, step)` and `close()`, to TensorBoard, W&B, MLflow, Aim and trackio.
-Each of them needs its own package.
+Each tracker needs its own package.
 """
 
 import atexit
