@@ -55,8 +55,8 @@ class OfferedMarket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The offers that a job may use now. If there are none, `reason` states why, and `hopeless`
-    whether waiting cannot help.
+    """The offers that a job may use now. If there are none, `reason` states why, and `hopeless` is
+    set if waiting cannot help.
     """
 
     offers: tuple[Offer, ...] = ()

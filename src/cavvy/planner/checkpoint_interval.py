@@ -34,7 +34,7 @@ class NodeLosses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInterval:
-    """How often a task should save, and the figures behind this."""
+    """How often a task should save, and the figures from which this was computed."""
 
     every: timedelta
     cost: timedelta  # the time by which one checkpoint delays the work

@@ -237,8 +237,7 @@ def _expect(task: Task, offer: Offer, done: float) -> _Course:
         if run is not None:
             notes = (
                 *notes,
-                "the task is unlikely to finish on spot: write checkpoints, or write them more "
-                "often",
+                "unlikely to finish on spot: write checkpoints, or write them more often",
             )
         return replace(steady, wall_time=None, loss=loss, notes=notes)
     extra = course.wall_time - start - run

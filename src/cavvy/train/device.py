@@ -37,7 +37,7 @@ class TrainDevice:
             torch.accelerator.synchronize()
 
     def peak_bytes(self) -> int:
-        """Peak memory of tensors since `reset_peak`, or 0 on the CPU, where it is not recorded."""
+        """Peak memory of tensors since `reset_peak`; 0 on the CPU, where it is not recorded."""
         if not self.is_accelerator:
             return 0
         if self.kind == "mps":

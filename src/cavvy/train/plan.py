@@ -22,8 +22,8 @@ class Plan:
     ranks (FSDP2). Each layer is split over `tensor` ranks, and the layers over `pipeline` ranks.
     """
 
-    replicas: int = 0  # 0: as many as the ranks allow
-    shards: int = 1  # 0: all remaining ranks; one copy of the parameters unless `replicas` is set
+    replicas: int = 0  # copies of the model; 0: as many as the ranks allow
+    shards: int = 1  # ranks that share one copy of the parameters; 0: all remaining ranks
     tensor: int = 1
     pipeline: int = 1
     precision: Precision = "fp32"

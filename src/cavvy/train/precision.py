@@ -19,7 +19,9 @@ class PrecisionContext:
         self.precision = precision
         self._device = device
         self.scaler: Any = None
-        self.weight = 1.0  # weight of a sample's loss; with a loss scale, that of the last step
+        self.weight = (
+            1.0  # weight of a sample's loss; with a loss scale, the weight in the last step
+        )
         _check(precision, device)
         if device.kind in ("cuda", "rocm", "xpu"):
             torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
@@ -28,7 +30,7 @@ class PrecisionContext:
         if precision == "fp16":
             self.scaler = torch.amp.GradScaler(
                 device.torch.type
-            )  # for sharded gradients, it combines the overflows of all ranks
+            )  # with sharded gradients, the scaler combines the overflows of all ranks
 
     @property
     def low(self) -> Any:

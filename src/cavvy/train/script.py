@@ -331,7 +331,7 @@ def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn
 
 class _Guesses(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
     """Returns a value when code reads one from a fake tensor (`if x.any():`, `.item()`): False for
-    booleans, else 1, which usually leads to the common branch.
+    booleans, otherwise 1, which usually leads to the common branch.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

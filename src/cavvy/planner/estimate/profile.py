@@ -25,7 +25,7 @@ class KernelProfile:
     bytes: float
     fixed_bytes: float  # the part of `bytes` that is parameters and does not grow with the batch
     fused_bytes: float  # the bytes that remain if a compiler fuses kernels
-    size: tuple[int, int, int, int]  # for attention: heads x batch, queries, keys, width of a head
+    size: tuple[int, int, int, int]  # of attention: heads x batch, queries, keys, width of a head
     count: int
 
 
@@ -44,7 +44,7 @@ class PeakMemory:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveProfile:
     """`count` equal exchanges between accelerators in each step: their kind, and the bytes that
-    each accelerator sends in one.
+    each accelerator sends in each exchange.
     """
 
     kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all
@@ -65,7 +65,7 @@ class WorkProfile:
     parameter_bytes: float
     gradient_bytes: float
     buffer_bytes: float
-    # Each is the moment of highest memory use for some batch size or sharding.
+    # Each entry is the moment of highest memory use for some batch size or sharding.
     peaks: tuple[PeakMemory, ...]
     peaks_compiled: tuple[PeakMemory, ...]
     kernels: tuple[KernelProfile, ...]

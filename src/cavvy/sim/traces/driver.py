@@ -180,8 +180,8 @@ class _Job:
         return noticed or until >= again_s or self.left_s <= 0 or self.given_up
 
     def _work(self, until: float) -> float:
-        """Load and work until the time `until` or the end of the work, whichever is earlier.
-        Returns the time reached.
+        """Let the gang load and work until the time `until` or the end of the work, whichever is
+        earlier. Returns the time reached.
         """
         now = self.now_s
         end = now + self.loading_s + self.left_s
@@ -238,7 +238,7 @@ class _Job:
             self.launches += 1
 
     def close(self) -> None:
-        """End the open segment, and store it if segments are kept and it has any length."""
+        """End the open segment. It is stored if segments are kept and its length is above 0."""
         since, usd, left = self._opened
         if self._keep and self.now_s > since:
             self.segments.append(

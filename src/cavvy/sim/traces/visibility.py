@@ -46,7 +46,7 @@ class Watcher:
         return self._quotes
 
     def wakes_at(self, now_s: float) -> float:
-        """The time at which the quotes of `show` change next if nothing happens before."""
+        """The time of the next change of the quotes that `show` returns, if nothing happens earlier."""
         return inf
 
 

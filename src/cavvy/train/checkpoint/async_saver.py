@@ -29,8 +29,8 @@ from cavvy.train.world import RankWorld
 log = logging.getLogger("cavvy.train")
 FLAT = StateDictOptions(
     flatten_optimizer_state_dict=True
-)  # flat keys with parameter names do not collide between pipeline stages
-Facts = Callable[[], dict[str, Any]]  # the call is part of the measured cost of a save
+)  # keys with parameter names do not collide between the stages of a pipeline
+Facts = Callable[[], dict[str, Any]]  # the time of this call is part of the measured cost of a save
 LEAVE, SAVE = 2, 1  # requests of a rank; the highest of all ranks wins
 LOOK_S = 1.0  # seconds between two reads of the interval that Cavvy sets
 
@@ -55,7 +55,7 @@ class AsyncSaver:
         self._began = monotonic()
         self._looked = 0.0
         self._stall: float | None = None  # seconds that the save in flight has paused computation
-        self.objects: dict[str, Any] = {}  # with a state_dict, by name
+        self.objects: dict[str, Any] = {}  # objects of the script that have a state_dict, by name
         self.fits: dict[str, int] = {}  # micro-batches by key that fit, after a lack of memory
 
     def wish(self) -> int:
@@ -67,7 +67,7 @@ class AsyncSaver:
         return SAVE if self._world.is_first and self._is_due() else 0
 
     def resume(self, model: Any, optimizers: list[Any], plan: str) -> dict[str, Any] | None:
-        """Load the newest complete checkpoint that is not damaged, or an emergency save if that is
+        """Load the newest complete checkpoint that is not damaged, or an emergency save if one is
         newer. Returns its facts, or None if there is no checkpoint.
 
         Raises: CheckpointUnreadable: there are checkpoints, but all of them are damaged.

@@ -23,7 +23,7 @@ from cavvy.train.data.quiet import grain, index_shuffle
 from cavvy.train.data.sources import Source
 
 ROUNDS = 4  # rounds of the shuffle's cipher, as in Grain's own shuffle
-LISTED = 2**22  # samples; up to this number an epoch's order is a list, else each index is computed
+LISTED = 2**22  # up to this number of samples, an epoch's order is stored as a list
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Batch:
     values: Any  # tensors in the samples' structure, whose first dimension counts samples
     size: int  # samples on this rank
     total: int  # samples on all ranks
-    largest: int  # samples on the rank with the most
+    largest: int  # samples on the rank that has the most samples
     number: int = 0  # (batches that this process has read) x 2**32 + steps; equal on all ranks
 
     def pieces(self, count: int) -> list[tuple[Any, int]]:

@@ -25,7 +25,9 @@ Tensors = dict[str, Any]
 
 
 class RanksDiverged(RuntimeError):
-    """The ranks no longer train the same model. Their newest checkpoint is from before that."""
+    """The ranks no longer train the same model. Their newest checkpoint was saved before the models
+    differed.
+    """
 
 
 class ReplicaCheck:
