@@ -130,8 +130,8 @@ def match(job: Job, market: OfferedMarket) -> OfferMatches:
 def _able(
     job: Job, market: OfferedMarket, offers: Iterable[Offer], objections: Objections
 ) -> tuple[list[Offer], Sequence[str]]:
-    """Return the offers on which the task could run if all nodes were idle, and the reasons against
-    the others.
+    """Return the offers on which the task could run if all nodes were idle, and the reasons why it
+    could not run on the other offers.
     """
     task, able, reasons = job.task, [], []
     verdicts: dict[str, Sequence[Objection]] = {}

@@ -268,8 +268,8 @@ def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> _Made
 
 
 def _count_most(args: Any, count: int, experts: int) -> _Made:
-    """The largest result of `bincount`: one bin per expert or as many as requested, else one per
-    value.
+    """The largest result of `bincount`: one bin per expert, or as many as requested; if neither is
+    known, one per value.
     """
     weights = args[1] if len(args) > 1 else None
     kind = torch.int64

@@ -268,8 +268,8 @@ def _moves(
 ) -> tuple[tuple[float, ...], ...]:
     """The price of copying the checkpoint between each pair of markets; () if all copies are free.
 
-    The cloud that the bytes leave charges for them: the bucket's cloud if there is a bucket, or
-    else the cloud of the gang.
+    The cloud that the bytes leave charges for them: the bucket's cloud if there is a bucket,
+    otherwise the cloud of the gang.
     """
     stated = task.checkpoint.size_mib if task.checkpoint is not None else None
     size_gb = (progress.saved_bytes or (stated or 0) * _MIB) / _GB

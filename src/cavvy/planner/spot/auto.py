@@ -46,7 +46,9 @@ class AutoPolicy(MarketPolicy):
             watch.see(at_s / _HOUR_S, quote)
 
     def spells(self) -> list[tuple[SpellLengths, SpellLengths]]:
-        """The learned lengths of the spells with spot and of those without, for each market."""
+        """The learned lengths of the spells with spot and of the spells without spot, for each
+        market.
+        """
         return [(watch.stays, watch.away) for watch in self._learned]
 
     def decide(self, view: PolicyView) -> PolicyDecision:

@@ -44,8 +44,9 @@ def read_series(
     on_demand_usd_hr: float = 1.0,
     prices: Sequence[float] | None = None,
 ) -> MarketSeries:
-    """Read the availability of one market. Its spot prices are `prices` if given, otherwise those
-    in the trace; if it has none, they are `spot_ratio` times the on-demand price.
+    """Read the availability of one market. Its spot prices are `prices` if given, otherwise the
+    prices in the trace. If the trace has no prices, they are `spot_ratio` times the on-demand
+    price.
     """
     document = _read_object(path)
     metadata, data = document.get("metadata"), document.get("data")

@@ -46,7 +46,7 @@ class Watcher:
         return self._quotes
 
     def wakes_at(self, now_s: float) -> float:
-        """The time of the next change of the quotes that `show` returns, if nothing happens earlier."""
+        """The time of the next change of the quotes of `show` if nothing happens earlier."""
         return inf
 
 

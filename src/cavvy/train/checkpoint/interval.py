@@ -44,7 +44,9 @@ class SaveInterval:
 
 
 def told(every: "float | str") -> SaveInterval:
-    """The interval set by the user or by Cavvy, or else one derived from measured costs."""
+    """The interval set by the user or by Cavvy; if neither set one, an interval derived from
+    measured costs.
+    """
     if every != "auto":
         return SaveInterval(fixed_s=float(every))
     interval = SaveInterval()

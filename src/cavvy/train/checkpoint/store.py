@@ -95,7 +95,7 @@ class CheckpointStore:
 
     def set_aside(self, step: int) -> None:
         """Rename a damaged checkpoint, so that it does not count and the step can be saved again.
-        Only the newest one is kept.
+        Only the newest damaged checkpoint is kept.
         """
         for path in self.folder.glob(f"*{DAMAGED}"):
             shutil.rmtree(path, ignore_errors=True)
@@ -300,7 +300,9 @@ def _read_mark(path: Path) -> dict[str, Any] | None:
 
 
 def _expect_to_be_alone() -> None:
-    """Silence torch's warning that there is no process group: here, a single process has none."""
+    """Silence torch's warning that there is no process group: here, a single process needs no
+    group.
+    """
     warnings.filterwarnings(
         "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
     )

@@ -158,7 +158,8 @@ def _gather(
 
 
 def _odd(prints: dict[int, int | None]) -> list[int]:
-    """The ranks whose fingerprint is not the most common one; if two are equally common, that of
-    the first rank."""
+    """The ranks whose fingerprint is not the most common one. If two are equally common, the
+    fingerprint of the first rank counts as the most common.
+    """
     ((usual, _),) = Counter(prints.values()).most_common(1)
     return [rank for rank, value in prints.items() if value != usual]

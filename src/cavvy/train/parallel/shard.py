@@ -98,8 +98,8 @@ def _connect(model: nn.Module, plan: Plan, mesh: Any, device: torch.device) -> P
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated parts of a model: the members of its largest list of modules, or else its
-    direct children.
+    """The repeated parts of a model: the members of its largest list of modules; if it has no such
+    list, its direct children.
     """
     lists = [
         m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > 1
