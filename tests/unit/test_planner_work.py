@@ -159,7 +159,7 @@ def test_a_scaled_rate_says_so() -> None:
     )
     assert found.notes == (
         "no rate was measured on H100-PCIe itself; the rate of a group is used",
-        "rate measured on 1 accelerators, scaled to 8",
+        "rate measured on 1, scaled to 8 accelerators",
         "assumes that 2 nodes are 2 times as fast as one",
     )
 

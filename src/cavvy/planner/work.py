@@ -255,7 +255,7 @@ def _accelerator_rate(
     if nearest != offer.accelerator_count:
         notes = (
             *notes,
-            f"rate measured on {nearest} accelerators, scaled to {offer.accelerator_count}",
+            f"rate measured on {nearest}, scaled to {offer.accelerator_count} accelerators",
         )
     return measured[nearest] * offer.accelerator_count / nearest, notes
 
