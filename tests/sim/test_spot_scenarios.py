@@ -438,7 +438,7 @@ def test_on_demand_is_left_for_on_demand_that_became_cheaper_elsewhere() -> None
         ("b", "on-demand", AttemptOutcome.SUCCEEDED),
     ], tell(trace)
     [standby] = [event for event in trace.events if event.kind == "standby"]
-    assert "on-demand is cheaper elsewhere" in standby.text
+    assert "on-demand is cheaper in another market" in standby.text
     assert in_time(trace)
 
 

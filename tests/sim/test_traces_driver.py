@@ -79,7 +79,7 @@ class Wrong(MarketPolicy):
     ("answer", "words"),
     [
         (PolicyDecision(RunMode.SPOT, 0), "has none"),
-        (PolicyDecision(RunMode.IDLE, 0, 0.0), "not after now"),
+        (PolicyDecision(RunMode.IDLE, 0, 0.0), "not after the current time"),
     ],
 )
 def test_a_policy_that_answers_nonsense_is_told_so(answer: PolicyDecision, words: str) -> None:

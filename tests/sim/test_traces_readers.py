@@ -52,9 +52,9 @@ def test_traces_are_found_below_folders(tmp_path: Path) -> None:
         ("[1]", "expected an object"),
         ("{", "not a JSON file"),
         ('{"data": [1]}', "metadata.gap_seconds"),
-        ('{"metadata": {"gap_seconds": 0}, "data": [1]}', "above zero"),
-        ('{"metadata": {"gap_seconds": 9}, "data": []}', "a list of counts"),
-        ('{"metadata": {"gap_seconds": NaN}, "data": [1]}', "above zero"),
+        ('{"metadata": {"gap_seconds": 0}, "data": [1]}', "above 0"),
+        ('{"metadata": {"gap_seconds": 9}, "data": []}', "expected a list with"),
+        ('{"metadata": {"gap_seconds": NaN}, "data": [1]}', "above 0"),
         ('{"metadata": {"gap_seconds": 9}, "data": [1, -1]}', r"data\[1\]"),
         ('{"metadata": {"gap_seconds": 9}, "data": [1, 1], "prices": [0.3]}', "expected 2 prices"),
         ('{"metadata": {"gap_seconds": 9}, "data": [1], "prices": ["dear"]}', "expected 1 prices"),
@@ -99,5 +99,5 @@ def test_egress_and_prices(tmp_path: Path) -> None:
         (0.0, 0.0, 0.0),
     )
     egress.write_text("from,to\na,b\n")
-    with pytest.raises(TraceError, match="expected columns"):
+    with pytest.raises(TraceError, match="expected the columns"):
         read_egress(egress)

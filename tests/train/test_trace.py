@@ -239,7 +239,7 @@ def test_a_script_finds_what_lies_beside_it_and_leaves_no_trace(tmp_path: Path) 
 
 def test_a_script_without_a_step_is_told(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\nprint(torch.ones(2).shape)\n")
-    with pytest.raises(RuntimeError, match="without an optimizer's step"):
+    with pytest.raises(RuntimeError, match="without an optimizer step"):
         trace_script(str(tmp_path / "train.py"), [])
 
 
@@ -438,42 +438,42 @@ optimizer.step()
         (
             "x.masked_select(mask).view(-1, 8)",
             16,
-            "masked_select of 128 values is assumed to give 128",
+            "masked_select of 128 values is assumed to return 128",
         ),
         (
             "x.masked_select(mask[:, :1]).view(-1, 8)",
             16,
-            "masked_select of 128 values is assumed to give 128",
+            "masked_select of 128 values is assumed to return 128",
         ),
-        ("x[mask[:, 0]]", 16, "nonzero of 16 values is assumed to give 16"),
-        ("x[torch.argwhere(mask)[:, 0]]", 128, "nonzero of 128 values is assumed to give 128"),
-        ("x[ids.unique()]", 16, "_unique2 of 16 values is assumed to give 16"),
+        ("x[mask[:, 0]]", 16, "nonzero of 16 values is assumed to return 16"),
+        ("x[torch.argwhere(mask)[:, 0]]", 128, "nonzero of 128 values is assumed to return 128"),
+        ("x[ids.unique()]", 16, "_unique2 of 16 values is assumed to return 16"),
         (
             "x[ids.unique(return_inverse=True, return_counts=True)[1]]",
             16,
-            "_unique2 of 16 values is assumed to give 16",
+            "_unique2 of 16 values is assumed to return 16",
         ),
-        ("torch.unique(x, dim=0)", 16, "unique_dim of 128 values is assumed to give 16"),
+        ("torch.unique(x, dim=0)", 16, "unique_dim of 128 values is assumed to return 16"),
         (
             "torch.unique_consecutive(x, dim=0)",
             16,
-            "unique_consecutive of 128 values is assumed to give 16",
+            "unique_consecutive of 128 values is assumed to return 16",
         ),
         (
             "x * torch.unique_consecutive(ids)[:, None]",
             16,
-            "unique_consecutive of 16 values is assumed to give 16",
+            "unique_consecutive of 16 values is assumed to return 16",
         ),
-        ("torch.bincount(ids)[:, None] * x", 16, "bincount of 16 values is assumed to give 16"),
+        ("torch.bincount(ids)[:, None] * x", 16, "bincount of 16 values is assumed to return 16"),
         (
             "torch.bincount(ids, minlength=4)[:, None] * x[:4]",
             4,
-            "bincount of 16 values is assumed to give 4",
+            "bincount of 16 values is assumed to return 4",
         ),
         (
             "torch.bincount(ids, x[:, 0], 4)[:, None] * x[:4]",
             4,
-            "bincount of 16 values is assumed to give 4",
+            "bincount of 16 values is assumed to return 4",
         ),
         ("x.repeat_interleave(ids, 0, output_size=40)", 40, ""),
     ],
@@ -493,11 +493,11 @@ def test_what_is_as_large_as_values_say_is_taken_as_large_as_it_can_be(
     [
         (
             "x.repeat_interleave(ids, 0)",
-            "the size of repeat_interleave depends on values, and .* give it `output_size`, or",
+            "the size of the result of repeat_interleave depends on values, .* pass `output_size`, or",
         ),
         (
             "x if torch.equal(x, x) else x",
-            "the size of equal depends on values, .* avoid it there, or",
+            "the size of the result of equal depends on values, .* avoid this operation, or",
         ),
     ],
 )
@@ -530,7 +530,7 @@ def test_the_command_says_what_a_trace_took_for_granted(tmp_path: Path) -> None:
     line = ["estimate", str(script), "--gpu", "H200", "--save", str(work)]
     said = CliRunner().invoke(cli, line).stderr
     assert (
-        "train.py:6: masked_select of 128 values is assumed to give 128, because a trace contains no "
+        "train.py:6: masked_select of 128 values is assumed to return 128, because a trace contains no "
         "data values" in said
     )
     assert "3 more assumptions; -o json lists all" in said

@@ -168,7 +168,7 @@ def test_sources() -> None:
         open_source(iter([1]))
     with pytest.raises(ValueError, match="different lengths"):
         Tensors(torch.ones(2), torch.ones(3))
-    with pytest.raises(ValueError, match="are less than one batch"):
+    with pytest.raises(ValueError, match="both must be at least 1"):
         Data(Numbers(0), global_batch=1)
 
 

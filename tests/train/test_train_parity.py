@@ -148,7 +148,7 @@ def test_modes_of_gpus_stay_near_fp32(
         (Plan(precision="tf32"), "cpu", "Ampere"),
         (Plan(precision="fp8"), "cpu", "Hopper"),
         (Plan(), "tpu", "TorchTPU"),
-        (Plan(), "abacus", "none of auto"),
+        (Plan(), "abacus", "not one of auto"),
         (Plan(replicas=2), "cpu", "cannot be spread over 1 ranks"),
         (Plan(tensor=2), "cpu", "cannot be spread over 1 ranks"),
     ],

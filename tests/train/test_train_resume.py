@@ -145,10 +145,11 @@ def test_a_notice_that_is_shorter_than_the_last_save_is_said_and_saved_at_once(
     saved = find_latest(tmp_path / "checkpoints")
     assert saved is not None
     assert saved.step > 2
-    assert f"asked to leave at step {saved.step}: saved" in said
-    short = [each for each in said if "are left" in each]
+    assert f"exiting at step {saved.step} after a notice: saved" in said
+    short = [each for each in said if "the machine is reclaimed in" in each]
     assert [
-        f"a save takes {takes:.1f} s" in each and "step 2 stays the newest checkpoint" in each
+        f"a save takes {takes:.1f} s" in each
+        and "the checkpoint of step 2 stays the newest" in each
         for each in short
     ] == [True] * warned
 

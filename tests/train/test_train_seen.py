@@ -181,7 +181,7 @@ def test_a_run_has_a_name_of_its_own_that_its_checkpoints_keep(
 def test_a_tracker_that_is_not_known_or_not_installed_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(ValueError, match="none of tensorboard, wandb"):
+    with pytest.raises(ValueError, match="not one of tensorboard, wandb"):
         train.open_tracker("paper")
 
     def absent(name: str) -> object:

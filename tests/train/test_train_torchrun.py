@@ -104,7 +104,9 @@ def test_a_kept_average_and_schedule_go_on_where_they_were(plan: str, found: Fou
 
 def test_an_object_that_cannot_be_saved_is_refused_at_the_start(found: Found) -> None:
     for said in found("kept function"):
-        assert "run.keep('odd'): its state_dict has a builtin_function_or_method" in said
+        assert (
+            "run.keep('odd'): the object's state_dict contains a builtin_function_or_method" in said
+        )
 
 
 def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(found: Found) -> None:
@@ -154,8 +156,8 @@ def test_an_evaluation_counts_each_sample_once(plan: str, found: Found) -> None:
 def test_a_checkpoint_of_other_data_is_refused_unless_that_is_accepted(found: Found) -> None:
     for begun, fewer, reseeded, accepted in found("other data"):
         assert (begun, accepted) == ("3", "8")
-        assert "changed since the checkpoint: samples 120, now 96. From sample 72 on" in fewer
-        assert "the checkpoint: seed 3, now 4" in reseeded
+        assert "changed since the checkpoint: samples from 120 to 96. From sample 72 on" in fewer
+        assert "the checkpoint: seed from 3 to 4" in reseeded
 
 
 def test_a_mean_that_is_divided_keeps_the_weight_of_its_tokens() -> None:

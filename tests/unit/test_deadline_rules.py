@@ -122,7 +122,7 @@ class TestLastMoment:
         progress = at(current=SPOT)
         late = advised(progress, ON_SPOT, slack=overhead() - SECOND)
         assert (late.mode, late.offers) == (RunMode.ON_DEMAND, (FIXED,))
-        assert late.reason == "spot has not started, and on-demand must start now"
+        assert late.reason.startswith("the spot gang has not started, and on-demand must start")
         assert advised(progress, ON_SPOT, slack=overhead() + SECOND).stay
 
     def test_spot_that_saves_nothing_is_left_while_all_of_it_can_be_done_again(self) -> None:
@@ -130,7 +130,7 @@ class TestLastMoment:
         progress = at(current=SPOT, works=True, done=0.5, unsaved=unsaved)
         late = advised(progress, ON_SPOT, slack=overhead() + unsaved - SECOND)
         assert late.mode is RunMode.ON_DEMAND
-        assert late.reason == "no checkpoint for too long, and on-demand must start now"
+        assert late.reason.startswith("the spot gang has not saved a checkpoint for too long")
         assert advised(progress, ON_SPOT, slack=overhead() + unsaved + SECOND).stay
 
     def test_spot_that_saves_as_it_should_is_kept_to_the_end(self) -> None:
@@ -161,7 +161,9 @@ class TestBudget:
         assert advised(enough, ON_DEMAND).offers == (FIXED,)
         less = advised(at(budget_left=self.usd(self.hours(at()) - 0.01)), ON_DEMAND)
         assert (less.mode, less.offers) == (RunMode.SPOT, (SPOT,))
-        assert less.reason == "the budget cannot pay for on-demand to the end (no spot)"
+        assert less.reason == (
+            "the budget cannot pay for on-demand until the work is done (no spot)"
+        )
 
     def test_a_course_that_nothing_pays_for_is_gone_on_with(self) -> None:
         """The limit itself ends the job; until then an estimate may have been too long."""

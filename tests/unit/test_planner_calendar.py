@@ -160,7 +160,7 @@ def test_before_its_window_a_job_waits_and_in_it_without_a_history_it_starts() -
 def test_in_its_window_it_waits_for_the_hour_that_has_been_cheapest() -> None:
     start = choose_start(OPEN, NOW, daily(3))
     assert start.at == NOW + HOUR  # looked at every hour, for prices change
-    assert "50 % cheaper" in start.reason
+    assert "50 % lower" in start.reason
     at_three = NOW + 7 * HOUR
     prices = [*daily(3), (at_three, HourlyRate(500_000))]
     assert choose_start(OPEN, at_three, prices).at is None

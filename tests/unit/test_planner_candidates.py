@@ -92,7 +92,7 @@ def test_a_limit_that_no_offer_keeps_is_said_with_what_would_have_to_change() ->
     found = look(make_job(task), OfferedMarket(offers=[FREE], hosts=[HOST]))
     assert found.hopeless
     assert found.reason.endswith(
-        "would run 1h00m, your duration leaves 30m00s; raise limits.duration by 30m00s"
+        "would run 1h00m, but your duration leaves 30m00s; raise limits.duration by 30m00s"
     )
 
 
@@ -130,7 +130,7 @@ def test_nothing_is_hopeless_while_a_place_has_not_answered() -> None:
         OfferedMarket(offers=[FREE], hosts=[HOST], problems=[SilentPlace("cloud", "no answer")]),
     )
     assert not found.hopeless
-    assert found.reason.endswith("; unknown: cloud: no answer")
+    assert found.reason.endswith("; without a complete answer: cloud: no answer")
     for providers, hopeless in ((("here",), True), (("here", "cloud"), False)):
         bound = replace(task, resources=replace(task.resources, providers=providers))
         found = look(
@@ -150,7 +150,7 @@ def test_an_offer_that_failed_is_left_alone_for_a_while() -> None:
     assert (alone.offers, alone.hopeless, alone.again_at) == ((), False, soon)
     failed = replace(job, setback="no capacity")
     once = look(failed, OfferedMarket(offers=[FREE], hosts=[HOST]))
-    assert once.reason == f"no capacity; tried again at {soon:%H:%M:%S} UTC"
+    assert once.reason == f"no capacity; Cavvy tries again at {soon:%H:%M:%S} UTC"
     again = look(replace(failed, reason=once.reason), OfferedMarket(offers=[FREE], hosts=[HOST]))
     assert again.reason == once.reason
     refused = replace(job, setback="it was refused", avoid={FREE.key: NOW + timedelta(days=1)})

@@ -154,7 +154,7 @@ def test_spot_alone_that_costs_more_than_machines_that_stay_is_said_with_its_cau
     assert re.search(
         r"spot is expected to cost more than on-demand: \$6\.\d\d at "
         r"aws/us-east-1/us-east-1a/l4\.big.*, "
-        r"\$4\.\d\d of it for repeated work and 6\.4 new starts, against \$5\.02 at "
+        r"of which \$4\.\d\d is for repeated work and 6\.4 new starts, compared with \$5\.02 at "
         r".*l4\.big.*; "
         "write a `checkpoint`, or let `spot: auto` choose",
         warning,
@@ -181,7 +181,7 @@ def test_no_offer_says_what_would_have_to_change(planned: Path) -> None:
     result = run(planned, "resources: {gpu: H100, max_price: 2}\n")
     assert result.exit_code == 1
     assert (
-        "No offer: the cheapest H100:1 is $3.00/h, your limit is $2.00/h; raise "
+        "No offer: the cheapest H100:1 is $3.00/h, but your limit is $2.00/h; raise "
         "resources.max_price to $3.00\n" in result.stderr
     )
     assert plan_of(planned, "resources: {gpu: H100, max_price: 2}\n")["placements"] == []
@@ -223,7 +223,7 @@ def test_what_a_provider_refuses_is_counted_with_its_reason(planned: Path) -> No
     (rejected,) = found["rejected"]
     assert rejected["field"] == "resources.disk.type"
     assert rejected["reason"].startswith("local: ")
-    assert str(found["message"]).startswith("No offer: those that fit are refused by local: ")
+    assert str(found["message"]).startswith("No offer: the offers that fit are refused by local: ")
     assert str(found["message"]).endswith("; change resources.disk.type")
 
 

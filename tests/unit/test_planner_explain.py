@@ -59,7 +59,7 @@ def test_the_price_limit_is_said_with_the_cheapest_and_what_to_write() -> None:
         EMPTY,
     )
     assert say_no_offer(make_task(), found) == (
-        "No offer: the cheapest H100:8 in eu is $19.91/h, your limit is $15.00/h; raise "
+        "No offer: the cheapest H100:8 in eu is $19.91/h, but your limit is $15.00/h; raise "
         "resources.max_price to $19.92"
     )
 
@@ -71,8 +71,8 @@ def test_another_constraint_is_said_with_the_nearest_offer() -> None:
         text="is in us-east-1, not in eu",
     )
     assert say_no_offer(make_task(), explain([make_matches(miss)], EMPTY)) == (
-        "No offer: the nearest, big at cloud (us-east-1) for $10.00/h, is in us-east-1, not in eu; "
-        "allow us-east-1 in resources.regions"
+        "No offer: the nearest match, big at cloud (us-east-1) for $10.00/h, is in us-east-1, not in "
+        "eu; allow us-east-1 in resources.regions"
     )
 
 
@@ -81,9 +81,8 @@ def test_a_limit_is_nearer_than_any_constraint() -> None:
     matches = make_matches(NearMiss(offer=make_offer(), constraint=Constraint.PRICE, text="costs"))
     found = explain([matches], plan(task, [make_offer(12)], now=NOW))
     assert say_no_offer(task, found) == (
-        "No offer: the nearest, big at cloud (eu-west-1) for $12.00/h, would cost $12.40, your "
-        "budget leaves $5.00; "
-        "raise limits.budget by $7.40"
+        "No offer: the nearest match, big at cloud (eu-west-1) for $12.00/h, would cost $12.40, but "
+        "your budget leaves $5.00; raise limits.budget by $7.40"
     )
 
 
@@ -102,9 +101,9 @@ def test_nothing_to_choose_from_is_said() -> None:
 def test_where_no_single_change_helps_the_first_one_is_named() -> None:
     rejected = {Constraint.ACCELERATOR: 900, Constraint.COUNT: 99, Constraint.REGION: 1}
     assert say_no_offer(make_task(), explain([make_matches(rejected=rejected)], EMPTY)) == (
-        "No offer: each of 1,000 offers misses several of the task's requirements at once; 900 fail first at "
-        "accelerator "
-        "(resources.gpu), and those that meet most requirements fail at region: change resources.regions first"
+        "No offer: each of 1,000 offers misses several of the task's requirements at once; 900 first "
+        "fail the requirement for accelerator (resources.gpu), and the offers that meet most "
+        "requirements fail the one for region: change resources.regions first"
     )
 
 
@@ -114,7 +113,7 @@ def test_what_a_provider_refuses_is_nearer_than_a_constraint() -> None:
         reason="local: it has no choice of disks", count=1, field="resources.disk.type"
     )
     assert say_no_offer(make_task(), explain([near], EMPTY, refused=[refused])) == (
-        "No offer: those that fit are refused by local: it has no choice of disks; change "
+        "No offer: the offers that fit are refused by local: it has no choice of disks; change "
         "resources.disk.type"
     )
 
@@ -123,11 +122,11 @@ def test_where_all_fail_at_one_thing_it_is_named() -> None:
     found = explain([make_matches(rejected={Constraint.INSTANCE: 7})], EMPTY)
     assert (
         say_no_offer(make_task(), found)
-        == "No offer: all 7 offers fail at instance type; change resources.instance"
+        == "No offer: all 7 offers fail the requirement for instance type; change resources.instance"
     )
     only = explain([make_matches(rejected={Constraint.ACCELERATOR: 1})], EMPTY)
     assert say_no_offer(make_task(), only) == (
-        "No offer: the only offer fails at accelerator; change resources.gpu"
+        "No offer: the only offer fails the requirement for accelerator; change resources.gpu"
     )
 
 

@@ -107,7 +107,7 @@ def test_places_that_are_full_now_come_after_those_that_are_not() -> None:
     full = replace(make_offer("full", 1), capacity=1)
     free, full_now = rank(make_task(nodes=2), [full, make_offer("free", 2)], now=NOW)
     assert (free.offer.instance_type, full_now.available) == ("free", False)
-    assert full_now.notes[0] == "1 of 2 nodes free now"
+    assert full_now.notes[0] == "only 1 of 2 nodes are free now"
 
 
 def test_the_minimum_charge_is_part_of_the_total() -> None:
@@ -139,14 +139,14 @@ def test_each_broken_limit_is_counted_once_with_its_nearest_miss() -> None:
     assert names(made.placements) == ["ok"]
     assert made.rejected == {PlanLimit.DURATION: 1, PlanLimit.BUDGET: 2}
     assert [miss.offer.instance_type for miss in made.misses] == ["slow", "dear"]
-    assert made.misses[0].text == "would run 1h00m, your duration leaves 30m00s"
-    assert made.misses[1].text == "would cost $2.55, your budget leaves $1.00"
+    assert made.misses[0].text == "would run 1h00m, but your duration leaves 30m00s"
+    assert made.misses[1].text == "would cost $2.55, but your budget leaves $1.00"
 
 
 def test_a_miss_by_less_than_a_cent_is_shown_in_full() -> None:
     limits = Limits(budget=Money(283_330))
     made = plan(make_task(SLOW_DEAR, limits), [make_offer("a", 1, 8)], now=NOW)
-    assert made.misses[0].text == "would cost $0.29, your budget leaves $0.28"
+    assert made.misses[0].text == "would cost $0.29, but your budget leaves $0.28"
     assert made.misses[0].change == "raise limits.budget by $0.01"
 
 
@@ -216,7 +216,7 @@ def test_a_deadline_counts_from_the_submission() -> None:
     offer = make_offer("a", 1)
     assert rank(task, [offer], now=NOW)
     late = plan(task, [offer], now=NOW, situation=PlanningContext(submitted_at=NOW - HOUR))
-    assert late.misses[0].text == "would take 1h02m, your deadline leaves 1h00m"
+    assert late.misses[0].text == "would take 1h02m, but your deadline leaves 1h00m"
 
 
 def test_a_deadline_that_has_passed_rejects_even_what_has_no_estimate() -> None:
@@ -287,7 +287,7 @@ def test_an_unknown_egress_price_is_said_and_not_taken_for_nothing() -> None:
         situation=PlanningContext(output_mib=2048),
     )
     assert placement.egress is None
-    assert "egress price unknown, not in the total" in placement.notes
+    assert "the egress price is unknown and not included in the total" in placement.notes
 
 
 def test_the_price_per_gb_is_noted_where_only_the_size_is_unknown() -> None:
@@ -295,7 +295,7 @@ def test_the_price_per_gb_is_noted_where_only_the_size_is_unknown() -> None:
     (placement,) = rank(
         task, [make_offer("a", 0)], now=NOW, situation=PlanningContext(egress={"p": Money(90_000)})
     )
-    assert "data out $0.09/GB, not in the total" in placement.notes
+    assert "egress costs $0.09/GB, which the total does not include" in placement.notes
 
 
 offers = st.lists(
@@ -370,7 +370,9 @@ def test_an_offer_that_breaks_several_limits_says_every_change_that_it_takes() -
     limits = Limits(duration=timedelta(minutes=30), budget=Money(1_000_000))
     (miss,) = plan(make_task(HOURLY, limits), [dear], now=NOW).misses
     assert miss.broken == 2
-    assert miss.text.startswith("would run 1h00m, your duration leaves 30m00s and would cost $12.")
+    assert miss.text.startswith(
+        "would run 1h00m, but your duration leaves 30m00s and would cost $12."
+    )
     assert miss.change.startswith("raise limits.duration by 30m00s and raise limits.budget by $11.")
 
 

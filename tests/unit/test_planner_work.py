@@ -84,7 +84,7 @@ def test_what_is_unknown_is_not_guessed(precision: str, accelerator: str, note: 
 def test_cpus_count_by_the_documented_constant() -> None:
     task = make_task(Workload(flops=1e15, precision="bf16", efficiency=0.5), accelerated=False)
     assert seconds(task, make_offer(vcpus=4)) == pytest.approx(1e15 / (4 * CPU_PEAK_FP32 * 0.5))
-    assert "CPU time is rough" in estimate(task, make_offer(vcpus=4)).notes[0]
+    assert "the time is a rough estimate" in estimate(task, make_offer(vcpus=4)).notes[0]
     assert (
         estimate(
             make_task(Workload(flops=1e15, precision="int8"), accelerated=False), make_offer()
@@ -158,9 +158,9 @@ def test_a_scaled_rate_says_so() -> None:
         make_offer("H100-PCIe", 8),
     )
     assert found.notes == (
-        "no rate was measured on H100-PCIe itself; the rate of its group is used",
-        "rate measured with 1, scaled to 8",
-        "assumes 2 nodes are 2 times as fast as one",
+        "no rate was measured on H100-PCIe itself; the rate of a group is used",
+        "rate measured on 1, scaled to 8 accelerators",
+        "assumes that 2 nodes are 2 times as fast as one",
     )
 
 
@@ -230,7 +230,7 @@ def test_a_duration_is_scaled_by_data_sheets_with_a_range(
     assert found.run_time is not None
     assert low < found.run_time / timedelta(hours=1) < high
     assert found.spread == pytest.approx(spread, abs=0.01)
-    assert found.notes == ("scaled from A100-80GB:8 by data sheets",)
+    assert found.notes == ("scaled from A100-80GB:8 by the figures of data sheets",)
 
 
 def test_a_duration_counts_for_all_nodes_of_the_task() -> None:
@@ -241,8 +241,8 @@ def test_a_duration_counts_for_all_nodes_of_the_task() -> None:
 @pytest.mark.parametrize(
     ("measured_on", "offer", "note"),
     [
-        ("cpu:8", make_offer("A100"), "from which no time on A100 can be estimated"),
-        ("A100:8", make_offer(), "from which no time on CPUs can be estimated"),
+        ("cpu:8", make_offer("A100"), "the time on A100 cannot be estimated"),
+        ("A100:8", make_offer(), "the time on CPUs cannot be estimated"),
         ("A100:8", make_offer("Mystery"), "no data sheet of Mystery is known"),
     ],
 )

@@ -79,7 +79,7 @@ fleet:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("work: 5h", "work: 50h"), "do not fit into the deadline"),
+        (("work: 5h", "work: 50h"), "is longer than `deadline`"),
         (("work: 5h", "work: soon"), r"jobs\[0\]\.work: expected a length of time"),
         (("nodes: 3", "node: 3"), "unknown key 'node'"),
         (("greedy", "clever"), "policies: expected one of"),

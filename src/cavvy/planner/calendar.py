@@ -129,15 +129,15 @@ def _second(local: datetime, zone: tzinfo) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class TimeInterval:
-    """The time from `start` (included) to `end` (excluded), in UTC."""
+    """The interval from `start` (included) to `end` (excluded), in UTC."""
 
     start: datetime
     end: datetime
 
 
 def find_interval(window: StartWindow, zone: tzinfo, now: datetime) -> TimeInterval:
-    """The interval of the window that contains `now`, or else the next one. Adjacent spans are
-    merged.
+    """The interval of the window that contains `now`; if none does, the next interval. Adjacent
+    spans are merged.
     """
     today = now.astimezone(zone).date()
     found = []
@@ -164,7 +164,7 @@ def _at(day: date, minute: int, zone: tzinfo) -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDecision:
-    """The decision to start now if `at` is None, or else to decide again at `at`."""
+    """The decision to start now (`at` is None) or to decide again at the time `at`."""
 
     at: datetime | None
     reason: str
@@ -182,10 +182,10 @@ def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDe
     """
     if now < window.start:
         return StartDecision(
-            at=window.start, reason=f"its window opens at {window.start:%Y-%m-%d %H:%M} UTC"
+            at=window.start, reason=f"the job's window opens at {window.start:%Y-%m-%d %H:%M} UTC"
         )
     if not prices or now - prices[0][0] < _ENOUGH:
-        return StartDecision(at=None, reason="its window is open")
+        return StartDecision(at=None, reason="the job's window is open")
     current = prices[-1][1].micros_per_hour
     hour = now.replace(minute=0, second=0, microsecond=0) + _HOUR
     best, best_at = float(current), now
@@ -197,12 +197,14 @@ def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDe
     if best_at == now or best > current * (1 - _WORTH):
         return StartDecision(
             at=None,
-            reason="its window is open, and no later hour in it is likely to be cheaper",
+            reason="the job's window is open, and no later hour in it is likely to be cheaper",
         )
     look = min(best_at, now.replace(minute=0, second=0, microsecond=0) + _HOUR)
-    cheaper = f"{100 * (1 - best / current):.0f} % cheaper"
+    cheaper = f"{100 * (1 - best / current):.0f} % lower"
     return StartDecision(
-        at=look, reason=f"waits: around {best_at:%H:%M} UTC, prices have been {cheaper} than now"
+        at=look,
+        reason="the job waits for a cheaper hour: around "
+        f"{best_at:%H:%M} UTC, prices have been {cheaper} than now",
     )
 
 

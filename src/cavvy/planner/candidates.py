@@ -55,8 +55,8 @@ class OfferedMarket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The offers that a job may use now. If there are none, `reason` states why, and `hopeless`
-    whether waiting cannot help.
+    """The offers that a job may use now. If there are none, `reason` states why, and `hopeless` is
+    set if waiting cannot help.
     """
 
     offers: tuple[Offer, ...] = ()
@@ -87,13 +87,13 @@ def find_candidates(
     if not allowed:
         cheapest = min(offer.rate for offer in able)
         reason = (
-            f"every offer that fits costs money, from {format_rate(cheapest)} a node, and "
-            "paid offers were not"
+            f"every offer that fits costs money (from {format_rate(cheapest)} a node), and "
+            "the job was submitted without"
         )
         return _hopeless(
             job.task,
             market,
-            f"{reason} consented to: submit it again with --yes, or set limits.budget",
+            f"{reason} consent to paid offers: submit it again with --yes, or set limits.budget",
         )
     ranked = plan(job.task, allowed, now=now, situation=situation)
     if not ranked.placements:
@@ -107,7 +107,9 @@ def find_candidates(
     why = job.setback or "every offer that fits failed recently"
     if again_at - now > _LONG:
         return _hopeless(job.task, market, why)
-    return Candidates(reason=f"{why}; tried again at {again_at:%H:%M:%S} UTC", again_at=again_at)
+    return Candidates(
+        reason=f"{why}; Cavvy tries again at {again_at:%H:%M:%S} UTC", again_at=again_at
+    )
 
 
 def find_usable(
@@ -128,8 +130,8 @@ def match(job: Job, market: OfferedMarket) -> OfferMatches:
 def _able(
     job: Job, market: OfferedMarket, offers: Iterable[Offer], objections: Objections
 ) -> tuple[list[Offer], Sequence[str]]:
-    """Return the offers on which the task could run if all nodes were idle, and the reasons against
-    the others.
+    """Return the offers on which the task could run if all nodes were idle, and the reasons why it
+    could not run on the other offers.
     """
     task, able, reasons = job.task, [], []
     verdicts: dict[str, Sequence[Objection]] = {}
@@ -159,8 +161,8 @@ def _too_many(task: Task, offer: Offer) -> str:
         f"{format_memory(offer.memory_mib)}"
     )
     return (
-        f"{offer.key}: {task.nodes} nodes with {node} each do not fit there at once (it has "
-        f"{there}); request fewer or smaller nodes"
+        f"{offer.key}: {task.nodes} nodes with {node} each do not fit on this host at the same "
+        f"time (the host has {there}); request fewer or smaller nodes"
     )
 
 
@@ -200,7 +202,7 @@ def _hopeless(task: Task, market: OfferedMarket, reason: str) -> Candidates:
     asked = task.resources.providers
     silent = [str(each) for each in market.problems if not asked or each.provider in asked]
     if silent:
-        return Candidates(reason=f"{reason}; unknown: {'; '.join(silent)}")
+        return Candidates(reason=f"{reason}; without a complete answer: {'; '.join(silent)}")
     return Candidates(reason=reason, hopeless=True)
 
 

@@ -34,7 +34,7 @@ class NodeLosses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInterval:
-    """How often a task should save, and the figures behind this."""
+    """How often a task should save, and the figures from which this was computed."""
 
     every: timedelta
     cost: timedelta  # the time by which one checkpoint delays the work
@@ -110,8 +110,12 @@ def say_fit(task: Task, notice: timedelta | None) -> tuple[str, ...]:
     if fit is None or task.checkpoint is None or task.checkpoint.size_mib is None:
         return ()
     size, needed = format_memory(task.checkpoint.size_mib), format_duration(fit.needed)
-    step = f" and a step of {format_duration(task.checkpoint.step)}" if task.checkpoint.step else ""
-    how = f"a checkpoint of {size} at 1 Gbit/s (assumed){step} takes {needed}"
+    step = (
+        f" and finishing a step of {format_duration(task.checkpoint.step)}"
+        if task.checkpoint.step
+        else ""
+    )
+    how = f"at an assumed 1 Gbit/s, saving a checkpoint of {size}{step} takes {needed}"
     if not step:
         how += " plus the current step, whose length is unknown (set `checkpoint.step`)"
     if notice is None:
@@ -120,8 +124,8 @@ def say_fit(task: Task, notice: timedelta | None) -> tuple[str, ...]:
             "lost",
         )
     if fit.fits:
-        return (f"{how}: within the notice of {format_duration(notice)}",)
+        return (f"{how}; this is within the preemption notice of {format_duration(notice)}",)
     return (
-        f"{how}, longer than the notice of {format_duration(notice)}: work since the last "
-        "checkpoint may be lost",
+        f"{how}; this is longer than the preemption notice of {format_duration(notice)}: work "
+        "since the last checkpoint may be lost",
     )

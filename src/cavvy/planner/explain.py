@@ -45,7 +45,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferMiss:
-    """An offer that fails one constraint only, or breaks a limit."""
+    """An offer that fails only one constraint, or that fits but breaks a limit."""
 
     offer: Offer
     reason: str
@@ -124,11 +124,11 @@ def say_no_offer(task: Task, found: Explanation) -> str:
     if refused and not limits:
         whom = " and ".join(rejection.reason for rejection in refused)
         fields = ", ".join(dict.fromkeys(rejection.field for rejection in refused))
-        return f"No offer: those that fit are refused by {whom}; change {fields}"
+        return f"No offer: the offers that fit are refused by {whom}; change {fields}"
     if prices and not limits and task.resources.max_rate is not None:
         nearest = min(prices, key=lambda miss: (miss.offer.rate, miss.offer.key))
         rates = (
-            f"{format_rate(nearest.offer.rate)}, your limit is "
+            f"{format_rate(nearest.offer.rate)}, but your limit is "
             f"{format_rate(task.resources.max_rate)}"
         )
         return f"No offer: the cheapest {wish(task.resources)} is {rates}; {nearest.change}"
@@ -138,7 +138,7 @@ def say_no_offer(task: Task, found: Explanation) -> str:
             f"{nearest.offer.instance_type} at {nearest.offer.provider} ({nearest.offer.region})"
         )
         return (
-            f"No offer: the nearest, {where} for {format_rate(nearest.offer.rate)}, "
+            f"No offer: the nearest match, {where} for {format_rate(nearest.offer.rate)}, "
             f"{nearest.text}; {nearest.change}"
         )
     return _far_from_all(found)
@@ -148,19 +148,19 @@ def _far_from_all(found: Explanation) -> str:
     if len(found.rejections) == 1:
         only = found.rejections[0]
         all_fail = (
-            "the only offer fails"
+            "the only offer fails the requirement"
             if found.considered == 1
-            else f"all {found.considered:,} offers fail"
+            else f"all {found.considered:,} offers fail the requirement"
         )
-        return f"No offer: {all_fail} at {only.reason}; change {only.field}"
+        return f"No offer: {all_fail} for {only.reason}; change {only.field}"
     most = max(found.rejections, key=lambda rejection: rejection.count)
     last = found.rejections[-1]
     every = f"each of {found.considered:,} offers misses several of the task's requirements at once"
-    where = f"{most.count:,} fail first at {most.reason} ({most.field})"
+    where = f"{most.count:,} first fail the requirement for {most.reason} ({most.field})"
     if last is most:
-        return f"No offer: {every}; {where}: change that first"
+        return f"No offer: {every}; {where}: change this requirement first"
     return (
-        f"No offer: {every}; {where}, and those that meet most requirements fail at "
+        f"No offer: {every}; {where}, and the offers that meet most requirements fail the one for "
         f"{last.reason}: change {last.field} first"
     )
 
@@ -213,7 +213,7 @@ def _change(miss: NearMiss) -> str:
         return f"leave out {field}"
     match miss.constraint:
         case Constraint.PURCHASE if offer.purchase is Purchase.RESERVED:
-            return "reserved capacity is bought beforehand, not by a job"
+            return "buy this reserved capacity beforehand: a job cannot buy it"
         case Constraint.PURCHASE:
             return f"allow {offer.purchase} with {field}: auto"
         case Constraint.PRICE:

@@ -126,7 +126,7 @@ class TaskLimiter:
         left = self._budget or Money(0)
         # The cost is rounded up and the rest down, because they may differ by less than a cent.
         rest = format_usd(Money(left.micros // 10_000 * 10_000))
-        text = f"would cost {format_usd(ceil_cent(cost))}, your budget leaves {rest}"
+        text = f"would cost {format_usd(ceil_cent(cost))}, but your budget leaves {rest}"
         return text, f"raise limits.budget by {format_usd(ceil_cent(cost - left))}"
 
     def _slow(self, verb: str, length: timedelta | None, limit: PlanLimit) -> tuple[str, str]:
@@ -134,7 +134,8 @@ class TaskLimiter:
             return "your deadline has passed", "move limits.deadline"
         left = self._left[limit] or _NO_TIME
         text = (
-            f"would {verb} {format_duration(length)}, your {limit} leaves {format_duration(left)}"
+            f"would {verb} {format_duration(length)}, but your {limit} leaves "
+            f"{format_duration(left)}"
         )
         more = format_duration(ceil_minute(length - left))
         return (

@@ -10,7 +10,7 @@ from cavvy.planner.work import MACHINE_START
 
 # The weights of the priors: each prior counts as this many observations. They are round figures,
 # low enough that a few real observations outweigh them.
-_PRIOR_HOURS = 10.0  # node-hours with SPOT_PREEMPTIONS_PER_HOUR
+_PRIOR_HOURS = 10.0  # node-hours with the rate SPOT_PREEMPTIONS_PER_HOUR
 _PRIOR_BOOTS = 2.0  # boots that took MACHINE_START each
 _PRIOR_LAUNCHES = 2.0  # launches, half of them granted
 # The cooldown after a refusal. It doubles with each further refusal in a row.
@@ -29,7 +29,7 @@ class MarketRecord:
     refused_at: datetime | None = None
     lost_at: datetime | None = None  # when a gang in this market was last preempted or failed
     boots: int = 0
-    boot_s: float = 0.0  # the sum over all boots
+    boot_s: float = 0.0  # the total time of all boots
     lives: int = 0
     taken: int = 0
     failed: int = 0
@@ -68,8 +68,8 @@ class MarketKnowledge:
         return self.standings.get(market) or MarketRecord(market=market)
 
     def cooldown_until(self, market: str) -> datetime | None:
-        """The end of the market's cooldown, during which it gets no launch. None if its latest
-        observation, except prices, is no refusal, preemption or failure.
+        """The end of the market's cooldown, during which it gets no launch. None if the market's
+        latest observation other than a price is not a refusal, preemption or failure.
         """
         return cooldown_until(self.recent.get(market, ()))
 
@@ -116,9 +116,7 @@ def _later(known: datetime | None, at: datetime) -> datetime:
 
 
 def cooldown_until(seen: Sequence[Observation]) -> datetime | None:
-    """The same as MarketKnowledge.cooldown_until for the observations of one market, oldest
-    first.
-    """
+    """Compute MarketKnowledge.cooldown_until from the observations of one market, oldest first."""
     said_no = 0
     last: datetime | None = None
     for each in reversed(seen):

@@ -14,8 +14,8 @@ from cavvy.domain.units import HourlyRate, Money
 class Objective(StrEnum):
     """The criterion by which placements are ordered."""
 
-    COST = "cost"  # by expected total cost, or by price per hour if the total is unknown
-    TIME = "time"  # by expected finish
+    COST = "cost"  # order by expected total cost, or by price per hour if the total is unknown
+    TIME = "time"  # order by expected finish
 
 
 class PlanLimit(StrEnum):
@@ -69,21 +69,22 @@ class PlanningContext:
     not yet submitted.
     """
 
-    submitted_at: datetime | None = None  # None means now
-    avoid: Collection[str] = ()  # keys of offers that failed lately
+    submitted_at: datetime | None = None  # None if the job is submitted now
+    avoid: Collection[str] = ()  # keys of offers that failed recently
     ran: timedelta = timedelta(0)  # the running time so far, which counts against limits.duration
-    done: float = 0.0  # share of the work that is done, from 0 to 1
+    done: float = 0.0  # share of the work that was done before, from 0 to 1
     spent: Money = field(default_factory=Money)  # the cost so far; it counts against limits.budget
     output_mib: int | None = None  # the size of the output that is copied to another location
-    # The egress price per GB by "provider/region" or provider
+    # The egress price per GB; the keys are "provider/region" or the provider
     egress: Mapping[str, Money] = field(default_factory=dict)
-    # The length of the preemption notice by provider
+    # The length of the preemption notice of each provider
     notices: Mapping[str, timedelta] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingView:
-    """The part of a ranking to return: the best `limit` placements, or all if None. `distinct`
+    """The part of a ranking to return: the best `limit` placements, or all placements
+    if it is None. `distinct`
     keeps only the best of each provider, instance type, accelerator count and purchase.
     """
 
@@ -97,7 +98,7 @@ class LimitMiss:
 
     offer: Offer
     limit: PlanLimit
-    text: str  # e.g. "would cost $19.40, your budget leaves $15.00"
+    text: str  # e.g. "would cost $19.40, but your budget leaves $15.00"
     change: str  # e.g. "raise limits.budget to $20.00"
     excess: float  # the estimate divided by the first broken limit; above 1
     doubtful: bool = False  # whether the work is not expected to finish on this offer

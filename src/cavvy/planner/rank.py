@@ -73,14 +73,14 @@ def warn_of_dear_spot(
     lost, why = best.spot_loss, ""
     if lost is not None and lost.cost is not None and lost.preemptions is not None:
         why = (
-            f", {format_usd(lost.cost)} of it for repeated work and {lost.preemptions:.1f} new "
-            "starts"
+            f", of which {format_usd(lost.cost)} is for repeated work and "
+            f"{lost.preemptions:.1f} new starts"
         )
     do = "write a `checkpoint`" if task.checkpoint is None else "write checkpoints more often"
     return (
         f"spot is expected to cost more than on-demand: {format_usd(best.cost)} at "
-        f"{best.offer.key}{why}, against {format_usd(other.cost)} at {other.offer.key}; {do}, or "
-        "let `spot: auto` choose",
+        f"{best.offer.key}{why}, compared with {format_usd(other.cost)} at {other.offer.key}; "
+        f"{do}, or let `spot: auto` choose",
     )
 
 
@@ -237,7 +237,7 @@ def _expect(task: Task, offer: Offer, done: float) -> _Course:
         if run is not None:
             notes = (
                 *notes,
-                "is unlikely to finish on spot: write checkpoints, or write them more often",
+                "unlikely to finish on spot: write checkpoints, or write them more often",
             )
         return replace(steady, wall_time=None, loss=loss, notes=notes)
     extra = course.wall_time - start - run
@@ -371,15 +371,15 @@ def _list_notes(task: Task, scored: _Scored, known: PlanningContext) -> list[str
     """The notes that people see with a placement."""
     offer, notes = scored.offer, []
     if not _is_available(task, offer):
-        notes.append(f"{offer.capacity} of {task.nodes} nodes free now")
+        notes.append(f"only {offer.capacity} of {task.nodes} nodes are free now")
     notes += scored.course.notes
     if offer.purchase is Purchase.SPOT:
         notes += say_fit(task, known.notices.get(offer.provider))
     price = egress_price(offer, known)
     if known.output_mib is not None and scored.egress is None:
-        notes.append("egress price unknown, not in the total")
+        notes.append("the egress price is unknown and not included in the total")
     elif known.output_mib is None and task.outputs and price:
-        notes.append(f"data out ${price.usd:.2f}/GB, not in the total")
+        notes.append(f"egress costs ${price.usd:.2f}/GB, which the total does not include")
     if scored.cost is None and task.limits.budget is not None and scored.rate.micros_per_hour:
         left = task.limits.budget - known.spent
         hours = timedelta(hours=max(0, left.micros) / scored.rate.micros_per_hour)

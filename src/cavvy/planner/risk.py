@@ -79,8 +79,8 @@ def disturb(
     every: timedelta | None,
     write: timedelta = timedelta(0),
 ) -> InterruptedRun | None:
-    """The expected course of `run_time` of work that is preempted `per_hour` times an hour, or None
-    if the work is not expected to finish.
+    """The expected time and preemptions of `run_time` of work that is preempted `per_hour` times an
+    hour; None if the work is not expected to finish.
 
     Each attempt takes `start` before work continues. A preemption loses the work since the last
     checkpoint, or all work if `every` is None. At rate λ, a segment of length s (work and writing

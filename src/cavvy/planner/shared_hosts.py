@@ -33,7 +33,9 @@ def smallest_shares(task: Task, offers: Iterable[Offer]) -> list[Offer]:
 
 
 def fits_empty(task: Task, offer: Offer, hosts: Sequence[Host]) -> bool:
-    """Whether all nodes of the task fit on the offer's hosts at once when the hosts are idle."""
+    """Whether all nodes of the task fit on the offer's hosts at the same time if the hosts are
+    idle.
+    """
     return (
         allocate_across(task, offer, hosts, (), AllocationOwner(gang="", project=task.project))
         is not None

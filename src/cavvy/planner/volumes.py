@@ -33,8 +33,8 @@ def explain_misplaced(
         if bound and not bound & zones:
             return Objection(
                 "volumes",
-                f"{first} and {name} are in different zones of {offer.region}, and a node is in "
-                "one zone only",
+                f"{first} and {name} are in different zones of {offer.region}, but a node can use "
+                "only the volumes of its own zone",
             )
         bound, first = (bound & zones if bound else zones), first or name
     return None

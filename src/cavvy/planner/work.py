@@ -119,7 +119,7 @@ def _by_duration(work: Workload, offer: Offer) -> TimeEstimate:
     return TimeEstimate(
         run_time=_length(work.duration.total_seconds() / rate),
         spread=spread_of(measured, target, offer.accelerator_count),
-        notes=(f"scaled from {work.measured_on} by data sheets",),
+        notes=(f"scaled from {work.measured_on} by the figures of data sheets",),
     )
 
 
@@ -140,8 +140,8 @@ def _not_scaled(work: Workload, offer: Offer) -> str:
                 f"of {name} is known"
             )
     return (
-        f"the duration was measured on {work.measured_on}, from which no time on {there} can be "
-        "estimated"
+        f"the duration was measured on {work.measured_on}; the time on {there} cannot be estimated "
+        "from this"
     )
 
 
@@ -175,7 +175,7 @@ def _by_flops(work: Workload, offer: Offer, nodes: int) -> TimeEstimate:
 
 
 def _accelerator_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tuple[str, ...]]:
-    """The peak FLOP/s of all accelerators of a node together, or None if unknown, and notes."""
+    """The peak FLOP/s of all accelerators of a node together (None if unknown), and notes."""
     known = find_accelerator(offer.accelerator or "")
     if known is None:
         return None, (f"no peak rate is known for {offer.accelerator}",)
@@ -194,13 +194,13 @@ def _accelerator_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tu
 
 
 def _cpu_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tuple[str, ...]]:
-    """The peak FLOP/s of all CPUs of a node together, or None if unknown, and notes."""
+    """The peak FLOP/s of all CPUs of a node together (None if unknown), and notes."""
     used = Precision.FP32 if wanted in _CPU_FALLBACK else wanted
     if used not in _CPU_SHARES or not offer.vcpus:
         return None, (f"no {wanted} rate is known for CPUs",)
     note = (
-        f"CPU time is rough: {CPU_PEAK_FP32 * _CPU_SHARES[used] / 1e9:g} GFLOP/s {used} per "
-        "vCPU assumed"
+        f"the time is a rough estimate: {CPU_PEAK_FP32 * _CPU_SHARES[used] / 1e9:g} GFLOP/s in "
+        f"{used} are assumed for each vCPU"
     )
     return CPU_PEAK_FP32 * _CPU_SHARES[used] * offer.vcpus, (note,)
 
@@ -213,14 +213,15 @@ def _by_rate(work: Workload, offer: Offer, task: Task) -> TimeEstimate:
     if rate is None or rate <= 0:
         return TimeEstimate(run_time=None, notes=notes)
     if task.nodes > 1:
-        notes = (*notes, f"assumes {task.nodes} nodes are {task.nodes} times as fast as one")
+        notes = (*notes, f"assumes that {task.nodes} nodes are {task.nodes} times as fast as one")
     return TimeEstimate(run_time=_length(work.samples / (rate * task.nodes)), notes=notes)
 
 
 def _accelerator_rate(
     work: Workload, offer: Offer, task: Task
 ) -> tuple[float | None, tuple[str, ...]]:
-    """Samples per second of one node, or None if unknown, and notes.
+    """The rate of one node in samples per second (None if unknown), and notes about how it was
+    found.
 
     A key "H100:8" in `work.rates` is the rate of a node with 8 accelerators; "H100" alone is the
     rate of the smallest node that fits the task. If the offer's count was not measured, the rate of
@@ -249,15 +250,19 @@ def _accelerator_rate(
     notes = (
         ()
         if own
-        else (f"no rate was measured on {offer.accelerator} itself; the rate of its group is used",)
+        else (f"no rate was measured on {offer.accelerator} itself; the rate of a group is used",)
     )
     if nearest != offer.accelerator_count:
-        notes = (*notes, f"rate measured with {nearest}, scaled to {offer.accelerator_count}")
+        notes = (
+            *notes,
+            f"rate measured on {nearest}, scaled to {offer.accelerator_count} accelerators",
+        )
     return measured[nearest] * offer.accelerator_count / nearest, notes
 
 
 def _cpu_rate(work: Workload, offer: Offer) -> tuple[float | None, tuple[str, ...]]:
-    """Samples per second of one node without accelerators, or None if unknown, and notes.
+    """The rate of one node without accelerators in samples per second (None if unknown), and notes
+    about how it was found.
 
     A key "cpu" in `work.rates` is the rate of every node that fits the task: more CPUs are assumed
     not to help. A key "cpu:8" is a rate measured on 8 CPUs. A node gets the rate of the largest
@@ -277,7 +282,7 @@ def _cpu_rate(work: Workload, offer: Offer) -> tuple[float | None, tuple[str, ..
         return measured[max(below)], ()
     smallest = min(measured)
     return measured[smallest] * offer.vcpus / smallest, (
-        f"rate measured on {smallest} vCPUs, scaled to fewer",
+        f"rate measured on {smallest} vCPUs, scaled down to this node",
     )
 
 

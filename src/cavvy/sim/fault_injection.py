@@ -47,7 +47,7 @@ class CrashPoint:
 
 class FaultyStore:
     """A memory store with delays, so that other tasks read and write in between, as with a real
-    store. The server can die during its writes.
+    store. The server can die during writes to it.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class FaultyStore:
 
 
 class FaultyProvider:
-    """The fake cloud as a provider. The server can die during its calls."""
+    """The fake cloud as a provider. The server can die during calls to it."""
 
     def __init__(self, cloud: FakeCloud, crash_point: CrashPoint) -> None:
         abilities = [each for each in cloud.manifest.abilities if each is not CLOSEABLE]

@@ -42,16 +42,16 @@ class UserIntervention:
     """
 
     action: UserAction
-    job: int  # index of the submission, from 0 on
+    job: int  # index of the submission, counted from 0
     at_s: float
-    notice_s: float = 30.0  # the notice if the action is a drill
+    notice_s: float = 30.0  # the length of the notice, for a drill
 
 
 class CrashMoment(StrEnum):
     """The moment within a call to the store or a provider at which the server dies."""
 
-    BEFORE = "before"  # before the call has an effect
-    AFTER = "after"  # after the effect and before the answer
+    BEFORE = "before"  # the server dies before the call has an effect
+    AFTER = "after"  # the server dies after the effect, before it gets the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,8 @@ class ServerCrash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimScenario:
-    """One scenario. `stale` and `broken` are numbers of writes to the store, counted from 1. A
-    `stale` write fails because of a concurrent write, a `broken` one because the disk is full.
+    """One scenario. `stale` and `broken` select writes to the store by their number, counted from
+    1. A `stale` write fails because of a concurrent write, a `broken` one because the disk is full.
     """
 
     submissions: tuple[SimSubmission, ...]
@@ -79,7 +79,7 @@ class SimScenario:
     broken: frozenset[int] = frozenset()
     store_s: float = 0.0  # the maximum delay before and after each call to the store
     longest: timedelta = timedelta(days=14)
-    # The egress price per GB by "provider/region" or provider
+    # The egress price per GB; the keys are "provider/region" or the provider
     egress: Mapping[str, Money] = field(default_factory=dict)
 
 

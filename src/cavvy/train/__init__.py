@@ -1,4 +1,5 @@
-"""A plain PyTorch training loop that runs on any number of devices and survives the loss of some.
+"""A plain PyTorch training loop that runs on any number of devices and survives the loss of
+devices.
 It works inside a Cavvy job and without Cavvy.
 
     from cavvy import train
@@ -35,7 +36,10 @@ except ModuleNotFoundError as error:
         raise
     import sys
 
-    need = f"cavvy.train requires {error.name}: {sys.executable} -m pip install torch grain numpy"
+    need = (
+        f"cavvy.train requires {error.name}; install it with "
+        f"{sys.executable} -m pip install torch grain numpy"
+    )
     raise ImportError(need) from error
 
 __all__ = [

@@ -32,12 +32,12 @@ class ModelBuilder:
         Raises: ValueError: the plan does not fit. The message names the change to make.
         """
         if (make is None) == (not stages):
-            raise ValueError("give either a function that builds the model, or stages=[...]")
+            raise ValueError("pass either a function that builds the model, or stages=[...]")
         if self._wanted is not None:
             self.plan = self._wanted.fit(world.size)
         if make is not None and self.plan.pipeline > 1:
             raise ValueError(
-                "a pipeline needs to know where to split the model: run.model(stages=[...])"
+                "a pipeline needs to know where to split the model: call run.model(stages=[...])"
             )
         stage = world.rank // (world.size // self.plan.pipeline)  # outermost axis of the mesh
         with torch.device("meta" if options.meta else "cpu"):
@@ -54,8 +54,8 @@ class ModelBuilder:
         self.numbers = PrecisionContext(self.plan.precision, world.device)
         if self.numbers.scaler is not None and (self.plan.pipeline > 1 or self.plan.tensor > 1):
             raise ValueError(
-                "fp16's loss scale is not supported with pipeline and tensor parallel: use bf16 "
-                "or fp32"
+                "fp16's loss scale is supported with neither pipeline nor tensor parallel: use "
+                "bf16 or fp32"
             )
         mesh = make_mesh(self.plan, world)
         self._sow(0)

@@ -19,7 +19,7 @@ class StepRecord:
     seconds: float = 0.0  # from the start of this step to the start of the next step
     parts: dict[str, float] = field(
         default_factory=dict
-    )  # seconds by PARTS; the rest is the user's own code
+    )  # seconds of each of PARTS; the rest is the user's own code
     values: dict[str, object] = field(default_factory=dict)  # values passed to `run.log`
     micro_batch: int = 0
 

@@ -37,7 +37,7 @@ class TrainDevice:
             torch.accelerator.synchronize()
 
     def peak_bytes(self) -> int:
-        """Peak memory of tensors since `reset_peak`, or 0 on the CPU, where it is not recorded."""
+        """Peak memory of tensors since `reset_peak`; 0 on the CPU, where it is not recorded."""
         if not self.is_accelerator:
             return 0
         if self.kind == "mps":
@@ -65,7 +65,7 @@ def pick(wanted: str = "auto", local_rank: int = 0) -> TrainDevice:
             "which cavvy.train does not support; JAX programs run on TPUs unchanged"
         )
     if wanted not in KINDS:
-        raise ValueError(f"device {wanted!r} is none of {', '.join(KINDS)}")
+        raise ValueError(f"device {wanted!r} is not one of {', '.join(KINDS)}")
     found = (
         torch.accelerator.current_accelerator(check_available=True)
         if torch.accelerator.is_available()
@@ -80,7 +80,7 @@ def pick(wanted: str = "auto", local_rank: int = 0) -> TrainDevice:
         )
     kind = "rocm" if found.type == "cuda" and torch.version.hip else str(found.type)
     if wanted not in ("auto", kind):
-        raise ValueError(f"device {wanted!r} is not available; {kind!r} is")
+        raise ValueError(f"device {wanted!r} is not available, but {kind!r} is")
     index = local_rank % max(torch.accelerator.device_count(), 1)
     torch.accelerator.set_device_index(index)
     return TrainDevice(torch.device(found.type, index), kind, _name(kind, index))

@@ -23,7 +23,7 @@ def evaluate(measure: Measure, data: Data, made: StepGradients, plan: Plan, devi
     Raises: ValueError: the model is split into stages of a pipeline.
     """
     if made.placed.pipeline is not None:
-        raise ValueError("run.evaluate does not support a pipeline: evaluate on a plan without one")
+        raise ValueError("run.evaluate does not support a pipeline: use a plan with pipeline=1")
     sums = LossSum()
     with _evaluation(made.placed.model):
         micro = made.micro_batch

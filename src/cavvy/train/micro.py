@@ -47,7 +47,7 @@ class MicroBatch:
         self.known[self.key] = size
 
     def shrink(self, used: int) -> None:
-        """Halve the size after a rank ran out of memory with `used` samples.
+        """Halve the micro-batch after a rank ran out of memory with `used` samples.
 
         Raises: OutOfMemory: `used` is 1 already.
         """
@@ -67,7 +67,7 @@ def is_no_memory(error: BaseException) -> bool:
     said = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
     return said or (
         error.__cause__ is not None and is_no_memory(error.__cause__)
-    )  # a pipeline's stage wraps it
+    )  # a pipeline stage wraps the error
 
 
 def find(

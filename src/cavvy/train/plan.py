@@ -22,8 +22,8 @@ class Plan:
     ranks (FSDP2). Each layer is split over `tensor` ranks, and the layers over `pipeline` ranks.
     """
 
-    replicas: int = 0  # 0: as many as the ranks allow
-    shards: int = 1  # 0: all remaining ranks; one copy of the parameters unless `replicas` is set
+    replicas: int = 0  # copies of the model; 0: as many as the ranks allow
+    shards: int = 1  # ranks that share one copy of the parameters; 0: all remaining ranks
     tensor: int = 1
     pipeline: int = 1
     precision: Precision = "fp32"
@@ -39,7 +39,7 @@ class Plan:
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
             raise ValueError(
-                f"precision {self.precision!r} is none of {', '.join(get_args(Precision))}"
+                f"precision {self.precision!r} is not one of {', '.join(get_args(Precision))}"
             )
         least = {
             "replicas": 0,
@@ -52,7 +52,7 @@ class Plan:
         least |= {"threads": 0, "prefetch": 1}
         for name, lowest in least.items():
             if getattr(self, name) < lowest:
-                raise ValueError(f"{name} is {getattr(self, name)}; at least {lowest} is needed")
+                raise ValueError(f"{name} must be at least {lowest}, not {getattr(self, name)}")
 
         if self.precision == "fp8" and self.tensor > 1:
             raise ValueError(
@@ -114,6 +114,7 @@ def read(where: "Plan | str | Path") -> Plan | None:
     path = Path(where)
     if not path.is_file():
         raise ValueError(
-            f"plan {str(where)!r} is neither 'auto' nor a file that `Plan.to_json` wrote"
+            f"plan {str(where)!r} is neither 'auto' nor the path of a file with the text of "
+            "`Plan.to_json`"
         )
     return Plan.from_json(path.read_text())

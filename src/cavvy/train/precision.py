@@ -19,7 +19,9 @@ class PrecisionContext:
         self.precision = precision
         self._device = device
         self.scaler: Any = None
-        self.weight = 1.0  # weight of a sample's loss; with a loss scale, that of the last step
+        self.weight = (
+            1.0  # weight of a sample's loss; with a loss scale, the weight in the last step
+        )
         _check(precision, device)
         if device.kind in ("cuda", "rocm", "xpu"):
             torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
@@ -28,7 +30,7 @@ class PrecisionContext:
         if precision == "fp16":
             self.scaler = torch.amp.GradScaler(
                 device.torch.type
-            )  # for sharded gradients, it combines the overflows of all ranks
+            )  # with sharded gradients, the scaler combines the overflows of all ranks
 
     @property
     def low(self) -> Any:
@@ -81,17 +83,19 @@ def _check(precision: str, device: TrainDevice) -> None:
     """Raises: ValueError: this device or this installation does not support the precision."""
     if precision == "tf32" and (device.kind != "cuda" or torch.cuda.get_device_capability()[0] < 8):
         raise ValueError(
-            f"tf32 is a mode of NVIDIA GPUs since Ampere; this is {device.name}: use fp32 or bf16"
+            "tf32 needs an NVIDIA GPU of the generation Ampere or newer, but this device is "
+            f"{device.name}: use fp32 or bf16"
         )
     if precision == "fp8":
         if device.kind != "cuda" or torch.cuda.get_device_capability() < (8, 9):
             raise ValueError(
-                f"fp8 needs an NVIDIA GPU since Ada or Hopper; this is {device.name}: use bf16"
+                "fp8 needs an NVIDIA GPU of the generation Ada, Hopper or newer, but this device "
+                f"is {device.name}: use bf16"
             )
         try:
             import torchao  # noqa: F401
         except ImportError as error:
-            raise ValueError("fp8 needs torchao: pip install torchao") from error
+            raise ValueError("fp8 needs torchao; install it with pip install torchao") from error
     low = LOW.get(precision)
     if low is not None and not torch.amp.is_autocast_available(device.torch.type):
         raise ValueError(f"{precision} needs autocast, which {device.name} does not have: use fp32")

@@ -50,7 +50,7 @@ class ProgressReporter:
         self._done, self._total, self._meter.samples = done, total, epoch
 
     def end(self) -> None:
-        """Report that the work is complete, in this or an earlier attempt."""
+        """Report that the work is complete, whether this or an earlier attempt completed it."""
         if self._world.is_first:
             self._report({}, {}, True)
 

@@ -232,7 +232,7 @@ class Run:
         if not (self.save(wait=True) or self.save(wait=True)):
             raise CheckpointNotSaved(
                 f"the final checkpoint, of step {self.steps}, could not be saved to "
-                f"{self.keeper.store.folder}: the warnings above have the reason"
+                f"{self.keeper.store.folder}: the warnings above state the reason"
             )
 
     def _next(self, stream: Iterator[Any], data: Data, share: BatchShare) -> Any:
@@ -257,8 +257,8 @@ class Run:
 
         `loss(part)` gets a part of the batch, with the same structure as the batch, and returns the
         mean loss of the part. It may be called again for the same samples if a rank ran out of
-        memory. A mean over something else than samples, such as the tokens that are not padding,
-        counts with the number of those: it is known for torch's losses and for sums that are
+        memory. A mean over other things than samples, such as the tokens that are not padding,
+        counts with their number: this number is known for torch's losses and for sums that are
         divided by a tensor; otherwise return (mean, number).
         """
         return self._add(self._ready().add, loss, batch)
@@ -341,7 +341,9 @@ class Run:
             self.keeper.warn(self.steps)
             safe = self.save(wait=True)
             log.warning(
-                "asked to leave at step %d: %s", self.steps, "saved" if safe else "could not save"
+                "exiting at step %d after a notice: %s",
+                self.steps,
+                "saved" if safe else "could not save",
             )
             self.close()
             leave()
@@ -356,8 +358,8 @@ class Run:
     def _add(self, work: Callable[..., Any], loss: Any, values: Any) -> Any:
         if self._batch is None:
             raise RuntimeError(
-                "a batch comes from `for batch in run.batches(...)`, and is used once before "
-                "run.step"
+                "use the batch that `for batch in run.batches(...)` yields, and use it before "
+                "run.step is called"
             )
         mine, made = self._batch, self._ready()
         batch, self._used = replace(mine, values=values, number=self._number), True

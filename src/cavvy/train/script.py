@@ -49,7 +49,7 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
     finally:
         for handle in handles:
             handle.remove()
-    raise RuntimeError(f"{path} ended without an optimizer's step: there is no step to measure")
+    raise RuntimeError(f"{path} ended without an optimizer step: there is no step to measure")
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
@@ -195,7 +195,7 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         if not made:
             return []
         count, most = args[0].numel(), made[-1][0][0]
-        note = f"{_own_line()}: {name} of {count:,} values is assumed to give {most:,}"
+        note = f"{_own_line()}: {name} of {count:,} values is assumed to return {most:,}"
         self.assumed[note] = None
         with self:
             return [args[0].new_empty(shape, dtype=dtype) for shape, dtype in made]
@@ -235,10 +235,10 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
 
 def _explain_size(name: str) -> str:
     """The message for a script that cannot be traced: the cause and the remedy."""
-    hint = "give it `output_size`" if name == "repeat_interleave" else "avoid it there"
+    hint = "pass `output_size`" if name == "repeat_interleave" else "avoid this operation"
     return (
-        f"{_own_line()}: the size of {name} depends on values, and a trace has none: {hint}, or "
-        "measure the script by `cavvy bench`"
+        f"{_own_line()}: the size of the result of {name} depends on values, which a trace does "
+        f"not have: {hint}, or measure the script with `cavvy bench`"
     )
 
 
@@ -268,8 +268,8 @@ def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> _Made
 
 
 def _count_most(args: Any, count: int, experts: int) -> _Made:
-    """The largest result of `bincount`: one bin per expert or as many as requested, else one per
-    value.
+    """The largest result of `bincount`: one bin per expert, or as many as requested; if neither is
+    known, one per value.
     """
     weights = args[1] if len(args) > 1 else None
     kind = torch.int64
@@ -331,7 +331,7 @@ def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn
 
 class _Guesses(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
     """Returns a value when code reads one from a fake tensor (`if x.any():`, `.item()`): False for
-    booleans, else 1, which usually leads to the common branch.
+    booleans, otherwise 1, which usually leads to the common branch.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

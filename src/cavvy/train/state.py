@@ -10,8 +10,8 @@ from cavvy.train.plan import Plan
 
 
 class RunState:
-    """The state that is written into the completion mark of each checkpoint, and restored from
-    it.
+    """The state that is written into the completion mark of each checkpoint and restored from
+    there.
     """
 
     def __init__(self) -> None:
@@ -39,11 +39,13 @@ class RunState:
         positions, things = facts["positions"], facts["things"]
         if len(positions) != len(self.data):
             raise ValueError(
-                f"the checkpoint has {len(positions)} data sets, the script has {len(self.data)}"
+                f"the checkpoint has {len(positions)} data sets, but the script has "
+                f"{len(self.data)}"
             )
         if missing := sorted(set(self.things) - set(things)):
             raise ValueError(
-                f"the checkpoint has nothing for {', '.join(missing)}, which the script keeps"
+                f"the checkpoint has no state for {', '.join(missing)}, which the script adds with "
+                "run.keep"
             )
         self.steps = facts["step"]
         orders = facts.get("orders", [{} for _ in positions])

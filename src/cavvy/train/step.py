@@ -181,8 +181,8 @@ class StepGradients:
                 return None, True
             self._micro.shrink(size)
             text = (
-                f"rank {self._world.rank} ran out of memory with {size} samples of a model that "
-                "is split over ranks"
+                f"rank {self._world.rank}, which has a part of a split model, ran out of memory "
+                f"with a micro-batch of {size} samples"
             )
             known = {self._micro.key: self._micro.size}
             raise OutOfMemory(text, known) from error.with_traceback(

@@ -29,7 +29,7 @@ _BATCHES = (
     16,
     64,
 )  # multiples of the traced batch for which the recorded peak is exact
-_SHARES = (1, 1 / 8, 0)  # share of the gradients on one rank, for which the peak is exact
+_SHARES = (1, 1 / 8, 0)  # shares of the gradients on one rank for which the recorded peak is exact
 _BLOCK = 512  # bytes: PyTorch's caching allocator rounds every request up to a multiple
 
 

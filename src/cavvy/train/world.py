@@ -128,8 +128,8 @@ def _open_store(attempt: str) -> Any:
 
 
 def _place() -> tuple[int, int, int]:
-    """Rank, number of ranks, and rank on this node. torchrun sets them, or Cavvy for jobs with one
-    process per node.
+    """Rank, number of ranks, and rank on this node. torchrun sets these variables; for jobs with
+    one process per node, Cavvy sets them.
     """
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:

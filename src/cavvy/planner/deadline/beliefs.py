@@ -44,7 +44,7 @@ class MarketBeliefs:
             self._refusals[market], self._rests_until[market] = 0, -inf
 
     def is_up(self, market: int, now_s: float) -> bool:
-        """Whether spot counts as available: it does unless the market is in a cooldown after a
+        """Whether spot counts as available: it does not while the market is in a cooldown after a
         refusal, preemption or failure.
         """
         return self._rests_until[market] <= now_s

@@ -43,8 +43,8 @@ class JobProgress:
     home: Offer | None = None  # the offer on which the job ran last
     setup: timedelta | None = None  # the measured setup time, or None if setup has not run yet
     budget_left: Money | None = None
-    saved_bytes: int = 0  # the size of the checkpoint that has to be copied to another market
-    # The egress price per GB by "provider/region" or provider
+    saved_bytes: int = 0  # the size of the checkpoint that a move to another market copies
+    # The egress price per GB; the keys are "provider/region" or the provider
     egress: Mapping[str, Money] = field(default_factory=dict)
 
 
@@ -74,7 +74,7 @@ class PolicyInputs:
     """The inputs of a policy for one job."""
 
     places: tuple[SteeredMarket, ...]
-    terms: JobTerms  # the terms with production's margins
+    terms: JobTerms  # the job's terms, including the margins of production
     nodes: int
     # The duration of the whole work on the reference machine
     run_time: timedelta = field(default=timedelta(0))
@@ -135,7 +135,7 @@ def find_inputs(
 
 def _reference(fixed: Sequence[Offer], times: Mapping[str, timedelta], room: timedelta) -> Offer:
     """The machine that does the work for the lowest cost and meets the deadline. If no machine
-    meets it, the fastest.
+    meets the deadline, the fastest machine.
     """
     in_time = [offer for offer in fixed if times[offer.key] < room]
     if in_time:
@@ -169,7 +169,7 @@ def _terms(
 
 def run_time_on(task: Task, offer: Offer) -> timedelta | None:
     """The running time on an offer without interruptions, estimated from the task's `work`. If the
-    task states no work, its maximum duration counts; None if unknown.
+    task states no work, its maximum duration counts. The result is None if neither is known.
     """
     if task.work is not None:
         return estimate(task, offer).run_time
@@ -268,8 +268,8 @@ def _moves(
 ) -> tuple[tuple[float, ...], ...]:
     """The price of copying the checkpoint between each pair of markets; () if all copies are free.
 
-    The cloud that the bytes leave charges for them: the bucket's cloud if there is a bucket, or
-    else the cloud of the gang.
+    The cloud that the bytes leave charges for them: the bucket's cloud if there is a bucket,
+    otherwise the cloud of the gang.
     """
     stated = task.checkpoint.size_mib if task.checkpoint is not None else None
     size_gb = (progress.saved_bytes or (stated or 0) * _MIB) / _GB

@@ -90,7 +90,7 @@ def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> Polic
     return PolicyDecision(
         RunMode.ON_DEMAND,
         view.market,
-        reason="no spot, and not enough slack for a long wait",
+        reason="spot is unavailable, and the slack is too short for a long wait",
     )
 
 
@@ -108,9 +108,16 @@ def last_moment(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDec
     spare_s = question.slack_s - risk_s - overhead_s
     if spare_s > 0:
         return decision._replace(again_s=min(decision.again_s, view.now_s + spare_s))
-    what = "spot has not started" if view.loading_s > 0 else "no checkpoint for too long"
+    what = (
+        "the spot gang has not started"
+        if view.loading_s > 0
+        else "the spot gang has not saved a checkpoint for too long"
+    )
     return PolicyDecision(
-        RunMode.ON_DEMAND, question.cheapest_fixed(), inf, f"{what}, and on-demand must start now"
+        RunMode.ON_DEMAND,
+        question.cheapest_fixed(),
+        inf,
+        f"{what}, and on-demand must start now to meet the deadline",
     )
 
 
@@ -127,7 +134,10 @@ def free_moves_now(question: PolicyQuestion, decision: PolicyDecision) -> Policy
     if not free:
         return decision
     return PolicyDecision(
-        RunMode.SPOT, free[0], inf, "spot is available for about the price of the last market"
+        RunMode.SPOT,
+        free[0],
+        inf,
+        "spot is available in another market for about the same price",
     )
 
 
@@ -173,7 +183,10 @@ def cheaper(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecisio
     if best == view.market or question.fixed_cost(best) > stay * (1 - _WORTH_MOVING):
         return decision
     return PolicyDecision(
-        RunMode.ON_DEMAND, best, inf, "on-demand is cheaper elsewhere, including the move"
+        RunMode.ON_DEMAND,
+        best,
+        inf,
+        "on-demand is cheaper in another market, even with the cost of the move",
     )
 
 
@@ -195,7 +208,7 @@ def within_budget(question: PolicyQuestion, decision: PolicyDecision) -> PolicyD
         RunMode.SPOT,
         min(up, key=lambda index: view.quotes[index].usd_hr),
         inf,
-        f"the budget cannot pay for on-demand to the end ({decision.reason})",
+        f"the budget cannot pay for on-demand until the work is done ({decision.reason})",
     )
 
 

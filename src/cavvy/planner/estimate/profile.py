@@ -25,7 +25,7 @@ class KernelProfile:
     bytes: float
     fixed_bytes: float  # the part of `bytes` that is parameters and does not grow with the batch
     fused_bytes: float  # the bytes that remain if a compiler fuses kernels
-    size: tuple[int, int, int, int]  # for attention: heads x batch, queries, keys, width of a head
+    size: tuple[int, int, int, int]  # of attention: heads x batch, queries, keys, width of a head
     count: int
 
 
@@ -44,7 +44,7 @@ class PeakMemory:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveProfile:
     """`count` equal exchanges between accelerators in each step: their kind, and the bytes that
-    each accelerator sends in one.
+    each accelerator sends in each exchange.
     """
 
     kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all
@@ -65,7 +65,7 @@ class WorkProfile:
     parameter_bytes: float
     gradient_bytes: float
     buffer_bytes: float
-    # Each is the moment of highest memory use for some batch size or sharding.
+    # Each entry is the moment of highest memory use for some batch size or sharding.
     peaks: tuple[PeakMemory, ...]
     peaks_compiled: tuple[PeakMemory, ...]
     kernels: tuple[KernelProfile, ...]
@@ -110,13 +110,13 @@ def read_profile(data: object) -> WorkProfile:
 
 def _positive(value: object, name: str) -> int:
     if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}, not a whole number of at least 1")
+        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
     return value
 
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{name} holds {value!r}, not text")
+        raise ValueError(f"{name} must contain only strings, not {value!r}")
     return value
 
 
@@ -153,5 +153,5 @@ def _collective(data: Mapping[str, object]) -> CollectiveProfile:
 
 def _number(value: object) -> float:
     if not isinstance(value, int | float) or value < 0:
-        raise ValueError(f"{value!r} is not a number of at least 0")
+        raise ValueError(f"expected a number of at least 0, not {value!r}")
     return float(value)

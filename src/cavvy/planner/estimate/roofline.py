@@ -18,8 +18,8 @@ class RooflineConstants:
     half: float = 0.634
     tf32: float = 0.419
     fp32: float = 0.924
-    conv: float = 0.572  # share of the rate of matrix products
-    attention: float = 0.618  # share of the rate of matrix products
+    conv: float = 0.572  # rate of convolutions as a share of the rate of matrix products
+    attention: float = 0.618  # rate of attention as a share of the rate of matrix products
     memory: float = 0.524  # share of the bandwidth that pointwise kernels and copies reach
     reduction: float = 0.467  # share of the bandwidth that norms, softmax and look-ups reach
     # A half-precision convolution that is not channels-last moves this many times its bytes more.

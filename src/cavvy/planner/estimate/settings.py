@@ -32,7 +32,7 @@ class StepSettings:
     optimizer: str | None = None
     compile: bool = False
     channels_last: bool = False
-    math_attention: bool = False  # attention without a fused kernel, which stores all scores
+    math_attention: bool = False  # whether unfused attention is used, which stores all scores
     accumulate: int = 1
     accelerators: int = 1
     nodes: int = 1

@@ -46,7 +46,9 @@ class AutoPolicy(MarketPolicy):
             watch.see(at_s / _HOUR_S, quote)
 
     def spells(self) -> list[tuple[SpellLengths, SpellLengths]]:
-        """The learned lengths of the spells with spot and of those without, for each market."""
+        """The learned lengths of the spells with spot and of the spells without spot, for each
+        market.
+        """
         return [(watch.stays, watch.away) for watch in self._learned]
 
     def decide(self, view: PolicyView) -> PolicyDecision:
@@ -101,9 +103,9 @@ class AutoPolicy(MarketPolicy):
         if not watch.up:
             if cycle.price == 0 and spare > 0:
                 return self._idle(view, moment, inf, "there is enough slack to wait for spot")
-            return self._stay(view, _LOOK_AGAIN_HR, "no spot")
+            return self._stay(view, _LOOK_AGAIN_HR, "spot is unavailable")
         if spare < 0:
-            return self._stay(view, inf, "too little slack to change to spot")
+            return self._stay(view, inf, "there is too little slack to change to spot")
         entry = self._overhead * (1 + cycle.price) + cycle.wait.cost
         trust, *_ = plan_trust(watch.stays.beyond(watch.age), watch.saving, entry)
         if trust <= 0:
@@ -120,7 +122,7 @@ class AutoPolicy(MarketPolicy):
         if watch.up:
             if moment.slack >= 2 * self._overhead:
                 return PolicyDecision(RunMode.SPOT, self._home, reason="spot is available")
-            return self._on_demand(view, "too little slack left to start on spot")
+            return self._on_demand(view, "there is too little slack left to start on spot")
         launch = self._overhead * (1 + cycle.price)
         patience = inf
         if cycle.price > 0:
@@ -178,7 +180,7 @@ class AutoPolicy(MarketPolicy):
         return PolicyDecision(
             RunMode.SPOT,
             there,
-            reason=("another market is expected to cost less, including the move"),
+            reason=("another market is expected to cost less, even with the cost of the move"),
         )
 
     def _prospect_here(self, view: PolicyView, moment: TimeLeft, cycle: SpotCycle) -> float:
@@ -228,7 +230,9 @@ class AutoPolicy(MarketPolicy):
         )
 
     def _first_home(self) -> int:
-        """The market in which to start: the cheapest with spot now, or else the cheapest."""
+        """The market in which to start: the cheapest with spot now, or the cheapest of all if none
+        has spot.
+        """
         order = range(len(self._watches))
         return min(
             order, key=lambda index: (not self._watches[index].up, self._watches[index].ratio)

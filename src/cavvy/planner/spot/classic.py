@@ -111,7 +111,9 @@ class UniformProgress(MarketPolicy):
             return PolicyDecision(RunMode.SPOT, spot, reason="spot is available")
         if spot is not None or slack <= 2 * overhead + GRAIN_S:
             return PolicyDecision(
-                RunMode.ON_DEMAND, self._choice.on_demand(view), reason="the last safe moment"
+                RunMode.ON_DEMAND,
+                self._choice.on_demand(view),
+                reason="there is too little slack to wait longer",
             )
         behind_at = done / pace
         if behind_at <= view.now_s + GRAIN_S:
@@ -122,13 +124,16 @@ class UniformProgress(MarketPolicy):
             )
         again = min(behind_at, view.now_s + slack - 2 * overhead)
         return PolicyDecision(
-            RunMode.IDLE, view.market, again, "the work is ahead of the expected pace, so it waits"
+            RunMode.IDLE,
+            view.market,
+            again,
+            "the work is ahead of the expected pace, so the job waits",
         )
 
 
 class _Choice:
-    """Chooses a market. For spot it is the cheapest one outside the last region, or else inside it;
-    for on-demand it is the market with the checkpoint.
+    """Chooses a market. For spot, this is the cheapest market outside the last region, or inside it
+    if no other region has spot; for on-demand, it is the market with the checkpoint.
     """
 
     def __init__(self, terms: JobTerms) -> None:

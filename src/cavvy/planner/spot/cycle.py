@@ -28,7 +28,7 @@ _CLOSE = 1.15  # the search ends when its bounds are within this factor
 
 
 class IdleThresholds(NamedTuple):
-    """How long to idle while spot is unavailable, and what to expect then."""
+    """How long to idle while spot is unavailable, and the expected result of this."""
 
     cost: float
     patience: float

@@ -1,5 +1,5 @@
-"""The observations that a deadline policy keeps of each market, and the hours that it calculates
-with. Used by `auto` and `roam`.
+"""The observations that a deadline policy keeps of each market, and the hours from which it
+calculates its decisions. Used by `auto` and `roam`.
 """
 
 from copy import copy

@@ -62,17 +62,17 @@ def plan_course(field: RoamingView, moment: TimeLeft, running: bool) -> RoamingT
     if home.up:
         stay = costs[field.home] - (field.overhead * (home.ratio + price) if running else 0.0)
         if best is not None and costs[best] < stay - (_WORTH_MOVING * stay if running else 0.0):
-            return RoamingTarget(best, 0.0, "another market is cheaper, including the move")
+            return RoamingTarget(best, 0.0, "another market is cheaper, even with the move")
         reason = "spot is used while it lasts" if running else "spot is available"
         return RoamingTarget(field.home, inf, reason)
     if best is None:
-        return RoamingTarget(None, inf, "no spot in any market, and enough slack to wait")
+        return RoamingTarget(None, inf, "no market has spot, and there is enough slack to wait")
     back = field.overhead * (home.ratio + price)
     leave = max(costs[best] - (costs[field.home] - back), back)
     patience = plan_wait(home.away.beyond(home.age), price, leave, back).patience
     if patience <= 0:
         return RoamingTarget(
-            best, 0.0, ("spot is unavailable for too long here: move to another market")
+            best, 0.0, "spot is unavailable for too long in this market: the job moves to another"
         )
     return RoamingTarget(None, patience, "spot is expected back before a move would pay off")
 

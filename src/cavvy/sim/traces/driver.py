@@ -151,8 +151,8 @@ class _Job:
         mode, market, again_s, reason = decision
         if again_s <= self.now_s:
             raise PolicyFault(
-                f"asked to decide again at {again_s:.3f} s, which is not after now, "
-                f"{self.now_s:.3f} s"
+                f"the policy asked to decide again at {again_s:.3f} s, which is not after the "
+                f"current time, {self.now_s:.3f} s"
             )
         if mode is not self.mode or (mode is not RunMode.IDLE and market != self.market):
             if mode is RunMode.SPOT and not self._try_spot(market):
@@ -180,8 +180,8 @@ class _Job:
         return noticed or until >= again_s or self.left_s <= 0 or self.given_up
 
     def _work(self, until: float) -> float:
-        """Load and work until the time `until` or the end of the work, whichever is earlier.
-        Returns the time reached.
+        """Let the gang load and work until the time `until` or the end of the work, whichever is
+        earlier. Returns the time reached.
         """
         now = self.now_s
         end = now + self.loading_s + self.left_s
@@ -219,8 +219,8 @@ class _Job:
         granted = self.quotes[market].up
         if not self._watcher.show(self.now_s, self._own)[market].up:
             raise PolicyFault(
-                f"takes spot in {self._terms.markets[market].name} at {self.now_s:.0f} s, which "
-                "has none"
+                f"the policy takes spot in {self._terms.markets[market].name} at "
+                f"{self.now_s:.0f} s, but this market has none"
             )
         self._watcher.launch(self.now_s, market, granted)
         return granted
@@ -238,7 +238,7 @@ class _Job:
             self.launches += 1
 
     def close(self) -> None:
-        """End the open segment, and store it if segments are kept and it has any length."""
+        """End the open segment. It is stored if segments are kept and its length is above 0."""
         since, usd, left = self._opened
         if self._keep and self.now_s > since:
             self.segments.append(

@@ -75,8 +75,8 @@ def read_jobs(path: Path) -> list[TraceArrival]:
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(
-            f"{path}: expected the columns {', '.join(_COLUMNS)}, times of 0 or more, GPUs of 1 or "
-            f"more: {error}"
+            f"{path}: expected the columns {', '.join(_COLUMNS)}, with times of 0 or more and at "
+            f"least 1 GPU for each job: {error}"
         ) from None
     return sorted(jobs, key=lambda job: job.arrival_s)
 
@@ -242,7 +242,7 @@ def _count(text: str) -> int:
 def _rows(file: TextIO, columns: Sequence[str]) -> "csv.DictReader[str]":
     rows = csv.DictReader(file)
     if lacking := [column for column in columns if column not in (rows.fieldnames or ())]:
-        raise ValueError(f"there is no {' and no '.join(lacking)}")
+        raise ValueError(f"there is no column {' and no '.join(lacking)}")
     return rows
 
 

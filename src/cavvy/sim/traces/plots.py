@@ -14,7 +14,7 @@ from cavvy.sim.traces.trials import ResultTally, TrialResult
 
 _HOUR_S = 3600.0
 _COLOURS = {RunMode.SPOT: "tab:green", RunMode.ON_DEMAND: "tab:red", RunMode.IDLE: "lightgrey"}
-matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # equal plots become identical files
+matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # this makes the files of equal plots identical
 
 
 def plot_cost(results: Sequence[TrialResult], path: Path) -> None:
@@ -47,7 +47,7 @@ def plot_cost(results: Sequence[TrialResult], path: Path) -> None:
 
 
 def _score_points(results: Sequence[TrialResult]) -> dict[tuple[float, str, float], float]:
-    """The mean score, or else the mean cost in dollars, by overhead, policy and slack."""
+    """The mean score by overhead, policy and slack; without optima, the mean cost in dollars."""
     tally = ResultTally()
     for result in results:
         setting = result.setting

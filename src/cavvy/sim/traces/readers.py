@@ -44,16 +44,17 @@ def read_series(
     on_demand_usd_hr: float = 1.0,
     prices: Sequence[float] | None = None,
 ) -> MarketSeries:
-    """Read the availability of one market. Its spot prices are `prices`, or else the prices in the
-    trace, or else `spot_ratio` times the on-demand price.
+    """Read the availability of one market. Its spot prices are `prices` if given, otherwise the
+    prices in the trace. If the trace has no prices, they are `spot_ratio` times the on-demand
+    price.
     """
     document = _read_object(path)
     metadata, data = document.get("metadata"), document.get("data")
     gap = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
     if not isinstance(gap, int | float) or not 0 < gap < inf:
-        raise TraceError(f"{path}: expected metadata.gap_seconds, a length above zero, not {gap!r}")
+        raise TraceError(f"{path}: metadata.gap_seconds: expected a number above 0, not {gap!r}")
     if not isinstance(data, list) or not data:
-        raise TraceError(f"{path}: expected data, a list of counts of available instances")
+        raise TraceError(f"{path}: data: expected a list with the numbers of available instances")
     for index, count in enumerate(data):
         if not isinstance(count, int) or count < 0:
             raise TraceError(f"{path}: data[{index}]: expected a count of 0 or more, not {count!r}")
@@ -96,7 +97,7 @@ def read_egress(path: Path) -> dict[tuple[str, str], float]:
             }
         except (KeyError, TypeError, ValueError) as error:
             raise TraceError(
-                f"{path}: expected columns from_region, to_region, price_usd_per_gb: {error}"
+                f"{path}: expected the columns from_region, to_region and price_usd_per_gb: {error}"
             ) from None
 
 

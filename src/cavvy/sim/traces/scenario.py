@@ -69,7 +69,7 @@ def read_scenario(path: Path) -> TraceScenario:
     series = [_market(each, path.parent, length_s) for each in markets]
     fleet = top.get("fleet")
     if bool(jobs) != bool(series):
-        raise TraceError(f"{path}: `jobs` and `markets` belong together: one of them is missing")
+        raise TraceError(f"{path}: state `jobs` and `markets` together: one of them is missing")
     if not jobs and fleet is None:
         raise TraceError(f"{path}: expected `markets` with `jobs`, or `fleet`, or both")
     for job in jobs:
@@ -148,9 +148,9 @@ def _check_length(path: Path, job: SpotJob, series: Sequence[MarketSeries]) -> N
     for one in series:
         if one.length_s < job.start_s + job.setting.deadline_s:
             raise TraceError(
-                f"{path}: {one.market.name}: its record is {one.length_s / 3600:.0f} h long, and "
-                f"{job.name} ends "
-                f"up to {(job.start_s + job.setting.deadline_s) / 3600:.0f} h after its start"
+                f"{path}: the record of {one.market.name} is {one.length_s / 3600:.0f} h long, but "
+                f"the deadline of {job.name} is "
+                f"{(job.start_s + job.setting.deadline_s) / 3600:.0f} h after the record's start"
             )
 
 
@@ -162,7 +162,7 @@ def _job(table: "_Table", number: int) -> SpotJob:
         overhead_s=table.length("overhead", 0.0),
     )
     if setting.work_s + setting.overhead_s > setting.deadline_s:
-        raise TraceError(f"{table.where}: work and overhead do not fit into the deadline")
+        raise TraceError(f"{table.where}: `work` plus `overhead` is longer than `deadline`")
     return SpotJob(
         name=str(table.get("name") or f"job-{number + 1}"),
         setting=setting,
@@ -220,7 +220,7 @@ def _fleet(table: "_Table") -> TraceFleet:
         isinstance(nodes, int) and nodes > 0 for nodes in pools.values()
     ):
         raise TraceError(
-            f"{table.where}.pools: expected names with their number of nodes, such as "
+            f"{table.where}.pools: expected the number of nodes for each name, such as "
             "{research: 4}"
         )
     arrivals: list[TraceArrival] = []

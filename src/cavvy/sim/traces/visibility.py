@@ -46,13 +46,13 @@ class Watcher:
         return self._quotes
 
     def wakes_at(self, now_s: float) -> float:
-        """The time at which the quotes of `show` change next if nothing happens before."""
+        """The time of the next change of the quotes of `show` if nothing happens earlier."""
         return inf
 
 
 class LaunchWatcher(Watcher):
-    """Shows what a production job knows: all prices, but whether a market has spot only from the
-    job's own launches.
+    """Shows what a production job knows: the prices of all markets, and which markets have spot as
+    far as the job's own launches have shown it.
     """
 
     def __init__(self, policy: MarketPolicy, quotes: _Quotes) -> None:

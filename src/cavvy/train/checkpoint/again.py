@@ -13,7 +13,7 @@ from cavvy.train.world import ATTEMPT, RankWorld
 
 def run_again(world: RankWorld) -> None:
     """Run the program again in this process if torchrun has started it, because torchrun ends all
-    ranks when one exits, and takes exit code 75 for a failure. The connections to other ranks are
+    ranks when one exits, and treats exit code 75 as a failure. The connections to other ranks are
     closed. The new program waits for the other ranks when it joins them.
 
     Raises: SystemExit: torchrun has not started this process, or the script itself has joined the
@@ -32,13 +32,13 @@ def run_again(world: RankWorld) -> None:
             if stat.S_ISSOCK(os.fstat(number).st_mode):
                 os.set_inheritable(number, False)
         except OSError:
-            continue  # it was the list's own
+            continue  # the descriptor of the open listing, which is closed by now
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def leave() -> None:
-    """Raises: SystemExit: with the exit code for "run me again". Cavvy's agent gets a message, too,
-    because a launcher such as torchrun replaces the exit code by its own.
+    """Raises: SystemExit: with the exit code for "run me again". Cavvy's agent also gets a message,
+    because a launcher such as torchrun replaces this exit code with another.
     """
     tell_again()
     raise SystemExit(AGAIN)

@@ -29,8 +29,8 @@ from cavvy.train.world import RankWorld
 log = logging.getLogger("cavvy.train")
 FLAT = StateDictOptions(
     flatten_optimizer_state_dict=True
-)  # flat keys with parameter names do not collide between pipeline stages
-Facts = Callable[[], dict[str, Any]]  # the call is part of the measured cost of a save
+)  # keys with parameter names do not collide between the stages of a pipeline
+Facts = Callable[[], dict[str, Any]]  # the time of this call is part of the measured cost of a save
 LEAVE, SAVE = 2, 1  # requests of a rank; the highest of all ranks wins
 LOOK_S = 1.0  # seconds between two reads of the interval that Cavvy sets
 
@@ -55,8 +55,8 @@ class AsyncSaver:
         self._began = monotonic()
         self._looked = 0.0
         self._stall: float | None = None  # seconds that the save in flight has paused computation
-        self.objects: dict[str, Any] = {}  # with a state_dict, by name
-        self.fits: dict[str, int] = {}  # sizes by key that fit, after a rank ran out of memory
+        self.objects: dict[str, Any] = {}  # objects of the script that have a state_dict, by name
+        self.fits: dict[str, int] = {}  # micro-batches by key that fit, after a lack of memory
 
     def wish(self) -> int:
         """This rank's request after the current step: LEAVE, SAVE, or 0 for none."""
@@ -67,7 +67,7 @@ class AsyncSaver:
         return SAVE if self._world.is_first and self._is_due() else 0
 
     def resume(self, model: Any, optimizers: list[Any], plan: str) -> dict[str, Any] | None:
-        """Load the newest complete checkpoint that is not damaged, or an emergency save if that is
+        """Load the newest complete checkpoint that is not damaged, or an emergency save if one is
         newer. Returns its facts, or None if there is no checkpoint.
 
         Raises: CheckpointUnreadable: there are checkpoints, but all of them are damaged.
@@ -166,8 +166,8 @@ class AsyncSaver:
         left, needed = self.notices.left_s(), self.store.seconds * (2 if self.store.is_busy else 1)
         if left is not None and left < needed:
             text = (
-                "%.1f s are left and a save takes %.1f s: if the save of step %d does not "
-                "complete, step %s stays the newest checkpoint"
+                "the machine is reclaimed in %.1f s, but a save takes %.1f s: if the save of step "
+                "%d does not complete, the checkpoint of step %s stays the newest"
             )
             log.warning(
                 text, left, needed, step, safe.step if (safe := self.store.latest()) else "0"
@@ -177,8 +177,8 @@ class AsyncSaver:
         self, error: Exception, step: int, made: StepGradients, optimizers: list[Any], facts: Facts
     ) -> None:
         """If a rank of a split model has run out of memory, save this rank's part of the step, and
-        run again. Then the collectives of the other ranks fail, and they do the same. Returns if
-        the error has another cause.
+        run again. Then the collectives of the other ranks fail, so these ranks do the same. Returns
+        if the error has another cause.
 
         Raises: SystemExit: with the exit code for "run me again".
         """
@@ -201,7 +201,7 @@ class AsyncSaver:
             fits and self.fits | fits,
         )
         log.warning(
-            "%s: saved this rank's part of step %d, to resume with a smaller micro-batch",
+            "%s; this rank saved its part of step %d and resumes with a smaller micro-batch",
             error,
             step,
         )

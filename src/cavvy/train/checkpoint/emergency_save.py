@@ -40,7 +40,7 @@ def write(
     micro: dict[str, int],
 ) -> None:
     """Write this rank's part, unless `state` is None. A rank that ran out of memory also writes a
-    note with `micro`, which is {} for the others.
+    note with `micro`, which is {} for the other ranks.
     """
     part = _path(folder, step) / f"{world.rank}-of-{world.size}.pt"
     half = part.with_suffix(".half")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 
-FIRST_S = 30.0  # seconds until the first save, which is early to measure its cost
+FIRST_S = 30.0  # seconds until the first save, which is early so that its cost is measured
 QUIET_H = 24.0  # assumed mean hours between losses of one node
 LEAST_LOSSES = 1 / 24 / 365  # per hour: at least one loss a year, even in a market without losses
 STALL = 0.01  # maximum share of time for which saves pause the computation
@@ -44,7 +44,9 @@ class SaveInterval:
 
 
 def told(every: "float | str") -> SaveInterval:
-    """The interval set by the user or by Cavvy, or else one derived from measured costs."""
+    """The interval set by the user or by Cavvy; if neither set one, an interval derived from
+    measured costs.
+    """
     if every != "auto":
         return SaveInterval(fixed_s=float(every))
     interval = SaveInterval()

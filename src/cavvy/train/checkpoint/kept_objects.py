@@ -69,8 +69,8 @@ def _encode(name: str, state: Any) -> str:
     except pickle.PickleError as error:
         odd = next((type(leaf).__name__ for leaf in tree_leaves(state) if _fails(leaf)), "object")
         raise TypeError(
-            f"run.keep({name!r}): its state_dict has a {odd}; a checkpoint holds tensors, numbers, "
-            "texts, lists and dicts"
+            f"run.keep({name!r}): the object's state_dict contains a {odd}; a checkpoint can hold "
+            "only tensors, numbers, strings, lists and dicts"
         ) from error
 
 

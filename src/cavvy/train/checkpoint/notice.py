@@ -42,7 +42,9 @@ class PreemptionNotices:
             return None
 
     def is_news(self) -> bool:
-        """Whether the agent has reported that this machine is at risk. True only once."""
+        """Whether the agent has reported that this machine is at risk. Returns True only the first
+        time.
+        """
         if not self._advice or not os.path.exists(self._advice):
             return False
         self._advice = ""

@@ -33,7 +33,8 @@ class CheckpointLocation:
             import fsspec
         except ImportError as error:
             raise ValueError(
-                f"{where} needs fsspec and its driver for that storage: pip install fsspec"
+                f"{where} needs fsspec and the fsspec driver for this storage; install fsspec with "
+                "pip install fsspec"
             ) from error
         self._remote, self._root = fsspec.core.url_to_fs(where)
         cache = Path(os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")))

@@ -39,10 +39,10 @@ from cavvy.train.world import RankWorld
 log = logging.getLogger("cavvy.train")
 MARK = "complete.json"
 NAME = re.compile(r"step-(\d{12})")
-FILES = "files"  # in the mark: the checksums of all files
-DAMAGED = ".damaged"  # the end of a damaged checkpoint's name
+FILES = "files"  # key of the completion mark: the checksums of all files
+DAMAGED = ".damaged"  # suffix of the folder of a damaged checkpoint
 BLOCK_BYTES = 2**20
-THREAD_BYTES = 2**26  # bytes for which one more writing thread pays off
+THREAD_BYTES = 2**26  # each further writing thread pays off for this many bytes
 MOST_THREADS = 4
 KEPT = 2  # complete checkpoints to keep; more than one, because the newest may be unreadable
 
@@ -97,7 +97,7 @@ class CheckpointStore:
 
     def set_aside(self, step: int) -> None:
         """Rename a damaged checkpoint, so that it does not count and the step can be saved again.
-        Only the newest one is kept.
+        Only the newest damaged checkpoint is kept.
         """
         for path in self.folder.glob(f"*{DAMAGED}"):
             shutil.rmtree(path, ignore_errors=True)
@@ -159,7 +159,7 @@ class CheckpointStore:
         fault, self._fault = self._fault, None
         if fault is not None:
             reason = str(fault).strip().rpartition("\n")[2]  # torch's errors have a traceback
-            log.warning("a checkpoint could not be saved, the previous one stays: %s", reason)
+            log.warning("a checkpoint could not be saved; the previous one stays: %s", reason)
         return fault is None
 
     def close(self) -> None:
@@ -313,7 +313,9 @@ def _parse_mark(path: Path) -> dict[str, Any] | None:
 
 
 def _expect_to_be_alone() -> None:
-    """Silence torch's warning that there is no process group: here, a single process has none."""
+    """Silence torch's warning that there is no process group: here, a single process needs no
+    group.
+    """
     warnings.filterwarnings(
         "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
     )

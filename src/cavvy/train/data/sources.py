@@ -33,7 +33,7 @@ class Tensors:
 
     def __init__(self, *tensors: Any, **names: Any) -> None:
         if bool(tensors) == bool(names):
-            raise ValueError("give tensors either by position or by name")
+            raise ValueError("pass tensors either by position or by name")
         self._names = tuple(names)
         self._tensors = tuple(torch.as_tensor(t) for t in (tensors or names.values()))
         lengths = {len(t) for t in self._tensors}
@@ -82,8 +82,8 @@ def open_source(where: Any, **options: Any) -> Source:
         return _READERS[name](path, **options)
     if not (hasattr(where, "__len__") and hasattr(where, "__getitem__")):
         raise TypeError(
-            f"{type(where).__name__} has no length or no samples by index, so its order cannot be "
-            "resumed on another "
-            "number of ranks; write it as indexed shards first"
+            f"{type(where).__name__} has no length or does not return samples by index, so its "
+            "order cannot be resumed on another number of ranks; write the data as indexed shards "
+            "first"
         )
     return where  # type: ignore[no-any-return]  # both methods were checked above

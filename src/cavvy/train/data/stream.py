@@ -23,7 +23,7 @@ from cavvy.train.data.quiet import grain, index_shuffle
 from cavvy.train.data.sources import Source
 
 ROUNDS = 4  # rounds of the shuffle's cipher, as in Grain's own shuffle
-LISTED = 2**22  # samples; up to this number an epoch's order is a list, else each index is computed
+LISTED = 2**22  # up to this number of samples, an epoch's order is stored as a list
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Batch:
     values: Any  # tensors in the samples' structure, whose first dimension counts samples
     size: int  # samples on this rank
     total: int  # samples on all ranks
-    largest: int  # samples on the rank with the most
+    largest: int  # samples on the rank that has the most samples
     number: int = 0  # (batches that this process has read) x 2**32 + steps; equal on all ranks
 
     def pieces(self, count: int) -> list[tuple[Any, int]]:
@@ -82,7 +82,10 @@ class Data:
         new_order: bool = False,
     ) -> None:
         if len(source) == 0 or global_batch < 1:
-            raise ValueError(f"{len(source)} samples are less than one batch of {global_batch}")
+            raise ValueError(
+                f"the data has {len(source)} samples, and the global batch is {global_batch}; both "
+                "must be at least 1"
+            )
         self.source, self.global_batch, self.seed, self.shuffle = (
             source,
             global_batch,
@@ -116,11 +119,11 @@ class Data:
         """
         odd = [name for name, value in self.order.items() if order.get(name, value) != value]
         if odd and not self._new_order:
-            text = " and ".join(f"{name} {order[name]}, now {self.order[name]}" for name in odd)
+            text = " and ".join(f"{name} from {order[name]} to {self.order[name]}" for name in odd)
             raise ValueError(
                 f"the data has changed since the checkpoint: {text}. From sample {position} on, "
-                "samples would be repeated or left out. Use the same data and seed, or accept this "
-                "with run.data(..., new_order=True)"
+                "samples would be repeated or left out. Use the same data, seed and shuffle, or "
+                "accept repeated and omitted samples with run.data(..., new_order=True)"
             )
         self.position = position
 

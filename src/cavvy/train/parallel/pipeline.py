@@ -53,9 +53,11 @@ class Pipeline:
         inputs, target = batch.values
         count = batch.size // micro
         if count < self.stages:
-            unsupported = f"a pipeline of {self.stages} stages needs at least {self.stages}"
+            unsupported = (
+                f"a pipeline of {self.stages} stages needs at least {self.stages} micro-batches"
+            )
             raise ValueError(
-                f"{batch.size} samples make {count} micro-batches of {micro}: {unsupported}"
+                f"{batch.size} samples make {count} micro-batches of {micro}, but {unsupported}"
             )
         self._micro, self._scale, self._sums = micro, scale, []
         schedule = self._schedule(loss, count)

@@ -25,7 +25,9 @@ Tensors = dict[str, Any]
 
 
 class RanksDiverged(RuntimeError):
-    """The ranks no longer train the same model. Their newest checkpoint is from before that."""
+    """The ranks no longer train the same model. Their newest checkpoint was saved before the models
+    differed.
+    """
 
 
 class ReplicaCheck:
@@ -123,7 +125,7 @@ def align(named: Tensors, axes: Sequence[str], mesh: Any, world: RankWorld) -> N
             with torch.no_grad():
                 local(named[name]).copy_(values)
     if mine:
-        text = "rank %d: %d initial values, the first is %s, were replaced by those of rank %d"
+        text = "rank %d: %d initial tensors (the first is %s) were replaced by those of rank %d"
         log.warning(text, world.rank, len(mine), mine[0], first)
 
 
@@ -156,7 +158,8 @@ def _gather(
 
 
 def _odd(prints: dict[int, int | None]) -> list[int]:
-    """The ranks whose fingerprint is not the most common one; if two are equally common, that of
-    the first rank."""
+    """The ranks whose fingerprint is not the most common one. If two are equally common, the
+    fingerprint of the first rank counts as the most common.
+    """
     ((usual, _),) = Counter(prints.values()).most_common(1)
     return [rank for rank, value in prints.items() if value != usual]

@@ -98,8 +98,8 @@ def _connect(model: nn.Module, plan: Plan, mesh: Any, device: torch.device) -> P
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated parts of a model: the members of its largest list of modules, or else its
-    direct children.
+    """The repeated parts of a model: the members of its largest list of modules; if it has no such
+    list, its direct children.
     """
     lists = [
         m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > 1
@@ -122,7 +122,7 @@ def _split_layers(model: nn.Module, mesh: Any, options: ShardOptions) -> None:
     )
     if not layers:
         raise ValueError(
-            "tensor parallel needs to know how each layer is split: run.model(build, "
+            "tensor parallel needs to know how each layer is split: call run.model(build, "
             "tensor_plan={'mlp.up': ColwiseParallel(), 'mlp.down': RowwiseParallel()})"
         )
     known = {
@@ -166,4 +166,4 @@ def _fill(model: nn.Module, device: Any) -> None:
                 f"{name or 'the model'} ({type(module).__name__}) has no reset_parameters() to "
                 f"fill {own[0]}"
             )
-            raise ValueError(f"meta=True: {unsupported}: write one, or leave meta out")
+            raise ValueError(f"meta=True: {unsupported}; write this method, or leave meta=True out")

@@ -1,5 +1,5 @@
 """One interface, `log(values, step)` and `close()`, to TensorBoard, W&B, MLflow, Aim and trackio.
-Each of them needs its own package.
+Each tracker needs its own package.
 """
 
 import atexit
@@ -107,11 +107,13 @@ def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
         ValueError: the kind is unknown, or its package is not installed.
     """
     if kind not in MAKERS:
-        raise ValueError(f"tracker {kind!r} is none of {', '.join(MAKERS)}")
+        raise ValueError(f"tracker {kind!r} is not one of {', '.join(MAKERS)}")
     try:
         return MAKERS[kind](name or name_run(), folder)
     except ModuleNotFoundError as error:
-        raise ValueError(f"tracker {kind} needs {error.name}: pip install {kind}") from error
+        raise ValueError(
+            f"tracker {kind} needs {error.name}; install it with pip install {kind}"
+        ) from error
 
 
 def name_run(before: str | None = None) -> str:
@@ -170,7 +172,9 @@ class _Sender:
             try:
                 call(tracker)
             except Exception:  # a failing tracker must not stop the training
-                logging.getLogger("cavvy.train").exception("a tracker failed and is dropped")
+                logging.getLogger("cavvy.train").exception(
+                    "a tracker failed and receives no more values"
+                )
                 self._trackers.remove(tracker)
 
 
