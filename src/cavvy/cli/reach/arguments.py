@@ -92,5 +92,5 @@ providers_option = click.option(
     metavar="NAME",
     multiple=True,
     shell_complete=complete_providers,
-    help="Only this provider; repeatable.",
+    help="Use only this provider; repeatable.",
 )
