@@ -170,11 +170,11 @@ def test_unknown_accelerators_are_not_guessed() -> None:
     [
         ([], "format"),
         ({"format": "other"}, "format"),
-        (small(batch=0), "batch is 0"),
+        (small(batch=0), "at least 1, not 0"),
         (small(memory={}), "incomplete"),
         (small(ops=[{"kind": "matmul"}]), "incomplete"),
         (small(ops="none"), "incomplete"),
-        (small(assumed=[3]), "assumed holds 3"),
+        (small(assumed=[3]), "only strings, not 3"),
         (
             small(
                 memory={

@@ -61,7 +61,7 @@ def test_a_job_that_runs_says_where_and_since_when() -> None:
 @pytest.mark.parametrize(
     ("code", "words", "taken", "broke"),
     [
-        (0, "left", False, False),
+        (0, "exited", False, False),
         (3, "broke", False, True),
         (-29, "walltime", True, False),
         (-27, "memory", False, False),

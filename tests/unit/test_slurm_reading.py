@@ -216,7 +216,7 @@ def test_states_of_jobs_that_are_not_over() -> None:
         ("NODE_FAIL", False, "a node failed"),
         ("CANCELLED", False, "not by Cavvy"),
         ("OUT_OF_MEMORY", False, "more memory"),
-        ("COMPLETED", False, "left"),
+        ("COMPLETED", False, "exited"),
     ],
 )
 def test_ends_of_jobs(state: str, preempted: bool, words: str) -> None:

@@ -1,5 +1,5 @@
 """Sends the outputs for which the task sets `every`: repeatedly while the work runs, and once more
-after it has ended, whatever its outcome.
+after it has ended, successful or not.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ LAUNCH_TIMEOUT = timedelta(
 BOOT_TIMEOUT = timedelta(minutes=20)  # dstack's timeout for its slowest backends
 HEARD_LATELY = timedelta(
     seconds=60
-)  # two long polls: an agent that reported since then exists, whatever its provider lists
+)  # two long polls: an agent that reported since then exists, even if its provider does not list it
 MARGIN = timedelta(
     seconds=5
 )  # time beyond the grace period for the signal, the last log lines and the report

@@ -413,7 +413,7 @@ def _read_recovery(table: MapNode, kept_keys: TranslationNotes) -> Retry:
     strategy = node.text if isinstance(node, ScalarNode) else text_at(node, "strategy")
     if strategy and strategy.lower() != "none":
         kept_keys.note(
-            mark, key, "Cavvy chooses the next offer by price and capacity, whatever the strategy"
+            mark, key, "Cavvy chooses the next offer by price and capacity, for every strategy"
         )
     codes = child(node, "recover_on_exit_codes")
     values = [
