@@ -125,7 +125,8 @@ def test_spot_whose_notice_is_too_short_is_warned_of_wherever_it_ranks() -> None
     ]
     task = Task(name="x", run="x", checkpoint=CheckpointPolicy(path="c", size_mib=12 * 1024))
     short, unknown = warn_of_notices(task, offers, SPOT_NOTICES)
-    assert short.startswith("spot at azure, gcp: ") and "a checkpoint of 12" in short
+    assert short.startswith("spot at azure, gcp: ")
+    assert "a checkpoint of 12" in short
     assert "notice of 30s" in short
     assert unknown.startswith("spot at x: ")
     assert warn_of_notices(task, [fixed], SPOT_NOTICES) == ()
