@@ -10,6 +10,8 @@ import pytest
 from tests.api.api_state import Api, until
 from tests.api.test_api_agents import claim, report, start
 
+from cavvy.store.base import RowNotFound
+
 pytestmark = pytest.mark.anyio
 TASK = "{name: t, run: 'true', checkpoint: {path: state, every: 1m}, retry: {preemption: 9}}"
 MADE = "2026-03-01T12:00:00Z"
@@ -241,3 +243,24 @@ async def _gang_of(api: Api, job: str, number: int) -> str | None:
     attempts = await api.app_state.store.attempts(job)
     found = [each for each in attempts if each.number == number and each.phase == "booting"]
     return found[0].gang if found else None
+
+
+async def test_a_removed_job_leaves_no_checkpoint_behind(api: Api) -> None:
+    gang = await begin(api)
+    await send(api, gang, b"state")
+    assert (await commit(api, gang, [entry("a", b"state")])).status_code == 200
+    attempt = await api.app_state.store.attempt_of_gang(gang)
+    blobs = await api.app_state.control_plane.checkpoints.blobs(gang)
+    assert blobs.path(name_of(b"state")).exists()
+    base = f"/v1/projects/default/jobs/{attempt.job_id}"
+    await api.http.post(base + "/stop")
+    await report(api, gang, {"seq": 2, "kind": "exited", "outcome": "stopped", "code": 143})
+
+    async def removed() -> Any:
+        answer = await api.http.delete(base)
+        return answer.json() if answer.status_code == 200 else None
+
+    found = await until(removed)
+    assert (found["freed_bytes"] > len(b"state"), found["kept"]) == (True, "")
+    with pytest.raises(RowNotFound):
+        blobs.path(name_of(b"state"))

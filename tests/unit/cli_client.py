@@ -160,6 +160,7 @@ class FakeClient:
     rows: list[wire.NodeListing] = field(default_factory=list)
     log_bytes: bytes = b""
     log_asked: dict[str, object] = field(default_factory=dict)
+    removed: wire.JobRemoved = field(default_factory=lambda: wire.JobRemoved(freed_bytes=0))
     spent: list[wire.SpendingRow] = field(default_factory=list)
     asked: list[tuple[object, ...]] = field(default_factory=list)
     patience: Patience = field(default_factory=Patience)
@@ -265,9 +266,10 @@ class FakeClient:
             self.all_jobs[name] = replace(job, phase="stopped", reason="stopped by the user")
         return job
 
-    def remove(self, project: str, name: str) -> None:
+    def remove(self, project: str, name: str) -> wire.JobRemoved:
         self.asked.append(("remove", name))
         del self.all_jobs[name]
+        return self.removed
 
     def spending(
         self, project: str | None = None, *, since: datetime | None = None

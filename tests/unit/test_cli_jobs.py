@@ -528,7 +528,10 @@ def test_rm_removes_ended_jobs_only(client: FakeClient) -> None:
     assert run("rm", "good").exit_code == 2  # there is no terminal to confirm on
     assert run("rm").exit_code == 2
     assert run("rm", "good", "-y").stdout == "good is removed\n"
-    assert run("rm", "--ended", "-y").stdout == "bad is removed\n"
+    client.removed = wire.JobRemoved(freed_bytes=3 << 19, kept="s3://b/kept: status 403")
+    ended = run("rm", "--ended", "-y")
+    assert ended.stdout == "bad is removed; its checkpoints had 1.5 MiB\n"
+    assert ended.stderr == "some checkpoints of bad stay in s3://b/kept: status 403\n"
     assert set(client.all_jobs) == {"next", "now"}
 
 

@@ -21,7 +21,7 @@ from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener, Buck
 from cavvy.control.agents.checkpoints import Checkpoints, FilesMissing
 from cavvy.control.agents.transfers import Transfers
 from cavvy.control.clock import ControlClock
-from cavvy.domain.checkpoints import CheckpointFile, SavedCheckpoint
+from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints, SavedCheckpoint
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job
 from cavvy.domain.tasks import CheckpointPolicy, Task, Transfer
 from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound
@@ -269,6 +269,43 @@ def test_a_checkpoint_is_safe_where_the_bucket_lets_nothing_be_removed_and_its_u
         told = [each.text for each in await store.events("j") if "stay in the bucket" in each.text]
         assert len(told) == 1
         assert told[0].endswith("status 403 (AccessDenied)")
+
+    asyncio.run(scenario())
+
+
+def test_removing_a_job_deletes_its_own_checkpoints_in_the_bucket_or_says_why_not() -> None:
+    class Refusing(Drawer):
+        def delete(self, key: str) -> None:
+            raise ObjectDenied("status 403 (AccessDenied)")
+
+    async def scenario() -> None:
+        for drawer in (Drawer(), Refusing()):
+            store = MemoryStore(make_id=lambda: "test")
+            job = await submit(store, "j", task=TASK)
+            attempt = await begin(store, job)
+            await store.commit(AtomicWrite(nodes=[make_node(attempt, claim="n")]))
+            checkpoints = Checkpoints(
+                store,
+                cast(ControlClock, Noon()),
+                None,
+                storage=lambda job: "",
+                shares_files=lambda name: False,
+                bucket_opener=OneVault(drawer),
+            )
+            name = hashlib.sha256(b"state").hexdigest()
+            drawer.held = {f"j/{name}": b"state", f"k/{name}": b"state"}
+            files = [CheckpointFile(path="a", sha256=name, size=5)]
+            await checkpoints.commit(attempt.gang, 0, "n", files, NOW)
+            held = sum(len(data) for key, data in drawer.held.items() if key.startswith("j/"))
+            found = await checkpoints.remove(job)
+            assert await store.checkpoints("j") == []
+            if isinstance(drawer, Refusing):
+                kept = "s3://b/kept: status 403 (AccessDenied)"
+                assert found == RemovedCheckpoints(bytes=0, kept=kept)
+            else:
+                assert found == RemovedCheckpoints(bytes=held)
+                assert list(drawer.held) == [f"k/{name}"]
+                assert await checkpoints.remove(job) == RemovedCheckpoints()
 
     asyncio.run(scenario())
 

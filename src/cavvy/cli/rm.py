@@ -1,13 +1,17 @@
 """`cavvy rm`: removes ended jobs from view."""
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from cavvy.cli.reach.arguments import complete_jobs
 from cavvy.cli.reach.session import list_jobs, project_option, session
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.formatting import ENDED
+from cavvy.cli.view.formatting import ENDED, show_size
+
+if TYPE_CHECKING:
+    from cavvy.client.client import Client
 
 
 @click.command("rm")
@@ -20,8 +24,6 @@ def command(names: tuple[str, ...], project: str, ended: bool, yes: bool) -> Non
 
     Their bills stay: see `cavvy cost`. A job that has not ended is not removed.
     """
-    from cavvy.client import ApiError
-
     if bool(names) == ended:
         raise CommandFailure("expected either names of jobs or --ended", "`cavvy ps` lists jobs", 2)
     with session() as client:
@@ -39,13 +41,23 @@ def command(names: tuple[str, ...], project: str, ended: bool, yes: bool) -> Non
                 )
             click.confirm(f"remove {', '.join(names)}, with logs and checkpoints?", abort=True)
         for name in names:
-            try:
-                client.remove(project, name)
-            except ApiError as error:
-                if not ended or error.code != "job-not-ended":
-                    raise
-                click.echo(f"{name} is not removed: its nodes are not released yet", err=True)
-            else:
-                click.echo(f"{name} is removed")
+            _remove(client, project, name, skip_busy=ended)
         if not names:
             click.echo(f"project {project} has no ended jobs")
+
+
+def _remove(client: "Client", project: str, name: str, *, skip_busy: bool) -> None:
+    """Remove a job. With `skip_busy`, a job whose nodes are not released yet is only reported."""
+    from cavvy.client import ApiError
+
+    try:
+        removed = client.remove(project, name)
+    except ApiError as error:
+        if not skip_busy or error.code != "job-not-ended":
+            raise
+        click.echo(f"{name} is not removed: its nodes are not released yet", err=True)
+        return
+    size = f"; its checkpoints had {show_size(removed.freed_bytes)}" if removed.freed_bytes else ""
+    click.echo(f"{name} is removed{size}")
+    if removed.kept:
+        click.echo(f"some checkpoints of {name} stay in {removed.kept}", err=True)

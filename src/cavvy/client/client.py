@@ -266,9 +266,10 @@ class Client:
             job_path(project, name) + "/stop", wire.JobListing, wire.StopAsk(reason=reason)
         )
 
-    def remove(self, project: str, name: str) -> None:
+    def remove(self, project: str, name: str) -> wire.JobRemoved:
         """Delete an ended job; keep its bill. Raises ApiError `job-not-found`, `job-not-ended`."""
-        self._call("DELETE", job_path(project, name), retry=False)
+        target = job_path(project, name)
+        return self._ask(target, wire.JobRemoved, method="DELETE", retry=False, wait_s=60)
 
     def retry(self, project: str, name: str) -> wire.JobListing:
         """Queue a failed or stopped job again. Raises ApiError `job-not-ended`, `job-done`."""

@@ -357,6 +357,15 @@ class StopAsk(Ask, frozen=True, kw_only=True):
     reason: str = "stopped by the user"
 
 
+class JobRemoved(Answer, frozen=True, kw_only=True):
+    """A removed job: the bytes of its deleted checkpoints. `kept` names the files that could not be
+    deleted, with the reason.
+    """
+
+    freed_bytes: int
+    kept: str = ""
+
+
 class DrillAsk(Ask, frozen=True, kw_only=True):
     """Reclaims the nodes of a job after this notice, as a drill."""
 

@@ -135,6 +135,7 @@ class ControlPlane:
             hint=self.hint,
             arrived=self._arrived,
             notify=self._notify,
+            remove_checkpoints=self.checkpoints.remove,
         )
 
     def _make_machines(self) -> MachineService:

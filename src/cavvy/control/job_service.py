@@ -31,6 +31,7 @@ from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.schedule import EPOCH, spell_id
 from cavvy.control.deferred import Deferred
 from cavvy.control.unit_of_work import make_write
+from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, RunOrigin
 from cavvy.domain.tasks import Delivery, Task
 from cavvy.domain.units import Money
@@ -102,6 +103,7 @@ class JobService:
         hint: Callable[[str], None],
         arrived: Callable[[], None],
         notify: Callable[[str, Delivery], None],
+        remove_checkpoints: Callable[[Job], Awaitable[RemovedCheckpoints]],
     ) -> None:
         self._store = store.as_store()
         self._put = store.put
@@ -110,6 +112,7 @@ class JobService:
         self._hint = hint
         self._arrived = arrived
         self._notify = notify
+        self._remove_checkpoints = remove_checkpoints
 
     async def submit(
         self,
@@ -195,18 +198,21 @@ class JobService:
 
         return await self._on_job(project, name, retry)
 
-    async def remove(self, project: str, name: str) -> Job:
-        """Delete an ended job; its bill stays. Raises NotFound, TooLate."""
+    async def remove(self, project: str, name: str) -> tuple[Job, RemovedCheckpoints]:
+        """Delete an ended job with its checkpoints; its bill stays. If a crash interrupts the
+        removal, a repeated request completes it. Raises NotFound, TooLate.
+        """
 
-        async def remove(job: Job) -> Job:
+        async def remove(job: Job) -> tuple[Job, RemovedCheckpoints]:
             attempts = await self._store.attempts(job.id)
             if job.phase not in JOB_ENDS or any(
                 each.phase is not AttemptPhase.ENDED for each in attempts
             ):
                 standing = "its nodes are not released yet" if job.phase in JOB_ENDS else job.phase
                 raise TooLate(f"job {job.name} cannot be removed: {standing}", "stop it first")
+            removed = await self._remove_checkpoints(job)
             await self._store.remove_job(job)
-            return job
+            return job, removed
 
         return await self._on_job(project, name, remove)
 

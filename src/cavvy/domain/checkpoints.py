@@ -35,3 +35,13 @@ class SavedCheckpoint:
     bytes: int
     made_at: datetime  # when its newest file was written
     saved_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovedCheckpoints:
+    """The result of deleting a job's checkpoints. `kept` names the files that could not be deleted,
+    with the reason; "" if there are none.
+    """
+
+    bytes: int = 0
+    kept: str = ""

@@ -290,6 +290,9 @@ class Store(Protocol):
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
         """The job's checkpoints, newest first."""
 
+    async def forget_checkpoints(self, job_id: str) -> None:
+        """Delete the rows of the job's checkpoints; their files are not the store's."""
+
     async def observations(
         self, markets: Collection[str], since: datetime, limit: int = 2000
     ) -> Sequence[Observation]:

@@ -319,6 +319,9 @@ class SqlStore:
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
         return await self._all(CHECKPOINTS, "WHERE job_id = ? ORDER BY number DESC", job_id)
 
+    async def forget_checkpoints(self, job_id: str) -> None:
+        await self._change("DELETE FROM checkpoints WHERE job_id = ?", job_id)
+
     # Markets
 
     async def observations(

@@ -14,7 +14,7 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes import views
 from cavvy.api.routes.submission import submit_task
-from cavvy.api.wire import MIB, PositionQuery, done, read, reply, view
+from cavvy.api.wire import MIB, PositionQuery, read, reply, view
 from cavvy.client import wire
 from cavvy.client.ids import PATTERN
 from cavvy.control.job_service import TooLate
@@ -228,14 +228,14 @@ async def stop(request: Request, project: ProjectPath, name: JobPath) -> Respons
     "/projects/{project}/jobs/{name}",
     **document(
         "Delete an ended job with its events, log and checkpoints; its bill stays.",
-        status=204,
+        answer=wire.JobRemoved,
         errors=("job-not-found", "job-not-ended"),
     ),
 )
 async def remove(request: Request, project: ProjectPath, name: JobPath) -> Response:
     app_state = app_state_of(request)
     try:
-        job = await app_state.control_plane.jobs.remove(project, name)
+        job, removed = await app_state.control_plane.jobs.remove(project, name)
     except RowNotFound:
         raise ApiProblem("job-not-found", f"project {project} has no job {name}") from None
     except TooLate as error:
@@ -243,7 +243,7 @@ async def remove(request: Request, project: ProjectPath, name: JobPath) -> Respo
         hint = f"stop it with `cavvy stop {named(job)}`, then remove it"
         raise ApiProblem("job-not-ended", str(error), hint) from error
     await to_thread(app_state.logs.remove, job.project, job.id)
-    return done()
+    return reply(wire.JobRemoved(freed_bytes=removed.bytes, kept=removed.kept))
 
 
 @router.get(

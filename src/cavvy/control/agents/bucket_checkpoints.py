@@ -63,11 +63,12 @@ class BucketCheckpoints:
             raise HashMismatch(f"the list of files {manifest} has changed in the bucket")
         return _decode(content)["files"]
 
-    def sweep(self, wanted: Collection[str]) -> None:
-        """Remove files that no checkpoint needs."""
-        for name in self.held():
-            if name not in wanted:
-                self._bucket.delete(self._key(name))
+    def sweep(self, wanted: Collection[str]) -> int:
+        """Remove files that no checkpoint needs. Returns the number of bytes freed."""
+        unwanted = {name: size for name, size in self.held().items() if name not in wanted}
+        for name in unwanted:
+            self._bucket.delete(self._key(name))
+        return sum(unwanted.values())
 
     def _key(self, name: str) -> str:
         return self._prefix + name

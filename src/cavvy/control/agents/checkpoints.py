@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener, BucketCheckpoints
 from cavvy.control.agents.claims import find_objection
 from cavvy.control.clock import ControlClock
-from cavvy.domain.checkpoints import CheckpointFile, SavedCheckpoint
+from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints, SavedCheckpoint
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import Attempt, Job
 from cavvy.domain.markets import LIVES, MarketTally, ObservationKind
@@ -224,6 +224,27 @@ class Checkpoints:
                 return await self._save(self._folders, attempt, files, made_at, by=attempt.number)
             except StaleVersion as error:
                 return ClaimLost(reason=str(error))
+
+    async def remove(self, job: Job) -> RemovedCheckpoints:
+        """Delete the checkpoints of a job that has ended. The rows go first, so that no row names
+        missing files if the server crashes; a repeated call deletes the remaining files.
+        """
+        freed, kept = 0, ""
+        async with self._lock(job.id):
+            self._coming.pop(job.id, None)
+            await self._store.forget_checkpoints(job.id)
+            storage = job.task.checkpoint.storage if job.task.checkpoint is not None else None
+            try:
+                if self._folders is not None:
+                    freed += await asyncio.to_thread(self._folders.remove, job.project, job.id)
+                if self._bucket_opener is not None and storage is not None:
+                    bucket = await self._bucket_opener.open(job)
+                    freed += await in_thread(bucket.sweep, ()) if bucket is not None else 0
+            except OSError as error:
+                kept = f"{self._storage(job)}: {error.strerror}"
+            except ObjectError as error:
+                kept = f"{storage}: {error}"
+        return RemovedCheckpoints(bytes=freed, kept=kept)
 
     async def _commit_to(
         self,

@@ -113,6 +113,17 @@ class CheckpointFolders:
         except OSError as error:
             raise _told(error, job) from error
 
+    def remove(self, project: str, job_id: str) -> int:
+        """Delete the job's folder and return the bytes of its files; 0 if there is none. Raises
+        OSError.
+        """
+        job, size = self._job(project, job_id), 0
+        for parent, _, files in os.walk(job):
+            size += sum(os.lstat(os.path.join(parent, name)).st_size for name in files)
+        if size or job.exists():
+            shutil.rmtree(job)
+        return size
+
     def _job(self, project: str, job_id: str) -> Path:
         return self._root / project / job_id
 
