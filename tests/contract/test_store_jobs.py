@@ -23,6 +23,7 @@ from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, NodePhase,
 from cavvy.domain.tasks import AcceleratorNeed, Limits, Resources, Retry, Task, Workload
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.store.base import (
+    PER_MACHINE,
     AtomicWrite,
     HashMismatch,
     NameConflict,
@@ -517,6 +518,22 @@ async def test_the_queue_goes_by_priority_then_age(store: Store) -> None:
     assert [await store.queue_position(job) for job in (late, high, low, same)] == [1, 2, 3, 4]
     assert [await store.queue_position(job, NOW) for job in (high, low, same)] == [1, 2, 3]
     assert await store.queue_position(await store.job("j5")) == 0
+
+
+async def test_jobs_of_machines_take_no_slot_of_other_jobs(store: Store) -> None:
+    task = Task(name="train", run="true")
+    urgent, busy, idle = (
+        replace(task, machine=machine, priority=priority)
+        for machine, priority in (("busy", 9), ("busy", 0), ("idle", 0))
+    )
+    for number in range(PER_MACHINE + 2):
+        await submit(store, f"a{number}", task=urgent)
+    await submit(store, "b1", task=idle)
+    await submit(store, "q1", project="q", task=busy)
+    for number in range(3):
+        await submit(store, f"f{number}")
+    found = [job.id for job in await store.waiting(NOW, 2)]
+    assert found == [*(f"a{number}" for number in range(PER_MACHINE)), "b1", "f0", "f1", "q1"]
 
 
 async def test_unfinished_jobs_have_work_or_an_open_attempt(store: Store) -> None:

@@ -138,3 +138,11 @@ def test_a_machine_is_bought_once_if_writes_meet_newer_versions() -> None:
             (on_machine(30), 0), (on_machine(60, name="next"), 0), stale=frozenset({stale})
         )
         assert bought(ending) == 1, stale
+
+
+def test_jobs_that_wait_for_a_busy_machine_delay_no_other_job() -> None:
+    waiting = [(on_machine(1, name=f"waiting-{number}"), 10) for number in range(20)]
+    ending = play((on_machine(600), 0), *waiting, (task(name="loose"), 100))
+    loose = ending.traces[-1]
+    delay = loose.attempts[0].launched_at - loose.job.submitted_at  # type: ignore[operator]
+    assert delay < timedelta(seconds=1)

@@ -104,7 +104,7 @@ class QueueReconciler:
         limit = _DEEP if deep else _HEAD
         head = await self._store.waiting(now, limit)
         try:
-            return await self._place_all(head, len(head) == limit, now)
+            return await self._place_all(head, limit, now)
         except StaleVersion:
             return timedelta(milliseconds=10)
         except (
@@ -114,25 +114,32 @@ class QueueReconciler:
             self._hint(_HOSTS)
             return timedelta(seconds=1)
 
-    async def _place_all(self, head: Sequence[Job], more: bool, now: datetime) -> timedelta | None:
+    async def _place_all(self, head: Sequence[Job], limit: int, now: datetime) -> timedelta | None:
+        """Give each job a turn. Jobs that wait for their machine block no other jobs."""
         stays: list[QueueWait] = []
+        on_machines: list[QueueWait] = []
+        free = sum(job.task.machine is None for job in head)
+        blocked = False
         if head:
             self._snapshot = snapshot = await self._pool.market()
             scheduler = JobScheduler(await self._capacity(snapshot))
             for job in head:
+                if blocked and job.task.machine is None:
+                    continue
                 wait = await self._give_turn(job, scheduler, snapshot, now)
-                stays += [wait] if wait is not None else []
-                if len(stays) >= EXPLAINED and is_blocked(snapshot, scheduler.blocked):
-                    more = False
-                    break
+                if wait is not None:
+                    (stays if job.task.machine is None else on_machines).append(wait)
+                blocked = len(stays) >= EXPLAINED and is_blocked(snapshot, scheduler.blocked)
                 await self._clock.rest()
-            jobs, events = explain_waits(stays, now)
+            jobs, events = explain_waits(stays, now, on_machines=on_machines)
             if jobs:
                 await self._store.commit(AtomicWrite(jobs=jobs, events=events))
             self._behind = scheduler.blocked
-            more = more and len(stays) < len(head)
         self._blocked = len(stays) > 0
-        return timedelta(0) if more else await self._until_next(stays, now)
+        more = free == limit and len(stays) < free and not blocked
+        if more or len(on_machines) < len(head) - free:
+            return timedelta(0)
+        return await self._until_next([*stays, *on_machines], now)
 
     async def _give_turn(
         self, job: Job, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime

@@ -28,6 +28,10 @@ from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
 
+# Jobs of each machine that the queue reads: the next, and some whose reason is shown. They take no
+# place of other jobs, because a machine may be busy for days.
+PER_MACHINE = 4
+
 
 class StoreError(Exception):
     """Base of all errors a store raises."""
@@ -210,7 +214,8 @@ class Store(Protocol):
     async def count_jobs(self, project: str | None) -> dict[JobPhase, int]: ...
     async def waiting(self, now: datetime, limit: int) -> Sequence[Job]:
         """Queued jobs that may start: `not_before` has passed and no stop is requested. The highest
-        priority comes first, then the lowest id.
+        priority comes first, then the lowest id. At most `limit` jobs need no machine; the others
+        are the first PER_MACHINE jobs of each machine.
         """
 
     async def next_waiting(self, now: datetime) -> datetime | None:

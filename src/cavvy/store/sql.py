@@ -20,6 +20,7 @@ from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
 from cavvy.store.base import (
+    PER_MACHINE,
     AtomicWrite,
     JobSpending,
     RowNotFound,
@@ -56,6 +57,13 @@ _T = TypeVar("_T")
 _GROUP = 64  # maximum number of writes in one SQLite transaction; more would delay the first one
 _LIVE = ", ".join(f"'{phase}'" for phase in JobPhase if phase not in JOB_ENDS)
 _READY = "phase = 'queued' AND stop_reason IS NULL AND (not_before IS NULL OR not_before <= ?)"
+_WAITING = (
+    f"WHERE j.id IN (SELECT id FROM (SELECT id FROM jobs WHERE {_READY} AND machine IS NULL"
+    " ORDER BY priority DESC, id LIMIT ?) AS p1 UNION ALL SELECT id FROM (SELECT id,"
+    " ROW_NUMBER() OVER (PARTITION BY project, machine ORDER BY priority DESC, id) AS turn"
+    f" FROM jobs WHERE {_READY} AND machine IS NOT NULL) AS p2 WHERE turn <= ?)"
+    " ORDER BY j.priority DESC, j.id"
+)
 _UNFINISHED = (
     f"SELECT id FROM jobs WHERE phase IN ({_LIVE}) UNION SELECT job_id FROM attempts "
     "WHERE phase <> 'ended' ORDER BY 1"
@@ -191,8 +199,9 @@ class SqlStore:
         return {JobPhase(phase): count for phase, count in await self._rows(counted, *values)}
 
     async def waiting(self, now: datetime, limit: int) -> Sequence[Job]:
-        then = f"WHERE {_READY} ORDER BY priority DESC, id LIMIT ?"
-        return await self._all(self._documents.jobs, then, to_micros(now), limit)
+        micros = to_micros(now)
+        values = (micros, limit, micros, PER_MACHINE)
+        return await self._all(self._documents.jobs, _WAITING, *values)
 
     async def next_waiting(self, now: datetime) -> datetime | None:
         sql = (

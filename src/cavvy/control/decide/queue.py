@@ -77,13 +77,13 @@ def line_up(wish: Job, offers: tuple[Offer, ...], name_gang: NameGang, now: date
 
 
 def explain_waits(
-    stays: Sequence[QueueWait], now: datetime
+    stays: Sequence[QueueWait], now: datetime, *, on_machines: Sequence[QueueWait] = ()
 ) -> tuple[Sequence[Job], Sequence[Event]]:
-    """The first waiting jobs with their new reasons, if these have changed, and events for new
-    decisions of the deadline policy.
+    """The first waiting jobs, and those of machines, with their new reasons, if these have changed,
+    and events for new decisions of the deadline policy.
     """
     jobs, events = [], []
-    for each in stays[:EXPLAINED]:
+    for each in [*stays[:EXPLAINED], *on_machines]:
         old, plan = each.wait.job, each.plan
         state = old.plan_state if plan is None else date_plan(old.plan_state, plan)
         job = replace(old, reason=each.wait.reason, plan_state=state)
