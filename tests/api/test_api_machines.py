@@ -1,5 +1,6 @@
 """Named machines over HTTP: one gang by name, its queue, its price, and its end."""
 
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ async def test_a_machine_whose_last_job_was_removed_can_be_stopped_and_forgotten
     await wait_for(api, "stopped")
 
     async def removed() -> bool:
-        return (await api.http.delete("/v1/projects/default/jobs/first")).status_code == 204
+        return (await api.http.delete("/v1/projects/default/jobs/first")).status_code == 200
 
     await until(removed)  # once its nodes are released
     assert (await api.http.post(f"{MACHINE}/stop")).status_code < 300
@@ -92,3 +93,28 @@ async def test_another_user_must_agree_to_pay_for_a_machine(api: Api) -> None:
     more = "{name: more, run: 'true', machine: dev}"
     assert (await api.post_job(more, user="bob")).json()["code"] == "consent-needed"
     assert (await api.post_job(more, user="ada")).status_code < 300
+
+
+async def test_a_session_is_reached_by_its_machines_name(api: Api) -> None:
+    session = "{name: dev, run: 'true', machine: dev, session: true, keep: 10m}"
+    jobs = "/v1/projects/default/jobs"
+
+    async def phase(name: str) -> str:
+        return str((await api.http.get(f"{jobs}/{name}")).json()["phase"])
+
+    old = await api.submit(session)
+    await api.http.post(f"{MACHINE}/stop")
+    await wait_for(api, "stopped")
+    new = await api.submit(session)
+    await api.submit("{name: work, run: 'true', machine: dev}")
+    assert new["name"] == "dev-2"
+    assert (await api.http.get(f"{jobs}/dev")).json()["name"] == "dev-2"
+    assert (await api.http.get(f"{jobs}/{old['id']}")).json()["name"] == "dev"
+    assert (await api.http.post(f"{jobs}/dev/stop")).json()["name"] == "dev-2"
+    await until(lambda: _is(phase("dev-2"), "stopped"))
+    assert (await api.http.get(f"{jobs}/dev")).json()["name"] == "dev"
+    assert await phase("work") != "stopped"
+
+
+async def _is(asked: Awaitable[str], wanted: str) -> bool:
+    return await asked == wanted

@@ -1,6 +1,7 @@
 """`cavvy machines`: what it shows, asks and does."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from click.shell_completion import CompletionItem, ShellComplete
@@ -56,6 +57,9 @@ def test_keep_reads_a_length_of_time(client: FakeClient) -> None:
     assert run("machines", "keep", "dev", "2h").exit_code == 0
     assert client.asked == [("keep machine", "dev", 7200.0)]
     assert run("machines", "keep", "dev", "soon").exit_code == 2
+    client.named = [make_machine(kept_until=datetime(2026, 1, 2, 3, 4, tzinfo=UTC))]
+    kept = run("machines", "keep", "dev", "2h").stdout
+    assert kept == "machine dev is kept until 2026-01-02 03:04:00 UTC\n", "its budget ends then"
 
 
 def test_status_and_ps_name_the_machine(client: FakeClient) -> None:

@@ -63,13 +63,14 @@ def command(
         if following and plain:
             follow(client, project, name)
             return
+        job = client.job(project, name)
         if tail is not None:
-            attempt = attempt or client.job(project, name).attempt or None
+            attempt = attempt or job.attempt or None
 
         def read(follow: bool, tail_bytes: int | None) -> Iterator[bytes]:
             chunks = client.log_chunks(
                 project,
-                name,
+                job.name,
                 rank=rank,
                 attempt=attempt,
                 follow=follow,

@@ -106,8 +106,10 @@ def keep(name: str, length: str, project: str) -> None:
     keep_s = read_value("TIME", "keep", length).keep.total_seconds()
     with session() as client:
         found = client.keep_machine(project, name, keep_s=keep_s)
-    until = f", until {formatting.show_time(found.kept_until)}" if found.kept_until else ""
-    click.echo(f"machine {name} is kept for {length} without work{until}")
+    if found.kept_until is not None:  # earlier than asked if the job's budget ends first
+        click.echo(f"machine {name} is kept until {formatting.show_time(found.kept_until)}")
+    else:
+        click.echo(f"machine {name} is kept for {length} without work if its budget allows that")
 
 
 @command.command("rm")

@@ -28,22 +28,28 @@ def command(names: tuple[str, ...], project: str, ended: bool, yes: bool) -> Non
         raise CommandFailure("expected either names of jobs or --ended", "`cavvy ps` lists jobs", 2)
     with session() as client:
         if ended:
-            names = tuple(row.name for row in list_jobs(client, project, ENDED)[0])
-        for name in names:  # checked before the first job is removed
-            job = client.job(project, name)
-            if job.phase not in ENDED:
-                hint = f"`cavvy stop {name}` stops it"
-                raise CommandFailure(f"{name} is {job.phase}, so it is not removed", hint)
-        if names and not yes:
+            found = tuple(row.name for row in list_jobs(client, project, ENDED)[0])
+        else:
+            found = tuple(_find_ended(client, project, name) for name in names)
+        if found and not yes:
             if not sys.stdin.isatty():
                 raise CommandFailure(
                     "confirmation needs a terminal, and there is none", "add --yes", 2
                 )
-            click.confirm(f"remove {', '.join(names)}, with logs and checkpoints?", abort=True)
-        for name in names:
+            click.confirm(f"remove {', '.join(found)}, with logs and checkpoints?", abort=True)
+        for name in found:
             _remove(client, project, name, skip_busy=ended)
-        if not names:
+        if not found:
             click.echo(f"project {project} has no ended jobs")
+
+
+def _find_ended(client: "Client", project: str, name: str) -> str:
+    """The name of the ended job with this name or ID. Raises CommandFailure."""
+    job = client.job(project, name)
+    if job.phase not in ENDED:
+        hint = f"`cavvy stop {job.name}` stops it"
+        raise CommandFailure(f"{job.name} is {job.phase}, so it is not removed", hint)
+    return job.name
 
 
 def _remove(client: "Client", project: str, name: str, *, skip_busy: bool) -> None:

@@ -31,11 +31,11 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
         for name in names:
             job = client.stop(project, name)
             if job.phase in ENDED:
-                click.echo(f"{name}: {job.phase}, {job.reason}")
+                click.echo(f"{job.name}: {job.phase}, {job.reason}")
             elif wait:
-                _wait(client, project, name)
+                _wait(client, project, job.name)
             else:
-                click.echo(f"{name}: stopping")
+                click.echo(f"{job.name}: stopping")
         if not names:
             click.echo(f"project {project} has no unfinished jobs")
 

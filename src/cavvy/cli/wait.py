@@ -43,7 +43,7 @@ def command(names: tuple[str, ...], project: str, what: str, timeout: str | None
     with session(patience_s=FOLLOW_PATIENCE_S) as client:
         for name in names:
             job = _wait(client, project, name, reached, until)
-            click.echo(f"{name}: {job.phase}, {job.reason}")
+            click.echo(f"{job.name}: {job.phase}, {job.reason}")
             if job.phase in ENDED and job.phase != "done":
                 code = code or job.exit_code or 1
     raise SystemExit(code)
@@ -54,6 +54,7 @@ def _wait(
 ) -> "wire.JobDetail":
     pause = _SHORTEST_S
     while (job := client.job(project, name)).phase not in reached:
+        name = job.name
         if until is not None and time.monotonic() >= until:
             raise CommandFailure(
                 f"{name} is still {job.phase}: {job.reason}",

@@ -35,7 +35,7 @@ from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, RunOrigin
 from cavvy.domain.tasks import Delivery, Task
 from cavvy.domain.units import Money
-from cavvy.store.base import AtomicWrite, StaleVersion
+from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion
 
 _RANDOM_BITS = 30
 _TRIES = 10  # tries of a write that fails because the row has a newer version
@@ -154,6 +154,21 @@ class JobService:
         self._arrived()
         return stored
 
+    async def find(self, project: str, name: str) -> Job:
+        """The job with this name or ID. Sessions of one machine are named alike (dev, dev-2, ...):
+        an ended or removed session gives way to the machine's newest unfinished session. Raises
+        NotFound.
+        """
+        try:
+            job: Job | None = await self._store.find_job(project, name)
+        except RowNotFound:
+            job = None
+        if job is None or (job.phase in JOB_ENDS and job.task.session):
+            for job_id in reversed(await self._store.jobs_of_machine(project, name)):
+                if (newer := await self._store.job(job_id)).task.session:
+                    return newer
+        return job or await self._store.find_job(project, name)
+
     async def stop(
         self,
         project: str,
@@ -181,7 +196,7 @@ class JobService:
                 return job
             return await self._write(self._put, job, stop_job(job, reason, now))
 
-        return await self._on_job(project, name, stop)
+        return await self._on_job(project, (await self.find(project, name)).id, stop)
 
     async def retry(self, project: str, name: str) -> Job:
         """Queue a failed or stopped job again, with its retry counts reset. Raises NotFound,

@@ -239,7 +239,7 @@ async def remove(request: Request, project: ProjectPath, name: JobPath) -> Respo
     except RowNotFound:
         raise ApiProblem("job-not-found", f"project {project} has no job {name}") from None
     except TooLate as error:
-        job = await find_job(app_state, project, name)
+        job = await app_state.store.find_job(project, name)
         hint = f"stop it with `cavvy stop {named(job)}`, then remove it"
         raise ApiProblem("job-not-ended", str(error), hint) from error
     await to_thread(app_state.logs.remove, job.project, job.id)
@@ -275,7 +275,7 @@ async def retry(request: Request, project: ProjectPath, name: JobPath) -> Respon
     try:
         return await _row(app_state, await app_state.control_plane.jobs.retry(project, name))
     except TooLate as error:
-        job = await find_job(app_state, project, name)
+        job = await app_state.store.find_job(project, name)
         if job.phase is JobPhase.DONE:
             hint = f"run it again as a new job with `cavvy rerun {named(job)}`"
             raise ApiProblem("job-done", str(error), hint) from error
@@ -312,9 +312,9 @@ async def drill(request: Request, project: ProjectPath, name: JobPath) -> Respon
 
 
 async def find_job(app_state: AppState, project: str, name: str) -> Job:
-    """A job by its name or id. Raises ApiProblem."""
+    """A job by its name or id, as `JobService.find` reads them. Raises ApiProblem."""
     try:
-        return await app_state.store.find_job(project, name)
+        return await app_state.control_plane.jobs.find(project, name)
     except RowNotFound:
         raise ApiProblem("job-not-found", f"project {project} has no job {name}") from None
 

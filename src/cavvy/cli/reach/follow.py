@@ -43,7 +43,7 @@ def follow(
         job = client.job(project, name)
         with open_screen(job) as screen:
             _show(client, job, screen, after, first)
-            job = _billed(client, project, name)
+            job = _billed(client, job.project, job.name)
             screen.job(job)
         summary_out(job, client.cost(job.project, job.name))
     except KeyboardInterrupt:

@@ -175,9 +175,13 @@ def extend_machine(
     """Keep the gang for `keep` after its work; for an idle gang, the time counts from now. It is
     kept no longer than the rest of the job's budget pays for.
     """
-    text = f"the machine is kept for {format_duration(keep)} without work"
+    paid = paid_for(job, gang, spent)
     kept = gang.phase is AttemptPhase.KEPT
-    longer = replace(gang, kept_until=now + min(keep, paid_for(job, gang, spent)))
+    longer = replace(gang, kept_until=now + min(keep, paid))
+    text = f"the machine is kept for {format_duration(keep)} without work"
+    if kept and paid < keep:
+        text = f"the machine is kept until {longer.kept_until:%Y-%m-%d %H:%M:%S} UTC: "
+        text += f"the job's budget does not pay for {format_duration(keep)}"
     return RowChanges(
         job=replace(job, task=replace(job.task, keep=keep)),
         attempts=(longer,) if kept else (),
