@@ -48,14 +48,36 @@ def test_the_times_of_arrivals_are_kept(store: LogStore, tmp_path: Path) -> None
     store.append(*KEY, 4, b"two\n", now_s=150.0)  # it is there already
     store.append(*KEY, 8, b"three\n", now_s=200.0)
     again = LogStore(tmp_path / "logs").times(*KEY)
-    assert (again.offsets, again.times) == ([0, 8], [100.0, 200.0])
     assert [again.since(at) for at in (0, 100, 100.1, 200, 201)] == [0, 0, 8, 8, None]
-    assert again.between(4, 8) == [(0, 100.0)]
-    assert again.between(4, 9) == [(0, 100.0), (8, 200.0)]
+    assert again.between(0, 99, 9) == [(0, 100.0), (8, 200.0)]
+    assert again.between(4, 8, 9) == [(0, 100.0)]
+    assert again.between(4, 9, 9) == [(0, 100.0), (8, 200.0)]
+    assert again.between(4, 9, 1) == [(0, 100.0)]
     assert store.ranks("p", "j1") == [(1, 0)]
     assert store.times("p", "j1", 2, 0).since(0) is None
     store.remove("p", "j1")
     assert not (tmp_path / "logs" / "p" / "j1").exists()
+    assert again.between(0, 99, 9) == []
+
+
+def test_following_a_log_reads_each_of_its_times_about_once(
+    store: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = 512
+    for i in range(lines):
+        store.append(*KEY, i, b"\n", now_s=i + 1.0)
+    read, pread = [], os.pread
+
+    def counted(file: int, size: int, offset: int) -> bytes:
+        data = pread(file, size, offset)
+        read.append(len(data) // 16)
+        return data
+
+    monkeypatch.setattr(os, "pread", counted)
+    times = store.times(*KEY)
+    for i in range(lines):
+        assert times.between(i, i + 1, 2)[0] == (i, i + 1.0)
+    assert sum(read) < lines * 15
 
 
 def test_an_append_counts_once(store: LogStore) -> None:

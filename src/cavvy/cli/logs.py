@@ -1,8 +1,10 @@
 """`cavvy logs`: prints or follows a job's log."""
 
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import click
@@ -109,10 +111,10 @@ def _stamp(chunks: "Iterable[LogChunk]") -> Iterator[bytes]:
 def _time_text(chunk: "LogChunk", at: int) -> bytes:
     from cavvy.cli.view.formatting import show_time
 
-    seconds = [time for offset, time in chunk.times if offset <= at]
-    if not seconds:
+    known = bisect_right(chunk.times, at, key=itemgetter(0))
+    if not known:
         return b"-  "
-    return show_time(datetime.fromtimestamp(seconds[-1], UTC)).encode() + b"  "
+    return show_time(datetime.fromtimestamp(chunk.times[known - 1][1], UTC)).encode() + b"  "
 
 
 def _last_lines(read: Callable[[bool, int | None], Iterator[bytes]], lines: int) -> list[bytes]:

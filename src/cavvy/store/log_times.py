@@ -6,9 +6,8 @@ time of the first pair.
 
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 
@@ -33,30 +32,35 @@ def is_due(last_s: float, now_s: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogTimes:
-    """When the bytes of a log arrived: the bytes from `offsets[i]` on arrived at `times[i]`, in
-    seconds since 1970.
-    """
+    """The pairs in a file; there are none if the log was stored without times."""
 
-    offsets: Sequence[int] = field(default_factory=list)
-    times: Sequence[float] = field(default_factory=list)
+    path: Path
 
     def since(self, start_s: float) -> int | None:
         """The offset of the first byte that arrived at that time or later, to the second."""
-        found = next((i for i, at in enumerate(self.times) if at >= start_s), None)
-        return None if found is None else self.offsets[found]
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        pairs = _PAIR.iter_unpack(data[: len(data) // _PAIR.size * _PAIR.size])
+        return next((offset for offset, micros in pairs if micros / 1e6 >= start_s), None)
 
-    def between(self, start: int, end: int) -> list[tuple[int, float]]:
-        """The pairs that cover these bytes."""
-        first = max(0, bisect_right(self.offsets, start) - 1)
-        pairs = zip(self.offsets[first:], self.times[first:], strict=True)
-        return [(offset, at) for offset, at in pairs if offset < end]
+    def between(self, start: int, end: int, limit: int) -> list[tuple[int, float]]:
+        """The first `limit` pairs that cover these bytes: offsets, and seconds since 1970. Reads no
+        other pairs, except those of a binary search.
+        """
+        try:
+            file = self.path.open("rb", buffering=0)
+        except FileNotFoundError:
+            return []
+        with file:
+            number = file.fileno()
 
+            def read(first: int, count: int) -> list[tuple[int, int]]:
+                data = os.pread(number, count * _PAIR.size, first * _PAIR.size)
+                return list(_PAIR.iter_unpack(data[: len(data) // _PAIR.size * _PAIR.size]))
 
-def read_times(path: Path) -> LogTimes:
-    """The recorded times; none if the log was stored without them."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return LogTimes()
-    pairs = list(_PAIR.iter_unpack(data[: len(data) // _PAIR.size * _PAIR.size]))
-    return LogTimes(offsets=[pair[0] for pair in pairs], times=[pair[1] / 1e6 for pair in pairs])
+            known = range(os.fstat(number).st_size // _PAIR.size)
+            first = bisect_right(known, start, key=lambda i: read(i, 1)[0][0])
+            pairs = read(max(0, first - 1), limit)
+        return [(offset, micros / 1e6) for offset, micros in pairs if offset < end]

@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Lock
 
 from cavvy.store.base import RowNotFound, StoreFull
-from cavvy.store.log_times import LogTimes, is_due, note_arrival, read_times
+from cavvy.store.log_times import LogTimes, is_due, note_arrival
 
 LIMIT = 1 << 30  # maximum bytes of one rank's log on disk
 _PART = 10  # the head and each segment have at most 1/10 of the limit
@@ -140,7 +140,7 @@ class LogStore:
 
     def times(self, project: str, job_id: str, attempt: int, rank: int) -> LogTimes:
         """When the bytes of the log arrived."""
-        return read_times(_times_path(self._base(project, job_id, attempt, rank)))
+        return LogTimes(path=_times_path(self._base(project, job_id, attempt, rank)))
 
     def tail(self, project: str, job_id: str, attempt: int, rank: int, lines: int) -> LogSlice:
         """The last `lines` lines, read backwards from the end. `next` is the offset to continue

@@ -105,7 +105,7 @@ def _with_times(app_state: AppState, job: Job, rank: int, chunk: LogChunk) -> tu
     """
     start = chunk.offset - len(chunk.data)
     known = app_state.logs.times(job.project, job.id, chunk.attempt, rank)
-    pairs = known.between(start, chunk.offset)
+    pairs = known.between(start, chunk.offset, _TIMES + 1)
     if len(pairs) > _TIMES:
         end = pairs[_TIMES][0]
         chunk = structs.replace(chunk, data=chunk.data[: end - start], offset=end)
