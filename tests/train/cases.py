@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.train.programs import CLASSES, WIDTH, Normed, digest, full_state, make_samples
+from tests.train.storage import UnreliableStorage, use_unreliable_storage
 from torch import nn
 from torch.nn import functional as F
 
@@ -40,7 +41,7 @@ class Branches(nn.Module):
 
 
 def start(
-    folder: Path, build: Any = Branches, plan: train.Plan | None = None, **options: Any
+    folder: Path | str, build: Any = Branches, plan: train.Plan | None = None, **options: Any
 ) -> tuple[train.Run, Any, Any, train.Data]:
     run = train.Run(folder, plan=plan or train.Plan(), device="cpu", save_every=1e9, seed=3)
     model = run.model(build, **options)
@@ -296,6 +297,29 @@ def full_disk(folder: Path) -> Any:
     return [saved, left, said.replace(str(folder), "FOLDER")]
 
 
+def failed_upload(folder: Path) -> Any:
+    """The final upload of one rank fails twice. Nothing is left to compute for the next attempt."""
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    use_unreliable_storage()
+    found: list[Any] = []
+    for failures in (2, 0):
+        run, model, optimizer, data = start(f"file://{folder}/remote", Normed)
+        UnreliableStorage.failures = failures * run.world.is_first
+        try:
+            for batch in run.batches(data, epochs=1):
+                run.accumulate(
+                    lambda part, model=model: F.cross_entropy(model(part[0]), part[1]), batch
+                )
+                run.step(optimizer)
+            found.append(run.steps)
+        except train.CheckpointNotSaved as error:
+            found.append(str(error).partition(" could")[0])
+        finally:
+            run.close()
+        found.append([path.parent.name for path in folder.glob("remote/*/complete.json")])
+    return found
+
+
 def padded() -> tuple[torch.Tensor, torch.Tensor]:
     """Classes (N, 4), most of which are padding, and inputs (N, 4, WIDTH) for them. Sample 0 has
     padding only.
@@ -466,6 +490,7 @@ CASES: dict[str, Case] = {
     "kept function": kept_function,
     "damaged": damaged,
     "full disk": full_disk,
+    "failed upload": failed_upload,
     "changed parameter, compared": compare_always(on_rank_1(change_parameter)),
 }
 

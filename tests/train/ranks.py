@@ -67,6 +67,7 @@ class Ranks:
             mine |= {"XDG_CACHE_HOME": str(folder / "cache"), **(env or {})}
             if size > 1:
                 mine |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
+                mine |= {"LOCAL_WORLD_SIZE": str(size)}
                 mine |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._store.port)}
                 mine |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo"}
             ours, theirs = WARM.Pipe(duplex=False)

@@ -127,6 +127,13 @@ def test_failed_saves_leave_nothing_behind_and_a_failed_final_save_is_an_error(
         assert said.startswith("the final checkpoint, of step 10, could not be saved to FOLDER")
 
 
+def test_a_final_upload_that_fails_is_an_error_and_the_next_attempt_completes_it(
+    found: Found,
+) -> None:
+    failed = ["the final checkpoint, of step 5,", []]
+    assert found("failed upload") == [[*failed, 5, ["step-000000000005"]]] * 2
+
+
 @pytest.mark.parametrize(
     "spread",
     ["one pass", "micro-batches of 5", "micro-batches of 1", "shards", "pipeline", "fp16"],

@@ -215,6 +215,8 @@ class Run:
         self.progress.begin(data.position, until, len(data.source))
         if data.position + data.global_batch > until:
             self.progress.end()
+            if self.steps:
+                self._save_last()  # an earlier attempt may have ended before its upload
             return
         plan = self.plan
         stream = data.read(
@@ -229,6 +231,9 @@ class Run:
         finally:
             stream.close()
             self.clock.end()
+        self._save_last()
+
+    def _save_last(self) -> None:
         if not (self.save(wait=True) or self.save(wait=True)):
             raise CheckpointNotSaved(
                 f"the final checkpoint, of step {self.steps}, could not be saved to "

@@ -4,9 +4,9 @@ each step.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from cavvy.train.device import TrainDevice, pick
 
 ATTEMPT = "CAVVY_TRAIN_ATTEMPT"  # set by a program that runs again in the same process
 PATIENCE = timedelta(minutes=10)  # how long a collective waits for another rank
+T = TypeVar("T")
 
 
 class RankWorld:
@@ -71,6 +72,27 @@ class RankWorld:
         said: list[Any] = [None] * self.size
         dist.all_gather_object(said, fact, group=self._facts)
         return said
+
+    def run_on_all(self, work: Callable[[], T]) -> list[T]:
+        """Run `work`, which reads or writes checkpoints, on all ranks. Returns the results of all
+        ranks, in the order of ranks. All ranks must call this, one thread of each rank at a time.
+
+        Raises: RuntimeError: the work failed on one of several ranks. All ranks raise this error.
+        """
+        if self._files is None:
+            return [work()]
+        result: T | None = None
+        fault, cause = "", None
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - all ranks raise this error below
+            fault, cause = str(error) or repr(error), error
+        said: list[Any] = [None] * dist.get_world_size(self._files)
+        dist.all_gather_object(said, (result, fault), group=self._files)
+        for rank, (_, text) in enumerate(said):
+            if text:
+                raise RuntimeError(f"rank {rank}: {text}") from cause
+        return [each for each, _ in said]
 
     def tell(self, fact: Any) -> Any:
         """The value that rank 0 passed. All ranks must call this."""

@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -21,7 +23,7 @@ from cavvy.train.checkpoint.agent import tell_cost
 from cavvy.train.checkpoint.interval import follow, told
 from cavvy.train.checkpoint.notice import PreemptionNotices
 from cavvy.train.checkpoint.remote import CheckpointLocation
-from cavvy.train.checkpoint.store import CheckpointStore, StoredCheckpoint, find_damage
+from cavvy.train.checkpoint.store import CheckpointStore, StoredCheckpoint
 from cavvy.train.micro import OutOfMemory
 from cavvy.train.step import StepGradients
 from cavvy.train.world import RankWorld
@@ -50,8 +52,8 @@ class AsyncSaver:
         self.interval = told(every)
         self.notices = PreemptionNotices()
         self._world = world
-        self._place = CheckpointLocation(str(where), world)
-        self.store = CheckpointStore(self._place.local, world, self._place.send)
+        self._location = here = CheckpointLocation(str(where), world)
+        self.store = CheckpointStore(here.local, world, here.readers[0] == 0, here.send)
         self._began = monotonic()
         self._looked = 0.0
         self._stall: float | None = None  # seconds that the save in flight has paused computation
@@ -72,6 +74,7 @@ class AsyncSaver:
 
         Raises: CheckpointUnreadable: there are checkpoints, but all of them are damaged.
         """
+        self.store.wait()  # its thread exchanges values of all ranks, and so does this method
         kept_objects.encode(self.objects)  # an object that cannot be saved is reported now
         found, damaged = self._find_whole()
         rescued = self._find_rescue(plan, -1 if found is None else found.step)
@@ -89,8 +92,8 @@ class AsyncSaver:
             )
         else:
             return None
-        for step in damaged if self._world.is_first else ():
-            self.store.set_aside(step)
+        if damaged:
+            self._world.run_on_all(partial(self._set_aside, sorted(damaged)))
         restore(model, optimizers, state)
         things = {name: facts["things"][name] for name in self.objects if name in facts["things"]}
         return facts | {"things": kept_objects.decode(things, state.get("things", {}))}
@@ -98,30 +101,38 @@ class AsyncSaver:
     def _find_whole(self) -> tuple[StoredCheckpoint | None, dict[int, str]]:
         """The newest checkpoint that is not damaged, and the damage of newer ones by step."""
         damaged: dict[int, str] = {}
-        while True:
-            below = min(damaged, default=inf)
-            self._place.fetch(below)
-            newest = self.store.latest(below) if self._world.is_first else None
-            step = self._world.tell(newest.step if newest else None)
-            if step is None:
-                return None, damaged
-            found = self.store.latest(step + 1)
-            if found is None or found.step != step:
-                raise RuntimeError(
-                    f"rank {self._world.rank} does not see checkpoint {step} in {self.store.folder}"
-                )
-            every = self._world.gather(find_damage(found, self._place.readers))
+        while found := self._find_newest(min(damaged, default=inf)):
+            every = self._world.run_on_all(partial(self._location.check, found))
             damage = next((damage for damage in every if damage), "")
             if not damage:
+                self._world.run_on_all(partial(self.store.adopt, found))
                 return found, damaged
-            damaged[step] = damage
-            log.warning("%s; trying the checkpoint before it", list_damage({step: damage}))
+            damaged[found.step] = damage
+            log.warning("%s; trying the checkpoint before it", list_damage({found.step: damage}))
+        return None, damaged
+
+    def _find_newest(self, below: float) -> StoredCheckpoint | None:
+        """The newest checkpoint of a step less than `below` that the first rank finds, locally or
+        in remote storage.
+        """
+
+        def find() -> StoredCheckpoint | None:
+            both = (self._location.latest(below), self.store.latest(below))
+            return max(filter(None, both), key=lambda each: each.step, default=None)
+
+        found, *_ = self._world.run_on_all(lambda: find() if self._world.is_first else None)
+        return found and replace(found, path=self.store.folder / found.path.name)
+
+    def _set_aside(self, steps: list[int]) -> None:
+        for step in steps:
+            self.store.set_aside(step)
+            self._location.set_aside(step)
 
     def _find_rescue(self, plan: str, newest: int) -> int | None:
         """The step of an emergency save that is newer than the checkpoint `newest`, or None."""
         asked = None
+        self.store.clean()
         if self._world.is_first:
-            self.store.clean()
             asked = emergency_save.find(self.store.folder, self._world, plan, newest)
         step: int | None
         step, self.fits = self._world.tell(asked)  # ranks wait here until the folder is clean
@@ -148,10 +159,8 @@ class AsyncSaver:
         """
         begun = perf_counter()
         self._measured()
-        self.store.wait()
-        state, plain = self._collect(model, optimizers, facts)
-        self.store.save(step, state, plain)
-        self._stall = perf_counter() - begun
+        if self.store.save(step, partial(self._collect, model, optimizers, facts)):
+            self._stall = perf_counter() - begun
         self._began = monotonic()
         safe = self.store.wait() if wait else True
         if wait:

@@ -4,15 +4,25 @@ The remote copy, too, counts only when it is complete.
 
 import hashlib
 import json
+import logging
 import os
-import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
-from cavvy.train.checkpoint.store import KEPT, MARK, NAME, StoredCheckpoint, find_latest
+from cavvy.train.checkpoint.store import (
+    FILES,
+    KEPT,
+    MARK,
+    NAME,
+    StoredCheckpoint,
+    find_damage,
+    make_name,
+    parse_facts,
+)
 from cavvy.train.world import RankWorld
+
+log = logging.getLogger("cavvy.train")
 
 
 class CheckpointLocation:
@@ -48,59 +58,117 @@ class CheckpointLocation:
             return self._world.rank, self._world.size
         return int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
-    def fetch(self, below: float) -> None:
-        """Download the newest complete remote checkpoint of a step less than `below` if it is newer
-        than the local one.
+    def latest(self, below: float) -> StoredCheckpoint | None:
+        """The newest complete remote checkpoint of a step less than `below`, or None. `check`
+        downloads its files.
         """
         if self._remote is None:
-            return
-        steps = [step for step in self._world.tell(self._complete()) if step < below]
-        here = find_latest(self.local, below)
-        first_here = self._world.is_first or os.environ.get("LOCAL_RANK", "0") == "0"
-        if first_here and steps and (here is None or here.step < steps[-1]):
-            name = _name(steps[-1])
-            half = self.local / (name + ".fetched")
-            shutil.rmtree(half, ignore_errors=True)
-            self._remote.get(f"{self._root}/{name}/", str(half) + "/", recursive=True)
-            shutil.rmtree(self.local / name, ignore_errors=True)
-            half.rename(self.local / name)
-        self._world.agree([0])
+            return None
+        for step in reversed(self._list()):
+            facts = parse_facts(self._read_mark(step)) if step < below else None
+            if facts is not None:
+                if FILES not in facts:  # a checkpoint of an earlier version has no checksums
+                    names = self._list_names(make_name(step))
+                    facts[FILES] = {name: None for name in names if name != MARK}
+                return StoredCheckpoint(self.local / make_name(step), step, facts)
+        return None
 
-    def send(self, done: StoredCheckpoint) -> None:
-        """Upload a checkpoint that is durable locally. Runs in the thread that saves, with that
-        thread's process group.
+    def check(self, found: StoredCheckpoint) -> str:
+        """Download the files of a checkpoint that are missing or damaged here. Returns what is
+        wrong with a file after that, or "". Each of the ranks that see the same files checks its
+        share.
+        """
+        if self._remote is None and not (found.path / MARK).exists():
+            raise RuntimeError(f"checkpoint {found.step} is not visible in {self.local}")
+        number, count = self.readers
+        damage = find_damage(found, sorted(found.facts.get(FILES, {}))[number::count])
+        if damage and self._remote is not None:
+            self._fetch(found, list(damage))
+            damage = find_damage(found, list(damage))
+        return next(iter(damage.values()), "")
+
+    def set_aside(self, step: int) -> None:
+        """Overwrite the completion mark of a damaged checkpoint, so that it does not count."""
+        if self._remote is not None and self._world.is_first and self._read_mark(step):
+            self._remote.pipe_file(f"{self._root}/{make_name(step)}/{MARK}", b"")
+
+    def send(self, done: StoredCheckpoint, names: list[str]) -> None:
+        """Upload a checkpoint that is durable locally, unless it was uploaded before. Each rank
+        uploads the files `names`. Runs in the thread that saves.
+
+        Raises: RuntimeError: on all ranks, if one of several ranks could not upload its files.
         """
         if self._remote is None:
             return
-        target = f"{self._root}/{done.path.name}"
+        mark = json.dumps(done.facts)
+        if not self._world.run_on_all(partial(self._begin, done.step, mark))[0]:
+            every = self._world.run_on_all(partial(self._upload, done.path, names))
+            if missing := set(done.facts[FILES]).difference(*every):
+                raise FileNotFoundError(f"no node has the files {', '.join(sorted(missing))}")
+            self._world.run_on_all(partial(self._publish, done.step, mark))
+
+    def _fetch(self, found: StoredCheckpoint, names: list[str]) -> None:
+        halves = [found.path / f"{name}.{self._world.rank}.half" for name in names]
+        found.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._remote.get(
+                [f"{self._root}/{found.path.name}/{name}" for name in names], list(map(str, halves))
+            )
+        except FileNotFoundError:
+            return  # the remote checkpoint is damaged, too, or there is none
+        for half, name in zip(halves, names, strict=True):
+            half.replace(found.path / name)
+
+    def _begin(self, step: int, mark: str) -> bool:
+        """Whether the checkpoint with this completion mark has been uploaded. Another checkpoint of
+        this step is marked as incomplete."""
+        if not self._world.is_first:
+            return False
+        uploaded = self._read_mark(step) == mark
+        if not uploaded:
+            self.set_aside(step)
+        return uploaded
+
+    def _upload(self, path: Path, names: list[str]) -> list[str]:
+        target = f"{self._root}/{path.name}"
         self._remote.makedirs(target, exist_ok=True)
-        mine = f"__{self._world.rank}_"
-        for path in sorted(done.path.iterdir()):
-            if path.name.startswith(mine) or (self._world.is_first and path.name == ".metadata"):
-                self._remote.put_file(str(path), f"{target}/{path.name}")
-        if self._world.file_group is not None:
-            dist.barrier(group=self._world.file_group)
-        if self._world.is_first:
-            self._remote.pipe_file(f"{target}/{MARK}", json.dumps(done.facts).encode())
-            for step in self._complete()[:-KEPT]:
-                self._remote.rm_file(f"{self._root}/{_name(step)}/{MARK}")
-                self._remote.rm(f"{self._root}/{_name(step)}", recursive=True)
+        self._remote.put(
+            [str(path / name) for name in names], [f"{target}/{name}" for name in names]
+        )
+        return names
 
-    def _complete(self) -> list[int]:
-        if not self._world.is_first or not self._remote.exists(self._root):
-            return []
+    def _publish(self, step: int, mark: str) -> None:
+        """Write the completion mark, and remove old checkpoints and incomplete uploads."""
+        if not self._world.is_first:
+            return
+        self._remote.pipe_file(f"{self._root}/{make_name(step)}/{MARK}", mark.encode())
+        steps = [each for each in self._list() if each <= step]
+        oldest = [each for each in steps if self._read_mark(each)][-KEPT:][0]
+        try:
+            for old in steps[: steps.index(oldest)]:
+                self.set_aside(old)  # first, so that a partly removed folder is not complete
+                self._remote.rm(f"{self._root}/{make_name(old)}", recursive=True)
+        except Exception as error:  # noqa: BLE001 - drivers have errors of their own
+            log.warning("old checkpoints could not be removed from %s: %s", self._root, error)
+
+    def _list(self) -> list[int]:
+        """The steps of complete and incomplete remote checkpoints, in ascending order."""
         self._remote.invalidate_cache()
-        names = [
-            str(name).rstrip("/").rsplit("/", 1)[-1]
-            for name in self._remote.ls(self._root, detail=False)
-        ]
-        found = [(match, name) for name in names if (match := NAME.fullmatch(name))]
         return sorted(
-            int(match[1])
-            for match, name in found
-            if self._remote.exists(f"{self._root}/{name}/{MARK}")
+            int(match[1]) for name in self._list_names("") if (match := NAME.fullmatch(name))
         )
 
+    def _list_names(self, folder: str) -> list[str]:
+        try:
+            paths = self._remote.ls(f"{self._root}/{folder}", detail=False)
+        except FileNotFoundError:
+            return []
+        return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths]
 
-def _name(step: int) -> str:
-    return f"step-{step:012d}"
+    def _read_mark(self, step: int) -> str:
+        """The completion mark of a remote checkpoint, or "" if there is none."""
+        try:
+            mark: bytes = self._remote.cat_file(f"{self._root}/{make_name(step)}/{MARK}")
+        except FileNotFoundError:
+            return ""
+        return mark.decode(errors="replace")

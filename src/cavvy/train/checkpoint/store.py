@@ -18,7 +18,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from threading import Thread
@@ -26,7 +27,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -59,25 +59,30 @@ class StoredCheckpoint:
 class CheckpointStore:
     """The checkpoints of a run in `folder`. Either all ranks share the folder, or each node has its
     own.
+
+    Args:
+        is_keeper: whether this rank maintains the folder: it is the first rank that uses it.
+        finish: completes a save that is durable in the folder, for example uploads it. It gets the
+            names of the files for which this rank is responsible.
     """
 
     def __init__(
         self,
         folder: Path,
         world: RankWorld,
-        finished: Callable[[StoredCheckpoint], None] | None = None,
+        is_keeper: bool,
+        finish: Callable[[StoredCheckpoint, list[str]], None],
     ) -> None:
         self.folder = folder
         self._world = world
-        self._finished = finished
+        self._is_keeper = is_keeper
+        self._finish = finish
         self._stager: Any = None
         self._staging: Future[Any] | None = None
         self._thread: Thread | None = None
         self._fault: BaseException | None = None
         self.seconds = 0.0  # seconds from the start of the last save until it was durable
-        self.safe_step: int | None = (
-            None  # step of this process's newest complete save; set on the first rank only
-        )
+        self.safe_step: int | None = None  # step of this process's newest finished save
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -89,20 +94,26 @@ class CheckpointStore:
         return find_latest(self.folder, below)
 
     def clean(self) -> None:
-        """Remove incomplete saves. The first rank calls this before any rank writes."""
-        for _, path in _list(self.folder):
+        """Remove incomplete saves. All ranks call this before any rank writes."""
+        for _, path in _list(self.folder) if self._is_keeper else ():
             with suppress(OSError):  # a file that cannot be read now does not prove anything
                 if _parse_mark(path) is None:
                     shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self, step: int) -> None:
         """Rename a damaged checkpoint, so that it does not count and the step can be saved again.
-        Only the newest damaged checkpoint is kept.
+        Only the last one that was set aside is kept.
         """
-        for path in self.folder.glob(f"*{DAMAGED}"):
-            shutil.rmtree(path, ignore_errors=True)
-        path = self.folder / f"step-{step:012d}"
-        path.rename(path.with_name(path.name + DAMAGED))
+        path = self.folder / make_name(step)
+        if self._is_keeper and path.exists():
+            for old in self.folder.glob(f"*{DAMAGED}"):
+                shutil.rmtree(old, ignore_errors=True)
+            path.rename(path.with_name(path.name + DAMAGED))
+
+    def adopt(self, found: StoredCheckpoint) -> None:
+        """Write the completion mark of a checkpoint whose files were downloaded to the folder."""
+        if self._is_keeper and _read_mark(found.path) != found.facts:
+            commit(found, self._world.rank)
 
     def load(self, found: StoredCheckpoint, state: dict[str, Any]) -> None:
         """Load a checkpoint into the tensors of `state`. Other ranks may have saved it."""
@@ -110,17 +121,35 @@ class CheckpointStore:
         _expect_to_be_alone()
         load(state, checkpoint_id=found.path, process_group=group, no_dist=group is None)
 
-    def save(self, step: int, state: dict[str, Any], facts: dict[str, Any]) -> None:
-        """Start a save, after waiting for the previous one. All ranks must call this at the same
-        step.
+    def save(self, step: int, collect: Callable[[], tuple[dict[str, Any], dict[str, Any]]]) -> bool:
+        """Start what is missing of the save of a step, after waiting for the previous save. Returns
+        whether the state is written: then `collect` was called for the state and the facts. All
+        ranks must call this at the same step.
         """
         self.wait()
         begun = perf_counter()
-        path = self.folder / f"step-{step:012d}"
-        if _read_mark(path) is not None:
-            return
-        if self._world.is_first:
-            self.clean()  # other ranks write only after the first rank has planned the save
+        path = self.folder / make_name(step)
+        facts = _read_mark(path) or {}
+        unsafe, unwritten = self._world.agree([step != self.safe_step, FILES not in facts])
+        if not unsafe:
+            return False
+        written = None
+        if unwritten:
+            state, facts = collect()
+            written = self._write(path, state)
+        self._thread = Thread(
+            target=self._complete,
+            args=(written, StoredCheckpoint(path, step, facts), begun),
+            daemon=True,
+        )
+        self._thread.start()
+        return written is not None
+
+    def _write(self, path: Path, state: dict[str, Any]) -> "Future[Any]":
+        """Start to write the files of all ranks."""
+        self.clean()  # all ranks plan the save before any rank writes
+        if self._is_keeper:
+            shutil.rmtree(path, ignore_errors=True)
         self._world.device.synchronize()  # the stager copies on another stream
         _expect_to_be_alone()
         answer = async_save(
@@ -132,11 +161,7 @@ class CheckpointStore:
         )
         assert isinstance(answer, AsyncSaveResponse)  # torch returns this for an async stager
         self._staging = answer.staging_completion
-        done = StoredCheckpoint(path, step, facts)
-        self._thread = Thread(
-            target=self._complete, args=(answer.upload_completion, done, begun), daemon=True
-        )
-        self._thread.start()
+        return answer.upload_completion
 
     def join(self) -> None:
         """Wait until the state is copied or the copy has failed. After that, the state may
@@ -174,51 +199,47 @@ class CheckpointStore:
             self._stager = DefaultStager(StagingOptions(fast, False, True, fast))
         return self._stager
 
-    def _complete(self, written: "Future[Any]", done: StoredCheckpoint, begun: float) -> None:
+    def _complete(
+        self, written: "Future[Any] | None", done: StoredCheckpoint, begun: float
+    ) -> None:
         try:
-            written.result()
-            checksums = self._gather_checksums(done.path)
-            if self._world.is_first:
-                done = StoredCheckpoint(done.path, done.step, {**done.facts, FILES: checksums})
-                commit(done)
-                self.safe_step = done.step
-            if self._finished is not None:
-                self._finished(done)
-            if self._world.is_first:
-                self._forget_old(done.step)
-            self.seconds = perf_counter() - begun
+            if written is not None:
+                written.result()
+                names = self._list_own(done.path)
+                every = self._world.run_on_all(partial(checksums, done.path, names))
+                files = {name: number for sums in every for name, number in sums.items()}
+                done = replace(done, facts={**done.facts, FILES: files})
+                self._world.run_on_all(partial(self._commit, done))
+            else:  # other ranks may have written the files
+                every_name = done.facts[FILES] if self._is_keeper else ()
+                names = [name for name in every_name if (done.path / name).exists()]
+            self._finish(done, names)
+            self.safe_step = done.step
+            if written is not None:
+                self.seconds = perf_counter() - begun
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
             self._fault = error
 
-    def _gather_checksums(self, path: Path) -> dict[str, int]:
-        """The checksums of the files of all ranks, by name, on the first rank."""
+    def _list_own(self, path: Path) -> list[str]:
+        """The names of the files that this rank has written."""
         mine = f"__{self._world.rank}_"
-        names = [each.name for each in path.iterdir() if each.name.startswith(mine)]
-        sums: dict[str, int] = {}
-        fault = ""
-        try:
-            sums = checksums(path, [*names, ".metadata"] if self._world.is_first else names)
-        except OSError as error:
-            fault = str(error)
-        every: list[Any] = [(sums, fault)]
-        if self._world.file_group is not None:
-            every *= self._world.size
-            dist.gather_object(
-                (sums, fault),
-                every if self._world.is_first else None,
-                dst=0,
-                group=self._world.file_group,
-            )
-        if faults := [said for _, said in every if said]:
-            raise OSError(faults[0])
-        return {name: number for found, _ in every for name, number in found.items()}
+        names = sorted(each.name for each in path.iterdir() if each.name.startswith(mine))
+        return [*names, ".metadata"] if self._world.is_first else names
+
+    def _commit(self, done: StoredCheckpoint) -> None:
+        """Complete a checkpoint and remove old ones."""
+        if self._is_keeper:
+            commit(done, self._world.rank)
+            self._forget_old(done.step)
 
     def _forget_old(self, newest: int) -> None:
         complete = [
             (step, path) for step, path in _list(self.folder) if step <= newest and _read_mark(path)
         ]
         for _, path in complete[:-KEPT]:
-            (path / MARK).unlink()  # first, so that a partly removed folder is not complete
+            (path / MARK).unlink(
+                missing_ok=True
+            )  # first, so that a partly removed folder is not complete
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -252,24 +273,30 @@ def checksums(path: Path, names: Sequence[str]) -> dict[str, int]:
     return sums
 
 
-def find_damage(found: StoredCheckpoint, readers: tuple[int, int]) -> str:
-    """What is wrong with a checkpoint's files, or "" if they are as they were written. Each of
-    several readers checks its share of the files: `readers` has the number of this reader and the
-    number of all readers.
+def find_damage(found: StoredCheckpoint, names: Sequence[str]) -> dict[str, str]:
+    """What is wrong with these files of a checkpoint, by name. Files that are as they were written
+    are left out.
     """
-    written = found.facts.get(FILES, {})
-    number, count = readers
-    mine = sorted(written)[number::count]
-    try:
-        now = checksums(found.path, mine)
-    except OSError as error:
-        return str(error)
-    return next((f"{name} has changed" for name in mine if now[name] != written[name]), "")
+    damage = {}
+    for name in names:
+        try:
+            now = checksums(found.path, [name])[name]
+        except OSError as error:
+            damage[name] = str(error)
+        else:
+            if found.facts[FILES][name] not in (now, None):
+                damage[name] = f"{name} has changed"
+    return damage
 
 
-def commit(done: StoredCheckpoint) -> None:
+def make_name(step: int) -> str:
+    """The name of the folder of a checkpoint."""
+    return f"step-{step:012d}"
+
+
+def commit(done: StoredCheckpoint, rank: int = 0) -> None:
     """Write the completion mark of a checkpoint atomically, after all of its other files."""
-    half = done.path / (MARK + ".half")
+    half = done.path / f"{MARK}.{rank}.half"
     with half.open("w") as file:
         json.dump(done.facts, file)
         file.flush()
@@ -306,8 +333,16 @@ def _parse_mark(path: Path) -> dict[str, Any] | None:
     Raises: OSError: the file cannot be read.
     """
     try:
-        facts = json.loads((path / MARK).read_text())
-    except (FileNotFoundError, ValueError):
+        return parse_facts((path / MARK).read_text())
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+
+
+def parse_facts(text: str) -> dict[str, Any] | None:
+    """The facts in the text of a completion mark, or None if it is damaged."""
+    try:
+        facts = json.loads(text)
+    except ValueError:
         return None
     return facts if isinstance(facts, dict) else None
 
