@@ -384,6 +384,8 @@ async def test_listings_walk_an_index(store: SqlStore, monkeypatch: pytest.Monke
     await store.next_waiting(NOW)
     await store.queue_position(job)
     await store.unfinished()
+    await store.gang_spent("g")
+    await store.jobs_of_machine("p", "dev")
     await store.job("j1")
     await store.find_job("p", "train")
     await store.events("j1")

@@ -33,6 +33,7 @@ _SQLITE = {
     "bytes": "BLOB",
     "origin_snapshot": "json_extract(origin, '$.snapshot')",
     "task_tags": "json_extract(task, '$.tags')",
+    "gang_bought": "substr(gang, 1, instr(gang || '@', '@') - 1)",
 }
 _POSTGRESQL = {
     "id": 'TEXT COLLATE "C"',
@@ -40,6 +41,7 @@ _POSTGRESQL = {
     "bytes": "BYTEA",
     "origin_snapshot": "CAST(origin AS JSON) ->> 'snapshot'",
     "task_tags": "CAST(task AS JSON) ->> 'tags'",
+    "gang_bought": "split_part(gang, '@', 1)",
 }
 
 

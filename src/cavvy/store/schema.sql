@@ -76,11 +76,13 @@ CREATE TABLE attempts (
     phase TEXT NOT NULL,
     document TEXT NOT NULL,
     version BIGINT NOT NULL,
+    bought_as TEXT DEFAULT '' NOT NULL,  -- name under which the gang was bought
     PRIMARY KEY (id),
     CONSTRAINT attempts_number UNIQUE (job_id, number),
     CONSTRAINT attempts_gang UNIQUE (gang),
     FOREIGN KEY(job_id) REFERENCES jobs (id)
 );
+CREATE INDEX attempts_bought ON attempts (bought_as);
 CREATE INDEX attempts_open ON attempts (id) WHERE phase <> 'ended';
 
 CREATE TABLE nodes (

@@ -246,9 +246,9 @@ class SqlStore:
     async def gang_spent(self, gang: str) -> Money:
         sql = (
             "SELECT CAST(COALESCE(SUM(c.amount), 0) AS BIGINT) FROM attempts a JOIN charges c "
-            "ON c.attempt_id = a.id WHERE a.gang = ? OR a.gang LIKE ?"
+            "ON c.attempt_id = a.id WHERE a.bought_as = ?"
         )
-        return Money(await self._value(sql, gang, f"{gang}@%"))
+        return Money(await self._value(sql, gang))
 
     async def machine(self, project: str, name: str) -> NamedMachine:
         missing = f"project {project} has no machine named {name}"

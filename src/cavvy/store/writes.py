@@ -183,7 +183,7 @@ def _write_attempt(session: DatabaseSession, stored: Attempt, version: int) -> N
         session,
         "attempts",
         {"id": stored.id, "project": stored.project},
-        {"phase": str(stored.phase), "gang": stored.gang},
+        {"phase": str(stored.phase), "gang": stored.gang, "bought_as": stored.bought_as},
         version,
         stored,
         fixed={"job_id": stored.job_id, "number": stored.number},
