@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ from cavvy.providers.kubernetes.cluster import (
     read_quantity,
     requested,
 )
-from cavvy.providers.kubernetes.docker_sidecar import find_fault
+from cavvy.providers.kubernetes.docker_sidecar import TAKE_FOLDER, find_fault
 from cavvy.providers.kubernetes.export import make_export
 from cavvy.providers.kubernetes.options import read_options
 from cavvy.providers.kubernetes.pods import OwnerObject, make_pod
@@ -597,7 +598,31 @@ def test_docker_beside_the_work_has_its_own_container_and_socket(mode: str) -> N
     assert {"name": "docker-data", "persistentVolumeClaim": {"claimName": "claim"}} in cached[
         "volumes"
     ]
-    assert cached["initContainers"][0]["volumeMounts"][1]["subPathExpr"] == f"{mode}-$(POD_NAME)"
+    engine, client = cached["initContainers"]
+    assert engine["volumeMounts"][1]["subPath"] == f"{mode}/p", "the same for every pod"
+    assert engine["command"][2] == TAKE_FOLDER
+    assert any(address in each for each in engine["args"])
+    assert client["volumeMounts"][1] == socket
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not installed")
+def test_engines_share_no_folder_of_the_cache_and_use_old_ones_again(tmp_path: Path) -> None:
+    def start() -> tuple[subprocess.Popen[str], str]:
+        engine = ["sh", "-c", 'echo "$0"; read end']
+        command = ["sh", "-ec", TAKE_FOLDER, str(tmp_path), "--root", *engine]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        assert process.stdout is not None
+        return process, process.stdout.readline().strip()
+
+    first, taken = start()
+    second, other = start()
+    assert (taken, other) == (f"--root={tmp_path}/0", f"--root={tmp_path}/1")
+    first.communicate("end\n")
+    third, again = start()
+    assert again == taken
+    for process in (second, third):
+        process.communicate("end\n")
 
 
 def test_an_export_has_the_pod_fields_of_settings_and_task() -> None:

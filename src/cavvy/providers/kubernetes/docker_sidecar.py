@@ -1,6 +1,6 @@
 """The pod fields for the option `docker`: a container engine that runs next to the work. No I/O."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,21 @@ from cavvy.providers.kubernetes.pod_overlay import overlay_pod
 Object = dict[str, Any]
 
 _CLIENT_IMAGE = "docker:29-cli"
+_CACHE = "/cavvy/docker-cache"
+# Starts an engine in the first folder of the cache that no other engine uses. The program inherits
+# the lock, so that the folder is free again when the engine has ended, however it ends.
+TAKE_FOLDER = """\
+flag=$1; shift
+n=0
+until mkdir -p "$0/$n" && exec 9> "$0/$n.lock" && flock -n 9; do
+    n=$((n + 1))
+    if [ $n = 64 ]; then
+        echo "no free folder: 64 engines use the cache, or its file system has no locks" >&2
+        exit 1
+    fi
+done
+exec "$@" "$flag=$0/$n"
+"""
 _TOOLS = "/cavvy/docker"  # the client, its plugins and its configuration
 # The paths at which the work finds the client and its plugins, keyed by their names in `_TOOLS`
 _CLIENT_PATHS = {
@@ -23,11 +38,15 @@ class DockerEngine:
 
     image: str
     data: str  # the folder in which the engine stores images and layers
+    program: tuple[str, ...]  # the image's own command
+    root: str  # the engine's option for another data folder
     socket_dir: str
     container: Object  # fields of the engine's container
     ready: tuple[str, ...]  # a command that fails until the engine answers
     variables: Mapping[str, str]  # environment variables that the work gets
     steps: tuple[str, ...] = field(default=())  # further commands that prepare the client
+    # commands that remove what earlier work left in the cache and would disturb this work
+    clean: tuple[str, ...] = field(default=())
 
 
 _DOCKER = "unix:///var/run/dind/docker.sock"
@@ -36,6 +55,8 @@ _ENGINES = {
     "all": DockerEngine(
         image="docker:29-dind",
         data="/var/lib/docker",
+        program=("dockerd-entrypoint.sh",),
+        root="--data-root",
         socket_dir="/var/run/dind",
         container={
             "args": [f"--host={_DOCKER}", "--group=1000"],
@@ -44,10 +65,13 @@ _ENGINES = {
         },
         ready=("docker", "--host", _DOCKER, "info"),
         variables={"DOCKER_HOST": _DOCKER},
+        clean=(f"docker -H {_DOCKER} ps -aq | xargs -r docker -H {_DOCKER} rm -fv",),
     ),
     "build": DockerEngine(
         image="moby/buildkit:rootless",
         data="/home/user/.local/share/buildkit",
+        program=("rootlesskit", "buildkitd"),
+        root="--root",
         socket_dir="/run/buildkit",
         container={
             "args": [f"--addr={_BUILDKIT}", "--oci-worker-no-process-sandbox"],
@@ -84,12 +108,12 @@ def find_fault(option: object) -> str | None:
     return None
 
 
-def make_docker_fields(option: object) -> Object:
+def make_docker_fields(option: object, project: str) -> Object:
     """The fields of a pod whose work can call `docker` (mode `all`) or only `docker buildx build`
     (mode `build`). The engine is a sidecar, which starts before the work and ends with it; an init
     container provides the client. If the option names a claim as `cache`, the claim keeps the
-    engine's data; otherwise the data is lost with the pod. Returns {} if the task does not set the
-    option.
+    engine's data for the project's later pods; otherwise the data is lost with the pod. Returns {}
+    if the task does not set the option.
     """
     if option is None:
         return {}
@@ -101,16 +125,12 @@ def make_docker_fields(option: object) -> Object:
         {"name": "docker-tools", "mountPath": path, "subPath": name}
         for name, path in _CLIENT_PATHS.items()
     ]
-    copies = [f"cp -r {path} {_TOOLS}/" for path in _CLIENT_PATHS.values()]
-    client = {
-        "name": "docker-client",
-        "image": _CLIENT_IMAGE,
-        "command": ["sh", "-ec", "\n".join([*copies, *engine.steps])],
-        "volumeMounts": [{**tools}],
-    }
+    steps = (*engine.steps, *engine.clean) if cache else engine.steps
+    sidecar = _make_sidecar(engine, f"{mode}/{project}" if cache else "", socket)
+    client = _make_client(steps, [{**tools}, {**socket}])
     variables = [{"name": name, "value": value} for name, value in engine.variables.items()]
     spec: Object = {
-        "initContainers": [_make_sidecar(engine, mode, cache, socket), client],
+        "initContainers": [sidecar, client],
         "containers": [{"env": variables, "volumeMounts": [{**socket}, tools, *parts]}],
         "volumes": [
             {"name": "docker-socket", "emptyDir": {}},
@@ -126,25 +146,27 @@ def make_docker_fields(option: object) -> Object:
     return {"spec": spec}
 
 
-def overlay_task(pod: Object, options: Mapping[str, Any]) -> Object:
+def overlay_task(pod: Object, options: Mapping[str, Any], project: str) -> Object:
     """The pod, merged with the fields that the task's options `docker` and `pod` require."""
-    pod = overlay_pod(pod, make_docker_fields(options.get("docker")))
+    pod = overlay_pod(pod, make_docker_fields(options.get("docker"), project))
     return overlay_pod(pod, options.get("pod") or {})
 
 
-def _make_sidecar(engine: DockerEngine, mode: str, cache: str, socket: Object) -> Object:
+def _make_sidecar(engine: DockerEngine, cached: str, socket: Object) -> Object:
+    """The engine's container. `cached` is the project's folder in the claim, or "" without a
+    cache. Two engines must not share a data folder, so each takes a free one in that folder.
+    """
     data = {"name": "docker-data", "mountPath": engine.data}
-    env = list(engine.container.get("env", ()))
-    if cache:  # pods may share a claim, but each engine needs files of its own
-        name = {"fieldRef": {"fieldPath": "metadata.name"}}
-        env.append({"name": "POD_NAME", "valueFrom": name})
-        data["subPathExpr"] = f"{mode}-$(POD_NAME)"
+    command: Object = {}
+    if cached:
+        data = {"name": "docker-data", "mountPath": _CACHE, "subPath": cached}
+        command["command"] = ["sh", "-ec", TAKE_FOLDER, _CACHE, engine.root, *engine.program]
     return {
         **engine.container,
+        **command,
         "name": "docker",
         "image": engine.image,
         "restartPolicy": "Always",
-        "env": env,
         "volumeMounts": [socket, data],
         "startupProbe": {
             "exec": {"command": list(engine.ready)},
@@ -152,6 +174,17 @@ def _make_sidecar(engine: DockerEngine, mode: str, cache: str, socket: Object) -
             "timeoutSeconds": 5,
             "failureThreshold": 90,
         },
+    }
+
+
+def _make_client(steps: Sequence[str], mounts: Sequence[Object]) -> Object:
+    """The init container that copies the client for the work and runs the steps."""
+    copies = [f"cp -r {path} {_TOOLS}/" for path in _CLIENT_PATHS.values()]
+    return {
+        "name": "docker-client",
+        "image": _CLIENT_IMAGE,
+        "command": ["sh", "-ec", "\n".join([*copies, *steps])],
+        "volumeMounts": mounts,
     }
 
 

@@ -46,7 +46,7 @@ def make_export(
     place = node or _guess_node(task.resources)
     own = read_task_options(task.resources, "kubernetes")
     pods = [_pod(task, offer, rank, nodes, options, place) for rank in range(nodes)]
-    documents += [overlay_task(overlay_pod(each, options.pod), own) for each in pods]
+    documents += [overlay_task(overlay_pod(each, options.pod), own, task.project) for each in pods]
     notes = [f"# {note}" for note in _list_left_out(task, place)]
     return "\n".join([*notes, yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False)])
 

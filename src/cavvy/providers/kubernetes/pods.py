@@ -118,7 +118,7 @@ def make_pod(
         "spec": _pod_spec(spec, rank, node, options, agent),
     }
     pod = overlay_pod(pod, options.pod) if options.pod else pod
-    return overlay_task(pod, spec.options)
+    return overlay_task(pod, spec.options, spec.labels.get("project", "default"))
 
 
 def _pod_spec(
