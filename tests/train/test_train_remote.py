@@ -20,7 +20,6 @@ from cavvy.train.checkpoint.store import FILES, MARK, StoredCheckpoint
 from cavvy.train.world import RankWorld
 
 NAMES = [".metadata", "__0_0.distcp"]
-BOTH = ("__0_0.distcp", "__1_0.distcp")
 
 
 def work(say: Say, steps: int, failures: dict[str, int], nodes: bool) -> Any:
@@ -75,14 +74,11 @@ def name(step: int, file: str) -> str:
     return f"step-{step:012d}/{file}"
 
 
-def test_a_final_upload_that_failed_is_tried_again(tmp_path: Path) -> None:
-    assert attempt(tmp_path, 3, rank_1=1, nodes=False) == [[0, 0], [0, 0]]
-    assert list_complete(tmp_path / "remote") == [2, 3]
-
-
-def test_a_final_upload_that_fails_twice_is_an_error_on_all_ranks(tmp_path: Path) -> None:
-    """The next attempt has nothing left to compute. It uploads the files of all ranks."""
-    for said in attempt(tmp_path, 3, rank_0=2, nodes=False):
+def test_a_final_upload_that_fails_is_completed_or_an_error_on_all_ranks(tmp_path: Path) -> None:
+    """After an error the next attempt, with fewer ranks, uploads the files of all ranks."""
+    assert attempt(tmp_path, 2, nodes=False, rank_1=1) == [[0, 0], [0, 0]]
+    assert list_complete(tmp_path / "remote") == [1, 2]
+    for said in attempt(tmp_path, 3, nodes=False, rank_0=2):
         assert said.startswith("the final checkpoint, of step 3, could not be saved to ")
     assert list_complete(tmp_path / "remote") == [1, 2]
     assert run(1, work, 3, {}, False, folder=tmp_path) == [[3, 0]]
@@ -91,38 +87,24 @@ def test_a_final_upload_that_fails_twice_is_an_error_on_all_ranks(tmp_path: Path
     assert attempt(tmp_path, 3, nodes=False) == [[3, 2], [3, 1]]
 
 
-def test_a_node_downloads_only_the_files_that_it_lacks(tmp_path: Path) -> None:
+def test_nodes_download_what_is_missing_or_damaged_and_set_aside_what_is_damaged_everywhere(
+    tmp_path: Path,
+) -> None:
     attempt(tmp_path, 3)
     assert attempt(tmp_path, 3) == [[3, 1], [3, 2]]
     cut_file(local(tmp_path, 1, name(3, "__0_0.distcp")))
+    assert attempt(tmp_path, 0, rank_1=1) == ["rank 1: the storage does not answer"] * 2
     assert attempt(tmp_path, 3) == [[3, 0], [3, 1]]
-    for rank in range(2):
-        assert list_complete(local(tmp_path, rank)) == [2, 3]
-
-
-@pytest.mark.parametrize("file", BOTH)
-def test_a_checkpoint_that_is_damaged_everywhere_is_set_aside_on_all_nodes(
-    file: str, tmp_path: Path
-) -> None:
-    attempt(tmp_path, 3)
-    shutil.rmtree(tmp_path / "node-0")
-    remote = tmp_path / "remote"
-    flip_bit(remote / name(3, file))
-    if file == BOTH[1]:
-        flip_bit(local(tmp_path, 1, name(3, file)))
+    remote, file = tmp_path / "remote", name(3, "__1_0.distcp")
+    flip_bit(remote / file)
+    flip_bit(local(tmp_path, 0, file))
     assert [first for first, _ in attempt(tmp_path, 4)] == [2, 2]
     assert list_complete(remote) == [3, 4]
     for rank in range(2):
-        aside = local(tmp_path, rank, "step-000000000003.damaged")
-        assert aside.exists() == (rank == 1)
+        assert list_complete(local(tmp_path, rank)) == [3, 4]
+        assert local(tmp_path, rank, "step-000000000003.damaged").exists()
         shutil.rmtree(tmp_path / f"node-{rank}")
     assert [first for first, _ in attempt(tmp_path, 4)] == [4, 4]
-
-
-def test_a_download_that_fails_does_not_make_a_checkpoint_damaged(tmp_path: Path) -> None:
-    attempt(tmp_path, 3)
-    assert attempt(tmp_path, 0, rank_1=1) == ["rank 1: the storage does not answer"] * 2
-    assert attempt(tmp_path, 3) == [[3, 0], [3, 2]]
 
 
 @pytest.fixture

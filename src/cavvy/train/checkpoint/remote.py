@@ -94,7 +94,7 @@ class CheckpointLocation:
 
     def send(self, done: StoredCheckpoint, names: list[str]) -> None:
         """Upload a checkpoint that is durable locally, unless it was uploaded before. Each rank
-        uploads the files `names`. Runs in the thread that saves.
+        uploads those of the files `names` that it has. Runs in the thread that saves.
 
         Raises: RuntimeError: on all ranks, if one of several ranks could not upload its files.
         """
@@ -130,7 +130,7 @@ class CheckpointLocation:
         return uploaded
 
     def _upload(self, path: Path, names: list[str]) -> list[str]:
-        target = f"{self._root}/{path.name}"
+        target, names = f"{self._root}/{path.name}", [n for n in names if (path / n).exists()]
         self._remote.makedirs(target, exist_ok=True)
         self._remote.put(
             [str(path / name) for name in names], [f"{target}/{name}" for name in names]

@@ -205,26 +205,25 @@ class CheckpointStore:
         try:
             if written is not None:
                 written.result()
-                names = self._list_own(done.path)
-                every = self._world.run_on_all(partial(checksums, done.path, names))
+                every = self._world.run_on_all(partial(self._sum_own, done.path))
+                own = list(every[self._world.rank])
                 files = {name: number for sums in every for name, number in sums.items()}
                 done = replace(done, facts={**done.facts, FILES: files})
                 self._world.run_on_all(partial(self._commit, done))
             else:  # other ranks may have written the files
-                every_name = done.facts[FILES] if self._is_keeper else ()
-                names = [name for name in every_name if (done.path / name).exists()]
-            self._finish(done, names)
+                own = list(done.facts[FILES]) if self._is_keeper else []
+            self._finish(done, own)
             self.safe_step = done.step
             if written is not None:
                 self.seconds = perf_counter() - begun
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
             self._fault = error
 
-    def _list_own(self, path: Path) -> list[str]:
-        """The names of the files that this rank has written."""
+    def _sum_own(self, path: Path) -> dict[str, int]:
+        """The checksums of the files that this rank has written, by name."""
         mine = f"__{self._world.rank}_"
-        names = sorted(each.name for each in path.iterdir() if each.name.startswith(mine))
-        return [*names, ".metadata"] if self._world.is_first else names
+        names = [each.name for each in path.iterdir() if each.name.startswith(mine)]
+        return checksums(path, [*names, ".metadata"] if self._world.is_first else names)
 
     def _commit(self, done: StoredCheckpoint) -> None:
         """Complete a checkpoint and remove old ones."""
