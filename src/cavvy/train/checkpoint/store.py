@@ -236,9 +236,8 @@ class CheckpointStore:
             (step, path) for step, path in _list(self.folder) if step <= newest and _read_mark(path)
         ]
         for _, path in complete[:-KEPT]:
-            (path / MARK).unlink(
-                missing_ok=True
-            )  # first, so that a partly removed folder is not complete
+            # The mark is removed first, so that a partly removed folder is not complete.
+            (path / MARK).unlink(missing_ok=True)
             shutil.rmtree(path, ignore_errors=True)
 
 
