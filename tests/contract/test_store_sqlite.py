@@ -401,6 +401,8 @@ async def test_listings_walk_an_index(store: SqlStore, monkeypatch: pytest.Monke
         plan = "\n".join(str(step[3]) for step in steps)
         scans = re.findall(r"SCAN (?!p\d|\()\w+(?! USING)(?:$|\n)", plan)
         assert not scans, f"{sql}\n{plan}"
+        if "PARTITION BY" in sql:  # the queues of machines, without all other queued jobs
+            assert "jobs_machine_queue" in plan, f"{sql}\n{plan}"
         if (
             "UNION" not in sql and "FROM charges" not in sql
         ):  # these sort the few rows that they return

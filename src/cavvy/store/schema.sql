@@ -46,6 +46,8 @@ CREATE INDEX jobs_phase ON jobs (phase, id);
 CREATE INDEX jobs_project ON jobs (project, id);
 CREATE INDEX jobs_project_phase ON jobs (project, phase, id);
 CREATE INDEX jobs_queue ON jobs (phase, priority DESC, id) WHERE phase = 'queued';
+CREATE INDEX jobs_machine_queue ON jobs (phase, project, machine, priority DESC, id)
+    WHERE phase = 'queued' AND machine IS NOT NULL;
 CREATE INDEX jobs_machine ON jobs (project, machine, id) WHERE machine IS NOT NULL;
 
 -- Apart from jobs, so that a change of phase does not write the task and its diff again.
