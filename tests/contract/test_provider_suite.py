@@ -4,6 +4,7 @@ cloud.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta, timezone
 
 import pytest
 from test_provider_fake import FakeContract, FakePlace
@@ -35,6 +36,26 @@ class MovesTheEnd(FakeCloud):
 
         return [
             replace(s, nodes=[later(node) for node in s.nodes]) for s in await super().gangs(name)
+        ]
+
+
+class CallsAnEndPreemption(FakeCloud):
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        return [
+            replace(seen, preempted=seen.state is GangState.ENDED)
+            for seen in await super().gangs(name)
+        ]
+
+
+class ReportsLocalTime(FakeCloud):
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        def local(node: NodeSeen) -> NodeSeen:
+            start = node.started_at and node.started_at.astimezone(timezone(timedelta(hours=1)))
+            return replace(node, started_at=start)
+
+        return [
+            replace(seen, nodes=[local(node) for node in seen.nodes])
+            for seen in await super().gangs(name)
         ]
 
 
@@ -83,11 +104,12 @@ SUITE = FakeContract()
 @pytest.mark.parametrize(
     ("cloud", "account", "test"),
     [
-        (BuysTwice, FakeAccount, SUITE.test_the_same_name_again_is_no_second_gang),
+        (BuysTwice, FakeAccount, SUITE.test_the_first_launch_of_a_name_holds),
         (BuysTwice, FakeAccount, SUITE.test_launches_at_once_make_one_gang),
         (BuysTwice, FakeAccount, SUITE.test_launch_after_a_lost_reply_makes_one_gang),
-        (BuysTwice, FakeAccount, SUITE.test_launch_after_a_restart_makes_one_gang),
         (ForgetsTheEnded, FakeAccount, SUITE.test_removed_is_ended_and_stays_so),
+        (CallsAnEndPreemption, FakeAccount, SUITE.test_removed_is_ended_and_stays_so),
+        (ReportsLocalTime, FakeAccount, SUITE.test_a_launched_gang_is_found_and_runs),
         (
             MovesTheEnd,
             FakeAccount,

@@ -16,11 +16,21 @@ class EndTests(ScenarioSuite):
 
     @in_scenario
     async def test_removed_is_ended_and_stays_so(self, harness: ContractHarness) -> None:
+        """Remove one gang several times at once, again, and launch it again: it has ended, not by
+        preemption, and is listed once.
+        """
         gang = await harness.running("removed")
-        for _ in range(2):
-            await harness.remove(gang.name)
-            seen = await harness.one(gang.name)
-            assert seen.state is GangState.ENDED
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(harness.ours.remove(gang.name))
+        await harness.place.settle()
+        await harness.expect(GangState.ENDED, gang)
+        await harness.remove(gang.name)
+        seen = await harness.one(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, False)
+        await harness.start(gang)
+        await harness.expect(GangState.ENDED, gang)
+        assert [seen.name for seen in await harness.ours.gangs()] in harness.listings(gang)
 
     @in_scenario
     async def test_removal_during_boot(self, harness: ContractHarness) -> None:
@@ -36,19 +46,12 @@ class EndTests(ScenarioSuite):
         await harness.ours.remove(name)
         assert await harness.ours.gangs(name) == []
 
-    @in_scenario
-    async def test_launch_after_removal_is_no_second_gang(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("again")
-        await harness.ours.launch(gang)
-        await harness.remove(gang.name)
-        await harness.start(gang)
-        await harness.expect(GangState.ENDED, gang)
-
     @pytest.mark.parametrize("by_itself", [True, False])
     @in_scenario
     async def test_an_end_is_remembered_and_never_changes(
         self, harness: ContractHarness, by_itself: bool
     ) -> None:
+        """Neither time, a restart, a removal nor another launch changes the report of an end."""
         harness.needs_memory()
         gang = await harness.running("ended")
         before = await harness.one(gang.name)
@@ -63,6 +66,11 @@ class EndTests(ScenarioSuite):
         assert harness.nodes(await harness.one(gang.name)) == harness.nodes(seen)
         harness.restart()
         assert harness.nodes(await harness.one(gang.name)) == harness.nodes(seen)
+        await harness.remove(gang.name)
+        await harness.start(gang)
+        after = await harness.one(gang.name)
+        assert (after.state, after.preempted) == (seen.state, seen.preempted)
+        assert harness.nodes(after) == harness.nodes(seen)
 
     @in_scenario
     async def test_an_end_is_signalled(self, harness: ContractHarness) -> None:
@@ -79,11 +87,17 @@ class EndTests(ScenarioSuite):
         await harness.ended(gang.name)
 
     @in_scenario
-    async def test_an_end_that_nobody_heard_of_is_seen(self, harness: ContractHarness) -> None:
+    async def test_an_end_without_a_server_is_seen_by_the_next(
+        self, harness: ContractHarness
+    ) -> None:
         gang = await harness.running("unheard")
         await harness.place.end(gang.name)
         harness.restart()
         await harness.place.settle()
+        await harness.expect(GangState.ENDED, gang)
+        await harness.start(gang)  # also if the infrastructure forgets the gang
+        await harness.expect(GangState.ENDED, gang)
+        await harness.remove(gang.name)
         await harness.expect(GangState.ENDED, gang)
 
     @in_scenario
@@ -118,56 +132,18 @@ class EndTests(ScenarioSuite):
         assert all(seen.state is GangState.ENDED for seen in await harness.ours.gangs(gang.name))
 
     @in_scenario
-    async def test_removals_at_once(self, harness: ContractHarness) -> None:
-        gang = await harness.running("removals")
-        async with asyncio.TaskGroup() as group:
-            for _ in range(3):
-                group.create_task(harness.ours.remove(gang.name))
-        await harness.place.settle()
-        await harness.expect(GangState.ENDED, gang)
-
-    @in_scenario
-    async def test_removal_by_the_next_server(self, harness: ContractHarness) -> None:
-        gang = await harness.running("heir")
-        harness.restart()
-        await harness.remove(gang.name)
-        await harness.expect(GangState.ENDED, gang)
-
-    @in_scenario
     async def test_a_removal_whose_caller_went_away_can_be_asked_again(
         self, harness: ContractHarness
     ) -> None:
+        """The next server removes the gang, loses its caller, and removes the gang again."""
         gang = await harness.running("left-removal")
+        harness.restart()
         call = asyncio.create_task(harness.ours.remove(gang.name))
         await harness.a_moment()
         call.cancel()
         with suppress(asyncio.CancelledError):
             await call
         await harness.remove(gang.name)
-        await harness.expect(GangState.ENDED, gang)
-
-    @in_scenario
-    async def test_removal_after_the_end_changes_nothing(self, harness: ContractHarness) -> None:
-        gang = await harness.running("late")
-        await harness.place.end(gang.name)
-        await harness.place.settle()
-        seen = await harness.one(gang.name)
-        await harness.remove(gang.name)
-        after = await harness.one(gang.name)
-        assert (after.state, after.preempted) == (seen.state, seen.preempted)
-        assert harness.nodes(after) == harness.nodes(seen)
-
-    @in_scenario
-    async def test_our_removal_is_no_preemption(self, harness: ContractHarness) -> None:
-        gang = await harness.running("ours")
-        await harness.remove(gang.name)
-        assert not (await harness.one(gang.name)).preempted
-
-    @in_scenario
-    async def test_launch_after_an_end_is_no_second_gang(self, harness: ContractHarness) -> None:
-        gang = await harness.running("ended-again")
-        await harness.place.end(gang.name)
-        await harness.start(gang)
         await harness.expect(GangState.ENDED, gang)
 
     @in_scenario

@@ -239,15 +239,6 @@ class ContractHarness:
     async def expect(self, state: GangState, gang: GangSpec) -> None:
         assert (await self.one(gang.name)).state is state
 
-    async def expect_two(self, words: Sequence[str]) -> None:
-        """Launch two gangs and end the first; the second must keep running."""
-        first, second = [await self.spec(word) for word in words]
-        await self.ours.launch(first)
-        await self.start(second)
-        await self.remove(first.name)
-        await self.expect(GangState.ENDED, first)
-        await self.expect(GangState.RUNNING, second)
-
     async def remove(self, name: str) -> None:
         """Remove a gang and wait until its nodes are gone."""
         await self.ours.remove(name)
@@ -288,6 +279,10 @@ class ContractHarness:
         if not self._revises:
             return seen.nodes
         return [replace(node, started_at=None, ended_at=None) for node in seen.nodes]
+
+    def listings(self, gang: GangSpec) -> Sequence[Sequence[str]]:
+        """Return the allowed lists of names if this ended gang is the only one."""
+        return ([gang.name], []) if self._forgets else ([gang.name],)
 
     def needs_memory(self) -> None:
         """Skip the test if the infrastructure forgets gangs that have ended."""

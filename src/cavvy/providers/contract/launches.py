@@ -3,7 +3,6 @@ launches.
 """
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -23,13 +22,19 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.contract.harness import FOREIGN, ContractHarness, ScenarioSuite, in_scenario
 
+TOKEN = "tok-5f1d0f4c9b"  # an agent's token, which no report may contain
+
 
 class LaunchTests(ScenarioSuite):
     """A gang that is requested exists exactly once."""
 
     @in_scenario
-    async def test_launched_is_found(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("found")
+    async def test_a_launched_gang_is_found_and_runs(self, harness: ContractHarness) -> None:
+        """One gang with the longest name: its report is whole, in UTC, repeatable, the same for
+        concurrent callers, and without its token.
+        """
+        gang = await harness.spec("x" * 63)
+        gang = replace(gang, agent_endpoint=replace(gang.agent_endpoint, token=TOKEN))
         await harness.ours.launch(gang)
         if harness.ours.manifest.visibility_delay == timedelta(0):
             assert (await harness.one(gang.name)).state in (
@@ -39,10 +44,23 @@ class LaunchTests(ScenarioSuite):
             )
         await harness.place.settle()
         seen = await harness.one(gang.name)
-        assert seen.state is GangState.RUNNING
+        assert (seen.state, seen.preempted, seen.exit_code) == (GangState.RUNNING, False, None)
         assert [node.rank for node in seen.nodes] == list(range(gang.nodes))
-        assert all(node.started_at is not None and node.ended_at is None for node in seen.nodes)
-        assert gang.name in [each.name for each in await harness.ours.gangs()]
+        for node in seen.nodes:
+            assert node.engine_id
+            assert node.started_at is not None
+            assert node.started_at.utcoffset() == timedelta(0)
+            assert node.ended_at is None
+        async with asyncio.TaskGroup() as group:
+            looks = [group.create_task(harness.ours.gangs(gang.name)) for _ in range(10)]
+            all_gangs = group.create_task(harness.ours.gangs())
+            offers = group.create_task(harness.ours.offers())
+        for (again,) in (look.result() for look in looks):
+            assert (again.state, again.engine_id) == (seen.state, seen.engine_id)
+            assert harness.nodes(again) == harness.nodes(seen)
+        assert [each.name for each in all_gangs.result()] == [gang.name]
+        assert offers.result()
+        assert TOKEN not in f"{all_gangs.result()} {offers.result()}"
 
     @in_scenario
     async def test_what_was_never_launched_is_not_found(self, harness: ContractHarness) -> None:
@@ -63,12 +81,6 @@ class LaunchTests(ScenarioSuite):
         assert not await harness.launches(replace(gang, offer=nowhere))
 
     @in_scenario
-    async def test_the_same_name_again_is_no_second_gang(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("twice")
-        await harness.ours.launch(gang)
-        await harness.launch_again(gang)
-
-    @in_scenario
     async def test_launches_at_once_make_one_gang(self, harness: ContractHarness) -> None:
         gang = await harness.spec("at-once")
         async with asyncio.TaskGroup() as group:
@@ -82,15 +94,6 @@ class LaunchTests(ScenarioSuite):
         with suppress(TryAgain):
             await harness.lose_reply(gang)
         await harness.launch_again(gang)
-
-    @in_scenario
-    async def test_launch_after_a_restart_makes_one_gang(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("restart")
-        await harness.ours.launch(gang)
-        first = await harness.engine_ids(gang.name)
-        harness.restart()
-        await harness.ours.launch(gang)
-        assert await harness.engine_ids(gang.name) == first
 
     @in_scenario
     async def test_launch_after_a_lost_reply_and_a_restart_makes_one_gang(
@@ -140,22 +143,19 @@ class LaunchTests(ScenarioSuite):
             group.create_task(launch(harness.ours))
         await harness.engine_ids(gang.name)
 
-    @pytest.mark.parametrize(
-        "change",
-        [
-            lambda gang: replace(gang, nodes=2, allocations=()),
-            lambda gang: replace(gang, lease=timedelta(hours=2)),
-            lambda gang: replace(gang, labels={"project": "other"}),
-        ],
-        ids=["nodes", "lease", "labels"],
-    )
     @in_scenario
-    async def test_the_first_launch_of_a_name_holds(
-        self, harness: ContractHarness, change: Callable[[GangSpec], GangSpec]
-    ) -> None:
+    async def test_the_first_launch_of_a_name_holds(self, harness: ContractHarness) -> None:
+        """Launch a running gang again, unchanged and changed, before and after a restart."""
         gang = await harness.spec("first")
         await harness.ours.launch(gang)
-        await harness.launch_again(gang, change(gang))
+        first = await harness.engine_ids(gang.name)
+        await harness.launch_again(gang)
+        await harness.launch_again(gang, replace(gang, nodes=2, allocations=()))
+        await harness.launch_again(gang, replace(gang, lease=timedelta(hours=2)))
+        await harness.launch_again(gang, replace(gang, labels={"project": "other"}))
+        harness.restart()
+        await harness.ours.launch(gang)
+        assert await harness.engine_ids(gang.name) == first
 
     @in_scenario
     async def test_an_unknown_type_never_runs(self, harness: ContractHarness) -> None:
@@ -194,39 +194,37 @@ class LaunchTests(ScenarioSuite):
         assert sorted(seen.name for seen in await harness.ours.gangs()) == sorted(started)
 
     @pytest.mark.parametrize(
-        "words",
-        [("a", "a-0"), ("y" * 50, "y" * 49 + "z"), ("0", "00")],
+        ("words", "labels"),
+        [
+            (("a", "a-0"), {"project": "größe-模型", "user": "Zoë 🐎"}),
+            (("y" * 50, "y" * 49 + "z"), {"project": "p" * 300, "note": ""}),
+            (
+                ("0", "00"),
+                {
+                    "project": "a b/c:d",
+                    "Name": "mine",
+                    "cavvy": "other",
+                    "cavvy-gang": "other",
+                    "app": "x",
+                },
+            ),
+        ],
         ids=["longer", "last-letter", "digits"],
     )
     @in_scenario
-    async def test_names_that_are_alike_are_two(
-        self, harness: ContractHarness, words: tuple[str, str]
+    async def test_gangs_with_similar_names_and_any_labels_are_two(
+        self, harness: ContractHarness, words: tuple[str, str], labels: dict[str, str]
     ) -> None:
-        await harness.expect_two(words)
-
-    @pytest.mark.parametrize(
-        "labels",
-        [
-            {"project": "größe-模型", "user": "Zoë 🐎"},
-            {"project": "p" * 300, "note": ""},
-            {
-                "project": "a b/c:d",
-                "Name": "mine",
-                "cavvy": "other",
-                "cavvy-gang": "other",
-                "app": "x",
-            },
-        ],
-        ids=["unicode", "long", "signs"],
-    )
-    @in_scenario
-    async def test_any_label_is_taken(
-        self, harness: ContractHarness, labels: dict[str, str]
-    ) -> None:
-        gang = replace(await harness.spec("labels"), labels=labels)
-        await harness.start(gang)
-        await harness.expect(GangState.RUNNING, gang)
-        assert [seen.name for seen in await harness.ours.gangs()] == [gang.name]
+        """Launch two gangs with these labels and end the first; the second must keep running."""
+        first, second = [replace(await harness.spec(word), labels=labels) for word in words]
+        await harness.ours.launch(first)
+        await harness.start(second)
+        for gang in (first, second):
+            await harness.expect(GangState.RUNNING, gang)
+        assert {seen.name for seen in await harness.ours.gangs()} == {first.name, second.name}
+        await harness.remove(first.name)
+        await harness.expect(GangState.ENDED, first)
+        await harness.expect(GangState.RUNNING, second)
 
     @pytest.mark.parametrize(
         ("lease", "longest", "grace"),
@@ -279,21 +277,6 @@ class LaunchTests(ScenarioSuite):
         await harness.expect(GangState.RUNNING, gang)
 
     @in_scenario
-    async def test_lives_begin_in_utc(self, harness: ContractHarness) -> None:
-        gang = await harness.running("lives")
-        for node in (await harness.one(gang.name)).nodes:
-            assert node.engine_id
-            assert node.started_at is not None
-            assert node.started_at.utcoffset() == timedelta(0)
-
-    @in_scenario
-    async def test_no_token_is_shown(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("token")
-        gang = replace(gang, agent_endpoint=replace(gang.agent_endpoint, token="tok-5f1d0f4c9b"))
-        await harness.start(gang)
-        assert "tok-5f1d0f4c9b" not in f"{await harness.ours.gangs()} {await harness.ours.offers()}"
-
-    @in_scenario
     async def test_another_installations_gangs_are_neither_seen_nor_touched(
         self, harness: ContractHarness
     ) -> None:
@@ -306,12 +289,3 @@ class LaunchTests(ScenarioSuite):
         await harness.remove(gang.name)
         (seen,) = await foreign.gangs(gang.name)
         assert seen.state is GangState.RUNNING
-
-    @in_scenario
-    async def test_the_longest_name(self, harness: ContractHarness) -> None:
-        gang = await harness.running("x" * 63)
-        assert (await harness.one(gang.name)).name == gang.name
-
-    @in_scenario
-    async def test_two_gangs_are_two(self, harness: ContractHarness) -> None:
-        await harness.expect_two(["one", "two"])
