@@ -249,6 +249,8 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
 
 
 class TestJoin(ProviderContract):
+    crowd = 40  # processes of this machine
+
     @pytest.fixture
     def place(self, yard: Yard) -> Iterator[ProviderUnderTest]:
         yield JoinPlace(yard)

@@ -72,6 +72,8 @@ class LocalPlace:
 
 
 class TestLocal(ProviderContract):
+    crowd = 40  # processes of this machine
+
     @pytest.fixture
     def place(self, tmp_path: Path) -> Iterator[ProviderUnderTest]:
         yield LocalPlace(tmp_path)

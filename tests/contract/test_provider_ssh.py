@@ -98,6 +98,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 class TestSsh(ProviderContract):
+    crowd = 40  # processes of this machine
+
     @pytest.fixture
     def place(self, lab: Lab, tmp_path: Path) -> Iterator[ProviderUnderTest]:
         yield SshPlace(lab, tmp_path)

@@ -80,6 +80,7 @@ class ScenarioSuite:
     # The infrastructure changes the times that it has reported, or shifts them from poll to poll.
     revises = False
     forgets = False  # the infrastructure does not list gangs that have ended
+    crowd = 200  # nodes of the largest gang; fewer where each is a process of this machine
 
     @pytest.fixture
     def place(self) -> ProviderUnderTest:
@@ -113,7 +114,11 @@ class ScenarioSuite:
 
         async def run(scenario: Callable[["ContractHarness"], Awaitable[None]]) -> None:
             harness = ContractHarness(
-                place, self.lose_reply, revises=self.revises, forgets=self.forgets
+                place,
+                self.lose_reply,
+                revises=self.revises,
+                forgets=self.forgets,
+                crowd=self.crowd,
             )
             try:
                 await scenario(harness)
@@ -133,8 +138,9 @@ class ContractHarness:
         *,
         revises: bool = False,
         forgets: bool = False,
+        crowd: int = 200,
     ) -> None:
-        self.place = place
+        self.place, self.crowd = place, crowd
         self._lose_reply = lose_reply
         self._revises, self._forgets = revises, forgets
         self._made: list[tuple[str, Provider]] = []

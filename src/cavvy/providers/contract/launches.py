@@ -252,9 +252,9 @@ class LaunchTests(ScenarioSuite):
             await harness.expect(GangState.RUNNING, gang)
 
     @in_scenario
-    async def test_two_hundred_nodes_or_none(self, harness: ContractHarness) -> None:
+    async def test_a_crowd_of_nodes_or_none(self, harness: ContractHarness) -> None:
         harness.needs(Feature.GANG)
-        gang = await harness.spec("crowd", nodes=200)
+        gang = await harness.spec("crowd", nodes=harness.crowd)
         if not await harness.launches(gang):
             return
         waiting = [
@@ -265,8 +265,8 @@ class LaunchTests(ScenarioSuite):
             return
         await harness.place.settle()
         seen = await harness.one(gang.name)
-        assert sorted(node.rank for node in seen.nodes) == list(range(200))
-        assert len({node.engine_id for node in seen.nodes}) == 200
+        assert sorted(node.rank for node in seen.nodes) == list(range(harness.crowd))
+        assert len({node.engine_id for node in seen.nodes}) == harness.crowd
 
     @in_scenario
     async def test_spot_can_be_launched_where_it_is_sold(self, harness: ContractHarness) -> None:
