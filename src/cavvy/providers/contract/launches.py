@@ -13,6 +13,7 @@ from cavvy.domain.offers import Purchase
 from cavvy.providers.abilities import SHARES_HOSTS, ability
 from cavvy.providers.base import (
     Feature,
+    GangSeen,
     GangSpec,
     GangState,
     NoCapacity,
@@ -23,6 +24,17 @@ from cavvy.providers.base import (
 from cavvy.providers.contract.harness import FOREIGN, ContractHarness, ScenarioSuite, in_scenario
 
 TOKEN = "tok-5f1d0f4c9b"  # an agent's token, which no report may contain
+
+
+def check_running(seen: GangSeen, nodes: int) -> None:
+    """Check that the report of a running gang is whole: each node has a start in UTC and no end."""
+    assert (seen.state, seen.preempted, seen.exit_code) == (GangState.RUNNING, False, None)
+    assert [node.rank for node in seen.nodes] == list(range(nodes))
+    for node in seen.nodes:
+        assert node.engine_id
+        assert node.started_at is not None
+        assert node.started_at.utcoffset() == timedelta(0)
+        assert node.ended_at is None
 
 
 class LaunchTests(ScenarioSuite):
@@ -44,13 +56,7 @@ class LaunchTests(ScenarioSuite):
             )
         await harness.place.settle()
         seen = await harness.one(gang.name)
-        assert (seen.state, seen.preempted, seen.exit_code) == (GangState.RUNNING, False, None)
-        assert [node.rank for node in seen.nodes] == list(range(gang.nodes))
-        for node in seen.nodes:
-            assert node.engine_id
-            assert node.started_at is not None
-            assert node.started_at.utcoffset() == timedelta(0)
-            assert node.ended_at is None
+        check_running(seen, gang.nodes)
         async with asyncio.TaskGroup() as group:
             looks = [group.create_task(harness.ours.gangs(gang.name)) for _ in range(10)]
             all_gangs = group.create_task(harness.ours.gangs())
