@@ -11,8 +11,8 @@ _CHUNK = 20
 
 @pytest.mark.parametrize("first", range(0, SCENARIOS, _CHUNK))
 def test_every_job_ends_in_time_where_it_can_within_its_budget_and_leaves_nothing(
-    first: int,
+    first: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    logging.getLogger("cavvy").setLevel(logging.CRITICAL)
-    for number in range(first, first + _CHUNK):
-        play_number(number)
+    with caplog.at_level(logging.CRITICAL, "cavvy"):
+        for number in range(first, first + _CHUNK):
+            play_number(number)
