@@ -21,7 +21,7 @@ def user(tmp_path: Path) -> Iterator[User]:
 def test_a_command_and_copies_reach_the_second_rank_by_mail(user: User) -> None:
     user.submit(f"name: far\nnodes: 2\n{SMALL}\nrun: exec sleep 600")
     user.wait("far", "running")
-    assert user.cli("ssh", "far:1", "--", "echo rank $CAVVY_RANK; exit 4", code=4) == "rank 1\n"
+    assert user.output("ssh", "far:1", "--", "echo rank $CAVVY_RANK; exit 4", code=4) == "rank 1\n"
     data = os.urandom(600_000)
     (user.work / "data").write_bytes(data)
     user.cli("cp", str(user.work / "data"), "far:1:there")

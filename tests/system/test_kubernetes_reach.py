@@ -37,7 +37,8 @@ def test_users_reach_into_pods(user: User, cluster: Cluster, image: str) -> None
     user.submit(f"{{name: open, image: '{image}', nodes: 2, {SMALL}, run: '{page}'}}")
     user.wait("open", "running")
     assert (
-        user.cli("exec", "open:1", "--", "sh", "-c", "cat /tmp/page; exit 4", code=4) == "rank 1\n"
+        user.output("exec", "open:1", "--", "sh", "-c", "cat /tmp/page; exit 4", code=4)
+        == "rank 1\n"
     )
     assert (
         user.cli("ssh", "open", "--", "cat; echo $MADE_FROM", stdin="given\n")

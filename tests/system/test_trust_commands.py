@@ -75,7 +75,7 @@ def test_exec_runs_beside_the_work(user: User) -> None:
     )
     user.wait(name, "running")
     wait_until(lambda: "here" in user.cli("exec", name, "--", "ls"))
-    assert user.cli("exec", name, "--", "sh", "-c", "echo $WORD; exit 5", code=5) == "hello\n"
+    assert user.output("exec", name, "--", "sh", "-c", "echo $WORD; exit 5", code=5) == "hello\n"
     (user.root / "go").touch()
     user.ended(name)
     assert "done" in user.cli("exec", name, "--", "true", code=1)

@@ -94,8 +94,12 @@ class User:
         )
         return out, err
 
+    def output(self, *arguments: str, code: int | None = 0) -> str:
+        """What a command prints, without its notes on stderr, such as that a server starts slowly."""
+        return self._run(arguments, None, code)[0]
+
     def json(self, *arguments: str, code: int | None = 0) -> Any:
-        return json.loads(self._run((*arguments, "-o", "json"), None, code)[0])
+        return json.loads(self.output(*arguments, "-o", "json", code=code))
 
     def task(self, text: str, file: str = "task.yaml") -> str:
         """Write a task file; its path."""
@@ -165,7 +169,7 @@ class User:
         )
 
     def log(self, name: str, *arguments: str) -> str:
-        return self.cli("logs", name, *arguments)
+        return self.output("logs", name, *arguments)
 
     def said(self, name: str, rank: int = 0) -> str:
         """What one rank of the job has said so far: looked at without a command, which would
