@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from tests.train.programs import CLASSES, WIDTH, Normed, digest, full_state, make_samples
 from tests.train.storage import UnreliableStorage, use_unreliable_storage
+from tests.waits import START_S
 from torch import nn
 from torch.nn import functional as F
 
@@ -498,7 +499,7 @@ CASES: dict[str, Case] = {
 def main(folder: Path) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    faulthandler.dump_traceback_later(100, exit=True)
+    faulthandler.dump_traceback_later(START_S - 20, exit=True)  # before the test gives up
     chosen = sys.argv[2:] or CASES
     for name, case in ((name, CASES[name]) for name in chosen):
         found = case(folder / name.replace(" ", "-").replace(",", ""))

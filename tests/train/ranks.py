@@ -27,6 +27,7 @@ from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
+from tests.waits import PATIENCE_S
 
 WARM = multiprocessing.get_context("forkserver")
 WARM.set_forkserver_preload(
@@ -55,7 +56,11 @@ class Ranks:
     ) -> None:
         _warm_up()
         self._store = dist.TCPStore(
-            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+            "127.0.0.1",
+            0,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=PATIENCE_S),
         )
         self._pipes: list[Connection] = []
         self._folder = folder

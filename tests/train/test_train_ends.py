@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
+from tests.waits import PATIENCE_S
 
 SCRIPT = """
 import sys, torch
@@ -31,7 +32,11 @@ if __name__ == "__main__":
 def test_a_rank_that_fails_keeps_nobody_waiting(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text(SCRIPT)
     store = dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+        "127.0.0.1",
+        0,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=PATIENCE_S),
     )
     ranks = []
     for rank in range(2):
@@ -52,7 +57,7 @@ def test_a_rank_that_fails_keeps_nobody_waiting(tmp_path: Path) -> None:
             subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
         )
     try:
-        said = [rank.communicate(timeout=120)[1] for rank in ranks]
+        said = [rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

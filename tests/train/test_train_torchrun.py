@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tests.train.programs import by_hand
+from tests.waits import START_S
 from torch import nn
 
 from cavvy import train
@@ -36,7 +37,7 @@ def torchrun(script: Path, *args: str, cwd: Path) -> tuple[int, str]:
         command, cwd=cwd, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        _, said = process.communicate(timeout=100)
+        _, said = process.communicate(timeout=START_S)
         return process.returncode, said
     finally:
         with suppress(ProcessLookupError):
