@@ -54,7 +54,7 @@ SlurmctldTimeout=30
 SlurmdTimeout=10
 MinJobAge={min_job_age}
 InactiveLimit=0
-KillWait=5
+KillWait=30
 SchedulerParameters=sched_interval=1,bf_interval=2,batch_sched_delay=0,sched_min_interval=0
 SlurmdParameters=config_overrides
 NodeName=gpu1 {node} Port={port1} Gres=gpu:h100:8
