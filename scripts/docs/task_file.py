@@ -26,7 +26,7 @@ this first line switches completion on:
 # yaml-language-server: $schema=task.schema.json
 ```
 
-* Only `true` and `false` are booleans; `yes`, `no` and `on` are words. A key that is there twice is an error.
+* Only `true` and `false` are booleans; `yes`, `no` and `on` are words. A key must not occur twice.
 * Lengths of time: `90s`, `10m`, `1h30m`, `2d`; a bare number is seconds. Memory and sizes: `512MB`, `16GB`, `1.5TB`;
   a bare number is GiB, and GB means GiB. Money: US dollars, `25` or `$2.50`. Times carry their zone:
   `2030-05-31T18:00Z`.

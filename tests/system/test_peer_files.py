@@ -1,4 +1,4 @@
-"""Files of SkyPilot and dstack run on this machine as they do there."""
+"""SkyPilot and dstack files run on this machine as in those tools."""
 
 import os
 import subprocess

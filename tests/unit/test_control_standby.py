@@ -1,4 +1,4 @@
-"""A second gang beside a job's own: when it gets the job, and what may not happen to the first
+"""A second gang for a job with a gang: when it gets the job, and what may not happen to the first
 meanwhile.
 """
 

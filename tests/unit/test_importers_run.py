@@ -239,7 +239,7 @@ def test_validate_tells_what_is_kept(folder: Path) -> None:
     )
     result = CliRunner().invoke(validate, ["a.yaml"])
     assert result.exit_code == 1
-    assert result.stdout.startswith("a.yaml is a valid task of SkyPilot.\n")
+    assert result.stdout.startswith("a.yaml is a valid SkyPilot task.\n")
     assert "not supported: line 2: `resources.local_disk`: " in result.stdout
     assert "note: line 2: `resources.disk_tier`: " in result.stdout
     assert "`cavvy run` would refuse this file" in result.stdout

@@ -631,7 +631,7 @@ def test_a_volume_is_kept() -> None:
             "2:26: `file_mounts./a.mode`: 'MOUTN' is not one of the choices",
         ),
         ("run: x\nfile_mounts: {/a: 5}", "2:19: `file_mounts./a`: the number 5 is not a string"),
-        ("name: a\nexecution: parallel\n---\nrun: x", "4:1: a job of a group needs a name"),
+        ("name: a\nexecution: parallel\n---\nrun: x", "4:1: each job in a job group needs a name"),
         (
             "run: x\nresources: {accelerators: tpu-v4-8, infra: aws}",
             "2:27: tpu-v4-8 is a TPU, which aws does not have",

@@ -422,8 +422,8 @@ def make_queue(active: str, reason: str, message: str) -> Object:
         (
             True,
             None,
-            "namespace default has no such local queue .* `kubectl -n default get localqueues` "
-            "lists",
+            "namespace default has no Kueue local queue with this name, .* `kubectl -n default get "
+            "localqueues` lists",
             "",
         ),
         (
@@ -465,7 +465,7 @@ def test_a_queue_through_which_nothing_starts_is_not_ready(
 @pytest.mark.parametrize(
     ("answer", "problem", "told", "goes_on"),
     [
-        (None, Refused, "no such local queue", False),
+        (None, Refused, "no Kueue local queue with this name", False),
         (
             (200, make_queue("False", "Stopped", "held")),
             NoCapacity,

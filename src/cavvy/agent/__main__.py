@@ -25,5 +25,5 @@ if __name__ == "__main__":
 
     code = main(sys.argv[1:])
     sys.stderr.flush()
-    # nothing is left to clean up, and a normal exit of Python takes as long as a short job
+    # nothing is left to clean up, and Python's normal exit takes as long as a short job
     os._exit(code)

@@ -272,7 +272,7 @@ class CheckpointConfig(ConfigRecord):
 
 
 class VolumeConfig(ConfigRecord):
-    """Files outside the working folder: their source, and the path at which the work sees them."""
+    """Files outside the working folder: their source, and the path where the work sees them."""
 
     kind: str  # one of named, host, nfs, folder
     source: str
@@ -291,7 +291,7 @@ class TransferConfig(ConfigRecord):
 
 
 class BuildConfig(ConfigRecord):
-    """A Dockerfile in the frozen working folder, from which the image is built."""
+    """A Dockerfile in the frozen working folder, to build the image from."""
 
     path: str
     dockerfile: str = "Dockerfile"

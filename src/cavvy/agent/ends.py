@@ -1,4 +1,4 @@
-"""How the work of a rank ended, and when its agent may leave."""
+"""How the work of a rank ended, and when its agent may exit."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class LogSpool:
         return self.size, self.size - self._acked, b""
 
     def acknowledge(self, wanted: int) -> None:
-        """Continue at the position `wanted`, from which the server requests output. It may be
+        """Continue at the position `wanted`, where the server wants output to start. It may be
         before the last position, as long as the bytes there are still stored.
         """
         self._acked = min(wanted, self.size)

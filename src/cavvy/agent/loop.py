@@ -184,7 +184,7 @@ def by_line(take: Callable[[bytes], None]) -> Callable[[bytes], None]:
 
 
 def make_wake_pipe() -> tuple[int, int]:
-    """A non-blocking pipe to which the interpreter writes the number of each signal that it
+    """A non-blocking pipe; the interpreter writes to it the number of each signal that it
     catches.
     """
     reader, writer = os.pipe()

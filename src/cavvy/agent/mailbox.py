@@ -18,7 +18,7 @@ from .wire import BackOff, RequestConnection, ServerAddress, parse_reply
 
 FIRST_PAUSE_S = 0.02
 LAST_PAUSE_S = 1.0
-GROWTH = 1.2  # factor by which each pause is longer than the previous one
+GROWTH = 1.2  # each pause is this many times as long as the one before
 
 
 class AgentMailbox:
@@ -30,7 +30,7 @@ class AgentMailbox:
         self._path = path
 
     def post(self, request: bytes) -> str:
-        """Send a request; returns the number under which its answer will arrive."""
+        """Send a request; returns the number that its answer will have."""
         AgentMailbox._count += 1
         number = f"{os.getpid()}-{time.monotonic_ns():x}-{AgentMailbox._count}"
         os.makedirs(self._path, mode=0o700, exist_ok=True)

@@ -39,7 +39,7 @@ SPARES_NODE = {False: ("succeeded", "exit"), True: ("succeeded", "exit", "setup"
 # the longest time for saving a checkpoint, in seconds, that a task may report
 LONGEST_SAVE_S = 86400.0
 SIGNAL_WAIT_S = {True: 0.5, False: 0.05}
-DELIVER_S = 20.0  # seconds for which an agent with --deliver tries to deliver messages
+DELIVER_S = 20.0  # how many seconds an agent with --deliver tries to deliver messages
 
 
 class RankRunner:
@@ -73,7 +73,7 @@ class RankRunner:
         # seconds that saving the task's newest checkpoint took, as the task reported
         self._cost_s: float | None = None
         self.execs = RankExecs(loop, self.delivered)
-        # Set when the agent leaves after its work: seconds for which the node's next agent waits
+        # Set when the agent exits after its work: how many seconds the node's next agent waits
         # for more work.
         self.keep_s = 0.0
         self._terminated = False  # whether SIGTERM has arrived
@@ -202,7 +202,7 @@ class RankRunner:
             self._leave()
 
     def terminated(self) -> None:
-        """Handle SIGTERM, by which the provider removes the gang or reclaims the node."""
+        """Handle SIGTERM: the provider removes the gang or reclaims the node."""
         taken, self._terminated = self._config.taken, True
         if taken is not None:
             self._move(AgentState.RECLAIMED)
@@ -214,7 +214,7 @@ class RankRunner:
             self._end("stopped", "the gang was removed", self._config.grace_s)
 
     def _look_for_warning(self) -> None:
-        """Check for the file by which the provider warns that its time limit is near. Listing the
+        """Check for the file that the provider writes when its time limit is near. Listing the
         folder makes network file systems ask their server.
         """
         taken = self._config.taken
@@ -436,8 +436,8 @@ class RankRunner:
             self._loop.after(max(0.0, seconds - reserve), self._kill_work)
 
     def _kill_work(self) -> None:
-        """Kill the work, but not the upload of its last checkpoint, for which the rest of the time
-        is reserved."""
+        """Kill the work, but not the upload of its last checkpoint: the rest of the time is
+        reserved for it."""
         if not self._over and not self._steps.finishing:
             self._steps.kill(save=True)
 

@@ -78,7 +78,7 @@ class BoundedHttp(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._inner, self.app = self.app, self._serve
-        self._refusal = 0  # the HTTP status with which the head is refused; 0 if it is accepted
+        self._refusal = 0  # the HTTP status of the refusal; 0 if the head is accepted
         self._head = 0  # bytes of this head so far
         self._rest = 0  # bytes received since the last complete header
         self._discarded = 0

@@ -1,5 +1,5 @@
-"""Keeps the commands that run beside jobs. Users request them and agents run them; their output is
-kept in memory until it is read.
+"""Keeps track of the commands that users run in the environment of a job. Users request them and
+agents run them; their output is kept in memory until it is read.
 
 When the server stops, the commands end; the waiting command line tools are notified and start their
 commands again.

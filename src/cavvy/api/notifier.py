@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 class ChangeNotifier:
     """Wakes the requests that wait for a key. Keys are job ids, gang names or log names; code that
-    changes one of these calls `wake`.
+    changes a job, gang or log calls `wake` with its key.
     """
 
     def __init__(self) -> None:

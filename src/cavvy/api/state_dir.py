@@ -86,7 +86,7 @@ class StateDir:
         return made
 
     def listen(self) -> tuple[socket.socket, str]:
-        """Open a Unix socket on which only this user can connect, and return it with its
+        """Open a Unix socket that only this user can connect to, and return it with its
         address.
         """
         path = self.socket_path()
@@ -188,7 +188,7 @@ class StateDir:
 
 
 class LogFile:
-    """The log file `server.log`, to which standard output and error are redirected; a large file is
+    """The log file `server.log`, which gets standard output and error; a large file is
     renamed to `server.log.1`.
     """
 

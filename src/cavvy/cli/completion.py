@@ -1,4 +1,4 @@
-"""`cavvy completion`: prints the completion script of a shell."""
+"""`cavvy completion`: prints the completion script for a shell."""
 
 import click
 

@@ -107,7 +107,7 @@ def _read_session(
 ) -> "LoadedTask":
     """Read the task as a session with its machine and its idle limit, which is the keep time.
 
-    A file that describes a session, such as a `dev-environment` of dstack, keeps its commands and
+    A file that describes a session, such as a dstack `dev-environment`, keeps its commands and
     its idle limit.
     """
     from dataclasses import replace
@@ -152,7 +152,8 @@ def _find_session(client: "Client", project: str, name: str) -> "JobDetail | Non
     there = named(project, job.name)
     raise CommandFailure(
         f"machine {name} runs job {job.name}",
-        f"`cavvy ssh {there}` opens a shell beside the job; `cavvy stop {there}` ends the job",
+        f"`cavvy ssh {there}` opens a shell in the job's environment; "
+        f"`cavvy stop {there}` ends the job",
     )
 
 

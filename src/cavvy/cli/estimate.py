@@ -60,7 +60,7 @@ class _Command(click.Command):
     help="Precision of matrix products.",
 )
 @click.option("--compile", "compiled", is_flag=True, help="Assume torch.compile.")
-@click.option("--channels-last", is_flag=True, help="Images in channels-last memory format.")
+@click.option("--channels-last", is_flag=True, help="Assume images in channels-last memory format.")
 @click.option(
     "--optimizer", metavar="NAME", help="adamw, sgd, momentum, lion, adafactor, adamw8bit, ..."
 )

@@ -1,4 +1,4 @@
-"""`cavvy exec`: runs a command beside a running job."""
+"""`cavvy exec`: runs a command in the environment of a running job."""
 
 import sys
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @click.option(
     "--timestamps",
     is_flag=True,
-    help="Begin each line with the time at which the server received it.",
+    help="Begin each line with the time when the server received it.",
 )
 def command(
     name: str,
@@ -54,7 +54,7 @@ def command(
 ) -> None:
     """Print or follow a job's log, which is kept after its nodes are gone.
 
-    --since and --timestamps use the local time at which the server received a line.
+    --since and --timestamps use the local time when the server received a line.
     """
     from cavvy.cli.reach.follow import follow
 
@@ -93,7 +93,7 @@ def command(
 
 
 def _stamp(chunks: "Iterable[LogChunk]") -> Iterator[bytes]:
-    """The lines of a log, each with the time at which its beginning arrived."""
+    """The lines of a log, each with the time when its beginning arrived."""
     line, begun = b"", b""
     for chunk in chunks:
         at = chunk.offset - len(chunk.data)

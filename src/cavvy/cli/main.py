@@ -75,7 +75,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "check": "Show whether each provider is configured and what it does not support.",
         "secret": "Set, list and delete secrets.",
         "server": "Start, stop and inspect the embedded server.",
-        "completion": "Print the completion script of a shell.",
+        "completion": "Print the completion script for a shell.",
     },
 }
 COMMANDS = {name: text for names in SECTIONS.values() for name, text in names.items()}

@@ -264,7 +264,8 @@ def spot(**given: Any) -> None:
     required=True,
     metavar="FILE",
     type=_INPUT,
-    help="A CSV file with the columns vc and node num: the nodes of each virtual cluster.",
+    help="A CSV file with the columns `vc` and `node num`: the number of nodes in each virtual "
+    "cluster.",
 )
 @click.option(
     "--gpus-per-node",

@@ -34,7 +34,7 @@ def command(
 
     Prints the meaning of each file in plain words. If a file is invalid, prints every problem with
     line, column and a suggested fix, and exits with 2. This includes unknown regions and
-    providers, missing folders, and resources that no offer has. Files of SkyPilot and dstack are
+    providers, missing folders, and resources that no offer has. SkyPilot and dstack files are
     supported too; if `cavvy run` would refuse fields of such a file, lists them and exits with 1.
     """
     if schema:
@@ -86,7 +86,7 @@ def _explain(file: str, found: "Translation") -> None:
     from cavvy.spec.describe import describe_task
 
     own = found.kind == "Cavvy"
-    click.echo(f"{file} is valid." if own else f"{file} is a valid {found.what} of {found.kind}.")
+    click.echo(f"{file} is valid." if own else f"{file} is a valid {found.kind} {found.what}.")
     for task in found.tasks:
         pairs_out(describe_task(task))
     for each in found.kept:

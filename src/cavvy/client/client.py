@@ -25,7 +25,7 @@ REVISION = 7  # increases with every change to the routes
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
 _POLL_S = 1.5  # seconds that a long poll asks the server to wait
-_INPUT_S = 20.0  # seconds for which the server keeps input that a node does not read yet
+_INPUT_S = 20.0  # how many seconds the server keeps input that a node has not read yet
 _LONGEST_PAUSE_S = 2.0  # the longest pause between two tries, in seconds
 
 
@@ -43,7 +43,7 @@ class LogChunk(Struct, frozen=True, kw_only=True):
 
 
 class ExecChunk(Struct, frozen=True, kw_only=True):
-    """Output of a command that runs beside a job; `exit_code` is set in the last chunk."""
+    """Output of a command in the environment of a job; `exit_code` is set in the last chunk."""
 
     data: bytes
     exit_code: int | None
@@ -200,7 +200,7 @@ class Client:
         poll timed out.
 
         `attempt` selects a single attempt; `first` is the first attempt to read, and `since` the
-        earliest time. With `times`, chunks have the times at which the server received their bytes.
+        earliest time. With `times`, chunks have the times when the server received their bytes.
         """
         at, offset = attempt or first, 0
         while True:
@@ -285,7 +285,7 @@ class Client:
     def exec(
         self, project: str, name: str, command: list[str], *, rank: int = 0
     ) -> Iterator[ExecChunk]:
-        """Run a command beside a running job; the last chunk has its exit code."""
+        """Run a command in the environment of a running job; the last chunk has its exit code."""
         base = job_path(project, name) + "/exec"
         ask = wire.ExecAsk(command=command, rank=rank)
         started = self._ask(base, wire.ExecStarted, ask, retry=False)
@@ -348,7 +348,7 @@ class Client:
     def invite(
         self, *, name: str | None = None, group: str | None = None, valid_s: float = 3600
     ) -> wire.InvitationView:
-        """Two commands, each of which turns a machine into a node when run on it."""
+        """Two commands; each turns a machine into a node when run on it."""
         ask = wire.InviteAsk(name=name, group=group, valid_s=valid_s)
         return self._ask("/v1/invitations", wire.InvitationView, ask, wait_s=30)
 

@@ -6,7 +6,7 @@ QUIET_S = 3.0  # seconds without an answer after which the silence is reported
 
 
 class Patience:
-    """All connections of one command share one object. `limit_s` is the time for which a request is
+    """All connections of one command share one object. `limit_s` is how long a request is
     repeated while no server answers; `report` gets a sentence when a silence is noticed and when it
     ends.
     """

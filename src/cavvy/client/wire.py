@@ -62,7 +62,7 @@ class Submitted(Answer, frozen=True, kw_only=True):
 
 class JobListing(Answer, frozen=True, kw_only=True):
     """A job in a listing. `placement` is the key of the offer of its latest attempt, and `machine`
-    the name of the machine on which it runs.
+    the name of the machine that it runs on.
     """
 
     id: str
@@ -373,7 +373,7 @@ class DrillAsk(Ask, frozen=True, kw_only=True):
 
 
 class ExecAsk(Ask, frozen=True, kw_only=True):
-    """A command to run beside the job's work on one rank."""
+    """A command to run on one rank, in the environment of the job's work."""
 
     command: list[str] = []
     rank: int = 0

@@ -51,7 +51,7 @@ from cavvy.providers.base import (
 from cavvy.store.base import RowNotFound, Store
 from cavvy.store.checkpoints.folders import CheckpointFolders
 
-_HOSTS = "hosts"  # the worklist key under which shared hosts are published
+_HOSTS = "hosts"  # the worklist key for publishing shared hosts
 _HOSTS_EVERY = timedelta(minutes=1)
 _ROOM_PAUSE = timedelta(seconds=2)  # pause between two tries to write to a full disk
 _SIGNALS_PAUSE = timedelta(seconds=15)

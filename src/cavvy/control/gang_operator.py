@@ -211,6 +211,6 @@ class GangOperator:
         return self._out.pool.visibility_delay(attempt.offer.provider)
 
     def _heard(self, attempt: Attempt, node: Node) -> Node:
-        """The node with the time at which this process last received a message of its agent."""
+        """The node with the time when this process last received a message of its agent."""
         heard = self._out.agents.heard(attempt.id, node.rank)
         return replace(node, heard_at=max(heard, node.heard_at or heard)) if heard else node

@@ -51,7 +51,7 @@ from cavvy.store.base import AllocationConflict, AtomicWrite, RowNotFound, Stale
 
 _HEAD = 16  # jobs read by one pass
 _DEEP = 1000  # jobs read by a pass while the first jobs are blocked
-_HOSTS = "hosts"  # key under which the control plane publishes shared hosts again
+_HOSTS = "hosts"  # the key for publishing shared hosts again
 _SOON = timedelta(milliseconds=200)  # delay until a kept gang that was not ready is tried again
 _MACHINE_POLL = timedelta(seconds=1)  # interval while a job waits for its machine
 _LOOK_AGAIN = timedelta(
@@ -162,7 +162,7 @@ class QueueReconciler:
     async def _give_machine(
         self, job: Job, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> QueueWait | None:
-        """Start the job on its machine, whose gang is bought if it has none."""
+        """Start the job on its machine; if the machine has no gang, buy one."""
         match await self._machines.give_turn(job, now):
             case MachineIsBusy(reason=reason):
                 wait = JobWait(job=job, reason=reason, behind=())

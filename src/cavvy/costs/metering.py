@@ -28,7 +28,7 @@ def bill(
 ) -> list[Charge]:
     """Charge the node of `rank` for its life so far, [`started`, `until`).
 
-    `rates` are the prices of one node, each with the time from which it holds, as in
+    `rates` are the prices of one node, each with the time when it takes effect, as in
     `GangSeen.rates`. The first price also holds before its time, and () means the offer's rate.
     `minimum` is the billed time even if the node ends earlier, or None for the offer's minimum.
     With `final`, the node ended at `until`, and the rest of the minimum is charged separately.

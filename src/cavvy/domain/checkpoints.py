@@ -16,7 +16,7 @@ class CheckpointFile:
     sha256: str = ""
     size: int = 0  # bytes
     mode: int = 0o644
-    mtime_ns: int = 0  # modification time, by which programs find their newest file
+    mtime_ns: int = 0  # modification time; programs use it to find their newest file
     link: str | None = None  # target of a link; None for a file
 
 

@@ -25,7 +25,7 @@ class Event:
 
 class ChargeKind(StrEnum):
     NODE = "node"  # a period of a node at one rate
-    KEPT = "kept"  # a period in which the node waited for the project's next job
+    KEPT = "kept"  # a period when the node waited for the project's next job
     MINIMUM = "minimum"  # what was missing to the provider's minimum charge
 
 

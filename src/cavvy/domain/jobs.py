@@ -198,7 +198,7 @@ class RunOrigin:
     snapshot: str | None = None  # content hash of the frozen working folder
     versions: dict[str, str] = field(
         default_factory=dict
-    )  # versions of Cavvy and Python, and platform, of the submitter
+    )  # the submitter's platform and versions of Cavvy and Python
     rerun_of: str | None = None
 
 
@@ -377,7 +377,7 @@ class Node:
     rank: int
     phase: NodePhase = NodePhase.EXPECTED
     claim: str | None = None  # nonce of the agent that holds the claim
-    address: str | None = None  # the address at which the other ranks reach this node
+    address: str | None = None  # the address where the other ranks reach this node
     order: Order | None = None
     last_seq: int = 0  # number of the agent's last message that was applied or refused
     refused: int = 0  # number of the agent's messages that were refused in whole or in part

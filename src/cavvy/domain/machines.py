@@ -12,7 +12,8 @@ USUAL_KEEP = timedelta(minutes=30)  # keep time of a machine whose first task st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedMachine:
-    """A name of a project for one gang at a time: the gang of the machine's newest job.
+    """A name within a project that stands for one gang at a time: the gang of the machine's newest
+    job.
 
     `task` is the request that the next purchase repeats, with the machine's keep time in `keep`.
     Without an open gang, the machine is stopped and costs nothing.

@@ -304,7 +304,7 @@ class Workload:
     samples: float | None = None
     rates: dict[str, float] = field(default_factory=dict)
     profile: str | None = (
-        None  # a work profile's file, beside the task file: it has the rates that `rates` does not
+        None  # a work profile's file, next to the task file: it has the rates that `rates` does not
     )
     duration: timedelta | None = None
     # A node's accelerators such as "A100-80GB:8", or "cpu:16". None: every node that fits the task
@@ -361,7 +361,7 @@ class Task:
     image_login: str | None = None  # name of a secret: USER:PASSWORD for the image's registry
     workdir: Workdir | None = None
     env: dict[str, str] = field(default_factory=dict)
-    # names of secrets; each becomes an environment variable of its name
+    # names of secrets; each value is set as an environment variable of the same name
     secrets: tuple[str, ...] = ()
     inputs: tuple[Transfer, ...] = ()
     outputs: tuple[Transfer, ...] = ()
@@ -378,4 +378,4 @@ class Task:
         0
     )  # how long the nodes are kept, and billed, for the project's next job
     session: bool = False  # the work waits for its user; it ends well when it is idle
-    machine: str | None = None  # name of the machine on which the task runs, see `NamedMachine`
+    machine: str | None = None  # name of the machine that the task runs on, see `NamedMachine`

@@ -1,4 +1,4 @@
-"""Detect the tool for which a task file was written, and translate the file into a task.
+"""Detect the tool that a task file was written for, and translate the file into a task.
 
 `cli` and `api` call `load_task` and `parse_task`, which return a task that is ready to run, or
 raise SpecError with every problem of the file. The package `spec` reads Cavvy's own files. A file
@@ -63,7 +63,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTask:
-    """A task, and the file from which it was read. The task's relative paths are relative to
+    """A task, and the file that it was read from. The task's relative paths are relative to
     `folder`. `source` is the whole result of reading the file, which includes the tool and the keys
     that were not translated.
     """

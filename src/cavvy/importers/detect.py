@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Dialect(StrEnum):
-    """The tool for which a file was written."""
+    """The tool that a file was written for."""
 
     CAVVY = "Cavvy"
     SKYPILOT = "SkyPilot"

@@ -67,7 +67,7 @@ class Translation:
 
     @property
     def refused(self) -> tuple[KeptKey, ...]:
-        """The keys because of which the file cannot run as it is; () if it can run."""
+        """The keys that prevent the file from running as it is; () if it can run."""
         return tuple(each for each in self.kept if each.refused)
 
 

@@ -142,7 +142,7 @@ def enter_folder(path: str) -> str:
 
 
 def use_python(version: str) -> str:
-    """Commands that activate a virtual environment with this version of Python. If this fails, the
+    """Commands that activate a virtual environment with this Python version. If this fails, the
     work ends.
     """
     return f"""\

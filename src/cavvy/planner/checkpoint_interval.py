@@ -34,10 +34,10 @@ class NodeLosses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInterval:
-    """How often a task should save, and the figures from which this was computed."""
+    """How often a task should save, and the figures that this was computed from."""
 
     every: timedelta
-    cost: timedelta  # the time by which one checkpoint delays the work
+    cost: timedelta  # how long one checkpoint delays the work
     per_hour: float  # losses of the whole gang per hour
     measured: bool  # whether the cost was measured on the task (else it is assumed)
 

@@ -130,7 +130,7 @@ class RelaysAgents(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinInvitation:
-    """Two commands, either of which joins a machine. They contain a single-use token."""
+    """Two commands; either joins a machine. They contain a single-use token."""
 
     shell: str
     python: str  # for machines without curl

@@ -46,8 +46,8 @@ def login_node() -> tuple[ProviderSetting, ...]:
     return (
         text(
             "host",
-            "The login node, as a name with which `ssh` connects without a password. If this is "
-            "unset, this machine is the login node.",
+            "The login node, as a host name that `ssh` can connect to without a password. If "
+            "this is unset, this machine is the login node.",
         ),
         text("ssh_options", "Options of `ssh`, such as `-J gate -i ~/.ssh/cluster`."),
         text(

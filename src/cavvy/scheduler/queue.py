@@ -22,7 +22,7 @@ class WaitingJob:
     job: Job
     gang: str
     offers: tuple[Offer, ...]
-    avoid: frozenset[str] = frozenset()  # names of shared hosts on which this job failed recently
+    avoid: frozenset[str] = frozenset()  # names of shared hosts where this job failed recently
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

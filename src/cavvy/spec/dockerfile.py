@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from cavvy.catalog.accelerators import Vendor, find_accelerator
 from cavvy.domain.tasks import Task
 
-# The base images by vendor, for building and for running. Wheels of PyTorch, JAX and similar
+# The base images by vendor, for building and for running. Wheels for PyTorch, JAX and similar
 # packages contain CUDA's libraries, so the `base` image is enough to run them. CUDA 12.8 is the
 # first version with support for Blackwell, and every driver for CUDA 12 can run it.
 CUDA_BUILD = "docker.io/nvidia/cuda:12.8.1-devel-ubuntu24.04"

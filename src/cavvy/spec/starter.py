@@ -41,7 +41,7 @@ resources:
 
 # nodes: 2  # run on two nodes at once; NODE_RANK and MASTER_ADDR are set for torchrun
 
-# The folder in which the task runs, frozen on submission without the files that .gitignore and .cavvyignore list.
+# The folder where the task runs, frozen on submission without the files that .gitignore and .cavvyignore list.
 workdir: .
 
 # Commands that run before `run`. A finished setup is reused until its commands or the files in `uses` change.

@@ -1,5 +1,5 @@
 """Match the entries of `setup.uses` with the files of a frozen folder. This is needed to check a
-task, and to compute the key under which a finished setup is reused.
+task, and to compute the key for reusing a finished setup.
 """
 
 import os

@@ -28,8 +28,8 @@ from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
 
-# Jobs of each machine that the queue reads: the next, and some whose reason is shown. They take no
-# place of other jobs, because a machine may be busy for days.
+# Jobs of each machine that the queue reads: the next, and some whose reason is shown. They do
+# not count toward the limit for other jobs, because a machine may be busy for days.
 PER_MACHINE = 4
 
 
@@ -111,7 +111,7 @@ class JobSummary:
     place: str | None  # key of the offer of the latest attempt
     spent: Money
     held: bool  # whether the job waits for its schedule or window instead of in the queue
-    machine: str | None = None  # name of the machine on which the job runs
+    machine: str | None = None  # name of the machine that the job runs on
     tags: dict[str, str] = field(default_factory=dict)
 
 

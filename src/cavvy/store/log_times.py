@@ -1,4 +1,4 @@
-"""Records when the bytes of a log arrived: a file of pairs beside the log, at most two per second.
+"""Records when the bytes of a log arrived: a file of pairs next to the log, at most two per second.
 
 A pair holds an offset and a time. Bytes between two pairs arrived less than half a second after the
 time of the first pair.

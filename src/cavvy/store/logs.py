@@ -35,7 +35,7 @@ _FILE = re.compile(r"(\d+)\.(\d+)\.log(?:\.(\d{20}))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSlice:
-    """Some bytes of a log, and the offset at which the next read continues. If `dropped` bytes were
+    """Some bytes of a log, and the offset where the next read continues. If `dropped` bytes were
     lost, `data` is a line that reports this.
     """
 
@@ -46,7 +46,7 @@ class LogSlice:
 
 @dataclass(slots=True)
 class _Log:
-    """The files of one log, keyed by the offset at which each starts. New bytes are appended to the
+    """The files of one log, keyed by the offset where each starts. New bytes are appended to the
     last file."""
 
     base: Path

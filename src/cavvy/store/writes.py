@@ -212,8 +212,8 @@ def _write_document(
     stored: Attempt | Node | NamedMachine,
     fixed: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Insert (version 0) or update a row: its document, and `columns` beside the document. Raises
-    StaleVersion.
+    """Insert (version 0) or update a row: its document, and `columns` in addition to the
+    document. Raises StaleVersion.
     """
     columns = {**columns, "document": encode(stored), "version": stored.version}
     if version:

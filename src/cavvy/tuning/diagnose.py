@@ -554,7 +554,7 @@ class Diagnoser:
                 fix,
             )
         if "bf16" in self._seconds:
-            text = "the same steps are faster by this time under bf16 autocast"
+            text = "under bf16 autocast, the same steps take this much less time"
             lost = self._gain("resident", "bf16")
             self._add(
                 "fp32 on tensor cores", lost, text, "Plan(precision='bf16')", precision="bf16"

@@ -51,7 +51,7 @@ FROM_HERE = 1 << 31  # the number of the first channel that this end of the tunn
 
 
 class SessionTarget:
-    """The environment in which commands run and files are found: this node or a container on it."""
+    """The environment where commands run and files are found: this node or a container on it."""
 
     def __init__(
         self, env: dict[str, str], folder: str, prefix: list[str], root: Callable[[], str]

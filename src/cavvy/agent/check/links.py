@@ -116,8 +116,8 @@ def _send(line: socket.socket) -> None:
 
 
 def _receive_all(server: socket.socket, key: bytes, rank: int, end: float) -> tuple[int, float]:
-    """Return the number of bytes received over all connections, and the seconds in which they
-    arrived. Raises SlowLink."""
+    """Return the number of bytes received over all connections, and how many seconds they took
+    to arrive. Raises SlowLink."""
     lines: list[socket.socket] = []
     while len(lines) < STREAMS:
         server.settimeout(max(0.01, end - time.monotonic()))

@@ -54,7 +54,7 @@ def find_source(config: AgentConfig, volume: VolumeConfig, folder: str) -> str:
 
 
 def find_mounted(export: str) -> str | None:
-    """The first path at which an NFS export is already mounted, or None."""
+    """The first path where an NFS export is already mounted, or None."""
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             device, where, kind = line.split(" ")[:3]
@@ -151,7 +151,7 @@ def list_home_links(config: AgentConfig, work: WorkConfig) -> list[tuple[str, st
 
 
 def find_path(volume: VolumeConfig, folder: str) -> str:
-    """The path at which the work sees the volume. Raises CannotBuild."""
+    """The path where the work sees the volume. Raises CannotBuild."""
     if volume.path.startswith("~/"):
         return os.path.expanduser(volume.path)
     return volume.path if os.path.isabs(volume.path) else inside(folder, volume.path)

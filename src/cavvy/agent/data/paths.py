@@ -18,7 +18,7 @@ def is_full(path: str) -> bool:
 
 
 def find_input(config: AgentConfig, index: int, target: str) -> str:
-    """The path to which an input is copied. Raises CannotBuild."""
+    """The path that an input is copied to. Raises CannotBuild."""
     if not is_full(target):
         return inside(config.folder, target)
     os.makedirs(f"{config.home}/inputs", mode=0o700, exist_ok=True)

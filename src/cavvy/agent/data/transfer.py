@@ -154,8 +154,7 @@ def save_object(path: str, download: ObjectDownload, meter: TransferProgress | N
 
 
 class ObjectUpload:
-    """Uploads one object in parts. `target` is the name by which the control plane knows the
-    object."""
+    """Uploads one object in parts. `target` is the control plane's name for the object."""
 
     def __init__(
         self,

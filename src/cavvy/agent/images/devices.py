@@ -16,8 +16,7 @@ FILES = {
     "google": ("accel[0-9]*", "vfio/*"),
     "intel": ("accel/accel[0-9]*", "dri"),
 }
-# The device files of RDMA (InfiniBand, RoCE, EFA), and of NVIDIA's copies between GPU memory and
-# network
+# The device files of RDMA (InfiniBand, RoCE, EFA), and of NVIDIA's GDRCopy driver
 FABRIC = ("infiniband", "gdrdrv")
 SPECS = ("/etc/cdi", "/var/run/cdi")  # where engines read descriptions of devices (CDI)
 

@@ -16,7 +16,7 @@ from ..work.reaper import exit_code
 from ..work.trees import remove_tree
 from .driver import find_objection, read_driver
 
-HUB = "https://index.docker.io/v1/"  # the name under which engines store Docker Hub's login
+HUB = "https://index.docker.io/v1/"  # the name that engines use to store Docker Hub's login
 
 
 def bring_image(

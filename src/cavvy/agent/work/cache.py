@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DAY_S = 86400.0
 EVERY_S = DAY_S
 AGE_S = 14 * DAY_S  # seconds without use after which an entry is removed
-YOUNG_S = DAY_S  # seconds after its last use in which an entry is never removed
+YOUNG_S = DAY_S  # an entry is never removed within this many seconds after its last use
 TOUCH_S = 3600.0  # seconds between two updates of the time of an entry in use
 SHARE = 0.25  # share of the file system that the cache may fill
 

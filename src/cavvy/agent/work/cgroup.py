@@ -27,7 +27,7 @@ def make_group(name: str, memory_mib: int) -> str | None:
 
 
 def list_parents() -> list[str]:
-    """Folders in which a group can be created, best first: below the root, or else below the
+    """Folders where a group can be created, best first: below the root, or else below the
     agent's own group.
     """
     unified, own = _own_groups()

@@ -143,7 +143,7 @@ def copies_of(config: AgentConfig) -> str:
 
 
 def tell_waiting(text: str) -> None:
-    """Print the line with which the agent reports what the upload waits for."""
+    """Print the line that reports what the upload waits for."""
     os.write(1, (json.dumps({"state": "waits", "reason": text}) + "\n").encode())
 
 
@@ -440,7 +440,7 @@ def fetch(
 
 
 def newest(entries: list[FileEntry]) -> int:
-    """The time at which the newest file was written, in nanoseconds since the epoch; 0 if there are
+    """The time when the newest file was written, in nanoseconds since the epoch; 0 if there are
     no files."""
     return max((entry.mtime_ns for entry in entries), default=0)
 

@@ -86,7 +86,7 @@ def find_engine() -> str | None:
 
 
 def make_name(config: AgentConfig) -> str:
-    """The container's name, by which a killed agent's container is found and removed."""
+    """The container's name; the container of a killed agent is found by it and removed."""
     return f"{config.gang}-{config.rank}"
 
 

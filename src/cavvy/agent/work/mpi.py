@@ -30,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
-GATHER_S = 600  # seconds in which all ranks must connect
+GATHER_S = 600  # all ranks must connect within this many seconds
 PORT_AFTER_MASTER = 1
 SHELL = "cavvy-rsh"
 

@@ -210,7 +210,7 @@ def _set_up(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
     if not os.path.exists(kept + "/finished"):
         os.write(
             channel, b"setup\n"
-        )  # reported even while another agent runs the setup with the same key
+        )  # reported even if another agent is running an identical setup
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         if os.path.exists(kept + "/finished"):

@@ -57,7 +57,7 @@ class ChildCommand:
         self.cleanup: list[str] | None = (
             None  # a program to run at the end, for example to remove the container
         )
-        self.channel = -1  # the file descriptor of a channel to which only `call` writes
+        self.channel = -1  # the file descriptor of a channel that only `call` writes to
         self.leaves = False  # whether processes that the program has started live on after it ends
         self.status_path: str | None = (
             None  # the file in which the exit code is recorded before it is reported
@@ -369,4 +369,4 @@ def _close_all_but(keep: set[int]) -> None:
             try:
                 os.close(int(name))
             except OSError:
-                continue  # the descriptor with which the folder was listed
+                continue  # the descriptor that was used to list the folder

@@ -87,7 +87,7 @@ class LogAnswer(Answer, frozen=True, kw_only=True):
 
 
 class ExecWanted(Answer, frozen=True, kw_only=True):
-    """A command to run beside the work."""
+    """A command to run in the environment of the work."""
 
     id: str
     command: list[str]
@@ -140,7 +140,7 @@ async def claim(request: Request) -> Response:
 @router.post(
     "/messages",
     **document(
-        "Send messages of an agent.",
+        "Send an agent's messages.",
         ask=ReportedBatch,
         answer=MessagesAnswer,
         errors=("claimed", "agent-protocol"),
@@ -228,7 +228,7 @@ async def orders(
 @router.post(
     "/execs/{exec_id}",
     **document(
-        "Send output of a command that runs beside the work.",
+        "Send the output of a command that a user runs in the environment of the work.",
         answer=ExecAnswer,
         sends=True,
         errors=("gang-not-found",),

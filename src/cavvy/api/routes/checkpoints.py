@@ -1,4 +1,4 @@
-"""Routes with which agents upload checkpoints and fetch the newest one: files by hash, and then the
+"""Routes for agents, to upload checkpoints and fetch the newest one: files by hash, and then the
 commit that completes a checkpoint.
 """
 
@@ -44,7 +44,7 @@ class HeldCheckpoint(Answer, frozen=True, kw_only=True):
 
 
 class LatestAnswer(Answer, frozen=True, kw_only=True):
-    """The checkpoint from which the gang must start, or null if the job has none."""
+    """The checkpoint that the gang must start from, or null if the job has none."""
 
     checkpoint: HeldCheckpoint | None
 

@@ -1,4 +1,4 @@
-"""Routes with which agents list the files of inputs, and get a signed request for each file of an
+"""Routes for agents, to list the files of inputs, and get a signed request for each file of an
 input, an output or a checkpoint, or have it relayed.
 """
 

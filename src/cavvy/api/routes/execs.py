@@ -1,4 +1,4 @@
-"""Routes for commands that users run beside a job's work."""
+"""Routes for commands that users run in the environment of a job."""
 
 from contextlib import suppress
 from secrets import token_hex
@@ -27,7 +27,7 @@ _ALIVE = (NodePhase.CLAIMED, NodePhase.SETUP, NodePhase.RUNNING)
 @router.post(
     "",
     **document(
-        "Run a command beside the job's work.",
+        "Run a command in the environment of a running job.",
         ask=wire.ExecAsk,
         answer=wire.ExecStarted,
         status=201,

@@ -34,7 +34,7 @@ SinceQuery = Annotated[
     AwareDatetime | None,
     Query(description="Start with the first byte that arrived at this time or later."),
 ]
-TimesQuery = Annotated[bool, Query(description="Return also the times at which the bytes arrived.")]
+TimesQuery = Annotated[bool, Query(description="Return also the times when the bytes arrived.")]
 OnlyQuery = Annotated[bool, Query(description="Do not continue with later attempts.")]
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cavvy.client.wire import JobListing
 
 _PAGE = 200
-PATIENCE_S = 120.0  # seconds for which a command repeats a request that no server answers
+PATIENCE_S = 120.0  # how many seconds a command repeats a request that no server answers
 FOLLOW_PATIENCE_S = 600.0  # the same limit for commands that follow a job
 _NO_SERVER = 69  # exit code (EX_UNAVAILABLE): no server answered, so the job's state is unknown
 

@@ -100,8 +100,8 @@ def _local_parts(loaded: "LoadedTask") -> dict[str, Path]:
 def _upload_files(
     client: "Client", project: str, loaded: "LoadedTask", parts: Mapping[str, Path]
 ) -> str:
-    """Freeze the working folder and the files beside it, and upload what the server does not have.
-    Returns the hash of the snapshot. Raises CommandFailure.
+    """Freeze the working folder and the local files outside it, and upload what the server does
+    not have. Returns the hash of the snapshot. Raises CommandFailure.
     """
     from cavvy.cli.view.formatting import show_size
 

@@ -1,4 +1,4 @@
-"""Checkpoints: the state from which an attempt starts, and uploads from nodes that cannot reach the
+"""Checkpoints: the state that an attempt starts from, and uploads from nodes that cannot reach the
 job's folder.
 
 A checkpoint counts once its row is written, which happens after all of its files are stored. Work
@@ -140,7 +140,7 @@ class Checkpoints:
         return self._losses[1]
 
     async def latest(self, gang: str) -> tuple[SavedCheckpoint, Sequence[CheckpointFile]] | None:
-        """The checkpoint from which this gang starts: the newest of earlier attempts, so that all
+        """The checkpoint that this gang starts from: the newest of earlier attempts, so that all
         ranks get the same one. Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)

@@ -126,7 +126,8 @@ def _running(report: ReportOutcome, message: AgentMessage, at: datetime, now: da
             report,
             at,
             "setup",
-            "skipped the setup: the node has a finished setup with the same key",
+            "skipped the setup: the node already has a finished setup with the same commands and "
+            "files",
         )
 
 

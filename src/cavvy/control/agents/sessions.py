@@ -1,4 +1,4 @@
-"""The service through which agents claim their work, report, and receive orders.
+"""The service that lets agents claim their work, report, and receive orders.
 
 Claims make a double launch harmless: each rank of an attempt is granted to one nonce only. Messages
 are numbered, and each is applied once. A lost wake-up only delays an answer by one polling
@@ -220,8 +220,8 @@ class AgentSessions:
         return all(at is not None and at >= since for at in asked)
 
     def afford(self, attempt_id: str, until: datetime | None) -> None:
-        """Limit the attempt's leases to this time, until which the budget pays for the attempt;
-        None removes the limit."""
+        """Limit the attempt's leases to this time, because the budget pays for the attempt only
+        until then; None removes the limit."""
         if until is None:
             self._affordable.pop(attempt_id, None)
         else:

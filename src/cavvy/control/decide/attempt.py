@@ -36,7 +36,7 @@ MARGIN = timedelta(
     seconds=5
 )  # time beyond the grace period for the signal, the last log lines and the report
 PRICE_RISE = 10  # a sudden price rise by this factor must not exceed the budget
-REMOVE_AGAIN = timedelta(seconds=30)  # until a removal without effect is requested again
+REMOVE_AGAIN = timedelta(seconds=30)  # time until a removal that had no effect is requested again
 END_TIMES_TIMEOUT = timedelta(
     minutes=10
 )  # time after which an ended gang without reported end times is closed
@@ -400,7 +400,7 @@ def _is_told(node: Node, kinds: Sequence[str]) -> bool:
 
 
 def _told_at(nodes: Sequence[Node]) -> list[datetime]:
-    """The times at which these ranks got their orders."""
+    """The times when these ranks got their orders."""
     return [node.order.at for node in nodes if node.order is not None and node.order.at is not None]
 
 
@@ -456,7 +456,7 @@ def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
 
 
 def _ours(view: AttemptSnapshot) -> str:
-    """The reason for which the control plane itself removes a gang."""
+    """Why the control plane itself removes a gang."""
     if not view.attempt.moved:
         return "a fire drill reclaims the node"
     return (

@@ -156,7 +156,7 @@ class _Life:
 def _sightings(
     rank: int, look: GangLook, nodes: Sequence[Node], charges: Sequence[Charge]
 ) -> list[datetime]:
-    """Times at which the node was certainly alive, by its provider, its agent, and its charges."""
+    """Times when the node was certainly alive, by its provider, its agent, and its charges."""
     agents = [at for node in nodes if node.rank == rank for at in (node.claimed_at, node.heard_at)]
     billed = [
         at for charge in charges if charge.rank == rank for at in (charge.since, charge.until)
@@ -198,7 +198,7 @@ def _bound_unreported(
 def bill_gang(attempt: Attempt, told: GangSeen, until: datetime, *, final: bool) -> list[Charge]:
     """The charges of this attempt for the gang's nodes, each until the node's end or `until`.
 
-    If the attempt took the gang over, they begin with the takeover. The time in which the gang was
+    If the attempt took the gang over, they begin with the takeover. The time that the gang was
     kept is charged separately. The minimum charge covers the node's whole life.
     """
     charges: list[Charge] = []

@@ -82,7 +82,7 @@ def decide_turn_on_machine(
     reason = f"machine {machine.name} runs job {holder.name}"
     if holder.task.session:
         reason += (
-            f", a session: `cavvy exec {holder.name} -- COMMAND` runs beside it; "
+            f", a session: `cavvy exec {holder.name} -- COMMAND` runs a command in it; "
             f"`cavvy stop {holder.name}` ends it"
         )
     return MachineIsBusy(reason=reason)

@@ -1,4 +1,4 @@
-"""Finds the offers on which a task can be placed, and makes the rows that start it on one."""
+"""Finds the offers that a task can be placed on, and makes the rows that start it on one."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace

@@ -73,7 +73,7 @@ class AskAdvisor:
     """Ask the advisor; the next step depends on the answer."""
 
     question: StandbyQuestion
-    key: str  # job ID or attempt ID, under which the time of the question is kept
+    key: str  # job ID or attempt ID; the time of the question is stored under this key
     nodes: Sequence[Node] = ()  # the gang's rows for the advisor
     changes: RowChanges | None = None  # changes to write before the answer
     within: timedelta = NEVER  # continue after this time at the latest
@@ -84,7 +84,7 @@ def decide_standby(
 ) -> Step | AskAdvisor:
     """The next step that concerns standby gangs; it precedes the job's own next step.
 
-    `reviews` maps keys to the earliest time at which the advisor is asked again. If `awaits_end`,
+    `reviews` maps keys to the earliest time when the advisor is asked again. If `awaits_end`,
     no standby gang is started for a gang that its provider reclaims, since a person may have
     cancelled it.
     """
@@ -187,7 +187,7 @@ def _without(job: Job, standbys: Sequence[Attempt]) -> Job:
 
 
 def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
-    """Give the job to a ready standby gang, or make the working gang leave at a checkpoint."""
+    """Give the job to a ready standby gang, or reclaim the working gang after a last checkpoint."""
     leaves = taken_at(own, rows.nodes_of(own)) is not None
     if not leaves and (late := _late_standbys(rows, own)):
         return Step(changes=_end_race(rows, own, late, now))

@@ -23,7 +23,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money, format_rate, format_usd
 
-# Time that an agent waits beyond the keep time, unless the server orders it to leave.
+# Time that an agent waits beyond the keep time, unless the server orders it to exit.
 FAREWELL = timedelta(minutes=1)
 _NOTHING = timedelta(0)
 # Agents ask for other work within a second; a kubelet reports a start at least two seconds late.
@@ -36,7 +36,7 @@ _LONGEST_H = 24
 def may_keep(task: Task, offer: Offer) -> bool:
     """Whether the task wants its nodes kept and this is possible. If the task names no machine, it
     must not run on a shared host, which frees its devices at once, or have volumes or a time limit,
-    on which the next job cannot count.
+    because such nodes may not suit the next job.
     """
     if task.keep <= _NOTHING:
         return False
@@ -96,7 +96,7 @@ def _leaves_nodes(job: Job, end: tuple[AttemptOutcome | None, int | None]) -> bo
 
 
 def paid_for(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
-    """How long the rest of the budget pays for the gang, less the time in which it is removed."""
+    """How long the rest of the budget pays for the gang, less the time that its removal takes."""
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
         return timedelta.max

@@ -127,7 +127,7 @@ SHAPES: Mapping[str, ShapeRule] = {
     "instance_name": written(
         "an instance's name", check=lambda value: "" if value else "it is empty"
     ),
-    "python": fitting("a version of Python such as 3.12", _is_python),
+    "python": fitting("a Python version such as 3.12", _is_python),
     "port_text": _make_port("a port such as 8080, 80:8080 or *:8080", r"\d{1,5}|\*"),
     "service_port_text": _make_port("a port such as 8080 or 80:8080", r"\d{1,5}"),
     "path": text(

@@ -195,7 +195,7 @@ def join_commands(commands: list[str]) -> str:
 
 def _read_before(root: Node) -> str:
     """The commands to run before the author's commands: they set the variables whose values are
-    secrets, change the folder, and activate the version of Python.
+    secrets, change the folder, and activate the requested Python version.
     """
     folder, python = text_at(root, "working_dir") or _repo_path(root), text_at(root, "python")
     pairs = ((name, _read_secret(value)) for name, value, _ in _list_variables(child(root, "env")))
@@ -317,7 +317,7 @@ def _read_volumes(root: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...]
 
 
 def _repo_path(root: Node) -> str:
-    """The absolute path at which a configuration expects its repository; "" if it states none."""
+    """The absolute path where a configuration expects its repository; "" if it states none."""
     repo = next(iter(items(child(root, "repos"))), None)
     if isinstance(repo, ScalarNode):
         path = "".join(split_pair(as_text(repo))[1:])

@@ -168,7 +168,7 @@ def _read_local(
 
 
 def _list_notes(value: Node, found: TranslatedMounts) -> Iterator[str]:
-    """Yield how the translation differs from a mount of SkyPilot."""
+    """Yield the ways in which the translation differs from a SkyPilot mount."""
     if isinstance(value, ScalarNode):
         return
     if not found.inputs:

@@ -51,7 +51,7 @@ _REFUSED = {
     "_cluster_config_overrides": "SkyPilot's settings have no meaning in Cavvy",
 }
 
-# The region in the name of a zone of AWS (us-east-1a) or Google (us-east1-b)
+# The region in the name of an AWS zone (us-east-1a) or a Google Cloud zone (us-east1-b)
 _REGION_OF_ZONE = re.compile(r"^([a-z]+(?:-[a-z]+)+-?\d+)(?:[a-z]|-[a-z])$")
 _DISK_TYPES = {"low": "standard", "high": "gp3"}
 

@@ -95,7 +95,7 @@ def _check_documents(
 
 
 def is_volume(node: Node) -> bool:
-    """Whether a document describes a volume of SkyPilot."""
+    """Whether a document describes a SkyPilot volume."""
     return (text_at(node, "type") or "") in ("k8s-pvc", "k8s-hostpath", "runpod-network-volume")
 
 
@@ -174,10 +174,12 @@ def _check_group(header: Node, bodies: Sequence[Node], notes: ProblemNotes) -> N
     for body in bodies:
         name = text_at(body, "name")
         if name is None:
-            notes.add(body.mark, "a job of a group needs a name", suggestion="write `name: …`")
+            notes.add(
+                body.mark, "each job in a job group needs a name", suggestion="write `name: …`"
+            )
         elif name in known or not is_safe_name(name):
             problem = (
-                "is there twice"
+                "is used twice"
                 if name in known
                 else "has characters other than letters, digits, - and _"
             )

@@ -67,5 +67,5 @@ class MarketBeliefs:
         return known._replace(up=up, since_s=(self._seen_s[market] + now_s) / 2)
 
     def changes_at(self, now_s: float) -> float:
-        """The time at which the next cooldown ends; infinite if no market is in a cooldown."""
+        """The time when the next cooldown ends; infinite if no market is in a cooldown."""
         return min((at for at in self._rests_until if at > now_s), default=inf)

@@ -40,7 +40,7 @@ class JobProgress:
     starting_for: timedelta = timedelta(0)  # how long the current gang has been starting
     unsaved: timedelta = timedelta(0)  # work of the current gang since its newest checkpoint
     at_risk: bool = False  # the provider reported that it may soon preempt the current gang
-    home: Offer | None = None  # the offer on which the job ran last
+    home: Offer | None = None  # the offer that the job ran on last
     setup: timedelta | None = None  # the measured setup time, or None if setup has not run yet
     budget_left: Money | None = None
     saved_bytes: int = 0  # the size of the checkpoint that a move to another market copies

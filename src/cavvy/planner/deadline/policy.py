@@ -62,8 +62,8 @@ class PolicyQuestion(NamedTuple):
         return min(range(len(self.terms.markets)), key=self.fixed_cost)
 
     def near(self, most_usd: float) -> list[int]:
-        """The markets whose spot can finish the work for at most this many dollars, cheapest
-        first.
+        """The indices of the markets that have spot now, and in which spot would finish the work
+        for at most `most_usd`, cheapest first.
         """
         costs = {i: self.spot_cost(i) for i, quote in enumerate(self.view.quotes) if quote.up}
         return sorted((i for i in costs if costs[i] <= most_usd), key=costs.__getitem__)

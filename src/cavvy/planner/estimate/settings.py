@@ -23,7 +23,7 @@ OPTIMIZERS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """The settings with which a profile runs. If `batch`, `precision` or `optimizer` is None, the
+    """The settings that a profile runs with. If `batch`, `precision` or `optimizer` is None, the
     profile's own value applies.
     """
 

@@ -90,9 +90,7 @@ class AutoPolicy(MarketPolicy):
             if single:
                 return PolicyDecision(RunMode.SPOT, view.market, reason=_LASTS)
         elif moment.slack <= self._overhead + GRAIN_S / _HOUR_S:
-            return self._on_demand(
-                view, "this is the last moment from which on-demand meets the deadline"
-            )
+            return self._on_demand(view, "on-demand meets the deadline only if it starts now")
         return None
 
     def _leave_on_demand(

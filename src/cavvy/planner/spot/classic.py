@@ -44,8 +44,8 @@ class SpotOnlyPolicy(MarketPolicy):
 
 
 class GreedyPolicy(MarketPolicy):
-    """Uses spot whenever it is available and waits otherwise. At the last moment from which
-    on-demand meets the deadline, it changes to on-demand and stays there to the end.
+    """Uses spot whenever it is available and waits otherwise. At the last moment when
+    on-demand can still meet the deadline, it changes to on-demand and stays there to the end.
     """
 
     def __init__(self, terms: JobTerms) -> None:
@@ -68,7 +68,7 @@ class GreedyPolicy(MarketPolicy):
             return PolicyDecision(
                 RunMode.ON_DEMAND,
                 self._choice.on_demand(view),
-                reason="this is the last moment from which on-demand meets the deadline",
+                reason="on-demand meets the deadline only if it starts now",
             )
         return PolicyDecision(
             RunMode.IDLE, view.market, view.now_s + slack - overhead, "no spot: wait"

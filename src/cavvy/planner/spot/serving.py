@@ -228,7 +228,7 @@ class SteadyPlacement:
         return _PRIOR_LOSSES / (self._age_hr[zone] + _PRIOR_HR)
 
     def _worst(self, spot: list[int]) -> int:
-        """The zone from which to remove a replica: the one that leaves the lowest risk. Ties go to
+        """The zone to remove a replica from: the one that leaves the lowest risk. Ties go to
         zones with several replicas.
         """
 

@@ -21,7 +21,7 @@ _MOST_PAGES = 500
 _THREADS = ThreadPoolExecutor(
     16, "aws"
 )  # a thread pool of its own, so that hanging calls do not delay other providers
-Json = Mapping[str, Any]  # a response of AWS, parsed by botocore; used only within this package
+Json = Mapping[str, Any]  # an AWS response, parsed by botocore; used only within this package
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
@@ -70,7 +70,7 @@ class AwsAccount:
         field: str = "",
         **arguments: Any,
     ) -> list[Json]:
-        """Return all items that a list operation of EC2, such as "describe_volumes", returns in
+        """Return all items that an EC2 list operation, such as "describe_volumes", returns in
         `field`. Raises the same errors as `ask`.
         """
         if filters:

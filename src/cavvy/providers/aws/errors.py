@@ -100,7 +100,9 @@ _LIMIT = "a limit of the account is reached; request an increase in Service Quot
 
 
 class AwsFault(Exception):
-    """The error of an AWS call. `status` is the HTTP status, or 0 if AWS did not respond."""
+    """The error that an AWS call returned. `status` is the HTTP status, or 0 if AWS did not
+    respond.
+    """
 
     def __init__(self, code: str, message: str, status: int = 0) -> None:
         super().__init__(f"{code}: {message}" if message else code)

@@ -92,7 +92,7 @@ class AwsLauncher:
         self._volumes = volumes
         self._images = MachineImages(account, settings, now)
         self._settings, self._mark, self._now = settings, mark, now
-        self._server = server  # the address at which nodes reach the server
+        self._server = server  # the address where nodes reach the server
         self._choosing = asyncio.Lock()  # prevents two gangs from choosing the same volume
 
     async def launch(

@@ -28,7 +28,7 @@ class AwsDisk:
 
     name: str  # the volume's name in the task
     path: str  # its mount path
-    device: str  # the device name under which it is attached
+    device: str  # its device name while it is attached
     id: str = ""  # "" until the volume exists
     made: bool = False  # created for this gang
     # created by this installation, for this gang or another; it may be unformatted

@@ -1,4 +1,4 @@
-"""Parses EC2's instance types into shapes, from which offers are made."""
+"""Parses EC2's instance types into shapes, to make offers of."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

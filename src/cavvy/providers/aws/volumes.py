@@ -263,7 +263,7 @@ class GangVolumes:
 
 
 def list_node_disks(record: AwsGangRecord) -> Sequence[NodeDisk]:
-    """The disks with the paths at which the node may find them: by the id of an NVMe disk, or by
+    """The disks with the paths where the node may find them: by the id of an NVMe disk, or by
     device name.
     """
     return [

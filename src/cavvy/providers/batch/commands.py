@@ -18,7 +18,7 @@ class BatchDialect:
     title: str  # shown to users
     submit: Sequence[str]
     cancel: str
-    job_id: str  # pattern of the job's id, with which the output of `submit` starts
+    job_id: str  # pattern of the job's id, which is at the start of the output of `submit`
     prefix: str = ""  # prefix of the system's error messages, which Cavvy's messages omit
     later: str  # matches errors that may be temporary, so that Cavvy tries again
     not_sent: str  # matches the errors of `submit` in `later` that exclude that a job was created

@@ -239,7 +239,7 @@ class LoginHelper:
             shutil.rmtree(os.path.join(trash, name), ignore_errors=True)
 
     def _heat(self) -> None:
-        """Note that something happened, after which letters from agents are likely."""
+        """Note that something happened that makes letters from agents likely."""
         self._hot_until = time.monotonic() + HOT_S
         self._awake.set()
 

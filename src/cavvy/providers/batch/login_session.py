@@ -35,7 +35,7 @@ _SSH = (
     "ServerAliveInterval=15",
 )
 _CALL_S = 60.0
-_NO_COMMAND = 127  # the exit code with which shells report an unknown command
+_NO_COMMAND = 127  # the exit code of shells for an unknown command
 _NO_PROGRAM = (126, _NO_COMMAND)
 _FRAMES = Path(frames.__file__).read_bytes()
 _PROGRAM = (Path(__file__).parent / "login_helper.py").read_bytes()

@@ -66,7 +66,7 @@ def find_devices(count: int) -> "dict[str, object]":
 
 
 def find_address() -> str:
-    """The address at which the gang's other nodes reach this node, found by the batch system's name
+    """The address where the gang's other nodes reach this node, found by the batch system's name
     for this node or by its host name.
     """
     for name in (os.environ.get("SLURMD_NODENAME"), os.uname().nodename):

@@ -27,7 +27,7 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFiles:
-    """The paths of the files for a gang's job, and the mark by which Cavvy finds the job."""
+    """The paths of the files for a gang's job, and the mark that Cavvy finds the job by."""
 
     mark: str
     folder: str  # the gang's folder

@@ -195,7 +195,7 @@ class _Agent:
                 await self._outbox.empty.wait()
                 sender.cancel()
         except* _Leave:
-            pass  # leaving ends the work's tasks; the node stays until it is removed
+            pass  # this ends the work's tasks; the node stays until it is removed
         except* LeaseExpired:
             over = True
         if over:

@@ -149,7 +149,7 @@ class _OfferTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PriceTable:
-    """One table [[prices]] of the file."""
+    """One `[[prices]]` table of the file."""
 
     offer: str
     at_s: float

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-# The seconds of the server's silence after which an agent whose work is over leaves. Its home stays
-# on the host or in the shared folder, from where the provider delivers its messages later.
+# An agent whose work is over exits when the server has been silent for this many seconds. Its
+# home stays on the host or in the shared folder, from where the provider delivers its messages
+# later.
 LEAVES_AFTER_S = 60.0
 
 

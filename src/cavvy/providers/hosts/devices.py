@@ -28,7 +28,7 @@ class DeviceReading:
 
 
 class NvmlQueries(Protocol):
-    """The functions of NVIDIA's library that are in use, as an interface that tests can replace.
+    """The NVML functions that Cavvy uses, as an interface that tests can replace.
     They raise OSError.
     """
 

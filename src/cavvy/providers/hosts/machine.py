@@ -66,7 +66,7 @@ def discover(sources: MachineSources) -> ThisMachine:
 
 
 def this_machine(home: Path) -> MachineSources:
-    """The sources of the real machine. `home` is the folder in which jobs work."""
+    """The sources of the real machine. `home` is the folder where jobs work."""
     return MachineSources(
         environ=os.environ,
         system=os.uname().sysname,

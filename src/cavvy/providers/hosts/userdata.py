@@ -32,7 +32,7 @@ PATIENCE = timedelta(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataService:
-    """The URLs in a cloud's metadata service from which a node reads its rank and its address."""
+    """The URLs of a cloud's metadata service that give a node its rank and its address."""
 
     rank: str
     address: str

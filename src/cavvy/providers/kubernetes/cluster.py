@@ -29,7 +29,7 @@ Object = Mapping[str, Any]
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("KMGTPE", 1)}
 _QUANTITY = re.compile(r"([0-9.]+(?:e[0-9+-]+)?)(m|[kMGTP]|[KMGTPE]i)?", re.IGNORECASE)
-# The resource names under which device plugins advertise accelerators: whole accelerators, slices
+# The resource names that device plugins use for accelerators: whole accelerators, slices
 # (MIG), and shared accelerators.
 _ACCELERATORS = re.compile(
     r"nvidia\.com/(gpu|gpu\.shared|mig-[0-9a-z.+-]+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)|"
@@ -138,7 +138,7 @@ def read_nodes(
 ) -> Sequence[KubernetesNode]:
     """The nodes that jobs may use, with one entry for each kind of accelerators on a node.
 
-    Cavvy's own pods that are not scheduled yet are deducted from the nodes on which they fit.
+    Cavvy's own pods that are not scheduled yet are deducted from nodes where they fit.
     """
     by_node: dict[str, list[Object]] = {}
     unplaced = []
@@ -175,7 +175,7 @@ def _resources_of(pod: Object) -> Sequence[str]:
 def promise(
     nodes: Sequence[KubernetesNode], parts: Mapping[str, ResourceAmount], count: int
 ) -> list[KubernetesNode]:
-    """Deduct the resources of `count` pods from the nodes on which they fit. `parts` maps the
+    """Deduct the resources of `count` pods from nodes where they fit. `parts` maps the
     accelerator resource of a node to the amounts that a pod takes there; the key "" applies to all
     other nodes.
     """
@@ -325,7 +325,7 @@ def _product(word: str, resource: str) -> str:
 
 
 def find_resource(accelerator: str) -> str:
-    """The resource name under which device plugins advertise these accelerators."""
+    """The resource name that device plugins use for these accelerators."""
     known = find_accelerator(accelerator)
     if known is None:
         return "nvidia.com/gpu"

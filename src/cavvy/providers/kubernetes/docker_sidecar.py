@@ -25,7 +25,7 @@ done
 exec "$@" "$flag=$0/$n"
 """
 _TOOLS = "/cavvy/docker"  # the client, its plugins and its configuration
-# The paths at which the work finds the client and its plugins, keyed by their names in `_TOOLS`
+# The paths where the work finds the client and its plugins, keyed by their names in `_TOOLS`
 _CLIENT_PATHS = {
     "docker": "/usr/local/bin/docker",
     "cli-plugins": "/usr/local/libexec/docker/cli-plugins",
@@ -37,7 +37,7 @@ class DockerEngine:
     """A container engine, which listens at a socket in a folder that the work shares."""
 
     image: str
-    data: str  # the folder in which the engine stores images and layers
+    data: str  # the folder where the engine stores images and layers
     program: tuple[str, ...]  # the image's own command
     root: str  # the engine's option for another data folder
     socket_dir: str

@@ -87,7 +87,7 @@ def _list_left_out(task: Task, node: KubernetesNode) -> list[str]:
 
 
 def _service(task: Task) -> Object:
-    """A headless service: it gives the pods host names, by which they find each other."""
+    """A headless service: it gives the pods host names, so that they find each other."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

@@ -34,9 +34,9 @@ async def probe_queue(api: KubernetesApi, queue: str) -> None:
     found = await api.find(f"{version}/namespaces/{namespace}/localqueues/{queue}")
     if found is None:
         raise Refused(
-            f"{_SETTING} names {queue}, but namespace {namespace} has no such local queue of "
-            f"Kueue, and jobs would wait forever: `kubectl -n {namespace} get localqueues` lists "
-            "the existing queues; name one of them, or create this one"
+            f"{_SETTING} names {queue}, but namespace {namespace} has no Kueue local queue "
+            f"with this name, so jobs would wait forever: `kubectl -n {namespace} get "
+            "localqueues` lists the existing queues; name one of them, or create this one"
         )
     for condition in (found.get("status") or {}).get("conditions") or []:
         if condition.get("type") == "Active" and condition.get("status") == "False":

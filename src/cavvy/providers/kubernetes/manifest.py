@@ -71,14 +71,13 @@ MANIFEST = Manifest(
         node_price(),
         text(
             "queue",
-            "The local queue of Kueue to which gangs are submitted. All pods of a gang start at "
-            "the same time.",
+            "The Kueue local queue for gangs. All pods of a gang start at the same time.",
         ),
         flag(
             "wait",
             "If `true`, pods may wait for nodes from an autoscaler. If `false`, Cavvy holds jobs "
-            "until enough nodes are free. If `queue` is set, jobs wait in Kueue's queue in any "
-            "case.",
+            "until enough nodes are free. If `queue` is set, jobs always wait in Kueue's queue, "
+            "and `wait` has no effect.",
         ),
         text(
             "pools",

@@ -18,7 +18,7 @@ _NAMESPACED: tuple[Right, ...] = (
     ("", "limitranges", ("list",)),
     ("", "persistentvolumeclaims", ("create", "get")),
 )
-# additional rights for gangs submitted to a queue of Kueue
+# additional rights for gangs submitted to a Kueue queue
 _QUEUE: tuple[Right, ...] = (
     ("kueue.x-k8s.io", "localqueues", ("get",)),
     ("kueue.x-k8s.io", "workloads", ("delete",)),
@@ -27,7 +27,7 @@ CLUSTER: tuple[Right, ...] = (
     ("", "nodes", ("get", "list")),
     ("", "pods", ("list",)),
 )
-# optional rights in the whole cluster, with which Cavvy can offer node pools that have no nodes
+# optional cluster-wide rights that let Cavvy offer node pools without nodes
 _POOLS: tuple[Right, ...] = tuple(
     (group, resource, ("list",)) for group, _, resource in (path.split("/") for path in LISTS)
 )

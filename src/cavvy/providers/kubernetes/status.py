@@ -51,7 +51,7 @@ class PodRank:
     address: str = ""
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    # no end was reported; `ended_at` is the latest time at which the pod can have ended
+    # no end was reported; `ended_at` is the latest time when the pod can have ended
     unseen: bool = False
     preempted: bool = False
     reason: str = ""  # why the pod waits, or why it has ended

@@ -14,7 +14,7 @@ def make_export(
     in the task.
 
     `pbsdsh` starts the work on the nodes without passing variables on, so the nodes read the
-    variables from a file in the folder from which the job was submitted.
+    variables from a file in the folder that the job was submitted from.
     """
     options = [
         f"-N {task.name[:15]}",

@@ -25,7 +25,7 @@ Object = Mapping[str, Any]
 MARKET = "ray.io/market-type"
 _KIND = "accelerator_type:"  # prefix of a resource that names a node's accelerators
 _SLIVER = 0.001  # the amount of such a resource that a gang requests to select the kind
-# The resource names by which Ray schedules accelerators.
+# Ray's resource names for accelerators.
 _ACCELERATORS = ("GPU", "TPU", "neuron_cores", "HPU", "NPU")
 _MAKERS = re.compile(r"^(AMD-Instinct|AMD-Radeon|Intel|NVIDIA|aws)-|-(OAM|HF)$", re.IGNORECASE)
 _MIB = 1024 * 1024

@@ -8,8 +8,9 @@ from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import flag, gpu_rates, node_price, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
-    Feature.IMAGE: "jobs run beside Ray on its nodes, which boot the cluster's own image",
-    Feature.BUILD: "jobs run beside Ray on its nodes; "
+    Feature.IMAGE: "jobs run on Ray's nodes, outside Ray's own processes, and the nodes boot the "
+    "cluster's own image",
+    Feature.BUILD: "jobs run on Ray's nodes, outside Ray's own processes; "
     "`cavvy image build TASK.YAML --push NAME` makes an image elsewhere",
     Feature.LOGIN: "jobs cannot run in images",
     Feature.VOLUMES: "a Ray cluster has no named volumes to attach; use a `host` folder of its "

@@ -36,7 +36,8 @@ def make_export(
         "NPROC_PER_NODE=${SLURM_GPUS_ON_NODE:-1}",
         f"CAVVY_WORK=$(cat {here_document(make_work(task))}\n)",
         "export MASTER_ADDR CAVVY_HOSTS NPROC_PER_NODE CAVVY_WORK",
-        "trap : USR1 # comes before the time limit; srun passes SIGTERM on to the work at its end",
+        "trap : USR1 # ignored: it only warns of the time limit; "
+        "at the limit, srun passes SIGTERM on to the work",
         "srun --kill-on-bad-exit=1 "
         """bash -c 'export NODE_RANK=$SLURM_PROCID; eval "$CAVVY_WORK"' &""",
         "while :; do",

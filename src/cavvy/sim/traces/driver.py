@@ -15,7 +15,7 @@ class PolicyFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunSegment:
-    """A period in which the gang runs in one market or the job waits. Times are seconds since the
+    """A period when the gang runs in one market or the job waits. Times are seconds since the
     job's start.
     """
 

@@ -40,7 +40,7 @@ class TraceArrival:
 
 @dataclass(frozen=True, slots=True)
 class QueueStay:
-    """The times at which one job arrived, started and ended."""
+    """The times when one job arrived, started and ended."""
 
     pool: str
     gpus: int

@@ -1,7 +1,7 @@
 """Compute the least possible cost of a job if the future is known. The method is an exact dynamic
 programme for one or several markets.
 
-A cut is a time at which a quote changes. A stay is a period on spot or on demand in one market.
+A cut is a time when a quote changes. A stay is a period on spot or on demand in one market.
 Prices are constant between two cuts, so a stay can start at a cut instead of later, with the same
 work and at the same cost. It therefore suffices to consider stays that start at a cut; they may end
 at any time. The state at a cut is what runs and how much work is done. A launch subtracts the

@@ -10,7 +10,7 @@ from cavvy.spec.fields.kinds import (
 
 
 def elsewhere(key: str, path: str) -> str:
-    """A suggestion that names the section to which `key` belongs; "" if no section has such a
+    """A suggestion that names the section that `key` belongs to; "" if no section has such a
     key.
     """
     from cavvy.spec.fields.task import TASK

@@ -59,7 +59,7 @@ class SignedRequest:
 
 
 class ObjectReader(Protocol):
-    """A source from which objects can be read."""
+    """A source that objects can be read from."""
 
     def head(self, key: str) -> ObjectInfo | None:
         """The object's properties, or None if it does not exist. Raises ObjectDenied,
@@ -80,7 +80,7 @@ class ObjectReader(Protocol):
 
 @runtime_checkable
 class ObjectSigner(Protocol):
-    """A source that signs requests, with which others can read its objects."""
+    """A source that signs requests, so that others can read its objects."""
 
     def sign_get(self, key: str, expires_s: int) -> SignedRequest: ...
 

@@ -24,7 +24,7 @@ from cavvy.store.objects.base import (
 )
 
 TIMEOUT_S = 30.0
-_OWN_S = 300  # seconds for which the server's own signed requests are valid
+_OWN_S = 300  # how many seconds the server's own signed requests are valid
 # Metadata services whose addresses are not link-local: EC2 over IPv6, Azure, Alibaba Cloud, Oracle
 # Cloud
 _METADATA = {"fd00:ec2::254", "168.63.129.16", "100.100.100.200", "192.0.0.192"}

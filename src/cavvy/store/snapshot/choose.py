@@ -119,8 +119,8 @@ def check(path: Path, against: Path) -> None:
 
 
 def put_in_place(new: Path, target: Path, *, source: str) -> None:
-    """Check a snapshot that was written beside `target`, and replace `target` with it. If the check
-    fails, raises SnapshotError and keeps the old snapshot.
+    """Check a snapshot that was written next to `target`, and replace `target` with it. If the
+    check fails, raises SnapshotError and keeps the old snapshot.
 
     `source` is the name that messages show: the original file or URL.
     """

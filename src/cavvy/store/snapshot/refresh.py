@@ -81,7 +81,7 @@ def _egress(old: CatalogSnapshot) -> Iterator[EgressPrice]:
 
 @contextmanager
 def _new_file() -> Iterator[Path]:
-    """A path for a new file beside the catalog. Deletes files that interrupted refreshes left
+    """A path for a new file next to the catalog. Deletes files that interrupted refreshes left
     behind.
     """
     folder = choose.refreshed_path().parent

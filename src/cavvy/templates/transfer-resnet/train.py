@@ -152,7 +152,7 @@ if __name__ == "__main__":
         "--weights",
         choices=["digits", "imagenet"],
         default="digits",
-        help="the backbone from which `tune` starts",
+        help="the backbone that `tune` starts from",
     )
     options = parser.parse_args()
     if options.stage == "base":

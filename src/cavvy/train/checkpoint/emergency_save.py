@@ -3,7 +3,7 @@
 The ranks cannot communicate in this situation, so each rank writes its own part of the last step.
 The save is used only if the parts of all ranks exist, and only for the same number of ranks and the
 same plan. The rank that ran out of memory also writes a note with a micro-batch that fits; the note
-is used in any case.
+is always used, even if the save is not.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The checkpoint interval, derived from the cost of a checkpoint and the rate of losses.
 
 J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974:
-sqrt(2 x cost x mean time between losses), where cost is the time for which a save pauses the
+sqrt(2 x cost x mean time between losses), where cost is how long a save pauses the
 computation.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 FIRST_S = 30.0  # seconds until the first save, which is early so that its cost is measured
 QUIET_H = 24.0  # assumed mean hours between losses of one node
 LEAST_LOSSES = 1 / 24 / 365  # per hour: at least one loss a year, even in a market without losses
-STALL = 0.01  # maximum share of time for which saves pause the computation
+STALL = 0.01  # the maximum share of time that the computation is paused for saves
 WRITING = 0.5  # maximum share of time with a save in flight, since it uses disk and CPU
 
 

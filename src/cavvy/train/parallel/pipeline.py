@@ -1,4 +1,4 @@
-"""Pipeline parallel: layers are split over ranks, through which micro-batches flow (1F1B)."""
+"""Pipeline parallel: layers are split over ranks, and micro-batches flow through them (1F1B)."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

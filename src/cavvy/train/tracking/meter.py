@@ -79,7 +79,7 @@ class Meter:
             ):  # no library, driver or permission, or a lost GPU: leave the value out
                 found["gpu_busy_percent"] = float(
                     torch.cuda.utilization(self._device.torch)
-                )  # from NVML: share of time in which any kernel ran
+                )  # from NVML: share of time when any kernel ran
         self._clear()
         return found
 

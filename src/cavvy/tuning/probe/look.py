@@ -177,7 +177,7 @@ class BusyLines:
 
 
 def sum_up(seen: list[StackSample], lasted: int, lines: BusyLines) -> dict[str, Any]:
-    """Sum up samples. `own` is the share of all time in which the user's lines ran Python within
+    """Sum up samples. `own` is the share of all time when the user's lines ran Python within
     the parts of a step. `between` has the nanoseconds between the parts, by kind: `python`,
     `saving`, other `work`, and the `loop` itself. `lines` has the most frequent lines of each kind
     except `loop`, with their shares of all time.
@@ -238,7 +238,7 @@ def find_own_line(frame: Any) -> str:
 
 def find_between(frame: Any, loop: "frozenset[Any]") -> tuple[str, str]:
     """The user's line that is running or has called the running code, and the kind of its work:
-    `saving`, `work` (operations of PyTorch, or an evaluation), or "". The functions on the call
+    `saving`, `work` (PyTorch operations, or an evaluation), or "". The functions on the call
     stack up to the loop show the kind, by their file or by their name. A function that is named
     like an evaluation counts as `work`, even if a saving function calls it.
     """
@@ -275,7 +275,7 @@ def code_at_work() -> "frozenset[Any]":
 
 
 class UserLoop(NamedTuple):
-    """A loop in the user's code: its frame and the bytecode offset at which the loop jumps back."""
+    """A loop in the user's code: its frame and the bytecode offset where the loop jumps back."""
 
     frame: Any
     end: int
@@ -321,7 +321,7 @@ _CAVVY = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PLAIN = tuple(
     os.path.join(_TORCH, "utils", *path) for path in (("_contextlib.py",), ("tensorboard", ""))
-)  # files of PyTorch that run plain Python
+)  # PyTorch files that run plain Python
 _ROOMS = tuple(os.path.join(_CAVVY, room, "") for room in ("train", "tuning"))
 _TRAINING = (_TORCH, *_ROOMS)
 _REDUCER = os.path.join(_CAVVY, "train", "parallel", "reduce.py")
@@ -341,8 +341,8 @@ _LIBRARIES = (
 
 
 class traced(AbstractContextManager["traced"]):
-    """Records a trace for Perfetto or TensorBoard, and the seconds in which this process ran no
-    operation of PyTorch.
+    """Records a trace for Perfetto or TensorBoard, and how many seconds this process ran no
+    PyTorch operation.
     """
 
     def __init__(self, path: str) -> None:

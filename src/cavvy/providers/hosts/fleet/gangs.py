@@ -67,7 +67,7 @@ class _Nothing:
 
 @dataclass(slots=True)
 class _Glance:
-    """The last observation of a host, and the lock by which concurrent callers share a poll."""
+    """The last observation of a host, and the lock that lets concurrent callers share a poll."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     began: float = -1.0

@@ -103,7 +103,7 @@ class KnownHost:
 
 
 class _SmiRows:
-    """Answers the queries of NVIDIA's library from the output of nvidia-smi."""
+    """Answers NVML queries from the output of nvidia-smi."""
 
     def __init__(self, rows: Sequence[Sequence[str]]) -> None:
         self._rows = [row for row in rows if len(row) >= 5]

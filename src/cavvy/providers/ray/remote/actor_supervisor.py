@@ -80,7 +80,7 @@ class ActorSupervisor:
         self.log = os.path.join(self.home, "agent.log")
         self.cache = os.path.join(root, "cache")
         self.heard = True  # the input is still open
-        self.stopping = 0.0  # the time at which the agent is killed; 0: no stop was requested
+        self.stopping = 0.0  # the time when the agent is killed; 0: no stop was requested
 
     def run(self) -> None:
         os.makedirs(os.path.join(self.home, "work"), mode=0o700, exist_ok=True)
@@ -94,7 +94,8 @@ class ActorSupervisor:
         if not os.path.exists(self.agent):
             fetch(config["address"], self.boot["agent"], self.agent)
         code = self.follow(self.start(), told=False)
-        # Retry undelivered messages until the lease ends. Then the node leaves in any case.
+        # Retry undelivered messages until the lease ends. Then this process exits, even if messages
+        # are still undelivered.
         until = time.monotonic() + config["lease_s"]
         while (
             code in (1, os.EX_TEMPFAIL)

@@ -154,7 +154,7 @@ class RayGang:
         self.control = ControlPlaneProbe(plan)
         self.stopped = False
         self.asked = False  # the actors have been asked to end their agents
-        self.until = 0.0  # the time at which the driver stops waiting for agents
+        self.until = 0.0  # the time when the driver stops waiting for agents
         self.actors: list[Any] = []
         self.nodes: dict[int, str] = {}  # by rank: the id of its node
         self.draining: set[str] = set()
