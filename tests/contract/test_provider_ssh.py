@@ -29,13 +29,14 @@ pytestmark = pytest.mark.system
 
 class SshPlace:
     """Two hosts; `later` shifts the providers' clock. Each installation keeps its records in a
-    folder of its own.
+    folder of its own. Only its newest provider is asked: an earlier one that connects again would
+    end the newest one's supervisor.
     """
 
     def __init__(self, lab: Lab, root: Path) -> None:
         self.lab, self.root = lab, root
         self.later = timedelta(0)
-        self.providers: list[Provider] = []
+        self.newest: dict[str, Provider] = {}
         self.states: dict[str, ProviderState] = defaultdict(MemoryProviderState)
 
     def provider(self, installation: str) -> Provider:
@@ -52,8 +53,8 @@ class SshPlace:
             agent_archive=pack_stand_in,
             now=lambda: datetime.now(UTC) + self.later,
         )
-        self.providers.append(make(context))
-        return self.providers[-1]
+        self.newest[installation] = make(context)
+        return self.newest[installation]
 
     async def settle(self) -> None:
         async with patience():
@@ -61,7 +62,7 @@ class SshPlace:
                 await asyncio.sleep(0.02)
 
     async def _settled(self) -> bool:
-        for provider in self.providers:
+        for provider in self.newest.values():
             for gang in await provider.gangs():
                 folders = [
                     path for host in self.lab.hosts for path in self._folders(host.home, gang.name)
@@ -76,7 +77,7 @@ class SshPlace:
             for folder in self._folders(host.home, gang):
                 (folder / "finish").touch()
         async with patience():
-            for provider in self.providers:
+            for provider in self.newest.values():
                 while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
                     await asyncio.sleep(0.02)
 
