@@ -255,7 +255,7 @@ async def test_a_stopping_server_lets_everybody_go(api: Api) -> None:
     assert not agents.done()
     assert not users.done()
     api.app_state.close_polls()
-    answers = await asyncio.wait_for(asyncio.gather(agents, users), 5)
+    answers = await asyncio.wait_for(asyncio.gather(agents, users), 20)
     assert [answer.status_code for answer in answers] == [200, 200]
 
 
@@ -300,7 +300,7 @@ async def test_a_command_beside_the_work(api: Api) -> None:
     started = await api.http.post(JOB + "/exec", json={"command": ["ls", "-l"]})
     assert started.status_code == 201
     exec_id = started.json()["id"]
-    told = (await asyncio.wait_for(waiting, 10)).json()["execs"]
+    told = (await asyncio.wait_for(waiting, 20)).json()["execs"]
     assert told == [{"id": exec_id, "command": ["ls", "-l"], "tty": False, "session": False}]
     output = f"/agent/v1/execs/{exec_id}"
     query = {"gang": gang, "rank": 0, "stream": "stdout", "offset": 0}

@@ -23,6 +23,7 @@ from tests.contract.store_suite import (
     store_url,
     submit,
 )
+from tests.waits import PATIENCE_S
 
 from cavvy.domain.jobs import AttemptPhase, Job, JobPhase, NodePhase
 from cavvy.domain.tasks import Task
@@ -424,7 +425,7 @@ async def test_many_open_at_once(url: str, age: str) -> None:
         assert opener.stdin is not None
         opener.stdin.write("\n")
         opener.stdin.flush()
-    told = [await asyncio.to_thread(opener.communicate, timeout=60) for opener in openers]
+    told = [await asyncio.to_thread(opener.communicate, timeout=PATIENCE_S) for opener in openers]
     assert [opener.returncode for opener in openers] == [0] * 4, told
     assert len({out for out, _ in told}) == 1
     with connected(url) as connection:

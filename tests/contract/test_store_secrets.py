@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.waits import PATIENCE_S
 
 from cavvy.store.base import StoreUnusable
 from cavvy.store.secrets import SecretSealer
@@ -99,5 +100,5 @@ def test_processes_that_make_the_key_at_once_use_one(key: Path) -> None:
         maker.stdin.write("\n")
         maker.stdin.flush()
     for maker in makers:
-        sealed = bytes.fromhex(maker.communicate(timeout=60)[0])
+        sealed = bytes.fromhex(maker.communicate(timeout=PATIENCE_S)[0])
         assert SecretSealer(key).unseal("p", "n", sealed) == "x"

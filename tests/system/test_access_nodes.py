@@ -286,7 +286,7 @@ def test_what_nobody_serves_is_told_with_what_to_do(client: Client) -> None:
         ), told
     finally:
         forward.send_signal(signal.SIGINT)
-        forward.communicate(timeout=20)
+        forward.communicate(timeout=PATIENCE_S)
 
 
 def test_ports_and_ranks_that_cannot_be_are_told(client: Client) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.drivers import make_driver
 from tests.system.agent_server import Rig, make_rig
 from tests.system.hosts import require_hosts
+from tests.waits import PATIENCE_S
 
 pytestmark = pytest.mark.system
 WANTED = {"share": 0.6, "kind": "A100", "memory_mib": 4096, "bandwidth_gbs": 2039.0}
@@ -96,7 +97,7 @@ def test_a_driver_that_hangs_stops_no_stop(driver: Path) -> None:
         agent = rig.launch()
         rig.until(lambda: rig.stub.nonces)
         rig.stub.give("stop", 0.5, "enough")
-        assert agent.wait(20) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert (rig.exited()["outcome"], rig.exited()["reason"]) == ("stopped", "enough")
 
 
@@ -185,7 +186,7 @@ class Pair:
             )
             for rank, space in enumerate(self.spaces)
         ]
-        return [process.communicate(timeout=100)[0] for process in processes]
+        return [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.system.agent_server import Rig, make_rig
 from tests.system.test_agent_folder import again
+from tests.waits import PATIENCE_S
 
 from cavvy.agent.work.monitor import born_ns
 
@@ -86,7 +87,7 @@ def test_a_checkpoint_is_safe_while_the_work_goes_on_and_neither_log_nor_orders_
         rig.until(lambda: "checkpoint" in rig.stub.kinds())
         assert rig.stub.folder() == {"a": b"1\n"}
         rig.stub.give("stop", 1)
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert rig.exited()["outcome"] == "stopped"
 
 
@@ -107,7 +108,7 @@ def test_a_file_that_changes_before_it_is_sent_makes_the_checkpoint_void() -> No
         assert len(commits) > 2
         assert rig.stub.folder() in ({"a": b"a1", "b": b"b1"}, {"a": b"a2", "b": b"b2"})
         (rig.home / "go").touch()
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
 
 
 def test_a_file_that_is_replaced_while_it_is_sent_stays_what_it_was() -> None:
@@ -126,7 +127,7 @@ def test_a_file_that_is_replaced_while_it_is_sent_stays_what_it_was() -> None:
         assert rig.stub.folder(0) == {"a": b"first\n"}
         assert rig.stub.folder(1) == {"a": b"second\n"}
         (rig.home / "go").touch()
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
 
 
 def test_files_that_are_written_anew_faster_than_they_are_sent_get_safe_all_the_same() -> None:
@@ -137,7 +138,7 @@ def test_files_that_are_written_anew_faster_than_they_are_sent_get_safe_all_the_
         rig.until(lambda: rig.stub.commits)
         assert rig.stub.folder()["a"].endswith(b" 20000\n")
         (rig.home / "go").touch()
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
 
 
 def test_a_notice_leaves_time_for_the_last_checkpoint() -> None:
@@ -147,7 +148,7 @@ def test_a_notice_leaves_time_for_the_last_checkpoint() -> None:
         agent = rig.launch()
         rig.until(lambda: rig.output().startswith("begun"))
         rig.stub.give("notice", 8)
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert '"seconds": 6' in rig.output()  # of 8, a quarter is kept for handing over
         assert rig.stub.folder() == {"a": b"last\n"}
         assert rig.stub.kinds()[-2:] == ["checkpoint", "exited"]
@@ -160,7 +161,7 @@ def test_work_that_does_not_heed_a_notice_is_killed_in_time_to_save_what_it_wrot
         agent = rig.launch()
         rig.until(lambda: rig.output().startswith("begun"))
         rig.stub.give("notice", 8)
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert rig.stub.folder()["a"] == (rig.home / "work" / "ckpt" / "a").read_bytes()
         assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("preempted", 137)
 
@@ -172,7 +173,7 @@ def test_a_checkpoint_that_does_not_fit_into_a_notice_is_told() -> None:
         agent = rig.launch()
         rig.until(lambda: rig.output().startswith("begun"))
         rig.stub.give("notice", 2)
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert rig.stub.commits == []
         assert events(rig) == [
             "the last changes to the checkpoint folder could not be uploaded in time; no "
@@ -205,7 +206,7 @@ def test_a_full_disk_of_the_control_plane_is_told_and_waited_for() -> None:
         assert events(rig)[0].startswith("the control plane's disk is full")
         assert rig.stub.commits == []
         rig.stub.put_status = 200
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert rig.stub.folder() == {"a": b"1\n"}
 
 
@@ -234,7 +235,7 @@ def test_what_the_control_plane_has_lost_meanwhile_is_sent_again() -> None:
 
         rig.stub.on_put = lose
         (rig.home / "go").touch()
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert rig.stub.folder() == {"a": b"1\n", "b": b"2\n"}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.system.agent_server import GANG, Rig, make_rig
 from tests.system.engines import engine_with
+from tests.waits import PATIENCE_S
 
 pytestmark = pytest.mark.system
 IMAGE = "localhost/cavvy-agent-test:1"
@@ -71,7 +72,7 @@ def test_stop_reaches_the_commands_in_the_container(engine: str) -> None:
         rig.until(lambda: "e" in rig.stub.exec_codes)
         assert b"entry.sh" in rig.stub.exec_output["e"]
         rig.stub.give("stop", 20)
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert "saved" in rig.output()
         assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("stopped", 5)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.system.agent_server import Rig, make_rig
+from tests.waits import PATIENCE_S
 
 pytestmark = pytest.mark.system
 
@@ -36,7 +37,7 @@ def test_stop_kills_what_ignores_it_when_its_time_is_up() -> None:
         agent = rig.launch()
         rig.until(lambda: rig.output() == "up\n")
         rig.stub.give("stop", 0.5, "enough")
-        assert agent.wait(20) == 0
+        assert agent.wait(PATIENCE_S) == 0
         exited = rig.exited()
         assert (exited["outcome"], exited["exit_code"], exited["reason"]) == (
             "stopped",
@@ -55,7 +56,7 @@ def test_stop_lets_the_commands_in_a_script_end_well() -> None:
         agent = rig.launch()
         rig.until(lambda: rig.output() == "up\n")
         rig.stub.give("stop", 20)
-        assert agent.wait(20) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert rig.output() == "up\nsaved\n"
         assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("stopped", 4)
 
@@ -66,7 +67,7 @@ def test_notice_is_written_for_the_task_and_ends_as_preempted() -> None:
         agent = rig.launch()
         rig.until(lambda: rig.output() == "up\n")
         rig.stub.give("notice", 20, "spot")
-        assert agent.wait(20) == 0
+        assert agent.wait(PATIENCE_S) == 0
         notice = json.loads(rig.output().splitlines()[-1])
         assert (notice["seconds"], notice["reason"]) == (20, "spot")
         assert rig.exited()["outcome"] == "preempted"
@@ -77,7 +78,7 @@ def test_work_that_ends_with_0_on_a_stop_tells_both() -> None:
         agent = rig.launch()
         rig.until(lambda: rig.output() == "up\n")
         rig.stub.give("stop", 20)
-        assert agent.wait(20) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("stopped", 0)
 
 
@@ -89,7 +90,7 @@ def test_an_end_before_the_signal_stands() -> None:
         rig.until(lambda: rig.output() == "over\n")
         rig.until(lambda: (rig.home / "status").exists())
         rig.stub.give("stop", 5)
-        assert agent.wait(20) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert (rig.home / "status").read_text() == "0 0\n"
 
 
@@ -98,7 +99,7 @@ def test_stop_during_the_setup() -> None:
         agent = rig.launch()
         rig.until(lambda: rig.output() == "setting up\n")
         rig.stub.give("stop", 5)
-        assert agent.wait(20) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("stopped", None)
         assert rig.stub.kinds() == ["setup", "exited"]
 
@@ -111,7 +112,7 @@ def test_work_goes_on_without_a_control_plane_and_all_is_told_later() -> None:
         rig.until((rig.home / "exit.json").exists)
         assert agent.poll() is None
         rig.stub.start()
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert rig.output() == "1\n2\n3\n4\n5\n6\n"
         assert rig.exited()["exit_code"] == 9
 
@@ -128,7 +129,7 @@ def test_a_control_plane_that_hangs_delays_nothing() -> None:
         rig.until((rig.home / "exit.json").exists)
         hung.close()
         rig.stub.start()
-        assert agent.wait(60) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert rig.output().endswith("over\n")
         assert rig.stub.log_size == 3000000 + len("up\nover\n")
 
@@ -152,7 +153,7 @@ print("the end", flush=True)
             memory = max(memory, resident_mib(agent.pid))
             time.sleep(0.01)
         assert len(rig.stub.log) < size / 2  # the work did not wait for the server
-        assert agent.wait(60) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert 0 < largest <= limit * 1.1
         assert memory < 60
         assert rig.stub.log_size == size + len("the beginning\nthe end\n")
@@ -170,7 +171,7 @@ def test_lease_that_runs_out_ends_the_work() -> None:
         agent = rig.launch()
         rig.until(lambda: rig.output() == "up\n")
         rig.stub.stop()
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert rig.survivors() == []
         left = json.loads((rig.home / "exit.json").read_text())
         assert left["outcome"] == "preempted"
@@ -190,7 +191,7 @@ def test_work_that_ended_does_not_wait_for_a_server_that_is_away() -> None:
         rig.until(lambda: rig.output() == "up\n")
         rig.stub.stop()
         (rig.home / "work" / "go").touch()
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert (rig.home / "undelivered").exists()
         rig.stub.start()
         assert rig.finish("--deliver") == 0
@@ -210,7 +211,7 @@ def test_a_lost_claim_ends_the_work_at_once() -> None:
         rig.until(lambda: rig.output() == "up\n")
         rig.stub.refuse = 410
         rig.stub.give("notice", 100)
-        assert agent.wait(20) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert rig.survivors() == []
 
 
@@ -220,7 +221,7 @@ def test_killed_reaper_takes_the_work_along_and_is_told() -> None:
         rig.until(lambda: rig.output() == "up\n")
         reaper = int(Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()[0])
         os.kill(reaper, signal.SIGKILL)
-        assert agent.wait(20) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert rig.survivors() == []
         assert rig.exited()["outcome"] == "node"
 
@@ -249,7 +250,7 @@ def test_agent_killed_while_it_delivers_loses_nothing() -> None:
         early = rig.launch("--deliver")
         rig.until(lambda: "trying again" in rig.said()[len(before) :])
         early.terminate()
-        assert early.wait(20) == os.EX_TEMPFAIL  # nobody was there
+        assert early.wait(PATIENCE_S) == os.EX_TEMPFAIL  # nobody was there
         assert (rig.home / "undelivered").exists()
         rig.stub.start()
         assert rig.finish("--deliver") == 0

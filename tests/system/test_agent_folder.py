@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.system.agent_server import Rig, make_rig
+from tests.waits import PATIENCE_S
 
 pytestmark = pytest.mark.system
 
@@ -157,7 +158,7 @@ def test_snapshot_waits_for_a_control_plane_that_is_away() -> None:
         rig.stub.stop()
         rig.until(lambda: "trying again" in rig.said() or (rig.home / "work" / "a").exists())
         rig.stub.start()
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert rig.output() == "content"
 
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from tests.system.agent_server import Rig, make_rig
+from tests.waits import PATIENCE_S
 
 pytestmark = pytest.mark.system
 SECRET = "hunter2hunter2"
@@ -89,7 +90,7 @@ def test_a_signal_ends_the_waiting() -> None:
         agent = rig.launch()
         rig.until(lambda: keeper.asked)
         agent.send_signal(signal.SIGTERM)
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
 
 
 def test_a_signal_between_two_works_is_not_lost() -> None:
@@ -102,7 +103,7 @@ def test_a_signal_between_two_works_is_not_lost() -> None:
             if agent.poll() is None:
                 os.kill(agent.pid, signal.SIGTERM)
             time.sleep(0.002)
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert len(keeper.asked) < 100
 
 
@@ -112,7 +113,7 @@ def test_a_machine_does_other_work_after_work_that_was_stopped() -> None:
         agent = rig.launch()
         rig.until(lambda: "running" in rig.stub.kinds())
         rig.stub.give("stop", 2)
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert keeper.before
         assert rig.output() == "next\n"
 
@@ -123,5 +124,5 @@ def test_work_that_was_stopped_is_followed_by_none() -> None:
         agent = rig.launch()
         rig.until(lambda: "running" in rig.stub.kinds())
         rig.stub.give("stop", 2)
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert keeper.asked == []

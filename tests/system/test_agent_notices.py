@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 from tests.system.agent_server import Rig, make_rig
 from tests.system.metadata_servers import Metadata, serve_metadata
+from tests.waits import PATIENCE_S
 
 from cavvy.providers.notices import (
     NoticeHold,
@@ -112,7 +113,7 @@ def end(rig: Rig) -> tuple[float, str]:
     """Seconds and source of the notice, after the agent has left; the task had less time than
     the node.
     """
-    assert rig.agents[-1].wait(30) == 0, rig.said()
+    assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
     assert rig.exited()["outcome"] == "preempted"
     told = rig.stub.last("notice")
     return float(str(told["seconds"])), str(told["source"])
@@ -154,7 +155,7 @@ def test_a_rebalance_recommendation_is_advice_that_the_task_hears_while_it_works
         with open(f"{rig.home}/advice.json", encoding="utf-8") as file:
             assert json.load(file)["source"] == "AWS"
         cloud.set(action={"action": "terminate", "time": cloud.iso_date(30)})
-        assert rig.agents[-1].wait(30) == 0
+        assert rig.agents[-1].wait(PATIENCE_S) == 0
         lines = [json.loads(line) for line in rig.output().splitlines()[1:]]
         assert [list(line) for line in lines] == [["advice"], ["notice"]]  # each once
         assert lines[1]["notice"]["reason"] == "AWS is reclaiming the node"
@@ -246,7 +247,7 @@ def test_the_task_hears_how_often_to_save_and_what_is_safe_and_says_what_a_check
         rig.until(lambda: "safe" in rig.output())
         rig.stub.every_s = 7.5
         rig.stub.give("notice", 10)
-        assert rig.agents[-1].wait(30) == 0
+        assert rig.agents[-1].wait(PATIENCE_S) == 0
         first, *rest = rig.output().splitlines()
         told = [json.loads(line) for line in rest if line != "ready"]
         assert json.loads(first) == told[0]["every_s"] == 4
@@ -264,5 +265,5 @@ def test_a_home_with_a_long_path_has_a_socket_all_the_same() -> None:
         rig.config["home"] = str(rig.home)
         begin(rig)
         rig.stub.give("notice", 10, "for a test")
-        assert rig.agents[-1].wait(30) == 0
+        assert rig.agents[-1].wait(PATIENCE_S) == 0
         assert json.loads(rig.output().splitlines()[-1])["notice"]["reason"] == "for a test"

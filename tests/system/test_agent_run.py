@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.system.agent_server import GANG, make_rig
+from tests.waits import PATIENCE_S
 
 from cavvy.agent.bundle import make_archive
 
@@ -272,7 +273,7 @@ def test_commands_beside_the_work() -> None:
         rig.stub.run_beside("e3", ["sleep", "100"])
         rig.until(lambda: "e3" in rig.stub.exec_output)
         rig.stub.give("stop", 5)
-        assert agent.wait(20) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert rig.stub.exec_codes["e3"] == 137
         assert rig.exited()["outcome"] == "stopped"
 
@@ -306,7 +307,7 @@ def test_sigterm_to_the_agent_stops_the_work_in_its_grace() -> None:
         rig.until(lambda: "running" in rig.stub.kinds())
         rig.until(rig.survivors)
         agent.send_signal(signal.SIGTERM)
-        assert agent.wait(20) == 0
+        assert agent.wait(PATIENCE_S) == 0
         assert "saved" in rig.output()
         assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("stopped", 3)
 

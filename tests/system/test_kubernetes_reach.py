@@ -22,6 +22,7 @@ from tests.system.kubernetes.cluster import Cluster
 from tests.system.kubernetes.users import SMALL, check_gone
 from tests.system.trust import User, wait_until
 from tests.verdict import SkippedForTime
+from tests.waits import PATIENCE_S
 
 pytestmark = [
     pytest.mark.system,
@@ -56,7 +57,7 @@ def test_users_reach_into_pods(user: User, cluster: Cluster, image: str) -> None
     with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/there", timeout=30) as answer:
         assert answer.read() == data
     forward.send_signal(signal.SIGINT)
-    forward.communicate(timeout=30)
+    forward.communicate(timeout=PATIENCE_S)
     with pytest.raises(OSError), socket.create_connection(("127.0.0.1", int(found[1])), timeout=5):
         pass
     user.cli("stop", "open")

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.system.server_state import home_at, kill_server, run_python, wait_until
+from tests.waits import PATIENCE_S
 
 from cavvy.client import ApiError, Client, IncompatibleVersions, StartFailed, Unreachable, connect
 from cavvy.client.embedded import ensure_server, stop_server
@@ -43,13 +44,13 @@ def pid_of(home: Path) -> int:
 
 def test_many_commands_at_once_start_one_server(home: Path) -> None:
     commands = [run_python(ASK_PID) for _ in range(6)]
-    told = [(*command.communicate(timeout=60), command.returncode) for command in commands]
+    told = [(*command.communicate(timeout=PATIENCE_S), command.returncode) for command in commands]
     assert [(err, code) for _, err, code in told] == [("", 0)] * 6
     assert len({out for out, _, _ in told}) == 1
 
 
 def test_the_server_outlives_the_command_and_its_session(home: Path) -> None:
-    out, _ = run_python(ASK_PID).communicate(timeout=60)
+    out, _ = run_python(ASK_PID).communicate(timeout=PATIENCE_S)
     server = int(out)
     assert os.getsid(server) == server
     assert pid_of(home) == server
@@ -352,7 +353,7 @@ def forgotten(self):
 embedded.stopped = False
 embedded.StateDir.forget = forgotten
 """
-    out, err = run_python(ANEW.format(patch=patch)).communicate(timeout=60)
+    out, err = run_python(ANEW.format(patch=patch)).communicate(timeout=PATIENCE_S)
     assert out == "anew: -P -m cavvy.api.embedded\n", err
 
 
@@ -362,6 +363,6 @@ async def broken(self):
     raise RuntimeError("a bug in control")
 ControlPlane._run = broken
 """
-    out, err = run_python(ANEW.format(patch=patch)).communicate(timeout=60)
+    out, err = run_python(ANEW.format(patch=patch)).communicate(timeout=PATIENCE_S)
     assert out == "anew: -P -m cavvy.api.embedded\n", err
     assert "a bug in control" in err

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.system.slurm import Cluster, cluster_at, why_not
 from tests.system.trust import User, counting, user_at, wait_until
+from tests.waits import PATIENCE_S
 
 pytestmark = pytest.mark.system
 
@@ -63,7 +64,7 @@ def test_a_job_runs_to_its_end_with_its_log_and_its_bill(user: User, cluster: Cl
         "$CUDA_VISIBLE_DEVICES"
     )
     command = user.start("run", "--yes", user.task(text))
-    out, err = command.communicate(timeout=60)
+    out, err = command.communicate(timeout=PATIENCE_S)
     assert (command.returncode, out) == (7, "hello 0,1\n"), err
     job = user.ended("hello")
     assert (job.phase, job.exit_code, job.attempt) == ("failed", 7, 1)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.system.trust import User, check_bill, check_clean, kill, user_at, wait_until
+from tests.waits import PATIENCE_S
 
 pytestmark = pytest.mark.system
 
@@ -32,7 +33,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(user: User) -> None:
     assert command.stdout is not None
     assert command.stdout.readline() == "one\n"
     os.killpg(command.pid, signal.SIGINT)
-    _, err = command.communicate(timeout=60)
+    _, err = command.communicate(timeout=PATIENCE_S)
     assert command.returncode == 130
     assert "cavvy logs -f on" in err
     assert "cavvy stop on" in err
@@ -40,7 +41,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(user: User) -> None:
     assert user.job("on").phase == "running"
     back = user.start("logs", "-f", "on")
     (user.root / "go").touch()
-    out, err = back.communicate(timeout=60)
+    out, err = back.communicate(timeout=PATIENCE_S)
     assert out == "one\ntwo\n"
     assert back.returncode == 9, err
     assert user.job("on").attempt == 1
@@ -101,7 +102,7 @@ run: |
     assert [attempt.number for attempt in user.job("vary").attempts] == [1, 2]
     told = user.cli("retry", "vary", code=1)
     assert "rerun" in told
-    out, err = user.start("rerun", "vary", "--param", "level=2").communicate(timeout=60)
+    out, err = user.start("rerun", "vary", "--param", "level=2").communicate(timeout=PATIENCE_S)
     assert "first\nlevel 2\n" in out, err
     differing = {
         row["field"]: (row["first"], row["second"]) for row in user.json("diff", "vary", "vary-2")
@@ -130,7 +131,7 @@ def test_a_drill_is_survived_from_the_checkpoint(user: User) -> None:
     assert "20s" in told
     user.wait("drilled", lambda job: job.attempt == 2 and job.phase == "running")
     (user.root / "go").touch()
-    out, err = command.communicate(timeout=60)
+    out, err = command.communicate(timeout=PATIENCE_S)
     assert command.returncode == 0, err
     saved = [line for line in out.splitlines() if line.startswith("saved")]
     resumed = [line for line in out.splitlines() if line.startswith("from")]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.system.trust import User, check_bill, check_clean, kill, user_at, wait_until
+from tests.waits import PATIENCE_S
 
 from cavvy.client.wire import JobDetail
 
@@ -114,7 +115,7 @@ def test_a_server_killed_at_an_instant(user: User, instant: str) -> None:
     command = user.start("run", "--yes", user.task(steps(user, "job", 0.02)))
     wait_until(lambda: INSTANTS[instant](user) or command.poll() is not None, pause_s=0.01)
     user.kill_server()
-    out, err = command.communicate(timeout=120)
+    out, err = command.communicate(timeout=PATIENCE_S)
     assert command.returncode == 7, err
     assert out.splitlines() == [f"step {n}" for n in range(1, STEPS + 1)]
     job = user.ended("job")
@@ -154,7 +155,7 @@ def test_a_killed_task_is_told_and_not_tried_again(user: User) -> None:
     time.sleep(0.2)
     shell = min(user.worked())
     kill(shell)
-    _, err = command.communicate(timeout=60)
+    _, err = command.communicate(timeout=PATIENCE_S)
     assert command.returncode == 137, err
     job = user.ended("job")
     assert (job.phase, job.exit_code, job.attempt) == ("failed", 137, 1)

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.system.trust import User, user_at, wait_until
+from tests.waits import PATIENCE_S
 
 pytestmark = pytest.mark.system
 VALUE = "Xq7-plain-nowhere-93f1"
@@ -68,7 +69,7 @@ def test_nobody_but_the_task_sees_it(user: User) -> None:
         job = user.ended(name)
         log = user.log(name)
         rerun = user.start("rerun", name)
-        told += rerun.communicate(timeout=60)[0]
+        told += rerun.communicate(timeout=PATIENCE_S)[0]
     finally:
         stop.set()
         watcher.join()

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.system.trust import User, check_clean, user_at, wait_until
+from tests.waits import PATIENCE_S
 
 from cavvy.client.state import read_server, server_holds_lock, write_server
 from cavvy.store import migrate
@@ -64,7 +65,7 @@ def change(user: User, **facts: object) -> None:
 def test_ten_commands_at_once_start_one_server(user: User) -> None:
     files = [user.task(f"{{name: n{i}, run: 'echo {i}'}}", f"{i}.yaml") for i in range(3)]
     commands = [user.start("run", file) for file in files] + [user.start("ps") for _ in range(7)]
-    told = [(*command.communicate(timeout=60), command.returncode) for command in commands]
+    told = [(*command.communicate(timeout=PATIENCE_S), command.returncode) for command in commands]
     assert [code for _, _, code in told] == [0] * 10, told
     assert [out for out, _, _ in told[:3]] == ["0\n", "1\n", "2\n"]
     assert (user.home / "server.log").read_text().count('"serving"') == 1
@@ -101,7 +102,7 @@ def test_who_follows_does_not_notice_a_restart(user: User) -> None:
     for _ in range(2):
         user.cli("server", "restart")
     (user.root / "go").touch()
-    out, err = command.communicate(timeout=60)
+    out, err = command.communicate(timeout=PATIENCE_S)
     assert (out, command.returncode) == ("begin\nend\n", 4), err
     assert "Traceback" not in err
     assert user.job("on").attempt == 1
@@ -206,7 +207,8 @@ def test_a_disk_that_fills_up_under_a_job_loses_nothing_that_was_taken(tmp_path:
         _fill(stuffing[1], 1)
         (outside / "full").touch()
         wait_until(lambda: (outside / "written").exists())  # a full disk holds no task up
-        told = user.start("run", "-d", str(_outside_task(outside))).communicate(timeout=60)[1]
+        during = user.start("run", "-d", str(_outside_task(outside)))
+        told = during.communicate(timeout=PATIENCE_S)[1]
         assert "disk" in told or "room" in told or told == "", told
         assert user.job(name).phase == "running"
         (outside / "go").touch()
