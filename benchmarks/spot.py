@@ -160,7 +160,9 @@ def list_prices(folder: str, random: Random, windows: int) -> Iterator[Case]:
             world = _world([_priced(zone, ratio)])
             for deadline in (52.0, 70.0):
                 for _ in range(max(1, windows // 3)):
-                    yield _case(f"spot at {ratio}", world, random, (48.0, deadline, 0.2), zone.gap_s)
+                    yield _case(
+                        f"spot at {ratio}", world, random, (48.0, deadline, 0.2), zone.gap_s
+                    )
 
 
 TABLES: Mapping[str, Callable[[str, Random, int], Iterator[Case]]] = {
