@@ -191,7 +191,7 @@ def test_each_context_is_a_region_and_pods_carry_the_settings(user: User, cluste
         cluster.kubectl("delete", "priorityclass", "calm")
 
 
-def test_a_hundred_short_jobs_take_turns(user: User, cluster: Cluster) -> None:
+def test_forty_short_jobs_take_turns(user: User, cluster: Cluster) -> None:
     """On two nodes of two CPUs, four at once. A machine that is busy otherwise gets four
     minutes: what has ended until then is judged.
     """
@@ -199,7 +199,7 @@ def test_a_hundred_short_jobs_take_turns(user: User, cluster: Cluster) -> None:
         user.api.submit(
             f"{{name: short{number}, resources: {{cpu: 1, memory: 128MiB}}, run: 'true'}}"
         ).name
-        for number in range(100)
+        for number in range(40)
     ]
     give_up = time.monotonic() + 240
     jobs = []
@@ -213,9 +213,9 @@ def test_a_hundred_short_jobs_take_turns(user: User, cluster: Cluster) -> None:
     assert [(job.phase, job.reason) for job in over if job.phase != "done"] == []
     tries = Counter(attempt.outcome for job in over for attempt in job.attempts)
     assert tries["succeeded"] == len(over)
-    assert tries.total() - len(over) == tries["capacity"] < 10, tries  # room is not promised twice
+    assert tries.total() - len(over) == tries["capacity"] < 4, tries  # room is not promised twice
     if len(over) < len(jobs):
         raise SkippedForTime(
-            f"this machine is too busy: {len(over)} of 100 jobs have ended after 240 s, all well"
+            f"this machine is too busy: {len(over)} of 40 jobs have ended after 240 s, all well"
         )
     check_gone(cluster)
