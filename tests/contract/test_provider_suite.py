@@ -59,6 +59,15 @@ class ReportsLocalTime(FakeCloud):
         ]
 
 
+class BuysAgainAfterAnEnd(FakeCloud):
+    """Starts a removed or ended gang a second time."""
+
+    async def launch(self, gang: GangSpec) -> None:
+        if any(seen.state is GangState.ENDED for seen in await self.gangs(gang.name)):
+            self.gang_list = [each for each in self.gang_list if each.spec.name != gang.name]
+        await super().launch(gang)
+
+
 class StartsHalf(FakeCloud):
     async def launch(self, gang: GangSpec) -> None:
         await super().launch(replace(gang, nodes=max(1, gang.nodes - 1)))
@@ -108,6 +117,13 @@ SUITE = FakeContract()
         (BuysTwice, FakeAccount, SUITE.test_launches_at_once_make_one_gang),
         (BuysTwice, FakeAccount, SUITE.test_launch_after_a_lost_reply_makes_one_gang),
         (ForgetsTheEnded, FakeAccount, SUITE.test_removed_is_ended_and_stays_so),
+        (BuysAgainAfterAnEnd, FakeAccount, SUITE.test_removed_is_ended_and_stays_so),
+        (BuysAgainAfterAnEnd, FakeAccount, SUITE.test_removal_during_boot),
+        (
+            BuysAgainAfterAnEnd,
+            FakeAccount,
+            lambda play: SUITE.test_an_end_is_remembered_and_never_changes(play, by_itself=True),
+        ),
         (CallsAnEndPreemption, FakeAccount, SUITE.test_removed_is_ended_and_stays_so),
         (ReportsLocalTime, FakeAccount, SUITE.test_a_launched_gang_is_found_and_runs),
         (

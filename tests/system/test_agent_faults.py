@@ -95,7 +95,7 @@ def test_an_end_before_the_signal_stands() -> None:
 
 
 def test_stop_during_the_setup() -> None:
-    with make_rig(run="echo never", setup="echo setting up; sleep 60", setup_key="k") as rig:
+    with make_rig(run="echo never", setup="echo setting up; sleep 600", setup_key="k") as rig:
         agent = rig.launch()
         rig.until(lambda: rig.output() == "setting up\n")
         rig.stub.give("stop", 5)
@@ -210,7 +210,7 @@ def test_a_lost_claim_ends_the_work_at_once() -> None:
         agent = rig.launch()
         rig.until(lambda: rig.output() == "up\n")
         rig.stub.refuse = 410
-        rig.stub.give("notice", 100)
+        rig.stub.give("notice", 3600)
         assert agent.wait(PATIENCE_S) == 0
         assert rig.survivors() == []
 

@@ -248,7 +248,9 @@ def test_streams(home: Path, own: str) -> None:
             ),
         )
         assert phase == "failed"
-        assert "the input gs://data/nothing failed: no object exists at nothing" in told
+        assert (
+            "the input gs://data/nothing could not be streamed: no object exists at nothing" in told
+        )
 
 
 def test_a_key_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

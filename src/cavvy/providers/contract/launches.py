@@ -227,7 +227,8 @@ class LaunchTests(ScenarioSuite):
         await harness.start(second)
         for gang in (first, second):
             await harness.expect(GangState.RUNNING, gang)
-        assert {seen.name for seen in await harness.ours.gangs()} == {first.name, second.name}
+        listed = sorted(seen.name for seen in await harness.ours.gangs())
+        assert listed == sorted([first.name, second.name])
         await harness.remove(first.name)
         await harness.expect(GangState.ENDED, first)
         await harness.expect(GangState.RUNNING, second)
