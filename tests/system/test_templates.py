@@ -188,7 +188,7 @@ def test_a_template_in_two_stages(name: str, tmp_path: Path) -> None:
     said = "".join(start(name, tmp_path, *arguments) for arguments in stages)
     assert all(text in said for text in says), said
     if name == "lora-finetune":
-        found = re.search(r"loss (\S+) on .*; (\S+) before, (\S+) merged", said)
+        found = re.search(r"loss (\S+) on .*\((\S+) before fine-tuning, (\S+) after", said)
         assert found is not None
         after, before, merged = map(float, found.groups())
         assert after < before - 0.05
