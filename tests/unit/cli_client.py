@@ -164,6 +164,10 @@ class FakeClient:
     spent: list[wire.SpendingRow] = field(default_factory=list)
     asked: list[tuple[object, ...]] = field(default_factory=list)
     patience: Patience = field(default_factory=Patience)
+    looked: list[str] = field(default_factory=list)  # names and IDs of jobs that were asked for
+    next_session: dict[str, str] = field(
+        default_factory=dict
+    )  # names that lead to another job from their second use on
 
     def __enter__(self) -> Self:
         return self
@@ -176,6 +180,12 @@ class FakeClient:
         yield self
 
     def job(self, project: str, name: str) -> wire.JobDetail:
+        self.looked.append(name)
+        if name in self.next_session:
+            self.all_jobs[f"former {name}"] = self.all_jobs[name]
+            self.all_jobs[name] = self.all_jobs[self.next_session.pop(name)]
+            return self.all_jobs[f"former {name}"]
+        name = self._key(name)
         if name not in self.all_jobs:
             raise ApiError(
                 "job-not-found",
@@ -184,6 +194,9 @@ class FakeClient:
                 404,
             )
         return self.all_jobs[name]
+
+    def _key(self, name: str) -> str:
+        return next((key for key, job in self.all_jobs.items() if job.id == name), name)
 
     def forecast(self, project: str, name: str) -> wire.ForecastView:
         return wire.ForecastView(
@@ -260,8 +273,9 @@ class FakeClient:
         yield LogChunk(data=data, attempt=1, offset=size, over=True, times=at)
 
     def stop(self, project: str, name: str) -> wire.JobDetail:
-        self.asked.append(("stop", name))
         job = self.job(project, name)
+        name = self._key(name)
+        self.asked.append(("stop", job.name))
         if job.phase not in ("done", "failed", "stopped"):
             self.all_jobs[name] = replace(job, phase="stopped", reason="stopped by the user")
         return job

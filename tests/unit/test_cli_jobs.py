@@ -208,6 +208,22 @@ def test_stop_says_what_became_of_each(client: FakeClient) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "phase"), [(["logs"], "done"), (["logs", "-f"], "done"), (["stop"], "running")]
+)
+def test_a_command_stays_with_its_session_when_the_name_leads_to_the_next(
+    client: FakeClient, words: list[str], phase: str
+) -> None:
+    """The second session could end in another way, and must not be stopped."""
+    client.all_jobs |= {"dev": make_job("dev", phase), "dev-2": make_job("dev-2", "failed")}
+    client.next_session = {"dev": "dev-2"}
+    answer = run(*words, "dev")
+    assert answer.exit_code == 0, answer.output
+    assert client.asked in ([], [("stop", "dev")])
+    assert [name for name in client.looked if name not in ("dev", "id-of-dev")] == []
+    assert client.looked.count("dev") == 1
+
+
+@pytest.mark.parametrize(
     "arguments", [["stop"], ["stop", "--all", "now"], ["down"], ["down", "--all", "-p", "x"]]
 )
 def test_what_ends_things_wants_to_know_which(client: FakeClient, arguments: list[str]) -> None:

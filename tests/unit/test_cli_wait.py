@@ -8,6 +8,7 @@ from tests.unit.cli_client import FakeClient, client, make_job
 
 from cavvy.cli import wait
 from cavvy.cli.main import cli
+from cavvy.client import wire
 
 __all__ = ["client"]
 
@@ -46,12 +47,17 @@ def test_the_exit_code_is_that_of_the_first_failed_job(client: FakeClient, clock
 def test_a_job_that_runs_is_waited_for_until_it_ends(
     client: FakeClient, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked: list[str] = []
     phases = iter(["queued", "running", "running", "done"])
-    monkeypatch.setattr(
-        client, "job", lambda project, name: make_job(name=name, phase=next(phases))
-    )
+
+    def job(project: str, name: str) -> wire.JobDetail:
+        asked.append(name)
+        return make_job(name="now", phase=next(phases))
+
+    monkeypatch.setattr(client, "job", job)
     assert run("now").exit_code == 0
     assert list(phases) == []
+    assert asked == ["now", *["id-of-now"] * 3]  # a name may lead to another session later
     phases = iter(["queued", "running", "done"])
     assert run("now", "--for", "running").stdout.startswith("now: running")
     assert list(phases) == ["done"]

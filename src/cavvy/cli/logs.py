@@ -72,7 +72,7 @@ def command(
         def read(follow: bool, tail_bytes: int | None) -> Iterator[bytes]:
             chunks = client.log_chunks(
                 project,
-                job.name,
+                job.id,
                 rank=rank,
                 attempt=attempt,
                 follow=follow,

@@ -27,21 +27,24 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
         )
     with session() as client:
         if everything:
-            names = tuple(row.name for row in list_jobs(client, project, UNFINISHED)[0])
-        for name in names:
-            job = client.stop(project, name)
+            ids = [row.id for row in list_jobs(client, project, UNFINISHED)[0]]
+        else:
+            ids = [client.job(project, name).id for name in names]
+        # By its ID, since a request that is sent again must not stop the machine's next session.
+        for job_id in ids:
+            job = client.stop(project, job_id)
             if job.phase in ENDED:
                 click.echo(f"{job.name}: {job.phase}, {job.reason}")
             elif wait:
-                _wait(client, project, job.name)
+                _wait(client, project, job.id)
             else:
                 click.echo(f"{job.name}: stopping")
-        if not names:
+        if not ids:
             click.echo(f"project {project} has no unfinished jobs")
 
 
-def _wait(client: "Client", project: str, name: str) -> None:
-    for _ in client.follow(project, name):
+def _wait(client: "Client", project: str, job_id: str) -> None:
+    for _ in client.follow(project, job_id):
         pass
-    job = client.job(project, name)
-    click.echo(f"{name}: {job.phase}, {job.reason}")
+    job = client.job(project, job_id)
+    click.echo(f"{job.name}: {job.phase}, {job.reason}")

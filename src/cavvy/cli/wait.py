@@ -54,11 +54,11 @@ def _wait(
 ) -> "wire.JobDetail":
     pause = _SHORTEST_S
     while (job := client.job(project, name)).phase not in reached:
-        name = job.name
+        name = job.id  # the name of a session can lead to the next one
         if until is not None and time.monotonic() >= until:
             raise CommandFailure(
-                f"{name} is still {job.phase}: {job.reason}",
-                f"the job continues; `cavvy status {name}` shows its state",
+                f"{job.name} is still {job.phase}: {job.reason}",
+                f"the job continues; `cavvy status {job.name}` shows its state",
                 exit_code=124,
             )
         time.sleep(pause)

@@ -33,7 +33,8 @@ def follow(
     """Show the job until it ends, then its summary, and exit with its exit code. Ctrl-C leaves it
     running.
 
-    `after` is the event, and `first` the attempt, to start from.
+    `after` is the event, and `first` the attempt, to start from. The name is resolved once, because
+    the name of a session can lead to the next session when the first one ends.
     """
     from cavvy.cli.view.screen import open_screen
     from cavvy.cli.view.summary import summary_out
@@ -43,9 +44,9 @@ def follow(
         job = client.job(project, name)
         with open_screen(job) as screen:
             _show(client, job, screen, after, first)
-            job = _billed(client, job.project, job.name)
+            job = _billed(client, job.project, job.id)
             screen.job(job)
-        summary_out(job, client.cost(job.project, job.name))
+        summary_out(job, client.cost(job.project, job.id))
     except KeyboardInterrupt:
         click.echo(f"\ndetached: {name} keeps running", err=True)
         there = named(project, name)
@@ -56,13 +57,13 @@ def follow(
     sys.exit(exit_code(job))
 
 
-def _billed(client: "Client", project: str, name: str) -> "JobDetail":
+def _billed(client: "Client", project: str, job_id: str) -> "JobDetail":
     """Wait at most `_BILL_S` until the job's last gang is kept, or is removed and its bill is
     complete. Returns the job.
     """
     until = monotonic() + _BILL_S
     while True:
-        job = client.job(project, name)
+        job = client.job(project, job_id)
         over = all(attempt.phase in ("ended", "kept") for attempt in job.attempts)
         if over or monotonic() > until:
             return job
@@ -86,7 +87,7 @@ def _show(
     looked = 0.0
     while open_sources:
         if monotonic() - looked > _LOOK_S:
-            screen.job(client.job(job.project, job.name))
+            screen.job(client.job(job.project, job.id))
             looked = monotonic()
         try:
             item = queue.get(timeout=_LOOK_S)
@@ -114,13 +115,13 @@ def _read_ahead(
 
     def read_log(rank: int) -> Iterator["Item"]:
         with client.sibling() as own:
-            for chunk in own.log_chunks(job.project, job.name, rank=rank, first=first, follow=True):
+            for chunk in own.log_chunks(job.project, job.id, rank=rank, first=first, follow=True):
                 if chunk.data:
                     yield rank, chunk.data
 
     def read_events() -> Iterator["Item"]:
         with client.sibling() as own:
-            yield from own.follow(job.project, job.name, after=after)
+            yield from own.follow(job.project, job.id, after=after)
 
     sources: list[Callable[[], Iterator[Item]]] = [
         partial(read_log, rank) for rank in range(job_ranks(job))
