@@ -38,9 +38,11 @@ if "--deliver" in sys.argv:
     if left:
         open(away, "w").write(str(left - 1))
     sys.exit(75 if left else 0)
-while not os.path.exists(home + "/code"):
+code = ""
+while not code:  # the file is there before it is written
     time.sleep(0.005)
-sys.exit(int(open(home + "/code").read()))
+    code = open(home + "/code").read() if os.path.exists(home + "/code") else ""
+sys.exit(int(code))
 """
 
 
