@@ -141,7 +141,7 @@ def test_whatever_is_killed_the_latest_checkpoint_is_whole_and_no_older_than_was
     with connect() as client:
         client.submit(TRAINER)
     number = step = 0
-    for _ in range(50):
+    for _ in range(25):
         wait_for_next(home, number)
         time.sleep(chance.uniform(0, 0.7))
         victim = chance.choice(["agent", "agent", "server", "both"])
