@@ -4,6 +4,7 @@ one form.
 
 import asyncio
 import os
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
@@ -11,6 +12,7 @@ import pytest
 from tests.api.api_state import Api, until
 
 from cavvy.client.ids import make_id, make_key
+from cavvy.store.base import AtomicWrite
 
 pytestmark = pytest.mark.anyio
 
@@ -205,11 +207,31 @@ async def test_only_ended_jobs_are_removed(api: Api) -> None:
     await until(lambda: _phase(api, base, "stopped"))
     [row] = (await api.http.get("/v1/jobs")).json()["jobs"]
     assert row["tags"] == {"team": "vision"}
-    assert (await api.http.delete(base)).json() == {"freed_bytes": 0, "kept": ""}
+    assert await until(lambda: _removed(api, base)) == {"freed_bytes": 0, "kept": ""}
     assert (await api.http.delete(base)).json()["code"] == "job-not-found"
     assert (await api.http.get("/v1/jobs")).json()["jobs"] == []
     paid = (await api.http.get("/v1/spending?project=default")).json()
     assert {each["job"] for each in paid} <= {"j"}
+
+
+async def test_a_removal_that_was_interrupted_can_only_be_completed(api: Api) -> None:
+    await api.submit("{name: j, run: 'true'}", project="team")
+    base = "/v1/projects/team/jobs/j"
+    await api.http.post(base + "/stop")
+    await until(lambda: _phase(api, base, "stopped"))
+    store = api.app_state.store
+    job = await store.find_job("team", "j")
+    await store.commit(AtomicWrite(jobs=[replace(job, removing=True)]))
+    refused = await api.http.post(base + "/retry")
+    assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
+    assert refused.json()["hint"] == "`cavvy rm j -p team` completes the removal"
+    assert await until(lambda: _removed(api, base))
+
+
+async def _removed(api: Api, base: str) -> object:
+    """The answer once the job's nodes are released."""
+    answer = await api.http.delete(base)
+    return answer.json() if answer.status_code == 200 else None
 
 
 async def test_hints_name_the_job_and_its_project_as_commands_take_them(api: Api) -> None:

@@ -215,7 +215,8 @@ class JobService:
 
     async def remove(self, project: str, name: str) -> tuple[Job, RemovedCheckpoints]:
         """Delete an ended job with its checkpoints; its bill stays. If a crash interrupts the
-        removal, a repeated request completes it. Raises NotFound, TooLate.
+        removal, the job cannot be retried, and a repeated request completes the removal. Raises
+        NotFound, TooLate.
         """
 
         async def remove(job: Job) -> tuple[Job, RemovedCheckpoints]:
@@ -225,6 +226,10 @@ class JobService:
             ):
                 standing = "its nodes are not released yet" if job.phase in JOB_ENDS else job.phase
                 raise TooLate(f"job {job.name} cannot be removed: {standing}", "stop it first")
+            if not job.removing:  # this write excludes a retry, which needs the checkpoints
+                marked = replace(job, removing=True)
+                await self._store.commit(make_write(RowChanges(job=marked)))
+                job = replace(marked, version=job.version + 1)
             removed = await self._remove_checkpoints(job)
             await self._store.remove_job(job)
             return job, removed

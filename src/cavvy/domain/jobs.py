@@ -251,6 +251,7 @@ class Job:
     numbered: int = 0  # the highest attempt number so far, if a standby gang has it
     plan_state: PlanState | None = None
     released: bool = False  # its nodes are released after its work, although its task keeps them
+    removing: bool = False  # the user removes the job, which therefore cannot be retried
     version: int = 0
 
     @property

@@ -267,7 +267,7 @@ async def spending(
     **document(
         "Queue an ended job again.",
         answer=wire.JobListing,
-        errors=("job-not-found", "job-not-ended", "job-done"),
+        errors=("job-not-found", "job-not-ended", "job-done", "conflict"),
     ),
 )
 async def retry(request: Request, project: ProjectPath, name: JobPath) -> Response:
@@ -276,6 +276,9 @@ async def retry(request: Request, project: ProjectPath, name: JobPath) -> Respon
         return await _row(app_state, await app_state.control_plane.jobs.retry(project, name))
     except TooLate as error:
         job = await app_state.store.find_job(project, name)
+        if job.removing:
+            hint = f"`cavvy rm {named(job)}` completes the removal"
+            raise ApiProblem("conflict", str(error), hint) from error
         if job.phase is JobPhase.DONE:
             hint = f"run it again as a new job with `cavvy rerun {named(job)}`"
             raise ApiProblem("job-done", str(error), hint) from error

@@ -68,6 +68,8 @@ def release_kept(job: Job, attempts: Sequence[Attempt], now: datetime) -> RowCha
 
 def object_to_retry(job: Job) -> tuple[str, str] | None:
     """The reason why the job cannot be retried, and a hint, or None if it can be retried."""
+    if job.removing:
+        return f"job {job.name} is being removed", f"`cavvy rm {job.name}` completes the removal"
     if job.phase in _RETRIED:
         return None
     done = job.phase is JobPhase.DONE
