@@ -7,15 +7,18 @@ content, as was told.
 
 import asyncio
 import hashlib
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import cast
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from tests.contract.store_suite import NOW, begin, make_node, submit
+from tests.waits import PATIENCE_S
 
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener, BucketCheckpoints
 from cavvy.control.agents.checkpoints import Checkpoints, FilesMissing
@@ -24,7 +27,8 @@ from cavvy.control.clock import ControlClock
 from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints, SavedCheckpoint
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job
 from cavvy.domain.tasks import CheckpointPolicy, Task, Transfer
-from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound
+from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StoreUnusable
+from cavvy.store.checkpoints.folders import CheckpointFolders
 from cavvy.store.memory import MemoryStore
 from cavvy.store.objects import threads
 from cavvy.store.objects.base import ObjectDenied, ObjectInfo, ObjectTryAgain, SignedRequest
@@ -273,6 +277,123 @@ def test_a_checkpoint_is_safe_where_the_bucket_lets_nothing_be_removed_and_its_u
     asyncio.run(scenario())
 
 
+async def save(drawer: Drawer, *contents: bytes) -> tuple[Checkpoints, Job]:
+    """A job with one checkpoint in the bucket."""
+    store = MemoryStore(make_id=lambda: "test")
+    job = await submit(store, "j", task=TASK)
+    attempt = await begin(store, job)
+    await store.commit(AtomicWrite(nodes=[make_node(attempt, claim="n")]))
+    checkpoints = Checkpoints(
+        store,
+        cast(ControlClock, Noon()),
+        None,
+        storage=lambda job: "",
+        shares_files=lambda name: False,
+        bucket_opener=OneVault(drawer),
+    )
+    names = [hashlib.sha256(content).hexdigest() for content in contents]
+    drawer.held |= {f"j/{name}": data for name, data in zip(names, contents, strict=True)}
+    files = [
+        CheckpointFile(path=name, sha256=name, size=len(data))
+        for name, data in zip(names, contents, strict=True)
+    ]
+    saved = await checkpoints.commit(attempt.gang, 0, "n", files, NOW)
+    assert isinstance(saved, SavedCheckpoint)
+    return checkpoints, job
+
+
+def test_removing_a_job_takes_as_long_as_its_bucket_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Drawer):
+        """Deletes nothing until two objects are being deleted at the same time."""
+
+        def delete(self, key: str) -> None:
+            together.wait(PATIENCE_S)
+            super().delete(key)
+
+    together = threading.Barrier(2)
+
+    async def scenario() -> None:
+        drawer = Slow()
+        checkpoints, job = await save(drawer, b"state")
+        held = sum(map(len, drawer.held.values()))
+        monkeypatch.setattr(threads, "LIMIT_S", 0)
+        assert await checkpoints.remove(job) == RemovedCheckpoints(bytes=held)
+        assert drawer.held == {}
+
+    asyncio.run(scenario())
+
+
+def test_removing_a_job_counts_what_it_deleted_before_the_bucket_failed() -> None:
+    class Failing(Drawer):
+        """Deletes two objects."""
+
+        def delete(self, key: str) -> None:
+            with one_by_one:
+                if len(self.held) <= left:
+                    raise ObjectTryAgain("status 503")
+                super().delete(key)
+
+    one_by_one, left = threading.Lock(), 0
+
+    async def scenario() -> None:
+        nonlocal left
+        drawer = Failing()
+        checkpoints, job = await save(drawer, b"one", b"three", b"four")
+        held, left = sum(map(len, drawer.held.values())), len(drawer.held) - 2
+        removed = await checkpoints.remove(job)
+        assert removed.bytes == held - sum(map(len, drawer.held.values())) > 0
+        assert removed.kept == "s3://b/kept: status 503"
+        left = 0
+        assert (await checkpoints.remove(job)).kept == ""
+
+    asyncio.run(scenario())
+
+
+def test_a_job_whose_bucket_cannot_be_opened_can_be_removed(tmp_path: Path) -> None:
+    async def unreadable(project: str, names: Sequence[str]) -> dict[str, str]:
+        raise StoreUnusable("the secret AWS_SECRET_ACCESS_KEY cannot be decrypted")
+
+    async def scenario() -> None:
+        store = MemoryStore(make_id=lambda: "test")
+        job = await submit(store, "j", task=TASK)
+        folders = CheckpointFolders(tmp_path)
+        checkpoints = Checkpoints(
+            store,
+            cast(ControlClock, Noon()),
+            folders,
+            storage=lambda job: str(tmp_path / job.project / job.id),
+            shares_files=lambda name: False,
+            bucket_opener=BucketCheckpointOpener(unreadable, KEYS, lambda: NOW),
+        )
+        folders.keep("p", "j", [])
+        held = sum(each.stat().st_size for each in tmp_path.rglob("*") if each.is_file())
+        removed = await checkpoints.remove(job)
+        kept = "s3://b/kept: the secret AWS_SECRET_ACCESS_KEY cannot be decrypted"
+        assert removed == RemovedCheckpoints(bytes=held, kept=kept)
+
+    asyncio.run(scenario())
+
+
+def test_a_folder_is_removed_while_its_files_vanish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = CheckpointFolders(tmp_path)
+    folder = tmp_path / "p" / "j" / "checkpoint"
+    folder.mkdir(parents=True)
+    for name in ("a", "b"):
+        (folder / name).write_bytes(b"12345")
+    lstat = os.lstat
+
+    def look(path: str | Path, *, dir_fd: int | None = None) -> os.stat_result:
+        if str(path).endswith("/a"):
+            (folder / "a").unlink(missing_ok=True)
+        return lstat(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "lstat", look)
+    assert folders.remove("p", "j") == RemovedCheckpoints(bytes=5)
+    assert not (tmp_path / "p" / "j").exists()
+
+
 def test_removing_a_job_deletes_its_own_checkpoints_in_the_bucket_or_says_why_not() -> None:
     class Refusing(Drawer):
         def delete(self, key: str) -> None:
@@ -280,31 +401,17 @@ def test_removing_a_job_deletes_its_own_checkpoints_in_the_bucket_or_says_why_no
 
     async def scenario() -> None:
         for drawer in (Drawer(), Refusing()):
-            store = MemoryStore(make_id=lambda: "test")
-            job = await submit(store, "j", task=TASK)
-            attempt = await begin(store, job)
-            await store.commit(AtomicWrite(nodes=[make_node(attempt, claim="n")]))
-            checkpoints = Checkpoints(
-                store,
-                cast(ControlClock, Noon()),
-                None,
-                storage=lambda job: "",
-                shares_files=lambda name: False,
-                bucket_opener=OneVault(drawer),
-            )
-            name = hashlib.sha256(b"state").hexdigest()
-            drawer.held = {f"j/{name}": b"state", f"k/{name}": b"state"}
-            files = [CheckpointFile(path="a", sha256=name, size=5)]
-            await checkpoints.commit(attempt.gang, 0, "n", files, NOW)
+            drawer.held = {"k/other": b"state"}
+            checkpoints, job = await save(drawer, b"state")
             held = sum(len(data) for key, data in drawer.held.items() if key.startswith("j/"))
             found = await checkpoints.remove(job)
-            assert await store.checkpoints("j") == []
+            assert await checkpoints.latest("rm-j-1") is None
             if isinstance(drawer, Refusing):
                 kept = "s3://b/kept: status 403 (AccessDenied)"
                 assert found == RemovedCheckpoints(bytes=0, kept=kept)
             else:
                 assert found == RemovedCheckpoints(bytes=held)
-                assert list(drawer.held) == [f"k/{name}"]
+                assert list(drawer.held) == ["k/other"]
                 assert await checkpoints.remove(job) == RemovedCheckpoints()
 
     asyncio.run(scenario())

@@ -7,19 +7,21 @@ of their content.
 
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from urllib.parse import urlsplit
 
 import msgspec
 
 from cavvy.control.agents.transfers import SignedObjects
-from cavvy.domain.checkpoints import CheckpointFile
+from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints
 from cavvy.domain.jobs import Job
 from cavvy.store.base import HashMismatch
-from cavvy.store.objects.base import ObjectBucket, ObjectDenied, ObjectMissing
+from cavvy.store.objects.base import ObjectBucket, ObjectDenied, ObjectError, ObjectMissing
 from cavvy.store.objects.locations import KEYS, merge_keys, open_place
 from cavvy.store.objects.threads import in_thread
 
+_DELETES = 16  # maximum number of objects that are deleted at the same time
 _decode = msgspec.json.Decoder(dict[str, list[CheckpointFile]]).decode
 
 
@@ -63,12 +65,24 @@ class BucketCheckpoints:
             raise HashMismatch(f"the list of files {manifest} has changed in the bucket")
         return _decode(content)["files"]
 
-    def sweep(self, wanted: Collection[str]) -> int:
-        """Remove files that no checkpoint needs. Returns the number of bytes freed."""
-        unwanted = {name: size for name, size in self.held().items() if name not in wanted}
-        for name in unwanted:
-            self._bucket.delete(self._key(name))
-        return sum(unwanted.values())
+    def sweep(self, wanted: Collection[str]) -> RemovedCheckpoints:
+        """Remove files that no checkpoint needs, up to the first failure, which `kept` states."""
+        fault = ""
+
+        def remove(file: tuple[str, int]) -> int:
+            nonlocal fault
+            name, size = file
+            if fault or name in wanted:
+                return 0
+            try:
+                self._bucket.delete(self._key(name))
+            except ObjectError as error:
+                fault, size = str(error), 0
+            return size
+
+        with ThreadPoolExecutor(_DELETES) as threads:
+            freed = sum(threads.map(remove, self.held().items()))
+        return RemovedCheckpoints(bytes=freed, kept=fault)
 
     def _key(self, name: str) -> str:
         return self._prefix + name

@@ -27,7 +27,14 @@ from cavvy.planner.checkpoint_interval import (
     loss_rate,
     make_save_interval,
 )
-from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StaleVersion, Store
+from cavvy.store.base import (
+    AtomicWrite,
+    HashMismatch,
+    RowNotFound,
+    StaleVersion,
+    Store,
+    StoreError,
+)
 from cavvy.store.blobs import BlobStore
 from cavvy.store.checkpoints.folders import FOREVER, CheckpointFolders, find_fault
 from cavvy.store.objects.base import ObjectError
@@ -229,22 +236,32 @@ class Checkpoints:
         """Delete the checkpoints of a job that has ended. The rows go first, so that no row names
         missing files if the server crashes; a repeated call deletes the remaining files.
         """
-        freed, kept = 0, ""
+        policy = job.task.checkpoint
+        found: dict[str, RemovedCheckpoints] = {}
         async with self._lock(job.id):
             self._coming.pop(job.id, None)
             await self._store.forget_checkpoints(job.id)
-            storage = job.task.checkpoint.storage if job.task.checkpoint is not None else None
-            try:
-                if self._folders is not None:
-                    freed += await asyncio.to_thread(self._folders.remove, job.project, job.id)
-                if self._bucket_opener is not None and storage is not None:
-                    bucket = await self._bucket_opener.open(job)
-                    freed += await in_thread(bucket.sweep, ()) if bucket is not None else 0
-            except OSError as error:
-                kept = f"{self._storage(job)}: {error.strerror}"
-            except ObjectError as error:
-                kept = f"{storage}: {error}"
-        return RemovedCheckpoints(bytes=freed, kept=kept)
+            if self._folders is not None:
+                removed = await asyncio.to_thread(self._folders.remove, job.project, job.id)
+                found[self._storage(job)] = removed
+            if policy is not None and policy.storage is not None:
+                found[policy.storage] = await self._empty_bucket(job)
+        return RemovedCheckpoints(
+            bytes=sum(each.bytes for each in found.values()),
+            kept="; ".join(f"{where}: {each.kept}" for where, each in found.items() if each.kept),
+        )
+
+    async def _empty_bucket(self, job: Job) -> RemovedCheckpoints:
+        """Delete the job's files in its bucket. This takes as long as the bucket needs, so that the
+        job is removed only after its files.
+        """
+        try:
+            bucket = await self._bucket_opener.open(job) if self._bucket_opener else None
+            if bucket is not None:
+                return await in_thread_to_its_end(bucket.sweep, ())
+        except (ObjectError, StoreError) as error:
+            return RemovedCheckpoints(kept=str(error))
+        return RemovedCheckpoints()
 
     async def _commit_to(
         self,
@@ -273,16 +290,18 @@ class Checkpoints:
         except StaleVersion as error:
             return ClaimLost(reason=str(error))
         try:
-            await self._sweep_bucket(bucket_checkpoints, attempt)
+            fault = await self._sweep_bucket(bucket_checkpoints, attempt)
         except (ObjectError, HashMismatch) as error:  # the checkpoint itself is stored
-            await self._tell_untidy(attempt, str(error))
+            fault = str(error)
+        if fault:
+            await self._tell_untidy(attempt, fault)
         else:
             self._untidy.discard(attempt.gang)
         return saved
 
-    async def _sweep_bucket(self, bucket_checkpoints: BucketCheckpoints, attempt: Attempt) -> None:
-        """Remove files that neither the kept checkpoints nor the next one need. Raises ObjectError,
-        HashMismatch.
+    async def _sweep_bucket(self, bucket_checkpoints: BucketCheckpoints, attempt: Attempt) -> str:
+        """Remove files that neither the kept checkpoints nor the next one need. Returns why some
+        could not be removed, or "". Raises ObjectError, HashMismatch.
         """
         needed = set(self._coming.pop(attempt.job_id, frozenset()))
         for each in await self._store.checkpoints(attempt.job_id):
@@ -290,9 +309,8 @@ class Checkpoints:
             needed |= {
                 file.sha256 for file in await in_thread(bucket_checkpoints.read, each.manifest)
             }
-        await in_thread_to_its_end(
-            bucket_checkpoints.sweep, needed
-        )  # under the lock, since the next upload may need the removed files again
+        # under the lock, since the next upload may need the removed files again
+        return (await in_thread_to_its_end(bucket_checkpoints.sweep, needed)).kept
 
     async def _tell_untidy(self, attempt: Attempt, reason: str) -> None:
         """Report that files could not be removed, since they cost the user money. Reported only

@@ -11,6 +11,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from cavvy.domain.checkpoints import CheckpointFile
+from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 from cavvy.store.blobs import BlobStore
 
@@ -113,16 +114,19 @@ class CheckpointFolders:
         except OSError as error:
             raise _told(error, job) from error
 
-    def remove(self, project: str, job_id: str) -> int:
-        """Delete the job's folder and return the bytes of its files; 0 if there is none. Raises
-        OSError.
+    def remove(self, project: str, job_id: str) -> RemovedCheckpoints:
+        """Delete the job's folder, as far as possible. Other processes may still delete files in
+        it.
         """
-        job, size = self._job(project, job_id), 0
-        for parent, _, files in os.walk(job):
-            size += sum(os.lstat(os.path.join(parent, name)).st_size for name in files)
-        if size or job.exists():
-            shutil.rmtree(job)
-        return size
+        job, fault = self._job(project, job_id), ""
+        held = _size_of(job)
+        try:
+            while job.exists():
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(job)
+        except OSError as error:
+            fault = error.strerror or str(error)
+        return RemovedCheckpoints(bytes=held - _size_of(job), kept=fault)
 
     def _job(self, project: str, job_id: str) -> Path:
         return self._root / project / job_id
@@ -162,6 +166,16 @@ def _fault_of(file: CheckpointFile) -> str:
     if not (0 <= file.size <= _LARGEST and abs(file.mtime_ns) <= NEWEST_NS and file.mode >= 0):
         return "the size, mode or time is out of range"
     return ""
+
+
+def _size_of(folder: Path) -> int:
+    """The bytes of all files below the folder."""
+    size = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            with suppress(OSError):
+                size += os.lstat(os.path.join(parent, name)).st_size
+    return size
 
 
 def _walk(folder: Path) -> Iterator[str]:
