@@ -95,12 +95,16 @@ async def test_another_user_must_agree_to_pay_for_a_machine(api: Api) -> None:
     assert (await api.post_job(more, user="ada")).status_code < 300
 
 
-async def test_a_session_is_reached_by_its_machines_name(api: Api) -> None:
+async def test_a_session_is_found_by_its_machines_name_only_on_request(api: Api) -> None:
     session = "{name: dev, run: 'true', machine: dev, session: true, keep: 10m}"
     jobs = "/v1/projects/default/jobs"
 
+    async def ask(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = (await api.http.get(f"{jobs}/{name}")).json()
+        return found
+
     async def phase(name: str) -> str:
-        return str((await api.http.get(f"{jobs}/{name}")).json()["phase"])
+        return str((await ask(name))["phase"])
 
     old = await api.submit(session)
     await api.http.post(f"{MACHINE}/stop")
@@ -108,11 +112,21 @@ async def test_a_session_is_reached_by_its_machines_name(api: Api) -> None:
     new = await api.submit(session)
     await api.submit("{name: work, run: 'true', machine: dev}")
     assert new["name"] == "dev-2"
-    assert (await api.http.get(f"{jobs}/dev")).json()["name"] == "dev-2"
-    assert (await api.http.get(f"{jobs}/{old['id']}")).json()["name"] == "dev"
-    assert (await api.http.post(f"{jobs}/dev/stop")).json()["name"] == "dev-2"
+    assert (await ask("dev?session=true"))["name"] == "dev-2"
+    assert (await ask(f"{old['id']}?session=true"))["name"] == "dev"
+    assert (await ask("dev"))["name"] == "dev"
+    assert (await api.http.post(f"{jobs}/dev/stop")).json()["name"] == "dev"
+
+    async def removed() -> bool:
+        return (await api.http.delete(f"{jobs}/dev")).status_code == 200
+
+    await until(removed)  # once its nodes are released
+    assert (await ask("dev"))["code"] == "job-not-found"
+    assert (await ask("dev?session=true"))["name"] == "dev-2"
+    await api.http.post(f"{jobs}/{new['id']}/stop")
     await until(lambda: _is(phase("dev-2"), "stopped"))
-    assert (await api.http.get(f"{jobs}/dev")).json()["name"] == "dev"
+    assert (await ask("dev-2?session=true"))["name"] == "dev-2"
+    assert (await ask("dev?session=true"))["code"] == "job-not-found"
     assert await phase("work") != "stopped"
 
 

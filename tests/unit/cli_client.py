@@ -164,6 +164,7 @@ class FakeClient:
     spent: list[wire.SpendingRow] = field(default_factory=list)
     asked: list[tuple[object, ...]] = field(default_factory=list)
     patience: Patience = field(default_factory=Patience)
+    sessions: dict[str, str] = field(default_factory=dict)  # unfinished sessions by machine
     looked: list[str] = field(default_factory=list)  # names and IDs of jobs that were asked for
     next_session: dict[str, str] = field(
         default_factory=dict
@@ -179,8 +180,9 @@ class FakeClient:
     def sibling(self) -> Iterator["FakeClient"]:
         yield self
 
-    def job(self, project: str, name: str) -> wire.JobDetail:
+    def job(self, project: str, name: str, *, session: bool = False) -> wire.JobDetail:
         self.looked.append(name)
+        name = self.sessions.get(name, name) if session else name
         if name in self.next_session:
             self.all_jobs[f"former {name}"] = self.all_jobs[name]
             self.all_jobs[name] = self.all_jobs[self.next_session.pop(name)]

@@ -207,6 +207,18 @@ def test_stop_says_what_became_of_each(client: FakeClient) -> None:
     assert [what[1] for what in client.asked] == ["now", "bad", "next"]
 
 
+def test_only_four_commands_find_a_session_by_its_machines_name(client: FakeClient) -> None:
+    client.all_jobs |= {"dev": make_job("dev", "done"), "dev-2": make_job("dev-2", "failed")}
+    client.sessions = {"dev": "dev-2"}
+    assert run("wait", "dev").stdout == "dev-2: failed, exit code 3\n"
+    assert run("stop", "dev").stdout == "dev-2: failed, exit code 3\n"
+    assert "dev-2 (id-of-dev-2)" in run("status", "dev").stdout
+    assert run("logs", "-f", "dev").exit_code == 3
+    assert "result.phase" in run("diff", "dev", "dev-2").stdout
+    assert run("rm", "dev", "--yes").stdout == "dev is removed\n"
+    assert "dev-2" in client.all_jobs
+
+
 @pytest.mark.parametrize(
     ("words", "phase"), [(["logs"], "done"), (["logs", "-f"], "done"), (["stop"], "running")]
 )

@@ -50,7 +50,7 @@ def test_a_job_that_runs_is_waited_for_until_it_ends(
     asked: list[str] = []
     phases = iter(["queued", "running", "running", "done"])
 
-    def job(project: str, name: str) -> wire.JobDetail:
+    def job(project: str, name: str, *, session: bool) -> wire.JobDetail:
         asked.append(name)
         return make_job(name="now", phase=next(phases))
 

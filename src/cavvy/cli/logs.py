@@ -65,7 +65,7 @@ def command(
         if following and plain:
             follow(client, project, name)
             return
-        job = client.job(project, name)
+        job = client.job(project, name, session=True)
         if tail is not None:
             attempt = attempt or job.attempt or None
 

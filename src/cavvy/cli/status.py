@@ -27,9 +27,9 @@ def command(name: str, project: str, watch: bool, output: str) -> None:
     """Show one job: phase, placement, attempts, reasons, position in the queue."""
 
     def read(client: "Client") -> "tuple[JobDetail, ForecastView | None]":
-        job = client.job(project, name)
+        job = client.job(project, name, session=True)
         planned = job.plan_state is not None and job.ended_at is None
-        return job, client.forecast(project, name) if planned else None
+        return job, client.forecast(project, job.id) if planned else None
 
     show_repeatedly(read, lambda found: _show(*found, output), watch, output)
 

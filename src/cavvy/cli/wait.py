@@ -53,7 +53,7 @@ def _wait(
     client: "Client", project: str, name: str, reached: Collection[str], until: float | None
 ) -> "wire.JobDetail":
     pause = _SHORTEST_S
-    while (job := client.job(project, name)).phase not in reached:
+    while (job := client.job(project, name, session=True)).phase not in reached:
         name = job.id  # the name of a session can lead to the next one
         if until is not None and time.monotonic() >= until:
             raise CommandFailure(

@@ -133,9 +133,12 @@ class Client:
         asked = query(limit=limit, phase=phases, cursor=cursor)
         return self._ask(base + asked, wire.JobPage)
 
-    def job(self, project: str, name: str) -> wire.JobDetail:
-        """A job by name or id. Raises ApiError `job-not-found`."""
-        return self._ask(job_path(project, name), wire.JobDetail)
+    def job(self, project: str, name: str, *, session: bool = False) -> wire.JobDetail:
+        """A job by name or ID. With `session`, also the newest unfinished session of the machine
+        with this name, unless an unfinished job has the name. Raises ApiError `job-not-found`.
+        """
+        asked = query(session=session)
+        return self._ask(job_path(project, name) + asked, wire.JobDetail)
 
     def forecast(self, project: str, name: str) -> wire.ForecastView:
         """The expected cost of the rest of a job with a deadline. Raises ApiError

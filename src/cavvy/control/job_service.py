@@ -154,10 +154,10 @@ class JobService:
         self._arrived()
         return stored
 
-    async def find(self, project: str, name: str) -> Job:
+    async def find_session(self, project: str, name: str) -> Job:
         """The job with this name or ID. Sessions of one machine are named alike (dev, dev-2, ...):
-        an ended or removed session gives way to the machine's newest unfinished session. Raises
-        NotFound.
+        an ended or removed session gives way to the machine's newest unfinished session, so callers
+        must then use the job's ID. Raises NotFound.
         """
         try:
             job: Job | None = await self._store.find_job(project, name)
@@ -196,7 +196,7 @@ class JobService:
                 return job
             return await self._write(self._put, job, stop_job(job, reason, now))
 
-        return await self._on_job(project, (await self.find(project, name)).id, stop)
+        return await self._on_job(project, name, stop)
 
     async def retry(self, project: str, name: str) -> Job:
         """Queue a failed or stopped job again, with its retry counts reset. Raises NotFound,

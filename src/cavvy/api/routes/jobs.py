@@ -40,6 +40,13 @@ LimitQuery = Annotated[int, Query(ge=1, le=500)]
 WaitQuery = Annotated[
     float, Query(ge=0, le=_LONGEST_WAIT_S, description="Seconds to wait for new data.")
 ]
+SessionQuery = Annotated[
+    bool,
+    Query(
+        description="If no unfinished job has this name, return the newest unfinished session of "
+        "the machine with this name, if there is one."
+    ),
+]
 KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", pattern=PATTERN)]
 
 
@@ -114,9 +121,11 @@ async def _page(
         "One job with its attempts and nodes.", answer=wire.JobDetail, errors=("job-not-found",)
     ),
 )
-async def get(request: Request, project: ProjectPath, name: JobPath) -> Response:
+async def get(
+    request: Request, project: ProjectPath, name: JobPath, session: SessionQuery = False
+) -> Response:
     app_state = app_state_of(request)
-    job = await find_job(app_state, project, name)
+    job = await find_job(app_state, project, name, session=session)
     attempts = [
         (attempt, await app_state.store.nodes(attempt.id))
         for attempt in await app_state.store.attempts(job.id)
@@ -314,10 +323,13 @@ async def drill(request: Request, project: ProjectPath, name: JobPath) -> Respon
     return await _row(app_state, await find_job(app_state, project, name))
 
 
-async def find_job(app_state: AppState, project: str, name: str) -> Job:
-    """A job by its name or id, as `JobService.find` reads them. Raises ApiProblem."""
+async def find_job(app_state: AppState, project: str, name: str, *, session: bool = False) -> Job:
+    """A job by its name or ID or, with `session`, as `JobService.find_session` reads names. Raises
+    ApiProblem.
+    """
+    jobs = app_state.control_plane.jobs
     try:
-        return await app_state.control_plane.jobs.find(project, name)
+        return await (jobs.find_session if session else app_state.store.find_job)(project, name)
     except RowNotFound:
         raise ApiProblem("job-not-found", f"project {project} has no job {name}") from None
 

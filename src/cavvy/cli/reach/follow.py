@@ -41,7 +41,7 @@ def follow(
 
     client.patience.limit_s = FOLLOW_PATIENCE_S
     try:
-        job = client.job(project, name)
+        job = client.job(project, name, session=True)
         with open_screen(job) as screen:
             _show(client, job, screen, after, first)
             job = _billed(client, job.project, job.id)
