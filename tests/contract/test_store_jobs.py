@@ -534,6 +534,8 @@ async def test_jobs_of_machines_take_no_slot_of_other_jobs(store: Store) -> None
         await submit(store, f"f{number}")
     found = [job.id for job in await store.waiting(NOW, 2)]
     assert found == [*(f"a{number}" for number in range(PER_MACHINE)), "b1", "f0", "f1", "q1"]
+    found = [job.id for job in await store.waiting(NOW, 1, PER_MACHINE + 1)]
+    assert found == [*(f"a{number}" for number in range(PER_MACHINE + 1)), "b1", "f0", "q1"]
 
 
 async def test_unfinished_jobs_have_work_or_an_open_attempt(store: Store) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from tests.sim.test_sim_scenarios import SPOT, run_scenario, task
+from tests.sim.test_sim_scenarios import CHEAP, FREE, SPOT, run_scenario, task
 from tests.sim.test_warm_scenarios import bought, spans
 
 from cavvy.domain.events import ChargeKind
@@ -19,6 +19,7 @@ from cavvy.sim.scenario import (
     UserAction,
     UserIntervention,
 )
+from cavvy.store.base import PER_MACHINE
 
 KEEP = timedelta(minutes=10)
 
@@ -138,6 +139,19 @@ def test_a_machine_is_bought_once_if_writes_meet_newer_versions() -> None:
             (on_machine(30), 0), (on_machine(60, name="next"), 0), stale=frozenset({stale})
         )
         assert bought(ending) == 1, stale
+
+
+def test_a_job_that_fits_now_does_not_wait_behind_many_that_wait_for_an_offer() -> None:
+    cpu = Resources(instance="cpu", cpus_min=2)
+    full = task(1_000, name="full", resources=cpu)
+    wanting = [
+        (on_machine(name=f"wanting-{number}", resources=cpu), 10) for number in range(PER_MACHINE)
+    ]
+    fits = on_machine(name="fits", resources=Resources(instance="cheap"))
+    ending = play((full, 0), *wanting, (fits, 20), offers=(FREE, CHEAP))
+    first, *_, last = ending.traces
+    assert last.job.phase is JobPhase.DONE
+    assert last.job.ended_at < first.job.ended_at  # type: ignore[operator]
 
 
 def test_jobs_that_wait_for_a_busy_machine_delay_no_other_job() -> None:

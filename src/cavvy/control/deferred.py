@@ -17,7 +17,15 @@ from typing import Protocol, cast
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.events import Charge, replace_charges
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node
-from cavvy.store.base import AtomicWrite, StaleVersion, Store, StoreError, StoreFull, SummaryPage
+from cavvy.store.base import (
+    PER_MACHINE,
+    AtomicWrite,
+    StaleVersion,
+    Store,
+    StoreError,
+    StoreFull,
+    SummaryPage,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -158,11 +166,13 @@ class Deferred:
         ]
         return replace(page, jobs=[row for row in shown if not phases or row.phase in phases])
 
-    async def waiting(self, now: datetime, limit: int) -> Sequence[Job]:
+    async def waiting(
+        self, now: datetime, limit: int, per_machine: int = PER_MACHINE
+    ) -> Sequence[Job]:
         """Like `Store.waiting`, but without jobs whose changes are unwritten: they must not
         start.
         """
-        found = await self._store.waiting(now, limit)
+        found = await self._store.waiting(now, limit, per_machine)
         return [job for job in found if job.id not in self._jobs]
 
     async def unfinished(self) -> Sequence[str]:

@@ -6,7 +6,8 @@ job's own reconciler then launches the gang. While the first jobs are blocked, l
 only occasionally, since some may fit on other offers.
 """
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -47,10 +48,18 @@ from cavvy.domain.tasks import Delivery
 from cavvy.planner.candidates import Candidates, jobs_of
 from cavvy.planner.placements import PlanningContext
 from cavvy.scheduler.queue import JobScheduler, JobWait, QueueCapacity
-from cavvy.store.base import AllocationConflict, AtomicWrite, RowNotFound, StaleVersion, Store
+from cavvy.store.base import (
+    PER_MACHINE,
+    AllocationConflict,
+    AtomicWrite,
+    RowNotFound,
+    StaleVersion,
+    Store,
+)
 
 _HEAD = 16  # jobs read by one pass
 _DEEP = 1000  # jobs read by a pass while the first jobs are blocked
+_DEEP_PER_MACHINE = 100  # jobs of each machine read by such a pass
 _HOSTS = "hosts"  # the key for publishing shared hosts again
 _SOON = timedelta(milliseconds=200)  # delay until a kept gang that was not ready is tried again
 _MACHINE_POLL = timedelta(seconds=1)  # interval while a job waits for its machine
@@ -101,8 +110,8 @@ class QueueReconciler:
         deep = self._blocked and looks_deep(self._snapshot, self._behind, self._deep_at, now)
         if deep:
             self._deep_at = now
-        limit = _DEEP if deep else _HEAD
-        head = await self._store.waiting(now, limit)
+        limit, per_machine = (_DEEP, _DEEP_PER_MACHINE) if deep else (_HEAD, PER_MACHINE)
+        head = await self._store.waiting(now, limit, per_machine)
         try:
             return await self._place_all(head, limit, now)
         except StaleVersion:
@@ -116,30 +125,46 @@ class QueueReconciler:
 
     async def _place_all(self, head: Sequence[Job], limit: int, now: datetime) -> timedelta | None:
         """Give each job a turn. Jobs that wait for their machine block no other jobs."""
-        stays: list[QueueWait] = []
-        on_machines: list[QueueWait] = []
+        if not head:
+            self._blocked = False
+            return await self._until_next([], now)
+        self._snapshot = snapshot = await self._pool.market()
+        scheduler = JobScheduler(await self._capacity(snapshot))
+        stays, machines = await self._give_turns(head, scheduler, snapshot, now)
+        jobs, events = explain_waits(stays, now, *machines)
+        if jobs:
+            await self._store.commit(AtomicWrite(jobs=jobs, events=events))
+        self._behind = scheduler.blocked
+        on_machines = [each for waits in machines for each in waits]
+        self._blocked = bool(stays) or any(not each.busy for each in on_machines)
         free = sum(job.task.machine is None for job in head)
-        blocked = False
-        if head:
-            self._snapshot = snapshot = await self._pool.market()
-            scheduler = JobScheduler(await self._capacity(snapshot))
-            for job in head:
-                if blocked and job.task.machine is None:
-                    continue
-                wait = await self._give_turn(job, scheduler, snapshot, now)
-                if wait is not None:
-                    (stays if job.task.machine is None else on_machines).append(wait)
-                blocked = len(stays) >= EXPLAINED and is_blocked(snapshot, scheduler.blocked)
-                await self._clock.rest()
-            jobs, events = explain_waits(stays, now, on_machines=on_machines)
-            if jobs:
-                await self._store.commit(AtomicWrite(jobs=jobs, events=events))
-            self._behind = scheduler.blocked
-        self._blocked = len(stays) > 0
-        more = free == limit and len(stays) < free and not blocked
+        more = free == limit and len(stays) < free and not _is_full(stays, snapshot, scheduler)
         if more or len(on_machines) < len(head) - free:
             return timedelta(0)
         return await self._until_next([*stays, *on_machines], now)
+
+    async def _give_turns(
+        self, head: Sequence[Job], scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
+    ) -> tuple[Sequence[QueueWait], Collection[Sequence[QueueWait]]]:
+        """Give each job a turn. Returns the waits of jobs without a machine, and of each machine's
+        jobs. Jobs behind one for which their machine is busy wait like that one.
+        """
+        stays: list[QueueWait] = []
+        machines: defaultdict[tuple[str, str], list[QueueWait]] = defaultdict(list)
+        full = False
+        for job in head:
+            machine = job.task.machine
+            waits = stays if machine is None else machines[job.project, machine]
+            if full and machine is None:
+                continue
+            if waits and waits[-1].busy:
+                waits.append(replace(waits[-1], wait=replace(waits[-1].wait, job=job)))
+                continue
+            wait = await self._give_turn(job, scheduler, snapshot, now)
+            waits += [] if wait is None else [wait]
+            full = _is_full(stays, snapshot, scheduler)
+            await self._clock.rest()
+        return stays, machines.values()
 
     async def _give_turn(
         self, job: Job, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
@@ -166,7 +191,7 @@ class QueueReconciler:
         match await self._machines.give_turn(job, now):
             case MachineIsBusy(reason=reason):
                 wait = JobWait(job=job, reason=reason, behind=())
-                return QueueWait(wait=wait, again_at=now + _MACHINE_POLL)
+                return QueueWait(wait=wait, again_at=now + _MACHINE_POLL, busy=True)
             case MachineIsUnfit(reason=reason):
                 failed = AdvanceJob(phase=JobPhase.FAILED, reason=reason)
                 await self._commit(job, advance_job(job, failed, now))
@@ -263,3 +288,10 @@ class QueueReconciler:
             allocations=await self._store.allocations() if hosts else (),
             used=snapshot.used,
         )
+
+
+def _is_full(stays: Sequence[QueueWait], snapshot: MarketSnapshot, scheduler: JobScheduler) -> bool:
+    """Whether further jobs need no turn: a job waits for each offer, and enough reasons are
+    known.
+    """
+    return len(stays) >= EXPLAINED and is_blocked(snapshot, scheduler.blocked)

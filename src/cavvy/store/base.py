@@ -28,8 +28,8 @@ from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
 
-# Jobs of each machine that the queue reads: the next, and some whose reason is shown. They do
-# not count toward the limit for other jobs, because a machine may be busy for days.
+# Jobs of each machine that a pass over the queue reads: the next, and some whose reason is shown.
+# They do not count toward the limit for other jobs, because a machine may be busy for days.
 PER_MACHINE = 4
 
 
@@ -212,10 +212,12 @@ class Store(Protocol):
         limit: int = 50,
     ) -> SummaryPage: ...
     async def count_jobs(self, project: str | None) -> dict[JobPhase, int]: ...
-    async def waiting(self, now: datetime, limit: int) -> Sequence[Job]:
+    async def waiting(
+        self, now: datetime, limit: int, per_machine: int = PER_MACHINE
+    ) -> Sequence[Job]:
         """Queued jobs that may start: `not_before` has passed and no stop is requested. The highest
         priority comes first, then the lowest id. At most `limit` jobs need no machine; the others
-        are the first PER_MACHINE jobs of each machine.
+        are the first `per_machine` jobs of each machine.
         """
 
     async def next_waiting(self, now: datetime) -> datetime | None:

@@ -198,9 +198,11 @@ class SqlStore:
         counted += " GROUP BY phase"
         return {JobPhase(phase): count for phase, count in await self._rows(counted, *values)}
 
-    async def waiting(self, now: datetime, limit: int) -> Sequence[Job]:
+    async def waiting(
+        self, now: datetime, limit: int, per_machine: int = PER_MACHINE
+    ) -> Sequence[Job]:
         micros = to_micros(now)
-        values = (micros, limit, micros, PER_MACHINE)
+        values = (micros, limit, micros, per_machine)
         return await self._all(self._documents.jobs, _WAITING, *values)
 
     async def next_waiting(self, now: datetime) -> datetime | None:

@@ -31,6 +31,7 @@ class QueueWait:
     wait: JobWait
     plan: PlanState | None = None
     again_at: datetime | None = None
+    busy: bool = False  # its machine has a gang, for which the machine's other jobs wait too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +78,13 @@ def line_up(wish: Job, offers: tuple[Offer, ...], name_gang: NameGang, now: date
 
 
 def explain_waits(
-    stays: Sequence[QueueWait], now: datetime, *, on_machines: Sequence[QueueWait] = ()
+    stays: Sequence[QueueWait], now: datetime, *on_machines: Sequence[QueueWait]
 ) -> tuple[Sequence[Job], Sequence[Event]]:
-    """The first waiting jobs, and those of machines, with their new reasons, if these have changed,
+    """The first waiting jobs, also of each machine, with their new reasons, if these have changed,
     and events for new decisions of the deadline policy.
     """
     jobs, events = [], []
-    for each in [*stays[:EXPLAINED], *on_machines]:
+    for each in [each for queue in (stays, *on_machines) for each in queue[:EXPLAINED]]:
         old, plan = each.wait.job, each.plan
         state = old.plan_state if plan is None else date_plan(old.plan_state, plan)
         job = replace(old, reason=each.wait.reason, plan_state=state)
