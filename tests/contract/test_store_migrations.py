@@ -25,6 +25,7 @@ from tests.contract.store_suite import (
 )
 from tests.waits import PATIENCE_S
 
+from cavvy.domain.events import Charge
 from cavvy.domain.jobs import AttemptPhase, Job, JobPhase, NodePhase
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money
@@ -88,6 +89,22 @@ def write_old_job(connection: DatabaseSession, job: Job) -> None:
         at=1_000_000,
         kind="queued",
         text="hello",
+    )
+
+
+def write_old_charge(connection: DatabaseSession, charge: Charge) -> None:
+    insert(
+        connection,
+        "charges",
+        attempt_id=charge.attempt_id,
+        rank=0,
+        kind="node",
+        since=to_micros(charge.since),
+        project="p",
+        job_id=charge.job_id,
+        until=to_micros(charge.until),
+        rate=charge.rate.micros_per_hour,
+        amount=charge.amount.micros,
     )
 
 
@@ -218,25 +235,30 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
     )
     waiting = make_job("j2", name="waiting", version=1)
     attempt = make_attempt(job, phase=AttemptPhase.RUNNING, version=3)
+    before = make_job("j0", name="before", phase=JobPhase.DONE, version=1)
+    handed_on = make_attempt(
+        before, gang=f"{attempt.gang}@j0-1", phase=AttemptPhase.ENDED, version=3
+    )
     node = make_node(attempt, phase=NodePhase.RUNNING, claim="n", version=7)
     charges = [make_charge(attempt, 40), make_charge(attempt, 2, since=60)]
     secret = SealedSecret(project="p", name="TOKEN", sealed=b"\x01", updated_at=NOW)
     with connected(url) as connection:
         write_old_job(connection, job)
         write_old_job(connection, waiting)
-        document = encode(attempt)
-        insert(
-            connection,
-            "attempts",
-            id="j1-1",
-            job_id="j1",
-            project="p",
-            number=1,
-            gang=attempt.gang,
-            phase="running",
-            document=document,
-            version=3,
-        )
+        write_old_job(connection, before)
+        for each in (attempt, handed_on):
+            insert(
+                connection,
+                "attempts",
+                id=each.id,
+                job_id=each.job_id,
+                project="p",
+                number=1,
+                gang=each.gang,
+                phase=str(each.phase),
+                document=encode(each),
+                version=3,
+            )
         insert(
             connection,
             "nodes",
@@ -246,24 +268,8 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
             document=encode(node),
             version=7,
         )
-        for charge in charges:
-            since, until = (
-                int((time - NOW).total_seconds() * 1e6) for time in (charge.since, charge.until)
-            )
-            base = to_micros(NOW)
-            insert(
-                connection,
-                "charges",
-                attempt_id="j1-1",
-                rank=0,
-                kind="node",
-                since=base + since,
-                project="p",
-                job_id="j1",
-                until=base + until,
-                rate=charge.rate.micros_per_hour,
-                amount=charge.amount.micros,
-            )
+        for charge in (*charges, make_charge(handed_on, 8)):
+            write_old_charge(connection, charge)
         insert(
             connection,
             "hosts",
@@ -306,7 +312,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
         assert await store.nodes("j1-1") == [node]
         assert [*await store.charges("j1"), await store.gang_spent(attempt.gang)] == [
             *charges,
-            Money(42),
+            Money(42 + 8),
         ]
         assert [event.text for event in await store.events("j1")] == ["hello"]
         assert await store.allocations() == [make_allocation(attempt.gang, "GPU-0")]
