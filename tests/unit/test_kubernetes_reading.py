@@ -38,7 +38,11 @@ from cavvy.providers.kubernetes.cluster import (
     read_quantity,
     requested,
 )
-from cavvy.providers.kubernetes.docker_sidecar import TAKE_FOLDER, find_fault
+from cavvy.providers.kubernetes.docker_sidecar import (
+    TAKE_FOLDER,
+    find_fault,
+    make_docker_fields,
+)
 from cavvy.providers.kubernetes.export import make_export
 from cavvy.providers.kubernetes.options import read_options
 from cavvy.providers.kubernetes.pods import OwnerObject, make_pod
@@ -615,7 +619,15 @@ def test_engines_share_no_folder_of_the_cache_and_use_old_ones_again(tmp_path: P
         assert process.stdout is not None
         return process, process.stdout.readline().strip()
 
+    container = tmp_path / "0" / "containers" / "c"
+    container.mkdir(parents=True)
+    policy = {"Name": "always", "MaximumRetryCount": 0}
+    settings = {"Binds": None, "RestartPolicy": policy, "AutoRemove": False}
+    text = json.dumps(settings, separators=(",", ":"))
+    (container / "hostconfig.json").write_text(text)
     first, taken = start()
+    found = json.loads((container / "hostconfig.json").read_text())
+    assert found == {**settings, "RestartPolicy": {**policy, "Name": "no"}}
     second, other = start()
     assert (taken, other) == (f"--root={tmp_path}/0", f"--root={tmp_path}/1")
     first.communicate("end\n")
@@ -623,6 +635,28 @@ def test_engines_share_no_folder_of_the_cache_and_use_old_ones_again(tmp_path: P
     assert again == taken
     for process in (second, third):
         process.communicate("end\n")
+
+
+@pytest.mark.parametrize(
+    ("listed", "removed"), [("a\nb\n", "rm -fv a b"), ("", "ps -aq"), (None, "")]
+)
+def test_a_pod_starts_only_without_the_containers_of_earlier_pods(
+    listed: str | None, removed: str, tmp_path: Path
+) -> None:
+    """None stands for an engine that does not list its containers."""
+    fields = make_docker_fields({"mode": "all", "cache": "claim"}, "p")
+    script = fields["spec"]["initContainers"][1]["command"][2].split("\n")
+    steps = [line for line in script if not line.startswith("cp ")]
+    docker, calls = tmp_path / "docker", tmp_path / "calls"
+    answer = "exit 1" if listed is None else f"printf '{listed}'"
+    docker.write_text(
+        f'#!/bin/sh\n[ "$3" != ps ] || {{ {answer}; }}\nshift 2; echo "$*" >> {calls}\n'
+    )
+    docker.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run(["sh", "-ec", "\n".join(steps)], env=path, check=False)
+    assert (ended.returncode == 0) == (listed is not None)
+    assert removed == (calls.read_text().splitlines()[-1] if calls.exists() else "")
 
 
 def test_an_export_has_the_pod_fields_of_settings_and_task() -> None:

@@ -11,7 +11,8 @@ Object = dict[str, Any]
 _CLIENT_IMAGE = "docker:29-cli"
 _CACHE = "/cavvy/docker-cache"
 # Starts an engine in the first folder of the cache that no other engine uses. The program inherits
-# the lock, so that the folder is free again when the engine has ended, however it ends.
+# the lock, so that the folder is free again when the engine has ended, however it ends. Before, the
+# containers of earlier pods lose their restart policy, because Docker would start them again.
 TAKE_FOLDER = """\
 flag=$1; shift
 n=0
@@ -22,6 +23,10 @@ until mkdir -p "$0/$n" && exec 9> "$0/$n.lock" && flock -n 9; do
         exit 1
     fi
 done
+if [ -d "$0/$n/containers" ]; then
+    find "$0/$n/containers" -name hostconfig.json -exec sed -i \
+        's/"RestartPolicy":{"Name":"[^"]*"/"RestartPolicy":{"Name":"no"/' {} +
+fi
 exec "$@" "$flag=$0/$n"
 """
 _TOOLS = "/cavvy/docker"  # the client, its plugins and its configuration
@@ -65,7 +70,10 @@ _ENGINES = {
         },
         ready=("docker", "--host", _DOCKER, "info"),
         variables={"DOCKER_HOST": _DOCKER},
-        clean=(f"docker -H {_DOCKER} ps -aq | xargs -r docker -H {_DOCKER} rm -fv",),
+        clean=(
+            f"containers=$(docker -H {_DOCKER} ps -aq)",
+            f'[ -z "$containers" ] || docker -H {_DOCKER} rm -fv $containers',
+        ),
     ),
     "build": DockerEngine(
         image="moby/buildkit:rootless",
