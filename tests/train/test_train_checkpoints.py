@@ -16,7 +16,14 @@ from cavvy import train
 from cavvy.train.checkpoint import store as stores
 from cavvy.train.checkpoint.async_saver import SAVE, AsyncSaver
 from cavvy.train.checkpoint.interval import FIRST_S, LEAST_LOSSES, QUIET_H, SaveInterval, told
-from cavvy.train.checkpoint.store import MARK, StoredCheckpoint, commit, find_latest
+from cavvy.train.checkpoint.store import (
+    FILES,
+    MARK,
+    CheckpointStore,
+    StoredCheckpoint,
+    commit,
+    find_latest,
+)
 from cavvy.train.world import RankWorld
 
 NEVER = 1e9
@@ -175,11 +182,25 @@ def test_only_a_marked_folder_is_a_checkpoint(tmp_path: Path) -> None:
     assert find_latest(tmp_path) is None
     for step in (1, 2, 3):
         (tmp_path / f"step-{step:012d}").mkdir()
-    commit(StoredCheckpoint(tmp_path / "step-000000000001", 1, {"step": 1}))
+    whole = StoredCheckpoint(tmp_path / "step-000000000001", 1, {"step": 1, FILES: {}})
+    commit(whole)
     (tmp_path / "step-000000000002" / MARK).write_text('{"step"')
     (tmp_path / "step-000000000003" / (MARK + ".half")).write_text("{}")
-    found = find_latest(tmp_path)
-    assert found == StoredCheckpoint(tmp_path / "step-000000000001", 1, {"step": 1})
+    assert find_latest(tmp_path) == whole
+
+
+def test_a_complete_checkpoint_without_checksums_is_not_written_again(tmp_path: Path) -> None:
+    done = StoredCheckpoint(tmp_path / "step-000000000001", 1, {"step": 1})
+    done.path.mkdir()
+    (done.path / ".metadata").touch()
+    commit(done)
+    finished: list[tuple[Any, list[str]]] = []
+    store = CheckpointStore(
+        tmp_path, RankWorld("cpu"), True, lambda done, own: finished.append((done.facts, own))
+    )
+    assert not store.save(1, lambda: pytest.fail("the state is collected for another write"))
+    assert store.wait()
+    assert finished == [({"step": 1, FILES: {".metadata": None}}, [".metadata"])]
 
 
 def cannot_save(say: Say) -> tuple[bool, bool, list[str]]:

@@ -184,6 +184,8 @@ def test_a_remote_checkpoint_without_checksums_is_downloaded_whole(
     assert location.check(found) == ""
     assert sorted(path.name for path in found.path.iterdir()) == NAMES
     assert location.latest(1) is None
+    location.send(found, NAMES)
+    assert UnreliableStorage.uploads == 2, "the complete copy is not uploaded again"
 
 
 def test_a_damaged_remote_mark_does_not_count(location: CheckpointLocation, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from cavvy.train.checkpoint.store import (
     MARK,
     NAME,
     StoredCheckpoint,
+    add_files,
     find_damage,
     make_name,
     parse_facts,
@@ -65,11 +66,8 @@ class CheckpointLocation:
         if self._remote is None:
             return None
         for step in reversed(self._list()):
-            facts = parse_facts(self._read_mark(step)) if step < below else None
+            facts = self._read_facts(step) if step < below else None
             if facts is not None:
-                if FILES not in facts:  # a checkpoint of an earlier version has no checksums
-                    names = self._list_names(make_name(step))
-                    facts[FILES] = {name: None for name in names if name != MARK}
                 return StoredCheckpoint(self.local / make_name(step), step, facts)
         return None
 
@@ -124,7 +122,7 @@ class CheckpointLocation:
         this step is marked as incomplete."""
         if not self._world.is_first:
             return False
-        uploaded = self._read_mark(step) == mark
+        uploaded = json.dumps(self._read_facts(step)) == mark
         if not uploaded:
             self.set_aside(step)
         return uploaded
@@ -164,6 +162,13 @@ class CheckpointLocation:
         except FileNotFoundError:
             return []
         return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths]
+
+    def _read_facts(self, step: int) -> dict[str, Any] | None:
+        """The facts of a remote checkpoint, or None if it is not complete."""
+        facts = parse_facts(self._read_mark(step))
+        if facts is not None and FILES not in facts:
+            add_files(facts, self._list_names(make_name(step)))
+        return facts
 
     def _read_mark(self, step: int) -> str:
         """The completion mark of a remote checkpoint, or "" if there is none."""

@@ -15,7 +15,7 @@ import re
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -129,8 +129,8 @@ class CheckpointStore:
         self.wait()
         begun = perf_counter()
         path = self.folder / make_name(step)
-        facts = _read_mark(path) or {}
-        unsafe, unwritten = self._world.agree([step != self.safe_step, FILES not in facts])
+        facts = _read_mark(path)
+        unsafe, unwritten = self._world.agree([step != self.safe_step, facts is None])
         if not unsafe:
             return False
         written = None
@@ -139,7 +139,7 @@ class CheckpointStore:
             written = self._write(path, state)
         self._thread = Thread(
             target=self._complete,
-            args=(written, StoredCheckpoint(path, step, facts), begun),
+            args=(written, StoredCheckpoint(path, step, facts or {}), begun),
             daemon=True,
         )
         self._thread.start()
@@ -319,10 +319,14 @@ def _list(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _read_mark(path: Path) -> dict[str, Any] | None:
+    """The facts of a checkpoint, or None if it is not complete."""
     try:
-        return _parse_mark(path)
+        facts = _parse_mark(path)
+        if facts is not None and FILES not in facts:
+            add_files(facts, [each.name for each in path.iterdir()])
     except OSError:
         return None
+    return facts
 
 
 def _parse_mark(path: Path) -> dict[str, Any] | None:
@@ -343,6 +347,14 @@ def parse_facts(text: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return facts if isinstance(facts, dict) else None
+
+
+def add_files(facts: dict[str, Any], names: Iterable[str]) -> None:
+    """Add the files in the folder of a checkpoint to its facts: an earlier version of Cavvy wrote
+    no checksums.
+    """
+    files = (name for name in sorted(names) if name != MARK and not name.endswith(".half"))
+    facts[FILES] = dict.fromkeys(files)
 
 
 def _expect_to_be_alone() -> None:
