@@ -195,3 +195,15 @@ def test_a_damaged_remote_mark_does_not_count(location: CheckpointLocation, tmp_
     found = location.latest(9)
     assert found is not None
     assert found.facts["step"] == 1
+
+
+def test_a_damaged_remote_mark_is_not_among_the_kept_checkpoints(
+    location: CheckpointLocation, tmp_path: Path
+) -> None:
+    for step in (2, 3):
+        location.send(write(location, step), NAMES)
+    cut_file(tmp_path / "remote" / name(3, MARK))
+    location.send(write(location, 4), NAMES)
+    found = location.latest(4)
+    assert found is not None
+    assert found.step == 2

@@ -141,7 +141,7 @@ class CheckpointLocation:
             return
         self._remote.pipe_file(f"{self._root}/{make_name(step)}/{MARK}", mark.encode())
         steps = [each for each in self._list() if each <= step]
-        oldest = [each for each in steps if self._read_mark(each)][-KEPT:][0]
+        oldest = [each for each in steps if self._read_facts(each) is not None][-KEPT:][0]
         try:
             for old in steps[: steps.index(oldest)]:
                 self.set_aside(old)  # first, so that a partly removed folder is not complete
