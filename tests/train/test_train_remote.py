@@ -23,8 +23,8 @@ NAMES = [".metadata", "__0_0.distcp"]
 
 
 def work(say: Say, steps: int, failures: dict[str, int], nodes: bool) -> Any:
-    """Train and save each step. Transfers of the last step fail on some ranks. Returns the first step and the number of
-    downloads, or the error."""
+    """Train and save each step. Transfers of the last step fail on some ranks. Returns the first
+    step and the number of downloads, or the error."""
     rank = os.environ.get("RANK", "0")
     if nodes:
         os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", XDG_CACHE_HOME=f"node-{rank}")
@@ -96,8 +96,12 @@ def test_nodes_download_what_is_missing_or_damaged_and_set_aside_what_is_damaged
     assert attempt(tmp_path, 0, rank_1=1) == ["rank 1: the storage does not answer"] * 2
     assert attempt(tmp_path, 3) == [[3, 0], [3, 1]]
     remote, file = tmp_path / "remote", name(3, "__1_0.distcp")
-    flip_bit(remote / file)
-    flip_bit(local(tmp_path, 0, file))
+    copies = [remote / file, local(tmp_path, 0, file), local(tmp_path, 1, file)]
+    for copy in copies[:2]:
+        flip_bit(copy)
+    assert attempt(tmp_path, 3) == [[3, 2], [3, 0]]
+    for copy in copies:
+        flip_bit(copy)
     assert [first for first, _ in attempt(tmp_path, 4)] == [2, 2]
     assert list_complete(remote) == [3, 4]
     for rank in range(2):
@@ -105,6 +109,17 @@ def test_nodes_download_what_is_missing_or_damaged_and_set_aside_what_is_damaged
         assert local(tmp_path, rank, "step-000000000003.damaged").exists()
         shutil.rmtree(tmp_path / f"node-{rank}")
     assert [first for first, _ in attempt(tmp_path, 4)] == [4, 4]
+
+
+def test_nodes_upload_what_other_nodes_lack_before_a_checkpoint_counts_as_damaged(
+    tmp_path: Path,
+) -> None:
+    """The upload of the only checkpoint has failed on all nodes."""
+    for said in attempt(tmp_path, 1, rank_0=2, rank_1=2):
+        assert said.startswith("the final checkpoint, of step 1, could not be saved to ")
+    assert attempt(tmp_path, 0, rank_1=1) == ["rank 1: the storage does not answer"] * 2
+    assert attempt(tmp_path, 1) == [[1, 1], [1, 2]]
+    assert list_complete(tmp_path / "remote") == [1]
 
 
 @pytest.fixture
@@ -181,7 +196,7 @@ def test_a_remote_checkpoint_without_checksums_is_downloaded_whole(
     shutil.rmtree(location.local)
     found = location.latest(9)
     assert found is not None
-    assert location.check(found) == ""
+    assert location.repair(found) == ""
     assert sorted(path.name for path in found.path.iterdir()) == NAMES
     assert location.latest(1) is None
     location.send(found, NAMES)

@@ -102,8 +102,7 @@ class AsyncSaver:
         """The newest checkpoint that is not damaged, and the damage of newer ones by step."""
         damaged: dict[int, str] = {}
         while found := self._find_newest(min(damaged, default=inf)):
-            every = self._world.run_on_all(partial(self._location.check, found))
-            damage = next((damage for damage in every if damage), "")
+            damage = self._location.repair(found)
             if not damage:
                 self._world.run_on_all(partial(self.store.adopt, found))
                 return found, damaged

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ class CheckpointLocation:
 
     def __init__(self, where: str, world: RankWorld) -> None:
         self._world = world
+        self._run = world.run_on_all
         self._remote: Any = None
         self._root = ""
         if "://" not in where:
@@ -60,7 +62,7 @@ class CheckpointLocation:
         return int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
     def latest(self, below: float) -> StoredCheckpoint | None:
-        """The newest complete remote checkpoint of a step less than `below`, or None. `check`
+        """The newest complete remote checkpoint of a step less than `below`, or None. `repair`
         downloads its files.
         """
         if self._remote is None:
@@ -71,19 +73,23 @@ class CheckpointLocation:
                 return StoredCheckpoint(self.local / make_name(step), step, facts)
         return None
 
-    def check(self, found: StoredCheckpoint) -> str:
-        """Download the files of a checkpoint that are missing or damaged here. Returns what is
-        wrong with a file after that, or "". Each of the ranks that see the same files checks its
-        share.
+    def repair(self, found: StoredCheckpoint) -> str:
+        """Download the files of a checkpoint that are missing or damaged here. If remote storage
+        has no intact copy of such a file, a node that has one uploads it first. Returns what is
+        wrong with a file after that, or "". All ranks must call this.
+
+        Raises: RuntimeError: on all ranks, if one of several ranks could not transfer its files.
         """
-        if self._remote is None and not (found.path / MARK).exists():
-            raise RuntimeError(f"checkpoint {found.step} is not visible in {self.local}")
-        number, count = self.readers
-        damage = find_damage(found, sorted(found.facts.get(FILES, {}))[number::count])
-        if damage and self._remote is not None:
-            self._fetch(found, list(damage))
-            damage = find_damage(found, list(damage))
-        return next(iter(damage.values()), "")
+        every = self._run(partial(self._replace_damaged, found, self._share(found.facts[FILES])))
+        wanted = set[str]().union(*every)
+        if wanted and self._remote is not None:
+            intact = self._run(partial(self._list_intact, found, self._share(wanted)))
+            if not wanted.difference(*intact):
+                rank = self._world.rank
+                own = intact[rank].difference(*intact[:rank])  # one copy of each file is enough
+                self._run(partial(self._upload, found.path, sorted(own)))
+                every = self._run(partial(self._replace_damaged, found, list(every[rank])))
+        return next((text for damage in every for text in damage.values()), "")
 
     def set_aside(self, step: int) -> None:
         """Overwrite the completion mark of a damaged checkpoint, so that it does not count."""
@@ -99,21 +105,39 @@ class CheckpointLocation:
         if self._remote is None:
             return
         mark = json.dumps(done.facts)
-        if not self._world.run_on_all(partial(self._begin, done.step, mark))[0]:
-            every = self._world.run_on_all(partial(self._upload, done.path, names))
+        if not self._run(partial(self._begin, done.step, mark))[0]:
+            every = self._run(partial(self._upload, done.path, names))
             if missing := set(done.facts[FILES]).difference(*every):
                 raise FileNotFoundError(f"no node has the files {', '.join(sorted(missing))}")
-            self._world.run_on_all(partial(self._publish, done.step, mark))
+            self._run(partial(self._publish, done.step, mark))
+
+    def _share(self, names: Iterable[str]) -> list[str]:
+        """The part of these files for which this rank is responsible, among the ranks that see the
+        same files."""
+        number, count = self.readers
+        return sorted(names)[number::count]
+
+    def _replace_damaged(self, found: StoredCheckpoint, names: list[str]) -> dict[str, str]:
+        """Download those of these files that are missing or damaged here. Returns what is wrong
+        after that, by name."""
+        if self._remote is None and not (found.path / MARK).exists():
+            raise RuntimeError(f"checkpoint {found.step} is not visible in {self.local}")
+        damage = find_damage(found, names)
+        if damage and self._remote is not None:
+            remote = self._list_names(found.path.name)
+            self._fetch(found, [name for name in damage if name in remote])
+            damage = find_damage(found, list(damage))
+        return damage
+
+    def _list_intact(self, found: StoredCheckpoint, names: list[str]) -> set[str]:
+        return set(names) - find_damage(found, names).keys()
 
     def _fetch(self, found: StoredCheckpoint, names: list[str]) -> None:
         halves = [found.path / f"{name}.{self._world.rank}.half" for name in names]
         found.path.mkdir(parents=True, exist_ok=True)
-        try:
-            self._remote.get(
-                [f"{self._root}/{found.path.name}/{name}" for name in names], list(map(str, halves))
-            )
-        except FileNotFoundError:
-            return  # the remote checkpoint is damaged, too, or there is none
+        self._remote.get(
+            [f"{self._root}/{found.path.name}/{name}" for name in names], list(map(str, halves))
+        )
         for half, name in zip(halves, names, strict=True):
             half.replace(found.path / name)
 
@@ -151,12 +175,12 @@ class CheckpointLocation:
 
     def _list(self) -> list[int]:
         """The steps of complete and incomplete remote checkpoints, in ascending order."""
-        self._remote.invalidate_cache()
         return sorted(
             int(match[1]) for name in self._list_names("") if (match := NAME.fullmatch(name))
         )
 
     def _list_names(self, folder: str) -> list[str]:
+        self._remote.invalidate_cache()  # other nodes upload, too
         try:
             paths = self._remote.ls(f"{self._root}/{folder}", detail=False)
         except FileNotFoundError:
