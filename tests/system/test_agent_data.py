@@ -444,7 +444,9 @@ def test_a_stream_whose_storage_never_answers_ends_as_a_copy_does(
 ) -> None:
     told = fail_stream(monkeypatch, tmp_path)
     assert told["outcome"] == "network"
-    assert told["reason"].startswith("the input s3://x/y could not be streamed: deep/a: a request to 127.0.0.1:")
+    assert told["reason"].startswith(
+        "the input s3://x/y could not be streamed: deep/a: a request to 127.0.0.1:"
+    )
 
 
 @pytest.mark.parametrize(
