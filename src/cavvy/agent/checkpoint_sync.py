@@ -2,7 +2,7 @@
 
 The folder is checked every few seconds while the work runs. If it has changed since the last
 upload, but not since the previous check, a separate process uploads the changes; only one upload
-runs at a time. A checkpoint counts, and is reported, once the control plane has all of it.
+runs at a time. A checkpoint is complete, and is reported, once the control plane has all of it.
 """
 
 from __future__ import annotations

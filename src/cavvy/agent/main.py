@@ -136,8 +136,9 @@ def take_lock(home: str) -> int | None:
 
 
 def agent_lives(home: str) -> bool:
-    """Whether the agent that wrote agent.json is still alive. A process that has reused its process
-    ID does not count."""
+    """Whether the agent that wrote agent.json is still alive. A later process with the same ID does
+    not make the result True.
+    """
     try:
         with open(home + "/agent.json", encoding="utf-8") as file:
             agent = json.load(file)

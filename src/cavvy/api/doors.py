@@ -223,7 +223,7 @@ class BoundedHttp(HttpToolsProtocol):
 
 class Handshakes:
     """Accepts the connections of a TLS listener, so that they are counted before their handshake.
-    uvloop's own listener reports them only after it.
+    uvloop's own listener reports connections only after the handshake.
     """
 
     def __init__(

@@ -160,7 +160,7 @@ def nominal_memory(accelerator: Accelerator, memory_mib: int | None) -> int | No
     """The memory size of the product that is closest to the reported size, or the reported size if
     no size of the product is within 12 %.
 
-    If no size was reported: the size of the product if it has only one, otherwise None.
+    If no size was reported, it is the size of the product if it has only one, otherwise None.
     """
     if memory_mib is None:
         return accelerator.memory[0].mib if len(accelerator.memory) == 1 else None

@@ -274,7 +274,7 @@ def memory_bounds(
 
 def _memory(offer: Offer, need: Resources) -> tuple[int, int | None, int | None]:
     """The result of `memory_bounds` for an offer. On a shared host, only the CPUs that the job
-    requests count.
+    requests are considered.
     """
     return memory_bounds(
         need, offer.memory_mib, need.cpus_min or DEFAULT_CPUS if offer.shared else offer.vcpus

@@ -45,7 +45,7 @@ _AUDIT_COLUMNS = (
 @click.option(
     "--by",
     type=click.Choice(["job", "tag", "project", "user", "provider"]),
-    help="Add up the costs by this, also of removed jobs; `project` covers all projects.",
+    help="What to add the costs up by. Removed jobs are included; `project` covers all projects.",
 )
 @click.option(
     "--audit", is_flag=True, help="Compare the bills of ended attempts with the providers' records."

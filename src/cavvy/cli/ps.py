@@ -20,7 +20,7 @@ _RECENT = 20
     "--all",
     "everything",
     is_flag=True,
-    help="List all jobs; the default is only the newest.",
+    help="List all jobs; by default, only the newest ones are listed.",
 )
 @any_project_option
 @click.option(

@@ -33,7 +33,7 @@ from cavvy.cli.view.failure import CommandFailure
     "--pairs",
     type=click.IntRange(min=3),
     default=6,
-    help="Number of window pairs, without and with the change, for each change.",
+    help="Number of pairs of windows, one without and one with the change, for each change.",
 )
 @click.option(
     "--steps",

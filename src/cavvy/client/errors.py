@@ -8,7 +8,7 @@ ApiError                    the server refused: code, message, hint and HTTP sta
 """
 
 # Codes of errors after which a repeated request may succeed. A new server may be killed before it
-# is ready, so a failed start is one of them.
+# is ready, so `server-start-failed` is one of these codes.
 _PASSING = frozenset(
     {"server-unreachable", "connection-lost", "server-start-timeout", "server-start-failed"}
 )

@@ -8,7 +8,8 @@ from selectors import SelectorKey, SelectSelector
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
-_SLACK = timedelta(microseconds=1)  # a float of seconds may round a wake-up down by less than this
+# Seconds are floats, so a wake-up may be early by less than this.
+_SLACK = timedelta(microseconds=1)
 
 
 class ControlClock(Protocol):

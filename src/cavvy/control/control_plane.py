@@ -70,18 +70,18 @@ class ControlPlaneDependencies:
     open_secrets: OpenSecrets
     storage: Callable[[Job], str]  # returns the folder of a job, which outlives its attempts
     folders: CheckpointFolders | None = (
-        None  # where checkpoints are kept; None: every provider reaches `storage`
+        None  # where checkpoints are kept; None if every provider reaches `storage`
     )
     read_blob: ReadBlob | None = None  # reads blobs of frozen folders
     environment: Mapping[str, str] = field(
         default_factory=dict
     )  # the server's own: keys of storages that all projects may use
-    egress: ReadEgress | None = None  # reads the clouds' prices for outgoing data; None: free
+    egress: ReadEgress | None = None  # reads the prices of outgoing data; if None, it is free
     tidy: Callable[[datetime], Awaitable[None]] | None = (
         None  # removes data that no job needs; called with every garbage collection
     )
     notes: Notes | None = None  # where stops are recorded while the disk is full
-    post: Post | None = None  # sends webhooks; None: by HTTP
+    post: Post | None = None  # sends webhooks; if None, they are sent by HTTP
 
 
 class ControlPlane:

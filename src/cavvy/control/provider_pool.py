@@ -53,9 +53,8 @@ class ProviderPool:
         self._snapshot: MarketSnapshot | None = None
         self._asking = asyncio.Lock()
         self._freed = False
-        self._placed: dict[
-            str, _Placed
-        ] = {}  # by name: gangs that their providers may not know yet
+        # gangs that their providers may not know yet, keyed by name
+        self._placed: dict[str, _Placed] = {}
 
     async def market(self, age: timedelta = OFFERS_AGE) -> MarketSnapshot:
         """The available offers, at most `age` old."""

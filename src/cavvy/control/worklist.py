@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 
 
 class Worklist:
-    """Decides which key is next. `now` returns the time; `wait` returns when a key may have become
-    due.
+    """Decides which key (such as a job ID) is processed next. `now` returns the time; `wait`
+    returns when a key may have become due.
     """
 
     def __init__(self, now: Callable[[], datetime]) -> None:

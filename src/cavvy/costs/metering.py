@@ -57,7 +57,7 @@ def total(charges: Iterable[Charge]) -> Money:
 
 def _prices(rates: Rates, started: datetime) -> list[tuple[datetime, HourlyRate]]:
     """The prices from `started` on, in order of time. Of two prices with the same time, the later
-    entry counts.
+    entry is used.
 
     An entry that repeats the previous price is left out, because a provider may report its price at
     every poll.
@@ -84,7 +84,7 @@ def _stretches(
 
 
 def _rate_at(prices: Sequence[tuple[datetime, HourlyRate]], at: datetime) -> HourlyRate:
-    """The price when the node ended. A change at exactly this time does not count."""
+    """The price when the node ended. A change at exactly this time is ignored."""
     return [rate for since, rate in prices if since < at or since == prices[0][0]][-1]
 
 

@@ -250,7 +250,7 @@ class Job:
     standbys: tuple[int, ...] = ()  # numbers of the standby gangs, one of which may take over
     numbered: int = 0  # the highest attempt number so far, if a standby gang has it
     plan_state: PlanState | None = None
-    released: bool = False  # its nodes are released after its work, although its task keeps them
+    released: bool = False  # the nodes are released after the work, although the task has `keep`
     removing: bool = False  # the user removes the job, which therefore cannot be retried
     version: int = 0
 

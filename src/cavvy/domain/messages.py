@@ -47,7 +47,7 @@ class AgentMessage:
     seconds: float | None = (
         None  # notice: seconds until the node is reclaimed; checkpoint: seconds of its upload
     )
-    cost_s: float | None = None  # checkpoint: for how long the work paused, as it reports
+    cost_s: float | None = None  # checkpoint: how long the work paused, according to its report
     source: str = ""  # notice
     name: str = ""  # event
     text: str = ""  # event

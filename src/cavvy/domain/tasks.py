@@ -124,8 +124,8 @@ class Resources:
         return max(self.memory_min_mib or 0, ceil((self.memory_per_cpu_mib or 0) * cpus))
 
     def uses_accelerators(self, shared: bool) -> bool:
-        """Whether a task computes on the accelerators of its node. If it does not request them, it
-        does so only on a machine that it names and that it does not share.
+        """Whether a task computes on the accelerators of its node. A task that requests no
+        accelerators computes on them only if it names an instance type and does not share the node.
         """
         return bool(self.accelerators) or (self.instance is not None and not shared)
 
@@ -227,7 +227,7 @@ class CheckpointPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits at which Cavvy must stop the job. `deadline_after` counts from the submission."""
+    """The limits at which Cavvy must stop the job. `deadline_after` starts at the submission."""
 
     deadline: datetime | None = None
     deadline_after: timedelta | None = None
@@ -236,7 +236,7 @@ class Limits:
     idle: timedelta | None = None  # time without output or CPU use
     unattended: timedelta = timedelta(
         hours=6
-    )  # how long a node works without contact to the control plane: the lease
+    )  # how long a node works without contact with the control plane: the lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from cavvy.planner.work import MACHINE_START
 # low enough that a few real observations outweigh them.
 _PRIOR_HOURS = 10.0  # node-hours with the rate SPOT_PREEMPTIONS_PER_HOUR
 _PRIOR_BOOTS = 2.0  # boots that took MACHINE_START each
-_PRIOR_LAUNCHES = 2.0  # launches, half of them granted
+_PRIOR_LAUNCHES = 2.0  # launches, of which half were granted
 # The cooldown after a refusal. It doubles with each further refusal in a row.
 FIRST_REST = timedelta(seconds=60)
 LONGEST_REST = timedelta(minutes=30)

@@ -73,7 +73,7 @@ class PlanningContext:
     avoid: Collection[str] = ()  # keys of offers that failed recently
     ran: timedelta = timedelta(0)  # the running time so far, which counts against limits.duration
     done: float = 0.0  # share of the work that was done before, from 0 to 1
-    spent: Money = field(default_factory=Money)  # the cost so far; it counts against limits.budget
+    spent: Money = field(default_factory=Money)  # the cost so far; counts against limits.budget
     output_mib: int | None = None  # the size of the output that is copied to another location
     # The egress price per GB; the keys are "provider/region" or the provider
     egress: Mapping[str, Money] = field(default_factory=dict)

@@ -125,14 +125,14 @@ class Manifest:
         NoticeSource
     ] = ()  # addresses of preemption notices, for the configurations of the provider's agents
     notice: timedelta | None = (
-        None  # minimum notice before a node is reclaimed; None: no notice is given
+        None  # minimum notice before a node is reclaimed; None if no notice is given
     )
     # True: `GangSeen.cancelled` shows whether a person cancelled a gang; before that is known, no
     # reclaimed gang is replaced
     reports_cancelled: bool = False
     visibility_delay: timedelta = timedelta(
         minutes=2
-    )  # a new gang may be missing from `gangs` for this long; 0: it is always listed
+    )  # a new gang may be missing from `gangs` for this long; 0 if it is always listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ class GangSpec:
     agent_endpoint: AgentEndpoint
     lease: timedelta  # how long an agent keeps working while the control plane does not answer
     longest: timedelta | None = (
-        None  # the work is ended after this running time; None: no limit is known
+        None  # the work is ended after this running time; None if no limit is known
     )
     allocations: Sequence[Allocation] = ()  # on shared hosts: one allocation per rank
     labels: Mapping[str, str] = field(default_factory=dict)  # project, job, user tags
@@ -167,7 +167,7 @@ class GangSpec:
     # plus the first 12 hex digits of the path's SHA-256.
     volumes: Sequence[Volume] = ()
     grace: timedelta = timedelta(seconds=10)
-    disk_gib: int | None = None  # minimum disk size; None: the provider's own default
+    disk_gib: int | None = None  # minimum disk size; if None, the provider's default
     disk_type: str | None = None  # a disk type, in the provider's own naming
     network: NetworkNeed | None = None
     options: Mapping[str, Any] = field(
@@ -253,7 +253,7 @@ class ProviderContext:
     )
     server_address: str = ""  # the control plane's address: unix:/path or http(s)://host:port
     node_endpoint: NodeEndpoint | None = (
-        None  # None: `server.tls_listen` is not set, so nodes cannot call the server
+        None  # None if `server.tls_listen` is not set: then nodes cannot call the server
     )
     # the catalog's offer for an instance type of a provider; None if it is unknown
     find_instance: Callable[[str, str], Offer | None] = lambda provider, instance: None

@@ -33,8 +33,8 @@ class NoticeHold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeNode:
-    """For lists of events about many nodes: `url` returns this node's name, and an event counts
-    only if its list `field_name` contains the name.
+    """Selects this node's events from a list about many nodes: `url` returns the node's name, and
+    an event is used only if its list `field_name` contains this name.
     """
 
     url: str
@@ -74,7 +74,8 @@ class NoticeSource:
     list_field: str | None = None
     match: Mapping[str, Sequence[str]] = field(default_factory=dict)
     node: NoticeNode | None = None
-    # field with the time of the reclaim; None: `within` after the event was first seen
+    # field with the time of the reclaim; if None, the time is `within` after the event was first
+    # seen
     time_field: str | None = None
     within: timedelta = timedelta(seconds=30)
     advice: bool = (

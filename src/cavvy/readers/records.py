@@ -1,5 +1,5 @@
-"""Reads TFRecord files of tf.train.Example without TensorFlow: framing, checksums, and the part of
-protobuf that they need.
+"""Reads TFRecord files of tf.train.Example without TensorFlow: record framing, checksums, and the
+part of protobuf that `Example` uses.
 """
 
 import struct

@@ -218,7 +218,7 @@ def _with_env(task: Task) -> str:
 
 def _join(task: Task, lines: list[str]) -> str:
     head = (
-        f"# Made of the setup of {task.name or 'a task'}; the working folder and `run` come "
-        "with each job."
+        f"# Generated from the setup of {task.name or 'a task'}. The working folder and `run` are "
+        "not in the image, but come with each job."
     )
     return "\n".join([head, *lines]) + "\n"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 1 << 20
 MAX_DEPTH = 40
-MAX_NODES = 50_000  # each use of an alias counts
+MAX_NODES = 50_000  # each use of an alias is included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def compose_all(
     the result is ().
 
     With the list `repeated`, the text is read in the same way as by PyYAML's loader without
-    libyaml: a duplicate key is no error, its last value counts, and the key is added to the list;
+    libyaml: a duplicate key is no error, its last value is used, and the key is added to the list;
     but a tab between words is an error.
     """
     if len(text) > MAX_CHARACTERS:

@@ -271,7 +271,7 @@ def _times_path(base: Path) -> Path:
 
 def _look(base: Path) -> _Log:
     """Read the log's state from the folder. If the process ended during a write, the bytes that
-    were written count.
+    were written belong to the log.
     """
     found: list[tuple[int, int]] = []
     with suppress(FileNotFoundError):

@@ -40,8 +40,8 @@ def evaluate(measure: Measure, data: Data, made: StepGradients, plan: Plan, devi
 
 
 def _read(data: Data, rank: int, ranks: int) -> Iterator[Batch]:
-    """This rank's share of each batch. Without samples, it has one that does not count, because the
-    ranks of a split model make the same number of passes.
+    """This rank's share of each batch. If the share is empty, it contains one sample that does not
+    affect the result, because the ranks of a split model make the same number of passes.
     """
     total = len(data.source)
     for start in range(0, total, data.global_batch):

@@ -22,16 +22,16 @@ class Plan:
     ranks (FSDP2). Each layer is split over `tensor` ranks, and the layers over `pipeline` ranks.
     """
 
-    replicas: int = 0  # copies of the model; 0: as many as the ranks allow
-    shards: int = 1  # ranks that share one copy of the parameters; 0: all remaining ranks
+    replicas: int = 0  # copies of the model; if 0, as many as the ranks allow
+    shards: int = 1  # ranks that share one copy of the parameters; if 0, all remaining ranks
     tensor: int = 1
     pipeline: int = 1
     precision: Precision = "fp32"
-    micro_batch: int = 0  # samples of one forward pass on one rank; 0: as many as fit
+    micro_batch: int = 0  # samples of one forward pass on one rank; if 0, as many as fit
     recompute: bool = False  # recompute activations in the backward pass instead of keeping them
     compile: bool = False
     channels_last: bool = False
-    workers: int = 0  # processes that read data; 0: only threads read
+    workers: int = 0  # processes that read data; if 0, only threads read
     threads: int = 2  # threads that read data, in this process or in each worker
     prefetch: int = 2  # batches prepared in advance
     pin: bool = True  # with an accelerator: put batches into page-locked memory

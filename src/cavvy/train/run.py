@@ -262,9 +262,9 @@ class Run:
 
         `loss(part)` gets a part of the batch, with the same structure as the batch, and returns the
         mean loss of the part. It may be called again for the same samples if a rank ran out of
-        memory. A mean over other things than samples, such as the tokens that are not padding,
-        counts with their number: this number is known for torch's losses and for sums that are
-        divided by a tensor; otherwise return (mean, number).
+        memory. If the mean is over something other than samples, such as tokens without padding, it
+        is weighted by the number of these: this number is known for torch's losses and for sums
+        that are divided by a tensor; otherwise return (mean, number).
         """
         return self._add(self._ready().add, loss, batch)
 

@@ -117,7 +117,7 @@ class Diagnoser:
 
     def _look(self, mode: str, name: str, steps: int) -> StepWindow:
         """Measure which of the user's lines run: first a window with a trace, which slows
-        operations down, then a window without a trace, whose times count.
+        operations down, then a window without a trace, whose times are used.
         """
         trace = (self._trace if mode == "own" else "") or "-"
         traced = self._window(name, skip=2, steps=self._traceable(steps), trace=trace)
@@ -152,8 +152,8 @@ class Diagnoser:
 
     def _bare(self, window: StepWindow, rank: int) -> list[float]:
         """The seconds of each step without saves and, on the CPU, without transfers and the
-        script's own code. No mode removes these, and they may occur in few steps only, so their
-        cost is measured by the clock.
+        script's own code. No mode removes these parts, which may occur in few steps only, so their
+        time is measured directly.
         """
         aside = [window.part(name, rank) for name in self._apart if name != "between"]
         aside += [window.between(rank)] if "between" in self._apart else []
@@ -344,8 +344,8 @@ class Diagnoser:
         return explained + self._add("straggler rank", compare(slowest, others), text, fix)
 
     def _judge_python(self) -> float:
-        """Record the time of the user's own Python while no operation runs, on the rank that has
-        the least. Returns the part of this time that `_bare` does not leave out.
+        """Record the time of the user's own Python while no operation runs, on the rank where this
+        time is shortest. Returns the part of it that is still in `_bare`'s times.
         """
         windows = self._windows["own"]
         between, inside = self._seen_between("python"), self._least_own(windows)
@@ -562,7 +562,7 @@ class Diagnoser:
 
     def _judge_checkpoint(self, step: float) -> None:
         """Record the cost of saves. If the script itself saves often enough to be slow, these saves
-        count. Otherwise, the saves that the run makes at its interval are measured separately.
+        are used. Otherwise, the saves that the run makes at its interval are measured separately.
         """
         ranks, fix = range(self._facts["ranks"]), "Run(save_every='auto')"
         by_hand = [self._between(rank) * self._seen(rank)["saving"] for rank in ranks]

@@ -32,8 +32,8 @@ class StepHistory:
 
     def mean(self, name: str, rank: int, *, seldom: bool = True) -> float:
         """Mean seconds per step. For something that occurs in each step, it is the median, which
-        ignores the work of other programs on this machine. Otherwise it includes rare events, whose
-        rate is taken from all windows; without `seldom`, it excludes them.
+        ignores the work of other programs on this machine. For anything else, the mean includes
+        rare events, whose rate is taken from all windows, unless `seldom` is False.
         """
         steps = self._steps(name, rank)
         clean, far = (
@@ -80,7 +80,7 @@ class StepHistory:
 
 def _period(steps: Sequence[StepSample]) -> float:
     """The mean number of steps per rare event. For a regular event, only the steps between the
-    first and the last event count, because those before and after are partial periods.
+    first and the last event are used, because the steps before and after these are partial periods.
     """
     far = [place for place, each in enumerate(steps) if each.is_far]
     gaps = [after - before for before, after in pairwise(far)]

@@ -1,4 +1,6 @@
-"""The data of a diagnosis: windows of measured steps, and findings, which are causes with costs."""
+"""The data of a diagnosis: windows of measured steps, and findings: each names a cause of lost time
+and its cost.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -38,7 +38,7 @@ class RankExecs:
 
     @property
     def connected(self) -> bool:
-        """Whether a user's command or session runs. Programs that it left behind do not count."""
+        """Whether a user's command or session runs. Programs that it left behind are ignored."""
         return any(not running.over for running in self._running)
 
     @property

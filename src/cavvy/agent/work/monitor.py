@@ -130,9 +130,8 @@ class WorkMonitor:
         self._checkpoints = checkpoints
         self.usage = usage
         self.gpus: dict[str, float] = {}
-        self.memory_mib = (
-            0  # the memory limit that the agent enforces; 0: the kernel does, or there is none
-        )
+        # the memory limit that the agent enforces; 0 if the kernel enforces it or none is set
+        self.memory_mib = 0
         self._idle_s = idle_s
         self._busy_at = self._checkpoints_at = self._looked_at = time.monotonic()
         self._told_at = 0.0

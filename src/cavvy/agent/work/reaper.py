@@ -349,9 +349,9 @@ def _signal_group(group: int, number: int) -> None:
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
-        _signal(
-            group, number
-        )  # it has not created its own group yet, or some of its processes belong to another user
+        # the process has not created its group yet, or some processes of the group belong to
+        # another user
+        _signal(group, number)
 
 
 def _signal(pid: int, number: int) -> None:

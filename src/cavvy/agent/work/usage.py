@@ -20,8 +20,8 @@ GPU_EVERY_S = 10.0
 
 class UsageMeter:
     """Measures CPU and memory of all processes below a reaper or, in a container, of all processes
-    with `mark` in their environment. The CPU use below the `others`, which are the reapers of
-    users' commands, counts too.
+    with `mark` in their environment. The CPU use below `others`, which are the reapers of users'
+    commands, is included.
     """
 
     def __init__(

@@ -14,8 +14,8 @@ from cavvy.spec.workdir import FreezeError, check_folder
 def check_task(file: str, source: Translation, folder: Path, *, offers: bool = False) -> None:
     """Check that the task's files exist, and that its providers, regions and instance types are in
     the catalog or at a configured provider. With `offers`, also check that an offer meets its
-    resources. `folder` is that of the task file. The configured providers are asked only about what
-    the catalog lacks. Raises SpecError with all problems, and CommandFailure.
+    resources. `folder` is the task file's folder. The configured providers are asked only about
+    what the catalog lacks. Raises SpecError with all problems, and CommandFailure.
     """
     texts: list[str] = []
     for task in source.tasks:

@@ -20,8 +20,8 @@ def unknown_names(
 ) -> str:
     """One line for each unknown name in `need`, with a suggestion.
 
-    `providers` are known names that are not in the catalog, and `live` offers that are not, such
-    as those of this machine.
+    `providers` are known provider names that the catalog lacks; `live` are offers that it lacks,
+    such as the offers of this machine.
     """
     from difflib import get_close_matches
 

@@ -1,8 +1,8 @@
 """Checkpoints: the state that an attempt starts from, and uploads from nodes that cannot reach the
 job's folder.
 
-A checkpoint counts once its row is written, which happens after all of its files are stored. Work
-on this machine writes to the job's folder instead of uploading. When a job moves between this
+A checkpoint is complete once its row is written, which happens after all of its files are stored.
+Work on this machine writes to the job's folder instead of uploading. When a job moves between this
 machine and other nodes, its newest state is copied once, before the claim is granted.
 """
 

@@ -82,7 +82,7 @@ class AgentDependencies:
     notice: Callable[[Attempt], timedelta | None] = lambda attempt: (
         None
     )  # notice that the provider gives
-    read_blob: ReadBlob | None = None  # None: this server has no frozen folders
+    read_blob: ReadBlob | None = None  # None if this server has no frozen folders
 
 
 class _NotYet(Exception):

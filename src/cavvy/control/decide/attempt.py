@@ -277,7 +277,7 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
     first = _first_cause(view, failures, now)
     waiting = _let_others_save(view, first, [node.rank for node in exited], now)
     if waiting is not None:
-        # A stop has its own, shorter time: a node may announce a notice of days.
+        # A job that is being stopped has its own, shorter grace period: a notice may last for days.
         return waiting if _wanted(view) else None
     outcome = _outcome_of(view, first, lost)
     alone = len(view.nodes) > 1 and outcome in (

@@ -172,8 +172,8 @@ def record_holder(
 def extend_machine(
     job: Job, gang: Attempt, keep: timedelta, spent: Money, now: datetime
 ) -> RowChanges:
-    """Keep the gang for `keep` after its work; for an idle gang, the time counts from now. It is
-    kept no longer than the rest of the job's budget pays for.
+    """Keep the gang for `keep` after its work; for an idle gang, the time starts now. It is kept no
+    longer than the rest of the job's budget pays for.
     """
     paid = paid_for(job, gang, spent)
     kept = gang.phase is AttemptPhase.KEPT

@@ -40,7 +40,7 @@ def make_event(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowChanges:
     """The changes of a decision, which are written together. If they contain a row twice, the later
-    value counts.
+    value is used.
 
     Version 0 marks a new row. `notices` are webhooks to send after the write.
     """

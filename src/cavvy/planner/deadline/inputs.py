@@ -50,8 +50,8 @@ class JobProgress:
 
 @dataclass(frozen=True, slots=True)
 class SteeredMarket:
-    """One market with its offers. `save_interval` is the running time on its machine divided by
-    that on the reference machine, at most about 1.
+    """One market with its offers. `save_interval` is the work's running time on this market's
+    machine divided by its running time on the reference machine; at most about 1.
     """
 
     name: str
@@ -169,7 +169,7 @@ def _terms(
 
 def run_time_on(task: Task, offer: Offer) -> timedelta | None:
     """The running time on an offer without interruptions, estimated from the task's `work`. If the
-    task states no work, its maximum duration counts. The result is None if neither is known.
+    task states no work, its maximum duration is used. The result is None if neither is known.
     """
     if task.work is not None:
         return estimate(task, offer).run_time
@@ -177,8 +177,8 @@ def run_time_on(task: Task, offer: Offer) -> timedelta | None:
 
 
 def share_done(task: Task, attempts: Sequence[Attempt], now: datetime, current: int) -> float:
-    """The share of the work that the attempts have done. Earlier attempts count until their last
-    checkpoint, the current attempt until now.
+    """The share of the work that the attempts have done. The work of an earlier attempt is included
+    up to its last checkpoint, that of the current attempt up to now.
     """
     done = 0.0
     for attempt in attempts:

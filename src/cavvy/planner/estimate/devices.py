@@ -24,9 +24,9 @@ ACHIEVED: dict[str, float] = {
     "Gaudi2": 0.969,
     "Gaudi3": 0.741,
 }
-# For models that the table lacks: assumed from the same vendor's models in it
+# For models that the table lacks, assumed from the table's models of the same vendor
 ACHIEVED_ELSEWHERE = {Vendor.NVIDIA: 0.80, Vendor.AMD: 0.55}
-ACHIEVED_UNKNOWN = 0.60  # for other vendors: assumed
+ACHIEVED_UNKNOWN = 0.60  # assumed for all other vendors
 
 # Bytes per second, one way, between accelerators that are connected only by PCIe. PCI-SIG: 16 lanes
 # carry 15.75, 31.5 and 63 GB/s in each direction in generations 3, 4 and 5.

@@ -25,7 +25,8 @@ class KernelProfile:
     bytes: float
     fixed_bytes: float  # the part of `bytes` that is parameters and does not grow with the batch
     fused_bytes: float  # the bytes that remain if a compiler fuses kernels
-    size: tuple[int, int, int, int]  # of attention: heads x batch, queries, keys, width of a head
+    # for attention only: heads x batch, queries, keys, and the width of a head
+    size: tuple[int, int, int, int]
     count: int
 
 

@@ -132,8 +132,8 @@ class UniformProgress(MarketPolicy):
 
 
 class _Choice:
-    """Chooses a market. For spot, this is the cheapest market outside the last region, or inside it
-    if no other region has spot; for on-demand, it is the market with the checkpoint.
+    """Chooses a market: for spot, the cheapest market outside the previous market's region, or
+    inside that region if no other has spot; for on-demand, the market with the checkpoint.
     """
 
     def __init__(self, terms: JobTerms) -> None:

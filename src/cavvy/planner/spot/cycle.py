@@ -44,7 +44,7 @@ class SpotCycle(NamedTuple):
     price: float
     wait: IdleThresholds
     trust: float
-    relief: float  # how much better it is to be on demand than idle when spot returns
+    relief: float  # how much more it is worth to be on demand than idle when spot returns
     slack: float  # mean hours of slack that a cycle uses
     gain: float  # gain compared with running on demand
     hours: float  # mean length of a cycle

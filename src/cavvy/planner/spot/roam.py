@@ -17,8 +17,8 @@ from cavvy.planner.spot.cycle import IdleThresholds, plan_wait
 from cavvy.planner.spot.market_memory import MarketMemory, TimeLeft
 
 _SCARCE, _CHEAP, _CLOSE = 64.0, 1e-3, 1.15  # as in `cycle`
-# The slack may be overcommitted by this factor: a wait too long leads to a move later, not to a
-# missed deadline.
+# The policy plans with this many times the slack: a wait that is too long causes a move later, not
+# a missed deadline.
 _BOLDNESS = 1.25
 # Leaving available spot must save this share of the remaining cost: estimates are noisy.
 _WORTH_MOVING = 0.02

@@ -43,7 +43,7 @@ class RegionFacts:
     as_of: datetime
     asked: str  # the value of the setting `instances` when the facts were read
     shapes: Mapping[str, InstanceShape]
-    # by type, since EC2 offers most new types only in some zones
+    # zones keyed by instance type, since EC2 offers most new types only in some zones
     zones: Mapping[str, Sequence[str]]
     rates: Mapping[str, int]
 

@@ -39,7 +39,7 @@ class AwsStatus:
             visibility_delay,
             now,
         )
-        # by instance id: the time of the first poll in which EC2 did not list the instance
+        # keyed by instance ID: the time of the first poll in which EC2 did not list the instance
         self._missed: dict[str, datetime] = {}
         self._rated: dict[str, datetime] = {}
 

@@ -239,8 +239,8 @@ class GangVolumes:
         )
 
     def _check_free(self, name: str, told: Json, gang: str) -> None:
-        """Raise NoCapacity if another gang or instance uses the volume. Instances of ending gangs
-        do not count, since they will release it soon.
+        """Raise NoCapacity if another gang or instance uses the volume. Instances of gangs that are
+        ending are ignored, since they will soon release the volume.
         """
         leaving = set()
         for record in self._ledger.records.values():

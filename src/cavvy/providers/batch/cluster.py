@@ -40,7 +40,7 @@ class ClusterQueue:
 
     name: str
     nodes: Sequence[ClusterNode]
-    longest: timedelta | None  # time limit of the queue's jobs; None: unlimited
+    longest: timedelta | None  # time limit of the queue's jobs; None if there is none
     taken: bool  # True if the queue's jobs may be preempted
     reclaim_s: float  # seconds between SIGTERM and SIGKILL when a job of the queue is preempted
 
@@ -114,7 +114,7 @@ def count_room(queue: ClusterQueue, offer: Offer) -> int:
 
 def time_limit(gang: GangSpec, queue: ClusterQueue) -> timedelta | None:
     """The maximum duration of the work plus its grace and the time for preparation, but at most the
-    queue's limit. If that duration is unknown, the queue's limit.
+    queue's limit. If the work's maximum duration is unknown, this is the queue's limit.
 
     The queue's default time limit is never used, since it would interrupt long work.
     """

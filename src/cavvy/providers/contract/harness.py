@@ -281,7 +281,9 @@ class ContractHarness:
         return seen
 
     def nodes(self, seen: GangSeen) -> Sequence[NodeSeen]:
-        """The gang's nodes for a comparison, without times if the infrastructure revises them."""
+        """The gang's nodes, for comparisons. Their times are left out if the infrastructure may
+        revise them.
+        """
         if not self._revises:
             return seen.nodes
         return [replace(node, started_at=None, ended_at=None) for node in seen.nodes]

@@ -160,7 +160,7 @@ class _Agent:
         self._rank = machine.rank
         self._nonce = self._first_nonce = nonce
         self._generation = 0  # how many assignments this node has completed
-        # until when the agent waits for more work; None: no limit
+        # the time until which the agent waits for more work; None if there is no limit
         self._until: datetime | None = None
         self._outcome: AttemptOutcome | None = None
         self._now = now

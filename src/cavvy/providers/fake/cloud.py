@@ -70,7 +70,7 @@ class FakeCloud:
         self._changes: asyncio.Queue[str] = asyncio.Queue()
         self._engine_ids = 0
         self._dice = Random(0)
-        # by engine id: the time of the first poll after the node's end
+        # keyed by engine ID: the time of the first poll after the node's end
         self._ends_seen: dict[str, datetime] = {}
 
     # The methods of Provider

@@ -27,7 +27,7 @@ FOLDER = "/var/lib/cavvy"
 _END_FILE = f"{FOLDER}/ends"
 PATIENCE = timedelta(
     minutes=15
-)  # for how long a node tries to reach the control plane before it shuts down
+)  # how long a node tries to reach the control plane before it shuts down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ class InvitedMachine:
 
     name: str  # SHA-256 of the invitation's token
     expires_at: datetime
-    machine: str | None = None  # the name for the machine; None: derived from its host name
+    machine: str | None = None  # the machine's name; if None, it is derived from its host name
     group: str | None = None
     nonce: str = ""
     used_by: str = ""

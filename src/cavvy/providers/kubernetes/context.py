@@ -88,7 +88,7 @@ class ClusterContext:
         self._launching: dict[str, asyncio.Lock] = {}
         self._promised: dict[
             str, tuple[Mapping[str, ResourceAmount], int]
-        ] = {}  # by gang: the size and number of the pods that are being created for it
+        ] = {}  # keyed by gang: the size and number of the pods that are being created for it
         self._placed_agent = ""
         self._accepted: set[str] = set()  # pod fields that the API server has accepted
         self._last: dict[str, Object] = {}  # the last known state of pods, by pod name

@@ -36,7 +36,7 @@ class ExecTunnels:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._tunnels: dict[str, _Tunnel] = {}
         self._wake: dict[str, asyncio.Event] = {}
-        # by pod: why its agent cannot be reached; shown to users
+        # keyed by pod: why its agent cannot be reached; shown to users
         self.problems: dict[str, str] = {}
 
     def follow(self, pod: str, *, runs: bool) -> None:

@@ -161,8 +161,8 @@ def _environment(task: Task, rank: int, nodes: int, count: int) -> list[Object]:
 
 
 def _literal(text: str) -> str:
-    """Escape text for the kubelet, which replaces `$(NAME)` by the value of its variable, and `$$`
-    by `$`.
+    """Escape text for the kubelet, which replaces `$(NAME)` with the value of the variable, and
+    `$$` with `$`.
     """
     return re.sub(r"\$(?=[$(])", "$$", text)
 

@@ -63,7 +63,7 @@ class LocalRank:
         None  # the process that delivers the reports of a killed agent, or cleans up after it
     )
     waits_for: str = ""  # why the rank of a dead agent has not ended yet
-    # seconds until the next poll, if there is no process to watch; 0: none is planned
+    # seconds until the next poll, if there is no process to watch; 0 if no poll is planned
     again_s: float = 0
 
     def see(self, intent: LocalIntent) -> NodeSeen:
@@ -102,9 +102,9 @@ class LocalGangStore:
     now: Callable[[], datetime]
     _lock: Lock = field(default_factory=Lock)
     _seen_alive: set[LocalProcess] = field(default_factory=set)
-    _orphaned: dict[tuple[str, int], datetime] = field(
-        default_factory=dict
-    )  # by (gang, rank): since when an agent has been dead while its processes run
+    # keyed by (gang, rank): the time since which the agent has been dead while its processes still
+    # run
+    _orphaned: dict[tuple[str, int], datetime] = field(default_factory=dict)
     _ended: dict[str, LocalGangEnd] | None = None
     has_trash: bool = True  # an earlier server may have left discarded folders
 
@@ -412,8 +412,8 @@ class LocalGangStore:
         return process
 
     def _died_at(self, intent: LocalIntent, folder: Path, process: LocalProcess | None) -> datetime:
-        """When the agent exited, from its own record. Without a record: now, if this server saw it
-        running; otherwise the time of its last sign of life.
+        """When the agent exited, from its own record. If there is no record, this is the current
+        time if this server has seen the agent running, otherwise the time of its last sign of life.
         """
         now = self.now()
         alive_at = now.timestamp() if process in self._seen_alive else None

@@ -57,7 +57,7 @@ class LocalProvider:
         self._sources = sources or this_machine(context.home)
         self._engine = engine
         self._server_folder = context.server_folder
-        self._hidden: str | None = None  # None: not tried yet
+        self._hidden: str | None = None  # None if not tried yet
         self._gang_store = LocalGangStore(
             home=self._home,
             installation=context.installation,

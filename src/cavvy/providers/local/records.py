@@ -58,8 +58,8 @@ class LastDelivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalGangEnd:
-    """The record of an ended gang. `seen_at` is the time when the end was found, from which the
-    record's retention counts.
+    """The record of an ended gang. `seen_at` is the time when the end was found; the record's
+    retention starts at this time.
     """
 
     name: str

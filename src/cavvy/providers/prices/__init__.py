@@ -31,7 +31,7 @@ class NeedsLogin(PriceError):
 class PriceQuery:
     """The inputs of a source. Price lists name instance types, which `machines` describes."""
 
-    machines: Mapping[str, Offer]  # by instance type: vCPUs, memory, accelerators
+    machines: Mapping[str, Offer]  # keyed by instance type: vCPUs, memory and accelerators
     today: date
     progress: Callable[[str], None]  # called to report the source's progress
     pause: Callable[[float], None]  # waits this many seconds between attempts
@@ -42,9 +42,8 @@ class ProviderPrices:
     """All prices of one provider."""
 
     offers: Sequence[Offer]
-    terms: Mapping[str, int] = field(
-        default_factory=dict
-    )  # by offer key: months of commitment of reserved offers
+    # keyed by offer key: months of commitment of each reserved offer
+    terms: Mapping[str, int] = field(default_factory=dict)
     unknown_types: int = 0  # instance types that have a price but are not in `machines`
 
 

@@ -48,10 +48,10 @@ class RayCluster:
     ) -> None:
         self.api, self._ledger, self._terms = api, ledger, terms
         self.name = api.address.name
-        self._missed: dict[str, datetime] = {}  # by gang: since when Ray has not listed its job
-        self._mute: dict[
-            str, datetime
-        ] = {}  # by gang: since when its job has ended without a readable log
+        # keyed by gang: the time since which Ray has not listed its job
+        self._missed: dict[str, datetime] = {}
+        # keyed by gang: when its job was first found ended without a readable log
+        self._mute: dict[str, datetime] = {}
 
     def _records(self) -> list[RayGangRecord]:
         return [each for each in self._ledger.records.values() if each.cluster == self.name]

@@ -31,7 +31,7 @@ class RayGangRecord:
     cluster: str
     nodes: int
     intended_at: datetime
-    offer: Offer | None = None  # None: the gang was found on the cluster, but not in the ledger
+    offer: Offer | None = None  # None if the gang is on the cluster but not in the ledger
     session: str = ""  # session name of the cluster's head at the launch
     launched: bool = False  # Ray confirmed the launch
     removed: bool = False  # the gang is being removed; a job that appears later is stopped

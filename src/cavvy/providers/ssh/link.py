@@ -39,7 +39,7 @@ class LinkDependencies:
     ways: SshOptions
     mark: str  # the installation's name in folders
     agent: Callable[[], Bundle | None]  # returns None if no agents can be started
-    server_address: str  # the target of agents' requests; "": requests are not relayed
+    server_address: str  # where agents' requests are sent; if "", requests are not relayed
     cache: Path
     now: Callable[[], datetime]
     # called with a host, and a gang or None for all its gangs
@@ -61,7 +61,7 @@ class SshLink:
         self.problem = ""  # why the host is not connected
         self.let_in = True  # False: the host answers but refuses the login
         self.silent_since: datetime | None = None
-        self.silent_s = 0.0  # for how long all attempts to reach the host have failed
+        self.silent_s = 0.0  # how long all attempts to reach the host have failed
         self._base = base
         self._serving = False  # True while a supervisor is running for this link
         self._dropped: list[

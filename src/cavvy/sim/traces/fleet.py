@@ -21,7 +21,7 @@ from cavvy.scheduler.pools import pool_of
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, QueueCapacity, WaitingJob
 from cavvy.sim.traces.readers import TraceError
 
-# An arbitrary start date: times in a trace count from the start of the trace.
+# An arbitrary start date: times in a trace are relative to the start of the trace.
 _EPOCH = datetime(2017, 8, 1, tzinfo=UTC)
 _LONGEST_S = 1e10  # about three hundred years; longer times are rejected
 _COLUMNS = ("arrival_s", "duration_s", "gpus", "vc")

@@ -13,8 +13,8 @@ def tell_cost(seconds: float) -> None:
 
 
 def tell_again() -> None:
-    """Report that the state is saved and that the task is to be run again. This counts more than
-    the exit code of the task's launcher.
+    """Report that the state is saved and that the task is to be run again. This takes precedence
+    over the exit code of the task's launcher.
     """
     _send({"again": {}})
 

@@ -185,8 +185,8 @@ class AsyncSaver:
         self, error: Exception, step: int, made: StepGradients, optimizers: list[Any], facts: Facts
     ) -> None:
         """If a rank of a split model has run out of memory, save this rank's part of the step, and
-        run again. Then the collectives of the other ranks fail, so these ranks do the same. Returns
-        if the error has another cause.
+        run again. This makes the collectives of the other ranks fail, so those ranks also save and
+        run again. Returns if the error has another cause.
 
         Raises: SystemExit: with the exit code for "run me again".
         """

@@ -1,5 +1,5 @@
 """Copies checkpoints to object storage: a checkpoint is written locally first and then uploaded.
-The remote copy, too, counts only when it is complete.
+A remote copy, too, is used only when it is complete.
 """
 
 import hashlib

@@ -61,8 +61,8 @@ class CheckpointStore:
     own.
 
     Args:
-        is_keeper: whether this rank maintains the folder: it is the first rank that uses it.
-        finish: completes a save that is durable in the folder, for example uploads it. It gets the
+        is_keeper: whether this rank maintains the folder. The first rank that uses the folder does.
+        finish: called when a save is durable in the folder, for example to upload it. It gets the
             names of the files for which this rank is responsible.
     """
 

@@ -206,8 +206,9 @@ def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_s
     called, and "" otherwise. `place` is the index of the last interval that began before the
     sample.
 
-    Taking a sample may delay a tiny operation, so that it looks long. Therefore, if the line
-    `is_same` as in the previous sample, the median of all operations since then decides.
+    Taking a sample may delay a tiny operation, so that it looks long. Therefore, if the line is the
+    same as in the previous sample (`is_same`), the result depends on the median length of all
+    operations since that sample.
     """
     if place < 0:
         return ""

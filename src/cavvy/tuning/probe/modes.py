@@ -50,9 +50,9 @@ UNCOMPARED: list[tuple[Any, str, Any]] = [
 
 class WindowModes:
     """Applies the current mode. `cached` repeats the last batch without reading. `resident` also
-    keeps this batch on the device. `alone`, `double`, `larger` and `bf16` are like `resident`, but
-    send no gradients, double the batch, make the micro-batch `GROWTH` times as large, or lower the
-    precision. `saving` reads data as usual and saves a checkpoint.
+    keeps this batch on the device. The next four are like `resident`, with one change each: `alone`
+    sends no gradients, `double` doubles the batch, `larger` makes the micro-batch `GROWTH` times as
+    large, and `bf16` lowers the precision. `saving` reads data as usual and saves a checkpoint.
     """
 
     def __init__(self) -> None:

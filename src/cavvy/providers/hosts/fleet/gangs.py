@@ -95,9 +95,9 @@ class HostFleet:
         self.patient = True  # False: `launch` and `look` do not wait for hosts to connect
         self._glances: dict[str, _Glance] = {}
         self._launching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        # by host: for how long it had been silent when other hosts last failed to reach it
+        # keyed by host: how long it had been silent when other hosts last failed to reach it
         self._witnessed: dict[str, float] = {}
-        # by (gang, rank): the end as first reported, which must not change
+        # keyed by (gang, rank): the end as first reported, which must not change
         self._ended_at: dict[tuple[str, int], datetime] = {}
         self._lost: set[str] = set()  # the hosts whose long silence has been announced
 

@@ -32,7 +32,7 @@ class HostLink(Protocol):
     problem: str  # why the host is not connected
     leaving: bool  # True if the host accepts no new work
     let_in: bool  # False: the host answers but refuses the login
-    silent_s: float  # for how long all attempts to reach the host have failed
+    silent_s: float  # how long all attempts to reach the host have failed
 
     @property
     def name(self) -> str: ...

@@ -22,8 +22,8 @@ GANG_MARK, RANK_MARK = (
 
 
 def boot() -> str:
-    """An id of this boot of the host, or of this run of a container, whose processes die with its
-    PID namespace.
+    """An ID of the current boot of the host or, in a container, of the current run of the
+    container. No process survives the end of either.
     """
     return read_text("/proc/sys/kernel/random/boot_id") + "/" + os.readlink("/proc/self/ns/pid")
 

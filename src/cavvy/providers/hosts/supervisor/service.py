@@ -87,12 +87,11 @@ class HostSupervisor:
         self._root = root
         self._blocked = False  # the output pipe is full
         self._children: list[subprocess.Popen[bytes]] = []
-        self._watched: dict[int, int] = {}  # by pidfd: the PID
-        self._removals: dict[str, Fields] = {}  # by the gang's folder
-        self._told: dict[str, str] = {}  # by gang: the states in the last report
-        self._orphaned: dict[
-            str, float
-        ] = {}  # by rank folder: when its agent was first found dead while its processes ran
+        self._watched: dict[int, int] = {}  # PIDs, keyed by pidfd
+        self._removals: dict[str, Fields] = {}  # removals in progress, keyed by the gang's folder
+        self._told: dict[str, str] = {}  # the states in the last report, keyed by gang
+        # keyed by rank folder: when its agent was first found dead while its processes still ran
+        self._orphaned: dict[str, float] = {}
         # the folders of ranks whose agent this process has seen running
         self._alive: set[str] = set()
         self._poll = select.poll()

@@ -272,7 +272,7 @@ class LoginProof:
 
     headers: Mapping[str, str] = field(repr=False)
     tls: ssl.SSLContext | None = None
-    until: datetime | None = None  # None: the credentials do not expire
+    until: datetime | None = None  # None if the credentials do not expire
 
 
 class KubeLogin:

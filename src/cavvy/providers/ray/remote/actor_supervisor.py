@@ -80,7 +80,7 @@ class ActorSupervisor:
         self.log = os.path.join(self.home, "agent.log")
         self.cache = os.path.join(root, "cache")
         self.heard = True  # the input is still open
-        self.stopping = 0.0  # the time when the agent is killed; 0: no stop was requested
+        self.stopping = 0.0  # the time when the agent is killed; 0 if no stop was requested
 
     def run(self) -> None:
         os.makedirs(os.path.join(self.home, "work"), mode=0o700, exist_ok=True)

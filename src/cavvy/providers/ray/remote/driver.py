@@ -156,7 +156,7 @@ class RayGang:
         self.asked = False  # the actors have been asked to end their agents
         self.until = 0.0  # the time when the driver stops waiting for agents
         self.actors: list[Any] = []
-        self.nodes: dict[int, str] = {}  # by rank: the id of its node
+        self.nodes: dict[int, str] = {}  # the IDs of the ranks' nodes, keyed by rank
         self.draining: set[str] = set()
         self.looked = 0.0
 
