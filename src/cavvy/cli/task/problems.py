@@ -35,8 +35,8 @@ def check_task(file: str, source: Translation, folder: Path, *, offers: bool = F
 
 def find_parts(task: "Task", source: "Translation", folder: Path) -> dict[str, Path]:
     """The local paths of the working folder (under the key "") and of the files outside it that are
-    submitted with the task (by their path in the submitted folder). `folder` is that of the task
-    file. Raises FreezeError if one does not exist.
+    submitted with the task (by their path in the submitted folder). `folder` is the task file's
+    folder. Raises FreezeError if one of the files does not exist.
     """
     parts = {}
     if task.workdir is not None and task.workdir.path is not None:
