@@ -15,6 +15,7 @@ from tests.api.api_state import SCRIPT, Api, until
 from tests.api.test_api_agents import claim, report, start
 
 AT_ONCE = 16
+LONGEST_TEXT = 8192 + 200  # what the server keeps of a text from a node, and its own words
 TASK = "{name: t, run: 'true', checkpoint: {path: state, every: auto}, retry: {node: 0, exit: 0}}"
 # As the server's own, for thousands of jobs.
 LASTING = SCRIPT.partition("[[launches]]")[0].replace("capacity = 2", "capacity = 1000")
@@ -246,8 +247,10 @@ async def _end(api: Api, gang: str, requests: list[Any]) -> list[str]:
     events = pages[1].json()["events"] if pages[1].is_success else []
     refused = [each for each in events if each["kind"] == "refused"]
     wrong = [f"{page.status_code} {page.text[:200]}" for page in pages if page.status_code >= 500]
-    if len(refused) > 20 or any(len(each["text"]) > 500 for each in events):
+    if len(refused) > 20 or any(len(each["text"]) > 500 for each in refused):
         wrong.append("refusals are not bounded")
+    if longest := max((len(each["text"]) for each in events), default=0) > LONGEST_TEXT:
+        wrong.append(f"the text of an event has {longest} characters")
     return wrong
 
 
