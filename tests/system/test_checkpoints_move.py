@@ -161,7 +161,7 @@ def test_whatever_is_killed_the_latest_checkpoint_is_whole_and_no_older_than_was
         log = b"".join(client.logs("default", "trainer")).decode()
     loaded = [int(line.split()[1]) for line in log.splitlines() if line.startswith("loaded")]
     assert loaded == sorted(loaded)
-    assert len(set(loaded)) > 20
+    assert len(set(loaded)) > 10
     wait_until(lambda: newest(home)[0] > number)
     kept = list((home / "storage/default").glob("*/blobs/??/*"))
     assert len(kept) < 4 * 45  # two checkpoints of 42 files, and one on its way
