@@ -27,7 +27,7 @@ from cavvy.control.clock import ControlClock
 from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints, SavedCheckpoint
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job
 from cavvy.domain.tasks import CheckpointPolicy, Task, Transfer
-from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StoreUnusable
+from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StoreFull, StoreUnusable
 from cavvy.store.checkpoints.folders import CheckpointFolders
 from cavvy.store.memory import MemoryStore
 from cavvy.store.objects import threads
@@ -345,6 +345,27 @@ def test_removing_a_job_counts_what_it_deleted_before_the_bucket_failed() -> Non
         assert removed.kept == "s3://b/kept: status 503"
         left = 0
         assert (await checkpoints.remove(job)).kept == ""
+
+    asyncio.run(scenario())
+
+
+def test_removing_a_job_deletes_its_files_before_its_rows_if_the_disk_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        drawer = Drawer()
+        checkpoints, job = await save(drawer, b"state")
+        forget = checkpoints._store.forget_checkpoints
+
+        async def forget_if_empty(job_id: str) -> None:
+            if drawer.held:
+                raise StoreFull("no space")
+            await forget(job_id)
+
+        monkeypatch.setattr(checkpoints._store, "forget_checkpoints", forget_if_empty)
+        assert (await checkpoints.remove(job)).bytes > 0
+        assert drawer.held == {}
+        assert await checkpoints._store.checkpoints(job.id) == []
 
     asyncio.run(scenario())
 

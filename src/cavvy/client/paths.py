@@ -45,6 +45,6 @@ def job_path(project: str, name: str) -> str:
 
 def segment(kind: str, name: str) -> str:
     """A name as a part of a path. Raises ApiError if the path would lead elsewhere."""
-    if name.strip("."):
+    if name.strip(".") and "/" not in name:
         return quote(name)
     raise ApiError("invalid-request", f"{name!r} cannot be the name of a {kind}", status=422)

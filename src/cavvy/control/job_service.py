@@ -35,7 +35,7 @@ from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, RunOrigin
 from cavvy.domain.tasks import Delivery, Task
 from cavvy.domain.units import Money
-from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion
+from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, StoreFull
 
 _RANDOM_BITS = 30
 _TRIES = 10  # tries of a write that fails because the row has a newer version
@@ -113,6 +113,7 @@ class JobService:
         self._arrived = arrived
         self._notify = notify
         self._remove_checkpoints = remove_checkpoints
+        self._removing: set[str] = set()  # IDs of jobs whose removal is in progress
 
     async def submit(
         self,
@@ -204,7 +205,8 @@ class JobService:
         """
 
         async def retry(job: Job) -> Job:
-            if objection := object_to_retry(job):
+            removing = job.removing or job.id in self._removing
+            if objection := object_to_retry(replace(job, removing=removing)):
                 raise TooLate(*objection)
             changes = retry_job(job, self._clock.now())
             written = await self._write(self._store.commit, job, changes)
@@ -226,12 +228,17 @@ class JobService:
             ):
                 standing = "its nodes are not released yet" if job.phase in JOB_ENDS else job.phase
                 raise TooLate(f"job {job.name} cannot be removed: {standing}", "stop it first")
-            if not job.removing:  # this write excludes a retry, which needs the checkpoints
-                marked = replace(job, removing=True)
-                await self._store.commit(make_write(RowChanges(job=marked)))
-                job = replace(marked, version=job.version + 1)
-            removed = await self._remove_checkpoints(job)
-            await self._store.remove_job(job)
+            self._removing.add(job.id)  # excludes a retry, which needs the checkpoints
+            try:
+                if not job.removing:
+                    marked = replace(job, removing=True)
+                    with suppress(StoreFull):  # then deleting the files makes space for the record
+                        await self._store.commit(make_write(RowChanges(job=marked)))
+                        job = replace(marked, version=job.version + 1)
+                removed = await self._remove_checkpoints(job)
+                await self._store.remove_job(job)
+            finally:
+                self._removing.discard(job.id)
             return job, removed
 
         return await self._on_job(project, name, remove)

@@ -34,6 +34,7 @@ from cavvy.store.base import (
     StaleVersion,
     Store,
     StoreError,
+    StoreFull,
 )
 from cavvy.store.blobs import BlobStore
 from cavvy.store.checkpoints.folders import FOREVER, CheckpointFolders, find_fault
@@ -234,18 +235,25 @@ class Checkpoints:
 
     async def remove(self, job: Job) -> RemovedCheckpoints:
         """Delete the checkpoints of a job that has ended. The rows go first, so that no row names
-        missing files if the server crashes; a repeated call deletes the remaining files.
+        missing files if the server crashes; a repeated call deletes the remaining files. If the
+        disk is full, the files go first and make space.
         """
         policy = job.task.checkpoint
         found: dict[str, RemovedCheckpoints] = {}
         async with self._lock(job.id):
             self._coming.pop(job.id, None)
-            await self._store.forget_checkpoints(job.id)
+            try:
+                await self._store.forget_checkpoints(job.id)
+                forgotten = True
+            except StoreFull:
+                forgotten = False
             if self._folders is not None:
                 removed = await asyncio.to_thread(self._folders.remove, job.project, job.id)
                 found[self._storage(job)] = removed
             if policy is not None and policy.storage is not None:
                 found[policy.storage] = await self._empty_bucket(job)
+            if not forgotten:
+                await self._store.forget_checkpoints(job.id)
         return RemovedCheckpoints(
             bytes=sum(each.bytes for each in found.values()),
             kept="; ".join(f"{where}: {each.kept}" for where, each in found.items() if each.kept),
