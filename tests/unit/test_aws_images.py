@@ -7,8 +7,8 @@ from cavvy.providers.aws.shapes import InstanceShape
 from cavvy.providers.base import Refused
 
 
-def make_shape(accelerator: str | None) -> InstanceShape:
-    return InstanceShape(type="a.large", vcpus=4, memory_mib=1024, accelerator=accelerator)
+def make_shape(accelerator: str | None, name: str = "a.large") -> InstanceShape:
+    return InstanceShape(type=name, vcpus=4, memory_mib=1024, accelerator=accelerator)
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,8 @@ def make_shape(accelerator: str | None) -> InstanceShape:
     [
         (None, "al2023-ami-kernel-default-x86_64"),
         ("T4", "base-oss-nvidia-driver-gpu-ubuntu-22.04"),
+        ("V100", "base-proprietary-nvidia-driver-amazon-linux-2"),
+        ("M60", "base-proprietary-nvidia-driver-amazon-linux-2"),
         ("H100", "base-oss-nvidia-driver-gpu-ubuntu-22.04"),
         ("Trainium2", "neuron/dlami/base/ubuntu-24.04"),
         ("Inferentia2", "neuron/dlami/base/ubuntu-24.04"),
@@ -25,7 +27,12 @@ def test_the_default_image_has_the_driver(accelerator: str | None, image: str) -
     assert image in find_default(make_shape(accelerator))
 
 
-@pytest.mark.parametrize("accelerator", ["V100", "M60", "Inferentia", "V520", "Gaudi", "U30"])
+@pytest.mark.parametrize("accelerator", ["Inferentia", "V520", "Gaudi", "U30"])
 def test_types_without_an_image_with_drivers_are_refused(accelerator: str) -> None:
     with pytest.raises(Refused, match=f"no machine image with a driver for {accelerator} "):
         find_default(make_shape(accelerator))
+
+
+def test_a_type_that_the_older_image_does_not_support_is_refused() -> None:
+    with pytest.raises(Refused, match=r"no machine image with a driver for M60 \(g3.16xlarge\)"):
+        find_default(make_shape("M60", "g3.16xlarge"))

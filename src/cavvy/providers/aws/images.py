@@ -20,6 +20,15 @@ _DEEP_LEARNING = (
 # NVIDIA's open kernel modules, which this image has, need Turing (2018) or newer:
 # https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/
 _OLDEST_GPU = 2018
+# This image has the proprietary modules of driver R570, for P3 (V100) and G3 (M60) except
+# g3.16xlarge, by its release notes "Deep Learning Base Proprietary Nvidia Driver AMI". R580 is the
+# last branch that supports these GPUs.
+_PROPRIETARY = (
+    "/aws/service/deeplearning/ami/{arch}/base-proprietary-nvidia-driver-amazon-linux-2"
+    "/latest/ami-id"
+)
+_NEEDS_PROPRIETARY = ("V100", "M60")
+_NOT_IN_PROPRIETARY = "g3.16xlarge"
 # The Neuron image has no driver for Inf1:
 # https://awsdocs-neuron.readthedocs-hosted.com/en/latest/dlami/
 _NEURON = "/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id"
@@ -111,6 +120,8 @@ def find_default(shape: InstanceShape) -> str:
     chip = known.accelerator
     if chip.vendor is Vendor.NVIDIA and (chip.year or _OLDEST_GPU) >= _OLDEST_GPU:
         return _DEEP_LEARNING.format(arch=shape.architecture)
+    if chip.name in _NEEDS_PROPRIETARY and shape.type != _NOT_IN_PROPRIETARY:
+        return _PROPRIETARY.format(arch=shape.architecture)
     if chip.vendor is Vendor.AWS and chip.name not in _NO_NEURON:
         return _NEURON
     raise Refused(
