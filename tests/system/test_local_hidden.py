@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.system.trust import User, user_at
+from tests.waits import wait_until
 
 from cavvy.agent.work import hide
 
@@ -54,7 +55,15 @@ def test_a_job_sees_nothing_of_the_server_or_of_other_jobs(user: User, tmp_path:
         f"inputs: [{{source: {tmp_path}/input, target: {tmp_path}/link}}]\n"
     )
     assert user.ended("pair").phase == "done", user.log("pair")
-    assert "hidden from jobs" in user.cli("check", "local")
+    assert "hidden from jobs, containers, `cavvy exec`" in user.cli("check", "local")
+    user.submit("name: still\nrun: readlink /proc/self/ns/mnt; sleep 600")
+    user.wait("still", "running")
+    wait_until(lambda: "mnt:" in user.log("still"))
+    for command in ("exec", "ssh"):
+        assert user.output(command, "still", "--", "ls", str(user.home)) == "providers\n"
+        inside = user.output(command, "still", "--", "readlink", "/proc/self/ns/mnt")
+        assert inside == user.log("still")
+    assert "No such file" in user.cli("cp", f"still:{user.home}/token", "token", code=255)
 
 
 def test_the_owner_may_show_it(user: User) -> None:

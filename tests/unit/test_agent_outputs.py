@@ -297,7 +297,8 @@ SendTo = Callable[[Storage, Path], tuple[dict[str, list[int]], int]]
 def send_to(monkeypatch: pytest.MonkeyPatch) -> SendTo:
     def send(storage: Storage, path: Path) -> tuple[dict[str, list[int]], int]:
         known: dict[str, list[int]] = {}
-        meter, config = TransferProgress("output", lambda text: None), SimpleNamespace()
+        meter = TransferProgress("output", lambda text: None)
+        config = SimpleNamespace(hides="")
         monkeypatch.setattr(upload, "TransferClient", lambda *_: storage)
         try:
             send_file(config, 0, str(path), "model", meter, known)  # type: ignore[arg-type]

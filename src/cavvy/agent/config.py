@@ -232,6 +232,7 @@ class AgentConfig(ConfigRecord, RankPaths):
     pin: str = ""  # SHA-256 of the control plane's certificate, if it is self-signed
     cache: str = ""
     hides: str = ""  # a folder that the work must not see, except this rank's parts of it
+    covers: bool  # whether namespaces can hide this folder from programs on this machine
     lease_s: float = 21600
     grace_s: float = 10
     # if 0, the agent waits for the server, because the provider deletes the rank's home with the
@@ -260,6 +261,7 @@ class AgentConfig(ConfigRecord, RankPaths):
         self.token = read_text(self.home + "/token") or self.token
         self.pin, self.vendor = self.pin.lower(), self.vendor.lower()
         self.cache = self.cache or self.home + "/cache"
+        self.shown: list[str] = []  # the folders below `hides` that the work sees
 
 
 class CheckpointConfig(ConfigRecord):

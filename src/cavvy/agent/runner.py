@@ -149,22 +149,22 @@ class RankRunner:
             self.execs.refuse(stream, "the work is not running on this node")
             return
         contained = self._work.image is not None
+        folder = self._config.folder if os.path.isdir(self._config.folder) else self._config.home
+        command = ChildCommand(asked.command, self._env, folder)
+        if contained:
+            from .work.container import make_exec
+
+            command.argv, command.env = make_exec(self._config, asked.command), dict(os.environ)
+        else:
+            self._steps.share_view(command)
         if asked.session:
             from .access.start import start_session
 
             start_session(
-                self.execs, self.link, asked.id, self._config, self._env, contained=contained
+                self.execs, self.link, asked.id, self._config, command, contained=contained
             )
-            return
-        command, env = asked.command, self._env
-        if contained:
-            from .work.container import make_exec
-
-            command, env = make_exec(self._config, command), dict(os.environ)
-        folder = self._config.folder if os.path.isdir(self._config.folder) else self._config.home
-        self.execs.start(
-            ChildCommand(command, env, folder), stream, list(self._work.secrets.values())
-        )
+        else:
+            self.execs.start(command, stream, list(self._work.secrets.values()))
 
     def dismissed(self, reason: str) -> None:
         """Stop all work and report nothing, since another agent holds the claim."""
@@ -302,6 +302,10 @@ class RankRunner:
             work.checkpoint.storage = (
                 f"{self._config.storage}/{work.project}/{work.job_id}/checkpoint"
             )
+        if self._config.hides:
+            from .work.prepare import list_shown
+
+            self._config.shown = list_shown(self._config, work)
         self._open_channels(work)
         self._log.limit(work.log_limit_mib)
         self.link.listen_soon()

@@ -184,17 +184,18 @@ class StepRunner:
 
             name = f"{GROUP_PREFIX}{self._config.gang}-{self._config.rank}"
             command.cgroup = self._group = make_group(name, self._config.memory_mib)
-        if self._config.hides:
-            command.hidden = self._hide(work)
+        self.share_view(command)
         command.status_path = self._config.status_file
         self._start(command, self._run_gone)
 
-    def _hide(self, work: WorkConfig) -> tuple[str, list[str]] | None:
-        from .work.prepare import find_setup, hide_for
-
-        storage = work.checkpoint.storage if work.checkpoint is not None else None
-        shown = [find_setup(self._config, work), self._config.cache + "/mounts"]
-        return hide_for(self._config, [*shown, *([storage] if storage else [])])
+    def share_view(self, command: ChildCommand) -> None:
+        """Let a program see of this machine what the work sees, in the work's own namespaces while
+        the work runs.
+        """
+        if self._config.covers:
+            command.hidden = (self._config.hides, self._config.shown)
+            if self._watch is not None and self.process is not None:
+                command.beside = self.process.reaper
 
     def look(self) -> tuple[str, str] | None:
         """Report news of the work. Returns the outcome and reason if the work must be ended, for

@@ -18,16 +18,16 @@ def start_session(
     link: ControlPlaneClient,
     exec_id: str,
     config: AgentConfig,
-    env: dict[str, str],
+    command: ChildCommand,
     *,
     contained: bool,
 ) -> None:
-    """Start a user's session; if `contained`, its commands and paths are inside the container."""
+    """Start a user's session in the folder, environment and view of `command`; if `contained`, its
+    commands and paths are inside the container.
+    """
     from .inbox import ExecInbox
 
     ours, theirs = socket.socketpair()
-    folder = config.folder if os.path.isdir(config.folder) else config.home
-    command = ChildCommand([], dict(os.environ) if contained else env, folder)
     command.channel = theirs.fileno()
     command.call = lambda channel: serve(command, config, contained=contained)
     stream = link.stream(exec_id)

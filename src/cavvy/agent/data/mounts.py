@@ -12,7 +12,7 @@ import os
 import subprocess
 
 from ..config import AgentConfig, VolumeConfig, WorkConfig
-from ..work.folder import CannotBuild, inside
+from ..work.folder import CannotBuild, check_seen, inside
 
 MOUNT_S = 60.0
 BESIDE = "/cavvy/volumes"  # where the provider mounts volumes with a relative path
@@ -126,6 +126,7 @@ def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
                     "another home folder"
                 )
             continue  # a link within the container; see `list_home_links`
+        check_seen(config, source)
         path = find_path(volume, folder)
         if not os.path.isabs(volume.path):
             os.makedirs(path, exist_ok=True)

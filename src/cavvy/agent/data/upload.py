@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from ..config import AgentConfig
 from ..http_client import TransferClient, TransferFailed
+from ..work.folder import check_seen
 from .transfer import ObjectUpload, TransferProgress
 
 WORKERS = 4  # each thread holds one part in memory
@@ -92,10 +93,11 @@ def send_file(
     known: dict[str, list[int]],
 ) -> None:
     """Send one file. Raises OutputChanged if the file changes during the upload, TransferFailed,
-    OSError.
+    CannotBuild, OSError.
     """
     transfers = TransferClient(config, f"outputs/{index}", meter.waits)
     with open(path, "rb") as file:
+        check_seen(config, f"/proc/self/fd/{file.fileno()}")  # a link may lead anywhere
         seen = os.fstat(file.fileno())
 
         def read(offset: int, length: int) -> bytes:

@@ -9,7 +9,7 @@ import shutil
 from ..config import AgentConfig, CheckpointConfig, WorkConfig
 from ..http_client import TransferFailed
 from .blobs import SMALL, BlobCache
-from .hide import hide
+from .hide import hide, is_hidden
 from .reaper import exit_code
 from .trees import copy_file, copy_tree, remove_tree
 
@@ -110,8 +110,19 @@ def clone(url: str, commit: str, folder: str, env: dict[str, str]) -> None:
         )
 
 
-def transfer(source: str, target: str, what: str) -> None:
+def check_seen(config: AgentConfig, path: str) -> None:
+    """Raise CannotBuild if the path shows files that the work must not see on this machine."""
+    if config.hides and is_hidden(config.hides, config.shown, path):
+        raise CannotBuild(
+            f"{os.path.realpath(path)} shows the folder of Cavvy's server, which is hidden from "
+            "jobs on this machine"
+        )
+
+
+def transfer(config: AgentConfig, source: str, target: str, what: str) -> None:
     """Copy one input or output over existing files. Raises CannotBuild, OSError."""
+    for path in (source, target):
+        check_seen(config, path)
     if "://" in source or "://" in target:
         raise CannotBuild(
             f"the {what} {source} -> {target} is not between two paths of this node; the agent "

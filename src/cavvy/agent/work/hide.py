@@ -11,13 +11,17 @@ Usage: python hide.py FOLDER SHOWN. The exit code is 0 if the folder can be hidd
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import time
+from collections.abc import Callable
 
 CLONE_NEWNS = 0x20000
 CLONE_NEWUSER = 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
 ALL_IDS = "0 0 4294967295"
+ENTER_S = 10.0  # maximum time for a process of the work to hide the folder
 
 
 def hide(folder: str, shown: list[str]) -> None:
@@ -38,6 +42,47 @@ def hide(folder: str, shown: list[str]) -> None:
         _write("self/uid_map", f"{uid} {uid} 1")
         _write("self/gid_map", f"{gid} {gid} 1")
         _cover(folder, shown)
+
+
+def enter(folder: str, find: Callable[[], int]) -> None:
+    """Enter the namespaces of the process that `find` returns, once it has hidden `folder`.
+
+    The caller must have one thread. Raises OSError.
+    """
+    until = time.monotonic() + ENTER_S
+    while not _has_hidden(pid := find(), folder):
+        if time.monotonic() > until:
+            raise ProcessLookupError(errno.ESRCH, "the work does not run")
+        time.sleep(0.01)
+    opened = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in ("user", "mnt")]
+    for fd in opened:
+        _call("setns", fd, 0)
+        os.close(fd)
+
+
+def _has_hidden(pid: int, folder: str) -> bool:
+    """Whether a process is in its own namespaces, in which the folder is covered."""
+    try:
+        with open(f"/proc/{pid}/gid_map") as ids:
+            return (
+                ids.read() != ""
+                and os.readlink(f"/proc/{pid}/ns/user") != os.readlink("/proc/self/ns/user")
+                and os.stat(f"/proc/{pid}/root{folder}").st_dev != os.stat(folder).st_dev
+            )
+    except OSError:
+        return False
+
+
+def is_hidden(folder: str, shown: list[str], path: str) -> bool:
+    """Whether `path` is in the hidden folder or contains it, and is not in a folder of `shown`."""
+    real, folder = os.path.realpath(path), os.path.realpath(folder)
+    if any(_contains(os.path.realpath(each), real) for each in shown):
+        return False
+    return _contains(folder, real) or _contains(real, folder)
+
+
+def _contains(folder: str, path: str) -> bool:
+    return os.path.commonpath([folder, path]) == folder
 
 
 def _cover(folder: str, shown: list[str]) -> None:

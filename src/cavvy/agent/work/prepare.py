@@ -68,7 +68,7 @@ def carry_out(config: AgentConfig, work: WorkConfig, channel: int) -> int:
         for index, target in enumerate(each.target for each in work.outputs):
             path, known = find_output(config, work, index)
             if "://" not in target:
-                transfer(path, os.path.expanduser(target), "output")
+                transfer(config, path, os.path.expanduser(target), "output")
             else:
                 _send(config, index, path, target, channel, known, mirrored=index in work.mirrored)
     except (CannotBuild, OSError) as error:
@@ -114,7 +114,7 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
                 link_input(config, path, target)
             continue
         if "://" not in source:
-            transfer(source, path, "input")
+            transfer(config, source, path, "input")
         else:
             from ..data.fetch import fetch_input
             from ..data.transfer import tell_to
@@ -130,14 +130,16 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
             link_input(config, path, target)
 
 
-def hide_for(config: AgentConfig, shown: list[str]) -> tuple[str, list[str]] | None:
-    """The folder that the user's programs must not see on this machine, and what they see in it;
-    see `ChildCommand.hidden`.
-
-    They see the folders of all ranks of their gang on this machine, because the ranks share links
-    to these files.
+def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
+    """The folders below `config.hides` that the work sees: its setup, checkpoints and volumes, and
+    the folders of all ranks of its gang on this machine, since ranks share links to their files.
     """
-    return (config.hides, [os.path.dirname(config.home), *shown]) if config.hides else None
+    shown = [os.path.dirname(config.home), config.cache + "/mounts"]
+    if work.setup is not None:
+        shown.append(find_setup(config, work))
+    if work.checkpoint is not None and work.checkpoint.storage is not None:
+        shown.append(work.checkpoint.storage)
+    return shown
 
 
 def find_setup(config: AgentConfig, work: WorkConfig) -> str:
@@ -226,7 +228,7 @@ def _set_up(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
         code = run(
             [find_shell(), "-e", "-c", SHELL_LINE, config.setup_script],
             setup_environment(work, env),
-            hide_for(config, [kept]),
+            (config.hides, config.shown) if config.covers else None,
         )
         if code:
             raise SetupFailed(code)

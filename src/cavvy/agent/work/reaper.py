@@ -20,6 +20,7 @@ from ..loop import make_wake_pipe
 from .cgroup import count_oom_kills
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 SWEEP_MS = 10
 LINUX = os.uname().sysname == "Linux"
@@ -51,6 +52,8 @@ class ChildCommand:
         self.call = call  # runs instead of the program; gets the channel, returns the exit code
         # a folder to hide from the program, and the folders below it that the program sees
         self.hidden: tuple[str, list[str]] | None = None
+        # the reaper of the work whose view the program shares; with 0, `hidden` gives it its own
+        self.beside = 0
         self.cgroup: str | None = (
             None  # folder of the control group to enter, and to remove at the end
         )
@@ -225,6 +228,15 @@ def descendants(*roots: int) -> list[int]:
     return found
 
 
+def find_first(reaper: int) -> int:
+    """The oldest child of a reaper, which is the work's first process while that runs; 0 if there
+    is none.
+    """
+    found = ((pid, read_process(pid)) for pid in descendants(reaper))
+    begun = [(int(each[19]), pid) for pid, each in found if each and int(each[1]) == reaper]
+    return min(begun, default=(0, 0))[1]
+
+
 def exit_code(status: int) -> int:
     """The exit code in a wait status, or 128 + N if signal N ended the program."""
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
@@ -304,9 +316,13 @@ def _become(command: ChildCommand, output: int, reaper: int) -> None:
             with open(command.cgroup + "/cgroup.procs", "w") as file:
                 file.write("0")
         if command.hidden is not None:
-            from .hide import hide
+            from .hide import enter, hide
 
-            hide(*command.hidden)
+            if command.beside:
+                prctl(PR_SET_DUMPABLE, 0)  # the work must not read this agent's memory
+                enter(command.hidden[0], lambda: find_first(command.beside))
+            else:
+                hide(*command.hidden)
             # a change of credentials clears the death signal
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.set_wakeup_fd(-1)

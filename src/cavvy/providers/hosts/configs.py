@@ -22,6 +22,7 @@ class HostAgentConfig:
     home: str
     cache: str
     hides: str = ""
+    covers: bool = False
     lease_s: float
     grace_s: float
     leaves_after_s: float = LEAVES_AFTER_S

@@ -20,9 +20,10 @@ KEPT = service.KEPT | {"CONTAINER_HOST"}
 
 
 def make_configs(
-    gang: GangSpec, machine: ThisMachine, home: Path, hides: str = ""
+    gang: GangSpec, machine: ThisMachine, home: Path, hides: str = "", *, covers: bool = False
 ) -> Sequence[HostAgentConfig]:
-    """One configuration for each rank. The work of the ranks must not see the folder `hides`.
+    """One configuration for each rank. The work of the ranks must not see the folder `hides`, and
+    `covers` is whether namespaces can hide it.
     Raises NoCapacity if the offer or an allocation does not fit this machine.
     """
     host = make_host(machine)
@@ -45,6 +46,7 @@ def make_configs(
                 cache,
             ),
             hides=hides,
+            covers=covers,
         )
         for rank in range(gang.nodes)
     ]

@@ -61,9 +61,11 @@ MANIFEST = Manifest(
         ),
         flag(
             "hide_server",
-            "If `true`, jobs without an image do not see the server's folder with its token, key "
-            "and database, and cannot gain privileges: `mount` and `sudo` fail. This needs Linux "
-            "namespaces; `cavvy check local` shows whether they are available.",
+            "If `true`, jobs and the commands that users run in them do not see the server's "
+            "folder with its token, key and database. Without an image, they also cannot gain "
+            "privileges: `mount` and `sudo` fail. This needs Linux namespaces; `cavvy check local` "
+            "shows whether they are available. With an image, volumes that show the folder are "
+            "refused.",
             default=True,
         ),
         flag(

@@ -35,7 +35,8 @@ from cavvy.providers.local.watch import ProcessWatch
 
 _LOOK_AGAIN = timedelta(seconds=60)  # devices change rarely, and drivers answer slowly
 _DRIVER_TIMEOUT_S = 30
-_SHOWN = "readable by jobs: run untrusted jobs elsewhere, or run the server as another user"
+_HIDDEN = "hidden from jobs, containers, `cavvy exec` and `cavvy ssh`"
+_READABLE = "readable by {}: run untrusted jobs elsewhere, or run the server as another user"
 
 
 class LocalProvider:
@@ -56,8 +57,9 @@ class LocalProvider:
         self._now = context.now
         self._sources = sources or this_machine(context.home)
         self._engine = engine
-        self._server_folder = context.server_folder
-        self._hidden: str | None = None  # None if not tried yet
+        # the server's folder, if jobs must not see it
+        self._hides = context.server_folder if self._settings.get("hide_server", True) else None
+        self._can_hide: bool | None = None  # None if not tried yet
         self._gang_store = LocalGangStore(
             home=self._home,
             installation=context.installation,
@@ -82,7 +84,8 @@ class LocalProvider:
     async def launch(self, gang: GangSpec) -> None:
         if not self._gang_store.command:
             raise Refused("no agent can be started: the server has no agent command")
-        configs = make_configs(gang, await self._discovered(), self._home, await self._hides())
+        hides, covers = str(self._hides or ""), await self._has_namespaces()
+        configs = make_configs(gang, await self._discovered(), self._home, hides, covers=covers)
         living = await asyncio.to_thread(self._gang_store.launch, gang, configs)
         if living is not None:
             self._attend(living)
@@ -107,7 +110,7 @@ class LocalProvider:
         return await self._watch.changed()
 
     def check(self, task: Task) -> Sequence[Objection]:
-        return check_task(task, self._engine())
+        return check_task(task, self._engine(), self._hides)
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
         machine = await self._discovered()
@@ -119,7 +122,7 @@ class LocalProvider:
             ("free disk", f"{machine.disk_gib} GiB"),
             ("accelerators", say_models(machine)),
             ("containers", self._engine() or "neither podman nor a running docker"),
-            ("server's folder", "hidden from jobs" if await self._hides() else _SHOWN),
+            ("server's folder", await self._say_hidden()),
             *(("note", note) for note in machine.notes),
         ]
 
@@ -130,12 +133,16 @@ class LocalProvider:
             if task is not None:
                 await asyncio.wait([task])
 
-    async def _hides(self) -> str:
-        """The server's folder, if it is hidden from jobs; otherwise ""."""
-        if self._hidden is None:
-            folder = self._settings.get("hide_server", True) and self._server_folder
-            self._hidden = str(folder) if folder and await _can_hide(folder, self._home) else ""
-        return self._hidden
+    async def _has_namespaces(self) -> bool:
+        """Whether the server's folder must and can be hidden from jobs without an image."""
+        if self._hides is not None and self._can_hide is None:
+            self._can_hide = await _can_hide(self._hides, self._home)
+        return bool(self._can_hide)
+
+    async def _say_hidden(self) -> str:
+        if await self._has_namespaces():
+            return _HIDDEN
+        return _READABLE.format("jobs" if self._hides is None else "jobs without an image")
 
     async def _discovered(self) -> ThisMachine:
         """Return the machine's hardware. Only the first call waits for drivers. Later calls start a

@@ -4,8 +4,10 @@ import os
 import shutil
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
-from cavvy.domain.tasks import Objection, Task
+from cavvy.agent.work.hide import is_hidden
+from cavvy.domain.tasks import Objection, Task, VolumeKind
 
 _DOCKER_SOCKET = "/var/run/docker.sock"
 
@@ -38,11 +40,26 @@ def _daemon_answers(address: str | None) -> bool:
     return True
 
 
-def check_task(task: Task, engine: str | None) -> Sequence[Objection]:
-    """Objections beyond those from the manifest."""
-    if (task.image is None and task.image_build is None) or engine is not None:
+def check_task(task: Task, engine: str | None, hides: Path | None) -> Sequence[Objection]:
+    """Objections beyond those from the manifest. `hides` is the folder that containers must not
+    see.
+    """
+    if task.image is None and task.image_build is None:
         return []
-    reason = (
-        "needs podman, or docker with a running daemon; install or start one, or leave `image` out"
-    )
-    return [Objection("image", reason)]
+    if engine is None:
+        reason = (
+            "needs podman, or docker with a running daemon; install or start one, or leave `image` "
+            "out"
+        )
+        return [Objection("image", reason)]
+    return [
+        Objection(
+            "volumes",
+            f"{each.source} shows the folder of Cavvy's server, {hides}, to the container; choose "
+            "another folder, or set `hide_server = false` in `[providers.local]`",
+        )
+        for each in task.volumes
+        if hides is not None
+        and each.kind is VolumeKind.HOST
+        and is_hidden(str(hides), [], each.source)
+    ]

@@ -1,0 +1,174 @@
+"""A folder that is hidden from the work is hidden from commands next to the work, from containers,
+and from the agent's own copies of the work's files.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
+from cavvy.agent.data.mounts import list_binds
+from cavvy.agent.data.transfer import TransferProgress
+from cavvy.agent.data.upload import send_file
+from cavvy.agent.work import hide
+from cavvy.agent.work.folder import CannotBuild, transfer
+from cavvy.agent.work.prepare import list_shown
+from cavvy.domain.tasks import Task, Volume, VolumeKind
+from cavvy.providers.local.tasks import check_task
+
+WORK = """
+import ctypes, os, sys
+sys.path.insert(0, {path!r})
+import hide
+os.setgroups([])
+os.setgid({user})
+os.setuid({user})
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # a process that starts as this user is dumpable
+if os.fork() == 0:
+    os._exit(hide.main({folder!r}, {shown!r}))
+if os.wait()[1]:
+    sys.exit("this system offers no namespaces")
+ready, go = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.read(ready, 1)
+    hide.hide({folder!r}, [{shown!r}])
+    os.execv("/bin/sleep", ["sleep", "60"])
+try:
+    command = os.fork()
+    if command == 0:
+        os.write(go, b"x")
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # as the agent does
+        hide.enter({folder!r}, lambda: pid)
+        os.execv("/bin/sh", ["sh", "-c", "ls {folder}; readlink /proc/self/ns/mnt; umount {folder}"])
+    os.waitpid(command, 0)
+    print(os.readlink(f"/proc/{{pid}}/ns/mnt"))
+finally:
+    os.kill(pid, 9)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A server's folder with a token and the home of a rank."""
+    path = tmp_path / "server"
+    (path / "gangs/g/0/work").mkdir(parents=True)
+    (path / "storage/job").mkdir(parents=True)
+    (path / "token").write_text("secret")
+    return path
+
+
+def make_config(folder: Path, **work: object) -> AgentConfig:
+    base = {"gang": "g", "rank": 0, "address": "http://a", "token": "t", "hides": str(folder)}
+    fields = {**base, "home": f"{folder}/gangs/g/0", "cache": f"{folder}/cache"}
+    config = AgentConfig(ConfigFields(fields, "configuration"))
+    storage = {"path": "state", "storage": f"{folder}/storage/job", "sync": False}
+    given = {"job": "j", "job_id": "1", "project": "p", "attempt": 1, "run": "x", **work}
+    config.shown = list_shown(
+        config, WorkConfig(ConfigFields({**given, "checkpoint": storage}, "work"))
+    )
+    return config
+
+
+@pytest.mark.parametrize("user", [0, 65534])
+def test_a_command_next_to_the_work_sees_what_the_work_sees(user: int) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can try another user")
+    with TemporaryDirectory() as top:
+        folder, shown = f"{top}/server", f"{top}/server/gangs"
+        os.makedirs(shown)
+        Path(folder, "token").touch()
+        for each in (top, folder, shown):
+            os.chown(each, user, user)
+        path = str(Path(hide.__file__).parent)
+        code = WORK.format(path=path, user=user, folder=folder, shown=shown)
+        python = [sys.executable, "-I", "-S", "-c", code]
+        done = subprocess.run(python, capture_output=True, text=True, cwd="/")
+    if "no namespaces" in done.stderr:
+        pytest.skip(done.stderr)
+    seen, inside, work = done.stdout.split()
+    assert (seen, inside) == ("gangs", work), done.stderr
+    assert "umount" in done.stderr  # it may not remove the cover
+
+
+def test_work_that_has_ended_cannot_be_entered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hide, "ENTER_S", 0.0)
+    with pytest.raises(ProcessLookupError, match="the work does not run"):
+        hide.enter(str(folder), lambda: 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "hidden"),
+    [
+        ("token", True),
+        ("", True),
+        ("..", True),
+        ("gangs", True),
+        ("gangs/g/0/work", False),
+        ("storage/job/step-1", False),
+        ("storage/jobs", True),
+        ("../elsewhere", False),
+        ("../server2", False),
+    ],
+)
+def test_copies_leave_hidden_files_alone(folder: Path, path: str, hidden: bool) -> None:
+    config = make_config(folder)
+    link = folder / "gangs/g/0/work/link"
+    link.symlink_to(folder / path)
+    for each in (str(folder / path), str(link)):
+        assert hide.is_hidden(str(folder), config.shown, each) is hidden
+
+
+def test_inputs_and_outputs_cannot_lead_into_the_folder(folder: Path, tmp_path: Path) -> None:
+    config = make_config(folder)
+    work = folder / "gangs/g/0/work"
+    (work / "link").symlink_to(folder / "token")
+    (tmp_path / "mine").write_text("mine")
+    transfer(config, str(tmp_path / "mine"), str(work / "mine"), "input")
+    for source, target in (
+        (folder / "token", work / "input"),
+        (work / "link", tmp_path / "output"),
+        (work / "mine", folder / "token"),
+    ):
+        with pytest.raises(CannotBuild, match="hidden from jobs on this machine"):
+            transfer(config, str(source), str(target), "output")
+    with pytest.raises(CannotBuild, match="hidden from jobs on this machine"):
+        send_file(config, 0, str(work / "link"), "link", TransferProgress("out", print), {})
+    assert (folder / "token").read_text() == "secret"
+
+
+def test_containers_cannot_mount_the_folder(folder: Path, tmp_path: Path) -> None:
+    config = make_config(folder)
+
+    def bind(source: Path) -> list[str]:
+        volume = {"kind": "host", "source": str(source), "path": "/data", "read_only": False}
+        fields = {"job": "j", "job_id": "1", "project": "p", "attempt": 1, "run": "x"}
+        work = WorkConfig(ConfigFields({**fields, "volumes": [volume]}, "work"))
+        return list_binds(config, work, config.folder)
+
+    (tmp_path / "data").mkdir()
+    assert bind(tmp_path / "data") == [f"{tmp_path}/data:/data"]
+    for source in (tmp_path, folder, folder / "storage"):
+        with pytest.raises(CannotBuild, match="hidden from jobs on this machine"):
+            bind(source)
+
+
+def test_a_task_with_such_a_volume_is_refused_before_it_is_queued(
+    folder: Path, tmp_path: Path
+) -> None:
+    def check(source: Path, image: str | None = "busybox") -> list[str]:
+        volume = Volume(kind=VolumeKind.HOST, source=str(source), path="/data")
+        task = Task(name="t", run="x", image=image, volumes=(volume,))
+        return [each.field for each in check_task(task, "podman", folder)]
+
+    assert check(tmp_path) == check(folder / "storage") == ["volumes"]
+    assert check(tmp_path / "elsewhere") == check(tmp_path, None) == []
+    volume = Volume(kind=VolumeKind.HOST, source="/", path="/data")
+    task = Task(name="t", run="x", image="busybox", volumes=(volume,))
+    assert check_task(task, "podman", None) == []  # `hide_server` is off
