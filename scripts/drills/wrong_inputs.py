@@ -374,8 +374,8 @@ def main(words: Sequence[str] = ()) -> int:
                 found = pool.map(lambda case: run_case(case, folder, env), cases)
                 wrong = [text for texts in found for text in texts]
             if not words:
-                for step in range(12):
-                    wrong += interrupt(folder, env, step * 0.03)
+                for after_ms in (*range(5, 65, 5), *range(90, 360, 30)):
+                    wrong += interrupt(folder, env, after_ms / 1000)
         finally:
             for home in ("home", "relative"):
                 own = {**env, "CAVVY_HOME": str(folder / home)}

@@ -1,27 +1,23 @@
-"""The entry point of the `cavvy` command. A table names the module of each command, so that `cavvy
---help` imports no command.
+"""The group of all commands, which `entry.py` runs. A table names the module of each command, so
+that `cavvy --help` imports no command.
 """
 
+import errno
+import io
+import os
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
 
-_INTERRUPTED = 130  # the exit code that shells report for an interrupt
-try:
-    import errno
-    import io
-    import os
-    from collections.abc import Sequence
-    from contextlib import suppress
-    from typing import TYPE_CHECKING, Any, NoReturn
+import click
 
-    import click
-
-    from cavvy import __version__
-except KeyboardInterrupt:  # Ctrl-C while Cavvy is being imported
-    sys.exit(_INTERRUPTED)
+from cavvy import __version__
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+_INTERRUPTED = 130  # the exit code that shells report for an interrupt
 # Commands by section, in the order of `cavvy --help` and of the reference. Each command is the
 # function `command` in the module of the same name.
 SECTIONS: dict[str, dict[str, str]] = {
@@ -174,7 +170,7 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the CLI. The `cavvy` script calls this function."""
+    """Run the CLI."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # the caller closed this stream, as in `cavvy ps >&-`
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - the file lives as long as the process
