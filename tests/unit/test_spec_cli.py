@@ -11,6 +11,8 @@ from cavvy.cli.run import command as run_task
 from cavvy.cli.validate import command as validate
 from cavvy.importers import load_task
 
+TEN_HOURS = "resources: {gpu: A100:8}\nwork: {duration: 10h, measured_on: A100:8}"
+
 
 def run(command: object, *arguments: str, answers: str | None = None) -> Result:
     return CliRunner().invoke(command, list(arguments), input=answers)  # type: ignore[arg-type]
@@ -156,6 +158,8 @@ def test_init_asks_before_it_overwrites(folder: Path, monkeypatch: pytest.Monkey
         ("run: x\nresources: {gpu: 100}", "No offer: "),
         ("run: x\nresources: {gpu: tpu:4}", "accept TPU-"),
         ("run: x\nresources: {providers: local, cpu: 5000}", "you asked for at least 5000"),
+        (f"run: x\n{TEN_HOURS}\nlimits: {{budget: $1}}", "your budget leaves $1.00"),
+        (f"run: x\n{TEN_HOURS}\nlimits: {{deadline: 1h}}", "your deadline leaves 1h"),
         ("run: x\nsecrets: [PATH]", "PATH cannot be set, because each node sets it"),
     ],
 )

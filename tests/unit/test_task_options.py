@@ -202,6 +202,33 @@ def test_missing_local_files_are_found_before_the_submission(
     assert not sent
 
 
+@pytest.mark.parametrize(
+    ("text", "variable", "message"),
+    [
+        ("workdir: .", "SERVER_BLOB_MIB", "big has 2.0 MiB; the server takes files of at most 1"),
+        ("workdir: .\nfile_mounts: {/data: ./gone}", "", "there is no gone in the working folder"),
+        (f"# {'x' * 600_000}", "SERVER_REQUEST_MIB", "the server takes requests of at most 1 MiB"),
+    ],
+    ids=["file", "volume", "request"],
+)
+def test_validate_and_run_refuse_the_same_files(
+    sent: list[dict[str, object]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    variable: str,
+    message: str,
+) -> None:
+    monkeypatch.setenv(f"CAVVY_{variable or 'SERVER_LOG_MIB'}", "1")
+    (tmp_path / "big").write_bytes(bytes(2 << 20))
+    (tmp_path / "a.yaml").write_text(f"run: x\n{text}\n")
+    checked = CliRunner().invoke(cli, ["validate", "a.yaml"], prog_name="cavvy")
+    for done in (run("a.yaml"), checked):
+        assert done.exit_code == 2
+        assert message in done.stderr
+    assert not sent
+
+
 def test_a_branch_is_submitted_as_the_commit_that_it_is_at(
     sent: list[dict[str, object]], tmp_path: Path
 ) -> None:

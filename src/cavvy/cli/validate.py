@@ -34,8 +34,9 @@ def command(
 
     Prints the meaning of each file in plain words. If a file is invalid, prints every problem with
     line, column and a suggested fix, and exits with 2. This includes unknown regions and
-    providers, missing folders, and resources that no offer has. SkyPilot and dstack files are
-    supported too; if `cavvy run` would refuse fields of such a file, lists them and exits with 1.
+    providers, files that cannot be submitted, and resources or limits that no offer meets.
+    SkyPilot and dstack files are supported too; if `cavvy run` would refuse fields of such a file,
+    lists them and exits with 1.
     """
     if schema:
         from cavvy.cli.view.output import json_out
@@ -61,7 +62,7 @@ def _validate(files: tuple[str, ...], params: dict[str, str], dialect: str, outp
         try:
             options = ReadOptions(dialect=dialect)
             found = load_file(file, params, now=datetime.now(UTC), options=options)
-            check_task(file, found, Path(file).absolute().parent, offers=True)
+            check_task(file, found, Path(file).absolute().parent, whole=True)
         except SpecError as error:
             code = 2
             if output == "json":

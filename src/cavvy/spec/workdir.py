@@ -86,6 +86,9 @@ class FolderSnapshot:
         return {**files, self.hash: self.manifest}
 
 
+Found = tuple[FolderEntry, os.stat_result]
+
+
 def freeze(
     folder: Path,
     *,
@@ -103,6 +106,32 @@ def freeze(
     With `only`, the snapshot has just this file. Raises FreezeError.
     """
     folder = Path(os.path.abspath(folder))
+    found, notes = list_folder(
+        folder, state=state, only=only, most_bytes=most_bytes, most_files=most_files
+    )
+    entries = _hash_all(folder, found, _Cache(cache, folder), progress)
+    manifest = _manifest(entries)
+    return FolderSnapshot(
+        folder=folder,
+        entries=entries,
+        manifest=manifest,
+        hash=hashlib.sha256(manifest).hexdigest(),
+        notes=tuple(notes),
+        single=only is not None,
+    )
+
+
+def list_folder(
+    folder: Path,
+    *,
+    state: Path | None = None,
+    only: str | None = None,
+    most_bytes: int = MOST_BYTES,
+    most_files: int = MOST_FILES,
+) -> tuple[list[Found], list[str]]:
+    """The files that a snapshot of the folder would have, without their hashes, and notes for the
+    user. The arguments are those of `freeze`. Raises FreezeError.
+    """
     if only is None:
         check_folder(folder)
     try:
@@ -117,16 +146,7 @@ def freeze(
         )
     found, notes = _look(folder, paths)
     _check_size(folder, found, most_bytes)
-    entries = _hash_all(folder, found, _Cache(cache, folder), progress)
-    manifest = _manifest(entries)
-    return FolderSnapshot(
-        folder=folder,
-        entries=entries,
-        manifest=manifest,
-        hash=hashlib.sha256(manifest).hexdigest(),
-        notes=(*left_out, *notes),
-        single=only is not None,
-    )
+    return found, left_out + notes
 
 
 def combine(snapshots: Mapping[str, FolderSnapshot]) -> FolderSnapshot:
@@ -166,9 +186,6 @@ def check_folder(folder: Path) -> None:
     if folder in (Path("/"), Path.home()):
         hint = "move the task file and its files into a separate folder"
         raise FreezeError(f"{folder} is not a folder", hint)
-
-
-Found = tuple[FolderEntry, os.stat_result]
 
 
 def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:

@@ -5,17 +5,17 @@
 import getpass
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.task.problems import find_parts
+from cavvy.cli.task.problems import check_files, find_parts, split_parts
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client import ApiError, Client, make_key
 from cavvy.client.state import default_home
 from cavvy.domain.jobs import RunOrigin
-from cavvy.domain.tasks import VolumeKind
+from cavvy.domain.tasks import Task
 from cavvy.importers import LoadedTask
 from cavvy.spec.workdir import FolderSnapshot, FreezeError, combine, freeze
 
@@ -105,8 +105,7 @@ def _upload_files(
     """
     from cavvy.cli.view.formatting import show_size
 
-    snapshot = _freeze(parts)
-    _check_parts(loaded, {entry.path for entry in snapshot.entries})
+    snapshot = _freeze(loaded.task, parts)
     for note in snapshot.notes:
         click.echo(f"note: {note}", err=True)
     sent = _upload(client, project, snapshot.blobs())
@@ -119,35 +118,18 @@ def _upload_files(
     return snapshot.hash
 
 
-def _freeze(parts: Mapping[str, Path]) -> "FolderSnapshot":
+def _freeze(task: Task, parts: Mapping[str, Path]) -> "FolderSnapshot":
     home = Path(default_home())
-    frozen = {}
     try:
-        for inside, path in parts.items():
-            single = inside != "" and path.is_file()
-            path = path.resolve() if inside else path
-            frozen[inside] = freeze(
-                path.parent if single else path,
-                cache=home / "cache" / "frozen",
-                state=home,
-                only=path.name if single else None,
-            )
+        frozen = {
+            inside: freeze(folder, cache=home / "cache" / "frozen", state=home, only=only)
+            for inside, folder, only in split_parts(parts)
+        }
+        snapshot = frozen[""] if list(frozen) == [""] else combine(frozen)
+        check_files(task, {entry.path: entry.size for entry in snapshot.entries})
     except FreezeError as error:
         raise CommandFailure(str(error), exit_code=2) from error
-    return frozen[""] if list(frozen) == [""] else combine(frozen)
-
-
-def _check_parts(loaded: "LoadedTask", paths: set[str]) -> None:
-    """Raise CommandFailure if the task mounts a part of the folder that does not exist."""
-    folders = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
-    for volume in loaded.task.volumes:
-        if volume.kind is VolumeKind.FOLDER and volume.source not in paths | folders | {"."}:
-            raise CommandFailure(
-                f"there is no {volume.source} in the working folder, but the volume at "
-                f"{volume.path} needs it",
-                "it does not exist, or an ignore file excludes it",
-                exit_code=2,
-            )
+    return snapshot
 
 
 def _upload(client: "Client", project: str, blobs: Mapping[str, bytes | Path]) -> int:
