@@ -31,6 +31,7 @@ from cavvy.providers.batch.workspace import (
 )
 
 _DELIVERY_S = 45.0  # an agent that delivers reports waits 15 s for a lock, then tries for 20 s
+_DELIVERIES = 3  # maximum attempts to deliver an agent's reports
 _SUBMISSION = timedelta(
     seconds=60
 )  # after this time, an unanswered submission has either arrived or failed
@@ -231,16 +232,20 @@ class BatchGangs:
     async def _deliver(
         self, workspace: SharedWorkspace, record: BatchGangRecord, agent: str, begun: Sequence[int]
     ) -> None:
-        # reports that cannot be delivered are lost, as with other providers
-        with suppress(ProviderError):
-            python = str(self._context.settings.get("python", "python3"))
-            command = [python, "-I", "-S", f"{agent}/agent/__main__.py", "--deliver"]
-            homes = [f"{workspace.gang(record.name)}/{rank}" for rank in begun]
-            runs = (
-                self._login_session.run([*command, f"{home}/config.json"], timeout_s=_DELIVERY_S)
-                for home in homes
-            )
-            await asyncio.gather(*runs)
+        """Deliver the reports of these ranks. Reports that three attempts do not deliver are lost,
+        as with other providers."""
+        python = str(self._context.settings.get("python", "python3"))
+        command = [python, "-I", "-S", f"{agent}/agent/__main__.py", "--deliver"]
+
+        async def deliver(home: str) -> None:
+            for _ in range(_DELIVERIES):
+                with suppress(ProviderError):
+                    argv = [*command, f"{home}/config.json"]
+                    done = await self._login_session.run(argv, timeout_s=_DELIVERY_S)
+                    if done.code == 0:
+                        return
+
+        await asyncio.gather(*(deliver(f"{workspace.gang(record.name)}/{rank}") for rank in begun))
 
     async def _close(
         self, workspace: SharedWorkspace, row: BatchJobRow, record: BatchGangRecord
