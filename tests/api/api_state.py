@@ -3,7 +3,7 @@ nothing on the network.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,8 +112,10 @@ def database(kind: str) -> str | None:
 
 
 @asynccontextmanager
-async def open_api(kind: str, folder: Path, *, script: str = SCRIPT) -> AsyncIterator[Api]:
-    """An API over a store of this kind."""
+async def open_api(
+    kind: str, folder: Path, *, script: str = SCRIPT, values: Mapping[str, str] | None = None
+) -> AsyncIterator[Api]:
+    """An API over a store of this kind; `values` are settings, as variables."""
     url = database(kind)
     root = folder / "home"
     root.mkdir(mode=0o700)
@@ -125,6 +127,7 @@ async def open_api(kind: str, folder: Path, *, script: str = SCRIPT) -> AsyncIte
         "HOME": str(folder),
         "CAVVY_HOME": str(root),
         "CAVVY_CONFIG": str(folder / "settings.toml"),
+        **(values or {}),
     }
     configured = settings.load(environment)
     async with open_state(

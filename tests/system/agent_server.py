@@ -70,6 +70,7 @@ class Stub:
         self.put_status = 200
         self.parts: dict[str, bytearray] = {}
         self.requests: list[str] = []
+        self.uploads: list[dict[str, object]] = []  # signed, for results
         self.faults: list[str] = []
         self.lock = threading.Condition()
         self._server: _Server | None = None
@@ -346,6 +347,13 @@ class _Handler(BaseHTTPRequestHandler):
                 return stub.receive(json.loads(data))
             case ["log"]:
                 return stub.append(query, data)
+            case ["data", "deposit"]:
+                return 200, {
+                    "uploads": stub.uploads,
+                    "most_bytes": 1 << 29,
+                    "valid_s": 3600.0,
+                    "again_s": 3600.0,
+                }
             case ["execs", exec_id]:
                 return stub.take_output(exec_id, query, data)
             case ["blobs", "missing"]:

@@ -8,12 +8,17 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from datetime import datetime
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from tests.system.agent_server import Rig, make_rig
+from tests.system.storages import GoogleStandIn, start_google
 from tests.waits import PATIENCE_S
+
+from cavvy.store.objects.base import ObjectBucket
+from cavvy.store.objects.locations import open_place
 
 pytestmark = pytest.mark.system
 
@@ -196,6 +201,51 @@ def test_work_that_ended_does_not_wait_for_a_server_that_is_away() -> None:
         rig.stub.start()
         assert rig.finish("--deliver") == 0
         assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("exit", 3)
+
+
+def sign_uploads() -> list[dict[str, object]]:
+    bucket = open_place("gs://data/x", start_google(), lambda: datetime.now(UTC)).place
+    assert isinstance(bucket, ObjectBucket)
+    return [asdict(bucket.sign_put(f"left/{each}", 600)) for each in range(4)]
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(0, "succeeded"), (3, "exit")])
+def test_results_of_work_that_ended_go_to_the_bucket_while_the_server_is_away(
+    code: int, outcome: str
+) -> None:
+    outputs = [{"source": "out", "target": "gs://data/out/"}]
+    run = f"echo up; while [ ! -e go ]; do sleep 0.05; done; mkdir out; echo r >out/a; exit {code}"
+    with make_rig(run=run, outputs=outputs, deposit_after_s=0.5) as rig:
+        rig.stub.uploads = sign_uploads()
+        agent = rig.launch()
+        rig.until(lambda: rig.output() == "up\n" and "/agent/v1/data/deposit" in rig.stub.requests)
+        rig.stub.stop()
+        (rig.home / "work" / "go").touch()
+        assert agent.wait(PATIENCE_S) == 0
+        assert not (rig.home / "undelivered").exists()
+        manifest = json.loads(GoogleStandIn.objects["data/left/0"])
+        exited = manifest["messages"][-1]
+        assert (exited["kind"], exited["outcome"], exited["exit_code"]) == ("exited", outcome, code)
+        sent = [each["name"] for each in manifest["pieces"] if each["kind"] == "output"]
+        assert sent == ([] if code else ["a"])  # the outputs of failed work are not wanted
+        assert code or GoogleStandIn.objects["data/left/1"].endswith(b"r\n")
+
+
+@pytest.mark.parametrize("uploads", [0, 3])
+def test_results_that_no_bucket_takes_wait_for_the_server(uploads: int) -> None:
+    run = "echo up; while [ ! -e go ]; do sleep 0.05; done"
+    with make_rig(run=run, deposit_after_s=0.5) as rig:
+        nowhere: dict[str, object] = {"method": "PUT", "url": "http://127.0.0.1:1/x", "headers": {}}
+        rig.stub.uploads = [nowhere] * uploads
+        agent = rig.launch()
+        rig.until(lambda: rig.output() == "up\n" and "/agent/v1/data/deposit" in rig.stub.requests)
+        rig.stub.stop()
+        (rig.home / "work" / "go").touch()
+        rig.until((rig.home / "exit.json").exists)
+        rig.until(lambda: not uploads or "storing the results" in rig.said())
+        rig.stub.start()
+        assert agent.wait(PATIENCE_S) == 0
+        assert rig.exited()["outcome"] == "succeeded"
 
 
 def test_every_answer_renews_the_lease() -> None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from cavvy.api.reported import FIELDS, read_batch
+from cavvy.api.reported import FIELDS, ReportedBatch, read_batch
 from cavvy.control.agents.claims import find_objection
 from cavvy.control.agents.reports import ReportOutcome, apply_messages, step_of
 from cavvy.control.agents.sessions import first_lease, lease_paid_by
@@ -295,7 +295,7 @@ def test_every_field_of_a_message_is_read_from_the_wire() -> None:
         "nonce": "n",
         "messages": [{"seq": 1, "kind": "exited", "outcome": "node", "failure": "gpu"}],
     }
-    _, [message] = read_batch(msgspec.json.encode(body), NOW)
+    _, [message] = read_batch(msgspec.json.encode(body), NOW, ReportedBatch)
     assert (message.outcome, message.failure) == ("node", "gpu")
     known = {each.name for each in fields(AgentMessage)}
     assert set(FIELDS) | {"seq", "kind", "fault"} == known

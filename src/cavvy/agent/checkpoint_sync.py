@@ -63,6 +63,11 @@ class CheckpointSync(SidecarProcess):
         """Check more often, since the node will be reclaimed soon."""
         self._every_s = min(self._every_s, HURRY_S)
 
+    def find_unsafe(self) -> str:
+        """The folder, or "" if all of it is safe or it is never uploaded."""
+        found = fingerprint(list_folder(self._folder))
+        return self._folder if found and found != self._safe and self._config.rank == 0 else ""
+
     def _look(self) -> None:
         found = fingerprint(list_folder(self._folder))
         still, self._last = found == self._last, found

@@ -361,6 +361,9 @@ class WorkConfig(ConfigRecord):
     machine: bool  # wait for other work also if this work was stopped or its setup failed
     idle_s: float | None
     log_limit_mib: int = 1024
+    # after the work, store the results in the bucket once the server has been silent for this long;
+    # 0: there is no bucket
+    deposit_after_s: float = 0
 
     def __init__(self, fields: ConfigFields) -> None:
         super().__init__(fields)

@@ -34,7 +34,7 @@ DEADLY = (
 def may_leave(leaves_after_s: float, silent_s: float, *, stored: bool) -> bool:
     """Whether the agent may exit after its work although the server does not answer, so that its
     node is not billed until the lease expires. This is safe if the exit, log and messages are
-    `stored` where the provider keeps them.
+    `stored` where they outlive the node.
     """
     return stored and 0 < leaves_after_s <= silent_s
 

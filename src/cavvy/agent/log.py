@@ -9,6 +9,8 @@ beginning (up to a tenth of the limit).
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from .disk import open_private
 
@@ -76,6 +78,22 @@ class LogSpool:
             self._drop(0)
         return self.size, self.size - self._acked, b""
 
+    def pieces(self) -> Iterator[tuple[int, int, int, Callable[[int, int], bytes]]]:
+        """Yield the undelivered output in pieces: position, number of lost bytes just before it,
+        size, and a function that reads bytes of the piece. Nothing is deleted.
+        """
+        end = self._acked
+        for position, size in self._segments:
+            start, lost = max(position, end), max(0, position - end)
+            end = max(end, position + size)
+            if start < end:
+                yield start, lost, end - start, partial(self._read_at, position, start - position)
+        if end < self.size:
+            yield self.size, self.size - end, 0, lambda offset, length: b""
+
+    def _read_at(self, position: int, skip: int, offset: int, length: int) -> bytes:
+        return self._read(position, skip + offset, length)
+
     def acknowledge(self, wanted: int) -> None:
         """Continue at the position `wanted`, where the server wants output to start. It may be
         before the last position, as long as the bytes there are still stored.
@@ -140,12 +158,12 @@ class LogSpool:
         if self._held.pop(position, None) is None:
             os.unlink(self._path(position))
 
-    def _read(self, position: int, skip: int) -> bytes:
+    def _read(self, position: int, skip: int, length: int = CHUNK) -> bytes:
         if position in self._held:
-            return bytes(self._held[position][skip : skip + CHUNK])
+            return bytes(self._held[position][skip : skip + length])
         with open(self._path(position), "rb") as file:
             file.seek(skip)
-            return file.read(CHUNK)
+            return file.read(length)
 
     def _path(self, position: int) -> str:
         return f"{self._folder}/{position:020d}"

@@ -85,6 +85,17 @@ class MessageOutbox:
             return b""
         return ("[" + ",".join(line for _, line in self._unsent[:limit]) + "]").encode()
 
+    def finish(self, exit: dict[str, object]) -> list[str]:
+        """All undelivered messages, each as JSON. If none of them is `exited`, one with the fields
+        `exit` follows them, which is not queued.
+        """
+        self.settle()
+        lines = [line for _, line in self._unsent]
+        if not self.has("exited"):
+            fields = {"seq": self._last + 1, "kind": "exited", "at": now_text()}
+            lines.append(json.dumps(dict(fields, **exit)))
+        return lines
+
     def acknowledge(self, seq: int) -> None:
         """Remove all messages up to number `seq`; the server has applied them."""
         self._unsent = [(number, line) for number, line in self._unsent if number > seq]

@@ -25,14 +25,13 @@ from .work.reaper import PR_SET_CHILD_SUBREAPER, ChildCommand, prctl
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .config import AgentConfig, ConfigFields, ExecConfig
+    from .data.deposit import Ended, ResultsDeposit
     from .loop import EventLoop, LoopTimer
     from .notices.notification_socket import NotificationSocket
     from .notices.poll import NoticePoll
 
-KILL_WAIT_S = (
-    # seconds after which the node counts as broken if the kernel has not ended a killed process
-    30.0
-)
+# seconds after which the node counts as broken if the kernel has not ended a killed process
+KILL_WAIT_S = 30.0
 FAREWELL_S = 2.0  # seconds for the last messages when SIGTERM arrives after the work's end
 # Outcomes after which a kept node waits for other work, by whether it belongs to a machine
 SPARES_NODE = {False: ("succeeded", "exit"), True: ("succeeded", "exit", "setup", "stopped")}
@@ -68,6 +67,7 @@ class RankRunner:
         self._faults, self._born = GpuFaultScanner(), time.monotonic()
         self._notification_socket: NotificationSocket | None = None
         self._polls: list[NoticePoll] = []
+        self._deposit: ResultsDeposit | None = None
         self._every_s: float | None = None
         self._again = False  # whether the task has saved its state and asked to be run again
         # seconds that saving the task's newest checkpoint took, as the task reported
@@ -330,6 +330,12 @@ class RankRunner:
             from .notices.poll import NoticePoll
 
             self._polls = [NoticePoll(self._loop, each, self) for each in self._config.notices]
+        if work.deposit_after_s and not self._config.leaves_after_s:
+            from .data.deposit import ResultsDeposit
+
+            self._deposit = ResultsDeposit(
+                self._loop, self._config, work, self.link, self._outbox, self._log, self._foresee
+            )
 
     def say(self, kind: str, **fields: object) -> None:
         """Report to the control plane; secrets are redacted from the task's own text."""
@@ -400,6 +406,10 @@ class RankRunner:
             self._ran(code, oom_kills)
 
     def _ran(self, code: int, oom_kills: int) -> None:
+        self._conclude(*self._judge(code, oom_kills))
+
+    def _judge(self, code: int, oom_kills: int) -> tuple[str, int | None, str]:
+        """The outcome, exit code and reason of work that ended with this exit code."""
         interrupted = self._steps.interrupted or self._state is AgentState.RECLAIMED
         code = EX_TEMPFAIL if code and self._again else code
         outcome, code, reason = judge(code, self._ending if interrupted else None)
@@ -410,7 +420,20 @@ class RankRunner:
             )
         elif outcome == "exit" and (fault := self._faults.found or read_kernel(self._born)):
             outcome, reason = GPU, f"{fault} (exit code {code})"
-        self._conclude(outcome, code, reason)
+        return outcome, code, reason
+
+    def _foresee(self) -> Ended | None:
+        """The exit of ended work and its unsent files; None while the work runs."""
+        if self._over:
+            return None if self._state is AgentState.DISMISSED else (self._exit, "", [])
+        if not self._steps.ended:
+            return None
+        failure, code, oom_kills = self._steps.verdict
+        verdict = self._judge(code, oom_kills) if failure is None else failure
+        if failure is not None and self._ending is not None:
+            verdict = self._ending[0], failure[1], self._ending[1]
+        self._flush_output()
+        return self._describe_exit(*verdict), *self._steps.unsent
 
     # The end.
 
@@ -457,12 +480,10 @@ class RankRunner:
     def _conclude(self, outcome: str, code: int | None, reason: str) -> None:
         if not self._move(AgentState.OVER):
             return
-        rest = self._redactor.flush()
-        if rest:
-            self._log.write(rest)
+        self._flush_output()
         self.execs.kill()
         self._outbox.settle()
-        self._write_exit(outcome, code, self._redactor.text(reason))
+        self._write_exit(outcome, code, reason)
         if os.path.exists(self._config.home + "/links"):
             from .data.mounts import remove_links
 
@@ -473,19 +494,25 @@ class RankRunner:
         self.link.pump()
         self.delivered()
 
+    def _flush_output(self) -> None:
+        if rest := self._redactor.flush():
+            self._log.write(rest)
+
+    def _describe_exit(self, outcome: str, code: int | None, reason: str) -> dict[str, object]:
+        """The fields of the exit message."""
+        failure = outcome if outcome in FAILURES else None
+        return {
+            "outcome": outcome if failure is None else "node",
+            "failure": failure,
+            "exit_code": code,
+            "reason": FAILURES.get(outcome, "") + self._redactor.text(reason),
+            "log_bytes": self._log.size,
+        }
+
     def _write_exit(self, outcome: str, code: int | None, reason: str) -> None:
         """Record the exit on disk before reporting it, so that nothing is lost if this agent is
         killed."""
-        failure = outcome if outcome in FAILURES else None
-        if failure is not None:
-            outcome, reason = "node", FAILURES[failure] + reason
-        self._exit = {
-            "outcome": outcome,
-            "failure": failure,
-            "exit_code": code,
-            "reason": reason,
-            "log_bytes": self._log.size,
-        }
+        self._exit = self._describe_exit(outcome, code, reason)
         try:
             write_whole(self._config.exit_file, json.dumps(self._exit), sync=True)
             self._exit_stored = True
@@ -535,11 +562,12 @@ class RankRunner:
         self._loop.after(1, self._tick)
         self.link.pump()
         self._look_for_warning()
-        if self._over and may_leave(
+        leaves = self._over and may_leave(
             self._config.leaves_after_s,
             time.monotonic() - self.link.heard_at,
             stored=self._exit_stored and self._log.stored and self._outbox.stored,
-        ):
+        )
+        if leaves or (self._deposit is not None and self._deposit.is_complete()):
             self._leave()
             return
         if time.monotonic() > self.link.lease_until:
@@ -564,10 +592,11 @@ class RankRunner:
     def owes(self) -> bool:
         """Whether there are undelivered messages that the server still wants."""
         delivered = self._outbox.empty and not self._log.pending
-        return self._state is not AgentState.DISMISSED and not delivered
+        deposited = self._deposit is not None and self._deposit.stored
+        return self._state is not AgentState.DISMISSED and not (delivered or deposited)
 
     def _leave(self) -> None:
-        for each in (self._notification_socket, *self._polls):
+        for each in (self._notification_socket, self._deposit, *self._polls):
             if each is not None:
                 each.close()
         self.link.close()

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .loop import EventLoop
     from .work.monitor import CheckpointWatcher, WorkMonitor
 
+    Failure = tuple[str, int | None, str]  # outcome, exit code and reason
+
     class Owner(Protocol):
         """Callbacks from the steps to the runner."""
 
@@ -56,6 +58,8 @@ class StepRunner:
         self._owner = owner
         self.process: WorkProcess | None = None
         self._code: int | None = None
+        self._task_code: int | None = None  # the task's exit code, while its last files are sent
+        self.ended = False  # whether the task has ended; its last files may still be being sent
         self._oom_kills = 0
         self._asked = False  # whether the step's first process received SIGTERM before it ended
         self.interrupted = False  # whether the task itself received SIGTERM before it ended
@@ -275,7 +279,7 @@ class StepRunner:
             command = ChildCommand(
                 [], {}, self._config.home, lambda channel: sweep(self._config.cache)
             )
-            self._sweeper = WorkProcess(self._loop, command, wrote=_log_failure)
+            self._sweeper = WorkProcess(self._loop, command, wrote=log_failure)
         except OSError as error:
             complain(f"the cache cannot be cleaned: {error}")
 
@@ -402,6 +406,7 @@ class StepRunner:
 
     def _run_gone(self) -> None:
         self.interrupted = self._asked
+        self._task_code, self.ended = self._code, True
         if self._work.image is not None:
             self._look_at_container()
         if self.checkpoint_sync is None:
@@ -416,18 +421,45 @@ class StepRunner:
             self.output_sync.finish(self._judge)
 
     def _judge(self) -> None:
-        if self._code is None:
-            self._owner.failed("node", None, "the work's reaper process was killed")
-        elif self._result:
-            self._owner.failed("setup", None, str(self._result["reason"]))
-        elif self._streams is not None and self._streams.failure:
-            self._owner.failed(self._streams.outcome, None, self._streams.failure)
-        elif self._work.image is not None and self._read_phase() == "failed":
-            self._owner.failed("setup", self._code, f"the setup ended with exit code {self._code}")
-        elif self._code == 0 and self._work.outputs:
+        failure, code, oom_kills = self.verdict
+        if failure is not None:
+            self._owner.failed(*failure)
+        elif code == 0 and self._work.outputs:
             self._carry_out()
         else:
-            self._owner.ran(self._code, self._oom_kills)
+            self._owner.ran(code, oom_kills)
+
+    @property
+    def verdict(self) -> tuple[Failure | None, int, int]:
+        """How the ended task failed, if not by its exit code; its exit code; and the number of its
+        processes that were killed for their use of memory.
+        """
+        return self._find_failure(), self._task_code or 0, self._oom_kills
+
+    @property
+    def unsent(self) -> tuple[str, list[int]]:
+        """What is still being sent after the task's end: the checkpoint folder or "", and the
+        numbers of the outputs.
+        """
+        sync = self.checkpoint_sync
+        failure, code, _ = self.verdict
+        all_outputs = range(len(self._work.outputs))
+        outputs = [at for at in all_outputs if "://" in self._work.outputs[at].target]
+        if failure is not None or code:
+            outputs = [at for at in outputs if at in self._work.mirrored]
+        return "" if sync is None else sync.find_unsafe(), outputs
+
+    def _find_failure(self) -> Failure | None:
+        code = self._task_code
+        if code is None:
+            return "node", None, "the work's reaper process was killed"
+        if self._result:
+            return "setup", None, str(self._result["reason"])
+        if self._streams is not None and self._streams.failure:
+            return self._streams.outcome, None, self._streams.failure
+        if self._work.image is not None and self._read_phase() == "failed":
+            return "setup", code, f"the setup ended with exit code {code}"
+        return None
 
     def _read_phase(self) -> str:
         """Read the phase that the container's script writes: setup, failed or run."""
@@ -461,6 +493,6 @@ def needs_preparing(work: WorkConfig) -> bool:
     )
 
 
-def _log_failure(data: bytes) -> None:
+def log_failure(data: bytes) -> None:
     """Log the output of a process that writes only when it fails."""
     complain(data.decode("utf-8", "replace").rstrip())

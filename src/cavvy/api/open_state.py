@@ -20,9 +20,11 @@ from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.api.node_listener.listener import NodeListener
 from cavvy.api.notifier import ChangeNotifier
 from cavvy.api.provider_state import StoredProviderState
+from cavvy.api.reported import read_batch
 from cavvy.api.state_dir import StateDir
 from cavvy.api.tokens import GangTokens, load_tokens
 from cavvy.client.state import write_private
+from cavvy.control.agents.deposits import DepositDependencies, DepositManifest
 from cavvy.control.clock import WallClock
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.domain.offers import Offer
@@ -124,17 +126,18 @@ def _make_state(
         endpoint = node_endpoint.describe(downloads, tokens, make_archive, root / "bundles")
     dependencies = make_dependencies(seen, sealer, tokens, blobs, address, root / "storage")
     notes = None if home.shared else StopNotes(root / "stops")
+    deposits = make_deposits(settings, root)
     control_plane = ControlPlane(
         seen,
         load_providers(settings, installation, root, address, endpoint, clock.now, store),
         clock,
         installation=installation,
-        dependencies=replace(dependencies, notes=notes),
+        dependencies=replace(dependencies, notes=notes, deposits=deposits),
     )
     return AppState(
         store=control_plane.store,
         control_plane=control_plane,
-        logs=LogStore(root / "logs", limit=settings.whole("logs.job_mib") * _MIB),
+        logs=deposits.logs,
         blobs=blobs,
         sealer=sealer,
         tokens=tokens,
@@ -147,6 +150,15 @@ def _make_state(
         on_network=home.shared,
         downloads=downloads,
         node_endpoint=endpoint.address if endpoint else None,
+    )
+
+
+def make_deposits(settings: Settings, root: Path) -> DepositDependencies:
+    """What the server provides to apply results that nodes stored in a bucket."""
+    return DepositDependencies(
+        url=settings.text("server.results_url"),
+        logs=LogStore(root / "logs", limit=settings.whole("logs.job_mib") * _MIB),
+        read=lambda body, now: read_batch(body, now, DepositManifest),
     )
 
 

@@ -8,7 +8,7 @@ batch is accepted if it is JSON at all; invalid fields of a message are listed i
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -68,9 +68,19 @@ class ReportedBatch(Struct, frozen=True, kw_only=True):
     messages: list[dict[str, Any]]
 
 
-def read_batch(body: bytes, now: datetime) -> tuple[ReportedBatch, list[AgentMessage]]:
-    """The batch and its decoded messages. Raises ValueError or RecursionError for an invalid
-    batch.
+class HasMessages(Protocol):
+    """A structure with a batch of messages."""
+
+    @property
+    def messages(self) -> list[dict[str, Any]]: ...
+
+
+B = TypeVar("B", bound=HasMessages)
+
+
+def read_batch(body: bytes, now: datetime, form: type[B]) -> tuple[B, list[AgentMessage]]:
+    """The batch, as an instance of `form`, and its decoded messages. Raises ValueError or
+    RecursionError for an invalid batch.
     """
     try:
         said = msgspec.json.decode(body or b"{}")
@@ -78,7 +88,7 @@ def read_batch(body: bytes, now: datetime) -> tuple[ReportedBatch, list[AgentMes
         # The body has values that only Python's JSON module writes: NaN, unpaired surrogates, very
         # long numbers.
         said = json.loads(body, parse_int=_whole)
-    batch = msgspec.convert(_plain(said), ReportedBatch)
+    batch = msgspec.convert(_plain(said), form)
     return batch, [message for each in batch.messages if (message := _read_message(each, now))]
 
 

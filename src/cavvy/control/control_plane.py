@@ -10,6 +10,7 @@ from functools import partial
 
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener
 from cavvy.control.agents.checkpoints import Checkpoints
+from cavvy.control.agents.deposits import DepositDependencies, Deposits
 from cavvy.control.agents.sessions import AgentDependencies, AgentSessions, OpenSecrets, ReadBlob
 from cavvy.control.agents.transfers import Transfers
 from cavvy.control.audit import BillAudit
@@ -48,6 +49,7 @@ from cavvy.providers.base import (
     Provider,
     ProviderError,
 )
+from cavvy.providers.hosts.configs import LEAVES_AFTER_S
 from cavvy.store.base import RowNotFound, Store
 from cavvy.store.checkpoints.folders import CheckpointFolders
 
@@ -80,6 +82,7 @@ class ControlPlaneDependencies:
     tidy: Callable[[datetime], Awaitable[None]] | None = (
         None  # removes data that no job needs; called with every garbage collection
     )
+    deposits: DepositDependencies | None = None  # None: nodes leave no results in buckets
     notes: Notes | None = None  # where stops are recorded while the disk is full
     post: Post | None = None  # sends webhooks; if None, they are sent by HTTP
 
@@ -110,6 +113,7 @@ class ControlPlane:
         self.checkpoints = self._make_checkpoints(dependencies)
         self.data = Transfers(store, clock, dependencies.open_secrets, dependencies.environment)
         self.agents = self._make_agents(dependencies)
+        self.deposits = self._make_deposits(dependencies)
         self.advisor = self._make_advisor(dependencies.egress)
         self._operator = self._make_operator(installation, dependencies)
         self._name_gang: NameGang = partial(gang_name, installation)
@@ -149,10 +153,23 @@ class ControlPlane:
             self._clock,
             dependencies.folders,
             storage=dependencies.storage,
-            bucket_opener=BucketCheckpointOpener(
-                dependencies.open_secrets, dependencies.environment, self._clock.now
-            ),
+            bucket_opener=self._make_opener(dependencies),
             shares_files=lambda name: name in providers and providers[name].manifest.shares_files,
+        )
+
+    def _make_opener(self, dependencies: ControlPlaneDependencies) -> BucketCheckpointOpener:
+        return BucketCheckpointOpener(
+            dependencies.open_secrets, dependencies.environment, self._clock.now
+        )
+
+    def _make_deposits(self, dependencies: ControlPlaneDependencies) -> Deposits:
+        return Deposits(
+            self._store,
+            self._clock,
+            self._make_opener(dependencies),
+            (self.agents, self.data, self.checkpoints),
+            self.hint,
+            dependencies.deposits,
         )
 
     def _make_agents(self, dependencies: ControlPlaneDependencies) -> AgentSessions:
@@ -161,6 +178,7 @@ class ControlPlane:
             checkpoint=self.checkpoints.ready,
             save_interval=self.checkpoints.save_interval,
             losses=self.checkpoints.losses_per_hour,
+            deposit_after_s=lambda job: LEAVES_AFTER_S if self.deposits.find_url(job) else 0,
             notice=lambda attempt: self.pool.notice(attempt.offer.provider),
             accelerators=lambda job, attempt: attempt.offer.accelerator_count,
             read_blob=dependencies.read_blob,
@@ -199,6 +217,7 @@ class ControlPlane:
         dependencies = JobReconcilerDependencies(
             pool=self.pool,
             agents=self.agents,
+            deposits=self.deposits,
             operator=self._operator,
             hint=self.hint,
             notify=self._notify,
@@ -236,6 +255,7 @@ class ControlPlane:
                 await self._task
             self._task = None
         await self.agents.close()
+        await self.deposits.close()
         await self._deferred.write_pending()
         for provider in self._providers.values():
             if closeable := ability(provider, CLOSEABLE):

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from cavvy.control.agents.deposits import Deposits
 from cavvy.control.agents.sessions import AgentSessions, lease_paid_by
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide import job as jobs
 from cavvy.control.decide.bills import budget_left, paid_time, spending
+from cavvy.control.decide.deposits import list_unreported
 from cavvy.control.decide.rows import NEVER, JobRows
 from cavvy.control.decide.standby import take_over
 from cavvy.control.decide.transitions import (
@@ -52,6 +54,7 @@ class JobReconcilerDependencies:
 
     pool: ProviderPool
     agents: AgentSessions
+    deposits: Deposits
     operator: GangOperator
     hint: Callable[[str], None]
     notify: Notify
@@ -183,7 +186,11 @@ class JobReconciler:
         return await self._act(uow, attempt, self._clock.now())
 
     async def _act(self, uow: UnitOfWork, attempt: Attempt, now: datetime) -> timedelta | None:
-        action = gangs.decide_attempt(self._operator.view(uow.rows, attempt), now)
+        view = self._operator.view(uow.rows, attempt)
+        unreported = list_unreported(view, now)
+        if unreported and not self._out.deposits.collect(uow.job, attempt, unreported):
+            return gangs.POLL
+        action = gangs.decide_attempt(view, now)
         match action:
             case gangs.RecheckAttempt():
                 uow.apply(self._operator.note_wait(uow.rows, attempt))
@@ -216,6 +223,8 @@ class JobReconciler:
         for attempt in changes.attempts:
             self._out.warm.note(attempt)
             self._operator.note(attempt)
+            if attempt.phase is AttemptPhase.ENDED:
+                self._out.deposits.forget(uow.job, attempt)
             if is_freed(attempt) and self._out.pool.free(attempt.gang, attempt.offer):
                 self._out.hint(QUEUE)
         written = {node.attempt_id for node in changes.nodes}

@@ -191,6 +191,8 @@ class Assignment:
     machine: bool = False  # it also waits after work that was stopped or failed in its setup
     idle_s: float | None = None
     log_limit_mib: int = 1024
+    # silence in seconds after which results of ended work go to a bucket; 0: there is none
+    deposit_after_s: float = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,9 +28,20 @@ from ..http_client import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Protocol
 
     Tell = Callable[[str], None]
     Entry = dict[str, object]
+
+    class UploadSigner(Protocol):
+        """A `TransferClient`, or uploads that were signed earlier."""
+
+        def read(self, method: str, route: str = "", ask: object = None) -> Entry: ...
+        def ask(
+            self, method: str, route: str = "", body: bytes | None = None, **query: object
+        ) -> bytes: ...
+        def abort(self, ask: Entry) -> None: ...
+
 
 LINE = 2000  # maximum bytes of a message: a pipe takes fewer than 4096 atomically
 EXPIRED = (400, 401, 403)  # statuses that storages send for an expired request
@@ -158,7 +169,7 @@ class ObjectUpload:
 
     def __init__(
         self,
-        transfers: TransferClient,
+        transfers: UploadSigner,
         target: Entry,
         name: str,
         waits: Tell | None,

@@ -16,6 +16,7 @@ import stat
 import time
 from collections import namedtuple
 from contextlib import suppress
+from functools import partial
 
 from ..disk import read_known, read_number, read_text, walk_files, write_whole
 from ..http_client import CHUNK, FAULTS, BlockingClient, StorageTimeout, TransferFailed
@@ -234,14 +235,15 @@ class CheckpointUpload:
         """Send one file to the job's bucket. Raises FileChanged, TransferFailed."""
         from ..data.bucket_checkpoints import send_file
 
-        def read(offset: int, length: int) -> bytes:
-            data = os.pread(self.get_file(entry), length, offset)
-            self._check(entry)
-            if len(data) != length:
-                raise FileChanged(entry.path)
-            return data
-
+        read = partial(self._read_at, entry)
         send_file(self._config, name, entry.size, read, self._tell)
+
+    def _read_at(self, entry: FileEntry, offset: int, length: int) -> bytes:
+        data = os.pread(self.get_file(entry), length, offset)
+        self._check(entry)
+        if len(data) != length:
+            raise FileChanged(entry.path)
+        return data
 
     def _send(self, entry: FileEntry, name: str) -> None:
         """Send one file. After a failure, continue at the position up to which the control plane
@@ -273,7 +275,16 @@ class CheckpointUpload:
             os.write(1, f"{told}\n".encode())
             self._line.wait()
 
-    def _commit(self) -> bytes:
+    def list_contents(self) -> dict[str, tuple[FileEntry, Callable[[int, int], bytes]]]:
+        """Map the hash of each hashed file to one such file, and a function that reads it."""
+        found: dict[str, tuple[FileEntry, Callable[[int, int], bytes]]] = {}
+        for entry in self._entries:
+            if entry.path in self._names:
+                found[self._names[entry.path]] = entry, partial(self._read_at, entry)
+        return found
+
+    def describe(self) -> dict[str, object]:
+        """The hashed files, and when the newest one was written, in the form of a commit."""
         files: list[dict[str, object]] = []
         for path, size, mtime, _, mode, link in self._entries:
             if link:
@@ -283,15 +294,12 @@ class CheckpointUpload:
                 files.append(
                     {"path": path, "sha256": name, "size": size, "mode": mode, "mtime_ns": mtime}
                 )
+        return {"made_at": time_text(newest(self._entries) / 1e9), "files": files}
+
+    def _commit(self) -> bytes:
         nonce = read_text(self._config.home + "/claim")
-        made_at = time_text(newest(self._entries) / 1e9)
-        who = {
-            "gang": self._config.gang,
-            "rank": self._config.rank,
-            "nonce": nonce,
-            "made_at": made_at,
-        }
-        return json.dumps(dict(who, files=files)).encode()
+        who = {"gang": self._config.gang, "rank": self._config.rank, "nonce": nonce}
+        return json.dumps(dict(who, **self.describe())).encode()
 
     def _hash(self, entry: FileEntry) -> str:
         found = hashlib.sha256()

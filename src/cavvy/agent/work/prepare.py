@@ -65,16 +65,25 @@ def carry_out(config: AgentConfig, work: WorkConfig, channel: int) -> int:
     from ..data.paths import find_output
 
     try:
+        copy_outputs(config, work)
         for index, target in enumerate(each.target for each in work.outputs):
-            path, known = find_output(config, work, index)
-            if "://" not in target:
-                transfer(config, path, os.path.expanduser(target), "output")
-            else:
+            if "://" in target:
+                path, known = find_output(config, work, index)
                 _send(config, index, path, target, channel, known, mirrored=index in work.mirrored)
     except (CannotBuild, OSError) as error:
         os.write(2, f"cavvy: an output could not be copied: {error}\n".encode())
         return os.EX_IOERR
     return 0
+
+
+def copy_outputs(config: AgentConfig, work: WorkConfig) -> None:
+    """Copy the outputs whose targets are paths of this node. Raises CannotBuild, OSError."""
+    from ..data.paths import find_output
+
+    for index, target in enumerate(each.target for each in work.outputs):
+        if "://" not in target:
+            path, _ = find_output(config, work, index)
+            transfer(config, path, os.path.expanduser(target), "output")
 
 
 def _send(

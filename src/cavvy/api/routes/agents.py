@@ -150,7 +150,7 @@ async def messages(request: Request) -> Response:
     app_state = _speak(request)
     body = await read_bytes(request, _MESSAGES_LIMIT)
     try:
-        ask, told = read_batch(body, app_state.now())
+        ask, told = read_batch(body, app_state.now(), ReportedBatch)
     except (ValueError, RecursionError) as error:
         raise ApiProblem("invalid-request", f"the body cannot be read: {error}") from error
     app_state.tokens.check(request, ask.gang)

@@ -13,9 +13,10 @@ from starlette.responses import Response
 from cavvy.api.errors import ApiProblem, RetryLater
 from cavvy.api.openapi import document
 from cavvy.api.reported import LARGEST, FilePath, Part, Size, Upload
-from cavvy.api.routes.agents import GangQuery, enter
+from cavvy.api.routes.agents import GangQuery, RankQuery, enter
 from cavvy.api.wire import MIB, BytesQuery, read, read_bytes, reply
 from cavvy.client.wire import Answer
+from cavvy.control.agents.deposits import MOST_BYTES
 from cavvy.control.agents.transfers import SignedObjects
 from cavvy.store.objects.base import ObjectDenied, ObjectMissing, ObjectTryAgain, SignedRequest
 from cavvy.store.objects.threads import in_thread
@@ -104,6 +105,38 @@ class AbortAsk(Struct, frozen=True, kw_only=True):
 
 class MovedAnswer(Answer, frozen=True, kw_only=True):
     """Confirms that the part was accepted."""
+
+
+class DepositAnswer(Answer, frozen=True, kw_only=True):
+    """Signed uploads for the results of ended work, which the agent uses while the server is away:
+    one for the manifest, and one for each part. There are none if the job has no bucket.
+    """
+
+    uploads: list[SignedAnswer]
+    most_bytes: int  # largest part
+    valid_s: float
+    again_s: float  # the agent asks again after this time
+
+
+@router.get(
+    "/deposit",
+    **document(
+        "Get signed uploads for the results of ended work.",
+        answer=DepositAnswer,
+        errors=("gang-not-found",),
+    ),
+)
+async def deposit(request: Request, gang: GangQuery, rank: RankQuery) -> Response:
+    app_state = await enter(request, gang, rank)
+    signed = await app_state.control_plane.deposits.sign(gang, rank)
+    return reply(
+        DepositAnswer(
+            uploads=[signed_answer(each) for each in signed.uploads],
+            most_bytes=MOST_BYTES,
+            valid_s=signed.valid.total_seconds(),
+            again_s=signed.again.total_seconds(),
+        )
+    )
 
 
 @router.get(

@@ -107,10 +107,17 @@ class BucketCheckpointOpener:
         url = job.task.checkpoint.storage if job.task.checkpoint is not None else None
         if url is None:
             return None
+        return BucketCheckpoints(*await self.open_folder(job, url, "blobs/"))
+
+    async def open_folder(self, job: Job, url: str, folder: str) -> tuple[ObjectBucket, str]:
+        """Open the bucket of a URL; returns it with the prefix of a folder for this job. Raises
+        ObjectDenied.
+        """
         secrets = await self._open_secrets(job.project, KEYS)
         keys = merge_keys(self._environment, secrets)
         found = await in_thread(open_place, url, keys, self._now)
         if not isinstance(found.place, ObjectBucket):
-            raise ObjectDenied(f"checkpoints cannot be stored at {urlsplit(url).scheme}:// URLs")
-        folder = f"{found.key.strip('/')}/" if found.key.strip("/") else ""
-        return BucketCheckpoints(found.place, f"{folder}{job.project}/{job.id}/blobs/")
+            scheme = urlsplit(url).scheme
+            raise ObjectDenied(f"checkpoints and results cannot be stored at {scheme}:// URLs")
+        above = f"{found.key.strip('/')}/" if found.key.strip("/") else ""
+        return found.place, f"{above}{job.project}/{job.id}/{folder}"

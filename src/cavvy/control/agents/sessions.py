@@ -79,6 +79,8 @@ class AgentDependencies:
     losses: Callable[[Attempt], Awaitable[float | None]] = (
         no_losses  # losses of the whole gang per hour
     )
+    # after how much silence agents store the results of ended work in a bucket; 0: never
+    deposit_after_s: Callable[[Job], float] = lambda job: 0
     notice: Callable[[Attempt], timedelta | None] = lambda attempt: (
         None
     )  # notice that the provider gives
@@ -142,29 +144,42 @@ class AgentSessions:
         raise StaleVersion(f"gang {gang}: other writes changed rank {rank} in every try")
 
     async def messages(
-        self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
+        self,
+        gang: str,
+        rank: int,
+        nonce: str,
+        messages: Sequence[AgentMessage],
+        *,
+        heard_at: datetime | None = None,
     ) -> MessagesStored | ClaimLost:
         """Apply each message once and in order; messages after a gap must be sent again. Messages
         that cannot be applied or stored are refused, but acknowledged.
+
+        `heard_at` is the time of messages that do not come from the agent itself.
         """
         for _ in range(_TRIES):
             try:
-                return await self._messages(gang, rank, nonce, messages)
+                return await self._messages(gang, rank, nonce, messages, heard_at)
             except StaleVersion:
                 continue
             except HashMismatch as error:  # the store cannot hold one of the messages
                 messages = _find_unfit(messages, error)
                 if len(messages) > 1:
-                    return await self._one_by_one(gang, rank, nonce, messages)
+                    return await self._one_by_one(gang, rank, nonce, messages, heard_at)
             except RowNotFound:
                 return ClaimLost(reason=f"no gang {gang} with a rank {rank} is wanted")
         raise StaleVersion(f"gang {gang}: other writes changed rank {rank} in every try")
 
     async def _one_by_one(
-        self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
+        self,
+        gang: str,
+        rank: int,
+        nonce: str,
+        messages: Sequence[AgentMessage],
+        heard_at: datetime | None,
     ) -> MessagesStored | ClaimLost:
         for message in sorted(messages, key=lambda item: item.seq):
-            answer = await self.messages(gang, rank, nonce, [message])
+            answer = await self.messages(gang, rank, nonce, [message], heard_at=heard_at)
             if isinstance(answer, ClaimLost):
                 break
         return answer
@@ -370,6 +385,7 @@ class AgentSessions:
             else None,
             manifest=await self._manifest(job),
             losses_per_hour=await self._dependencies.losses(attempt),
+            deposit_after_s=self._dependencies.deposit_after_s(job),
         )
 
     async def _checkpoint(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
@@ -398,14 +414,20 @@ class AgentSessions:
             return None  # the agent will find the file missing too, and report it
 
     async def _messages(
-        self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
+        self,
+        gang: str,
+        rank: int,
+        nonce: str,
+        messages: Sequence[AgentMessage],
+        heard_at: datetime | None,
     ) -> MessagesStored | ClaimLost:
-        now = self._clock.now()
+        now = heard_at or self._clock.now()
         attempt = await self._store.attempt_of_gang(gang)
         node = await self._store.node(attempt.id, rank)
         if objection := find_objection(attempt, node, nonce):
             return objection
-        self._heard[attempt.id, rank] = now
+        if heard_at is None:
+            self._heard[attempt.id, rank] = now
         job = await self._store.job(attempt.job_id)
         report = apply_messages(job, attempt, node, messages, now)
         if report.saved:

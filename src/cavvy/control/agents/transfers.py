@@ -6,6 +6,7 @@ another.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from cavvy.control.clock import ControlClock
@@ -15,6 +16,7 @@ from cavvy.store.base import RowNotFound, Store
 from cavvy.store.objects.base import (
     ObjectBucket,
     ObjectDenied,
+    ObjectError,
     ObjectMissing,
     ObjectReader,
     ObjectSigner,
@@ -24,6 +26,7 @@ from cavvy.store.objects.base import (
     part_bytes,
 )
 from cavvy.store.objects.base import ObjectInfo as Object
+from cavvy.store.objects.http import ask, check
 from cavvy.store.objects.locations import KEYS, merge_keys, open_place
 from cavvy.store.objects.threads import in_thread
 
@@ -139,6 +142,26 @@ class SignedObjects:
                 "this storage accepts multipart uploads only from the node, but the node cannot "
                 "connect to it"
             )
+
+    def store(self, path: str, size: int, read: Callable[[int, int], bytes]) -> None:
+        """Write a whole file, whose bytes `read(offset, length)` returns."""
+        how = self.begin(path, size)
+        tags = []
+        try:
+            for part, at in enumerate(range(0, max(size, 1), how.part_bytes), 1):
+                data = read(at, min(how.part_bytes, size - at))
+                if not how.upload:
+                    self.write(path, at, size, data)
+                    continue
+                signed = self.sign_part(path, how.upload, part)
+                sent = ask(signed.method, signed.url, data, signed.headers)
+                tags.append(check(sent, self.key(path)).headers.get("etag", "-"))
+            if how.upload:
+                self.complete(path, how.upload, tags, size)
+        except Exception:
+            with suppress(ObjectError):
+                self.abort(path, how.upload)
+            raise
 
     def key(self, path: str) -> str:
         """The key of a file. Raises ObjectDenied for a path outside the URL."""

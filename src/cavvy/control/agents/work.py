@@ -36,12 +36,14 @@ def make_assignment(
     checkpoint: CheckpointWork | None = None,
     manifest: bytes | None = None,
     losses_per_hour: float | None = None,
+    deposit_after_s: float = 0,
 ) -> Assignment:
     """Build the work of one attempt.
 
     `secrets` are decrypted values by name; `checkpoint` describes where checkpoints are stored;
     `manifest` is the manifest of the frozen working folder, for the key of a setup with `uses`;
-    `losses_per_hour` is the expected rate for the whole gang in its market.
+    `losses_per_hour` is the expected rate for the whole gang in its market; `deposit_after_s` is
+    the silence after which results go to a bucket.
     """
     task = job.task
     return replace(
@@ -61,6 +63,7 @@ def make_assignment(
         keep_s=(task.keep + FAREWELL).total_seconds() if may_keep(task, attempt.offer) else 0,
         machine=task.machine is not None,
         idle_s=task.limits.idle.total_seconds() if task.limits.idle else None,
+        deposit_after_s=deposit_after_s,
     )
 
 

@@ -212,7 +212,7 @@ def _ending_phase(view: AttemptSnapshot, now: datetime) -> Action:
             if told or age >= END_TIMES_TIMEOUT
             else RecheckAttempt(after=_soon(attempt.since, now))
         )
-    if seen is GangAbsence.ABSENT and _surely_absent(view):
+    if seen is GangAbsence.ABSENT and is_surely_absent(view):
         return closed
     if seen is GangAbsence.ABSENT and _counts(view, now):
         return RemoveGang(missed=True)
@@ -476,7 +476,7 @@ def _gone(view: AttemptSnapshot, now: datetime) -> Action | None:
         return ClearMisses() if attempt.missed_looks else None
     if seen is GangAbsence.UNKNOWN:
         return None
-    if _surely_absent(view) and _claimed(view) and not _heard_lately(view, now):
+    if is_surely_absent(view) and _claimed(view) and not is_heard_lately(view, now):
         reason = "the provider no longer knows the gang, and its agents do not report"
         return _ending(AttemptOutcome.NODE, reason, FailureKind.NETWORK)
     return CountMiss() if _counts(view, now) else None
@@ -531,7 +531,7 @@ def _claimed(view: AttemptSnapshot) -> bool:
     return any(node.claim for node in view.nodes)
 
 
-def _surely_absent(view: AttemptSnapshot) -> bool:
+def is_surely_absent(view: AttemptSnapshot) -> bool:
     """Whether two polls have missed the gang, so far apart that an existing gang would have
     appeared in between.
 
@@ -552,7 +552,7 @@ def _counts(view: AttemptSnapshot, now: datetime) -> bool:
     return since is None or (view.attempt.missed_looks < 2 and now - since >= view.visibility_delay)
 
 
-def _heard_lately(view: AttemptSnapshot, now: datetime) -> bool:
+def is_heard_lately(view: AttemptSnapshot, now: datetime) -> bool:
     return any(now - _heard(view, node) < HEARD_LATELY for node in view.nodes if node.claim)
 
 

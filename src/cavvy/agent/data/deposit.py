@@ -1,0 +1,257 @@
+"""Stores the results of ended work in a bucket while the server is away, so that the node need not
+wait for the server.
+
+The server signs the uploads beforehand, while the work runs. The results are one sequence of bytes:
+undelivered output, files of the checkpoint, and files of the outputs. They are cut into objects of
+equal size; the manifest, which describes the bytes and holds the messages, is sent last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from functools import partial
+
+from ..control_client import RetryingConnection, complain
+from ..disk import read_text
+from ..ends import may_leave
+from ..http_client import TransferFailed
+from ..step_runner import log_failure
+from ..work.checkpoint_upload import CheckpointUpload, FileChanged, FileEntry, list_folder
+from ..work.folder import CannotBuild
+from ..work.prepare import copy_outputs
+from ..work.process import WorkProcess
+from ..work.reaper import ChildCommand
+from .paths import find_output
+from .transfer import ObjectUpload, say_size
+from .upload import is_due, list_files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..config import AgentConfig, ConfigFields, WorkConfig
+    from ..control_client import ControlPlaneClient
+    from ..log import LogSpool
+    from ..loop import EventLoop, LoopTimer
+    from ..outbox import MessageOutbox
+
+    Entry = dict[str, object]
+    Read = Callable[[int, int], bytes]  # offset, length
+    Piece = tuple[Entry, int, Read]  # description, size, reader
+    Ended = tuple[Entry, str, list[int]]  # exit, unsent checkpoint folder or "", unsent outputs
+
+ASK_S = 1.0  # seconds until the first request for signed uploads; shorter work sends none
+RETRY_S = 60.0
+PART_BYTES = 16 * 1024 * 1024  # smallest part
+MANIFEST_BYTES = 16 * 1024 * 1024  # the server reads no larger manifest
+
+
+class ResultsDeposit:
+    """Keeps signed uploads while the work runs, and stores the results in a separate process once
+    the server has been silent for long enough.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        config: AgentConfig,
+        work: WorkConfig,
+        link: ControlPlaneClient,
+        outbox: MessageOutbox,
+        log: LogSpool,
+        foresee: Callable[[], Ended | None],
+    ) -> None:
+        self._loop, self._config, self._work = loop, config, work
+        self._link, self._outbox, self._log, self._foresee = link, outbox, log, foresee
+        self._channel = RetryingConnection(link, self._ask)
+        self._uploads: list[Entry] = []
+        self._most_bytes = 0  # the largest part
+        self._valid_until = 0.0
+        self._process: WorkProcess | None = None
+        self._retry_at = 0.0
+        self.stored = False
+        self._timer: LoopTimer | None = loop.after(ASK_S, self._ask)
+
+    def is_complete(self) -> bool:
+        """Called every second. Whether the results are in the bucket and the server is still
+        silent. Starts to store them when that is due.
+        """
+        now = time.monotonic()
+        valid = len(self._uploads) > 1 and now < self._valid_until
+        silent_s = now - self._link.heard_at
+        if not may_leave(self._work.deposit_after_s, silent_s, stored=valid):
+            self.stored = False  # the server gets the results from this agent
+            self._kill()
+        elif not self.stored and self._process is None and now >= self._retry_at:
+            ended = self._foresee()
+            if ended is not None:
+                exit, folder, outputs = ended
+                messages = self._outbox.finish(exit)
+                self._start(Results(self._config, self._work, messages, self._log, folder, outputs))
+        return self.stored
+
+    def close(self) -> None:
+        self._loop.cancel(self._timer)
+        self._channel.close()
+        self._kill()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def _start(self, results: Results) -> None:
+        complain("the server is silent: storing the results in the bucket")
+        self._retry_at = time.monotonic() + RETRY_S
+        command = ChildCommand(
+            [],
+            {},
+            self._config.home,
+            lambda channel: store(results, self._uploads, self._most_bytes),
+        )
+        try:
+            self._process = WorkProcess(
+                self._loop, command, wrote=log_failure, ended=self._ended, gone=self._gone
+            )
+        except OSError as error:
+            complain(f"the results cannot be stored now: {error}")
+
+    def _ended(self, code: int | None) -> None:
+        self.stored = code == 0
+        self._retry_at = time.monotonic() + RETRY_S
+
+    def _gone(self) -> None:
+        self._process = None
+
+    def _ask(self) -> None:
+        if self._channel.idle and not self._link.closed:
+            path = f"/agent/v1/data/deposit{self._link.query}"
+            self._channel.ask("GET", path, b"", self._signed)
+
+    def _signed(self, fields: ConfigFields) -> None:
+        self._uploads = fields.read("uploads", "list")
+        self._most_bytes = fields.read("most_bytes", "int")
+        self._valid_until = time.monotonic() + fields.read("valid_s", "float")
+        self._timer = self._loop.after(fields.read("again_s", "float"), self._ask)
+
+
+class Results:
+    """Everything about the ended work that the server does not have yet. `folder` is an unsent
+    checkpoint folder or ""; `outputs` are the numbers of unsent outputs.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        work: WorkConfig,
+        messages: list[str],
+        log: LogSpool,
+        folder: str,
+        outputs: list[int],
+    ) -> None:
+        self._config, self._work, self._messages, self._log = config, work, messages, log
+        self._folder, self._outputs = folder, outputs
+        self._checkpoint: Entry | None = None
+        self.pieces: list[Piece] = []
+
+    def collect(self) -> None:
+        """List the bytes to store. Raises CannotBuild, FileChanged, OSError."""
+        for offset, lost, size, read in self._log.pieces():
+            self.pieces.append(({"kind": "log", "offset": offset, "lost": lost}, size, read))
+        entries = list_folder(self._folder) if self._folder else []
+        if entries:
+            self._add_checkpoint(entries)
+        if self._outputs:
+            copy_outputs(self._config, self._work)
+        for index in self._outputs:
+            path, known = find_output(self._config, self._work, index)
+            if os.path.lexists(path):
+                self._add_output(index, path, known)
+
+    def make_manifest(self, part_bytes: int) -> bytes:
+        """Describe the bytes, in their order. Raises TransferFailed."""
+        manifest = {
+            "gang": self._config.gang,
+            "rank": self._config.rank,
+            "nonce": read_text(self._config.home + "/claim"),
+            "messages": [json.loads(line) for line in self._messages],
+            "checkpoint": self._checkpoint,
+            "part_bytes": part_bytes,
+            "pieces": [dict(fields, bytes=size) for fields, size, _ in self.pieces],
+        }
+        content = json.dumps(manifest).encode()
+        if len(content) > MANIFEST_BYTES:
+            raise TransferFailed(f"the list of the results is larger than {MANIFEST_BYTES} bytes")
+        return content
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Bytes of the sequence, from one or several pieces."""
+        found = bytearray()
+        for _, size, read in self.pieces:
+            if len(found) < length and offset < size:
+                found += read(offset, min(length - len(found), size - offset))
+            offset = max(0, offset - size)
+        if len(found) != length:
+            raise FileChanged("a file of the results")
+        return bytes(found)
+
+    def _add_checkpoint(self, entries: list[FileEntry]) -> None:
+        upload = CheckpointUpload(self._config, self._folder, entries)
+        upload.hash()
+        self._checkpoint = upload.describe()
+        for name, (entry, read) in upload.list_contents().items():
+            self.pieces.append(({"kind": "blob", "name": name}, entry.size, read))
+
+    def _add_output(self, index: int, path: str, known: dict[str, list[int]]) -> None:
+        for source, name in list_files(path, self._work.outputs[index].target):
+            if is_due(source, name, known, 0.0):
+                fields: Entry = {"kind": "output", "index": index, "name": name}
+                self.pieces.append((fields, os.stat(source).st_size, partial(read_file, source)))
+
+
+class SignedUploads:
+    """Uploads that the server signed earlier, in place of a `TransferClient`."""
+
+    def __init__(self, uploads: list[Entry], part_bytes: int) -> None:
+        self._uploads, self._part_bytes = uploads, part_bytes
+
+    def read(self, method: str, route: str = "", ask: object = None) -> Entry:
+        if route == "/parts" and isinstance(ask, dict):
+            return self._uploads[int(ask["part"]) - 1]
+        return {"upload": "", "part_bytes": self._part_bytes}
+
+    def ask(
+        self, method: str, route: str = "", body: bytes | None = None, **query: object
+    ) -> bytes:
+        raise TransferFailed("the server is away and cannot relay")
+
+    def abort(self, ask: Entry) -> None:
+        """Do nothing: the server deletes the objects."""
+
+
+def store(results: Results, uploads: list[Entry], most_bytes: int) -> int:
+    """Send the results, and the manifest last. Returns an exit code; runs in its own process."""
+    try:
+        results.collect()
+        size = sum(size for _, size, _ in results.pieces)
+        part_bytes = max(PART_BYTES, -(-size // (len(uploads) - 1)))
+        if part_bytes > most_bytes:
+            raise TransferFailed(f"the results are too large: {say_size(size)}")
+        manifest = results.make_manifest(part_bytes)
+        if size:
+            target = SignedUploads(uploads[1:], part_bytes)
+            ObjectUpload(target, {}, "the results", None).send(size, results.read)
+        target = SignedUploads(uploads[:1], MANIFEST_BYTES)
+        ObjectUpload(target, {}, "the manifest of the results", None).send(
+            len(manifest), lambda offset, length: manifest[offset : offset + length]
+        )
+    except (TransferFailed, CannotBuild, FileChanged, OSError) as error:
+        os.write(2, f"the results cannot be stored now: {error}\n".encode())
+        return 1
+    return 0
+
+
+def read_file(path: str, offset: int, length: int) -> bytes:
+    with open(path, "rb") as file:
+        return os.pread(file.fileno(), length, offset)

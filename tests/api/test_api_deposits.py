@@ -1,0 +1,230 @@
+"""Results that a node stored in a bucket while the server was away: applied once, as if its agent
+had sent them; and refused if the node lies.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.api.api_state import Api, open_api, until
+from tests.api.test_api_agents import JOB, claim, report, start, write_log
+from tests.system.storages import GoogleStandIn, start_google
+
+from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
+from cavvy.agent.data.deposit import Results, store
+from cavvy.agent.log import LogSpool
+from cavvy.agent.outbox import MessageOutbox
+from cavvy.control.agents import bucket_checkpoints, transfers
+from cavvy.control.agents.deposits import PARTS
+from cavvy.store.base import AtomicWrite
+from cavvy.store.objects.locations import open_place
+
+pytestmark = pytest.mark.anyio
+TASK = """
+name: t
+run: 'true'
+outputs: [{source: out, target: 'gs://data/out'}]
+checkpoint: {path: state, STORAGE}
+retry: {node: 0, exit: 0}
+"""
+IN_BUCKET = TASK.replace("STORAGE", "storage: 'gs://data/kept'")
+EXIT: dict[str, object] = {"outcome": "succeeded", "exit_code": 0, "reason": ""}
+LARGE = bytes(range(256)) * (17 << 12)  # 17 MiB: more than one part
+
+
+@pytest.fixture
+async def api(
+    tmp_path: Path, anyio_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Api]:
+    """A server with a bucket, which all tasks can use."""
+    keys = start_google()
+    GoogleStandIn.objects.clear()
+    for module in (transfers, bucket_checkpoints):
+        monkeypatch.setattr(
+            module, "open_place", lambda url, given, now: open_place(url, keys, now)
+        )
+    values = {"CAVVY_SERVER_RESULTS_URL": "gs://data/results"}
+    async with open_api("memory", tmp_path, values=values) as opened:
+        yield opened
+
+
+async def begin(api: Api, text: str = IN_BUCKET) -> tuple[str, dict[str, Any]]:
+    """A job whose agent has reported its start and a first line; its gang and its work."""
+    gang = await start(api, text)
+    work = (await claim(api, gang)).json()["work"]
+    assert (await report(api, gang, {"seq": 1, "kind": "running"})).json()["ack"] == 1
+    assert (await write_log(api, gang, b"hello\n", 0)).json() == {"offset": 6}
+    return gang, work
+
+
+def end_work(
+    home: Path, gang: str, work: dict[str, Any], exit: dict[str, object], large: bytes = b"x"
+) -> Results:
+    """What the agent of this work has when it ends while the server is away."""
+    for path, data in {"out/deep/a": b"result", "out/large": large, "state/step": b"7"}.items():
+        (home / "work" / path).parent.mkdir(parents=True, exist_ok=True)
+        (home / "work" / path).write_bytes(data)
+    (home / "claim").write_text("n1")
+    config = SimpleNamespace(gang=gang, rank=0, home=str(home), folder=str(home / "work"))
+    log, outbox = LogSpool(str(home / "log"), 1024), MessageOutbox(str(home / "outbox"))
+    log.write(b"hello\nthe end\n")
+    log.acknowledge(6)
+    outbox.put("running")
+    outbox.acknowledge(1)
+    outbox.put("progress", values={"loss": float("nan"), "step": 7})
+    assigned = WorkConfig(ConfigFields(work, "work"))
+    messages = outbox.finish(exit)
+    folder = str(home / "work" / "state")
+    return Results(cast(AgentConfig, config), assigned, messages, log, folder, [0])
+
+
+async def deposit(api: Api, gang: str, results: Results) -> None:
+    """Store the results by the uploads that the server signs."""
+    query = {"gang": gang, "rank": 0}
+    answer = await api.http.get("/agent/v1/data/deposit", params=query, headers=api.agent(gang))
+    signed = answer.json()
+    assert len(signed["uploads"]) == PARTS + 1
+    code = await asyncio.to_thread(store, results, signed["uploads"], signed["most_bytes"])
+    assert code == 0
+
+
+async def end_node(api: Api, gang: str) -> None:
+    """The node shuts itself down, after it could not reach the server for a minute."""
+    attempt = await api.app_state.store.attempt_of_gang(gang)
+    node = await api.app_state.store.node(attempt.id, 0)
+    before = datetime.now(UTC) - timedelta(minutes=1)
+    await api.app_state.store.commit(AtomicWrite(nodes=[replace(node, heard_at=before)]))
+    api.app_state.control_plane.agents.forget(attempt)
+    await api.app_state.control_plane.pool.remove("fake", gang)
+
+
+async def _is_over(api: Api) -> dict[str, Any] | None:
+    found: dict[str, Any] = (await api.http.get(JOB)).json()
+    return found if found["phase"] in ("done", "failed") else None
+
+
+async def _is_swept(api: Api) -> bool:
+    return not list_results()
+
+
+def list_results() -> list[str]:
+    return [key for key in GoogleStandIn.objects if "/results/" in key]
+
+
+async def list_events(api: Api, kind: str) -> list[str]:
+    events = (await api.http.get(JOB + "/events")).json()["events"]
+    return [each["text"] for each in events if each["kind"] == kind]
+
+
+@pytest.mark.parametrize("storage", ["storage: 'gs://data/kept'", "every: 60s"])
+async def test_the_server_finishes_a_job_from_the_bucket(
+    api: Api, tmp_path: Path, storage: str
+) -> None:
+    gang, work = await begin(api, TASK.replace("STORAGE", storage))
+    assert work["deposit_after_s"] == 60
+    await deposit(api, gang, end_work(tmp_path / "node", gang, work, EXIT, LARGE))
+    await end_node(api, gang)
+    job = await until(lambda: _is_over(api))
+    assert (job["phase"], job["attempts"][0]["exit_code"]) == ("done", 0)
+    assert (await api.http.get(JOB + "/logs")).content == b"hello\nthe end\n"
+    assert GoogleStandIn.objects["data/out/deep/a"] == b"result"
+    assert GoogleStandIn.objects["data/out/large"] == LARGE
+    [saved] = await api.app_state.store.checkpoints(job["id"])
+    assert (saved.files, saved.bytes) == (1, 1)
+    # The collection is no sighting of the node, which would be billed until then.
+    node = await api.app_state.store.node((await api.app_state.store.attempt_of_gang(gang)).id, 0)
+    assert node.heard_at is not None
+    assert node.heard_at < datetime.now(UTC) - timedelta(seconds=50)
+    assert await until(lambda: _is_swept(api))
+
+
+async def test_work_that_failed_keeps_its_exit_code(api: Api, tmp_path: Path) -> None:
+    gang, work = await begin(api)
+    exit: dict[str, object] = {"outcome": "exit", "exit_code": 3, "reason": "exit code 3"}
+    await deposit(api, gang, end_work(tmp_path / "node", gang, work, exit))
+    await end_node(api, gang)
+    job = await until(lambda: _is_over(api))
+    assert (job["phase"], job["attempts"][0]["exit_code"]) == ("failed", 3)
+
+
+async def test_a_report_of_the_agent_comes_before_its_deposit(api: Api, tmp_path: Path) -> None:
+    gang, work = await begin(api)
+    failed: dict[str, object] = {"outcome": "exit", "exit_code": 3, "reason": "exit code 3"}
+    await deposit(api, gang, end_work(tmp_path / "node", gang, work, failed))
+    assert (await report(api, gang, {"seq": 2, "kind": "exited", **EXIT})).json()["ack"] == 2
+    job = await until(lambda: _is_over(api))
+    assert (job["phase"], job["attempts"][0]["exit_code"]) == ("done", 0)
+    assert (await api.http.get(JOB + "/logs")).content == b"hello\n"
+    assert await until(lambda: _is_swept(api))
+
+
+def change(**fields: object) -> Callable[[dict[str, Any]], object]:
+    return lambda manifest: manifest.update(fields)
+
+
+def change_piece(kind: str, **fields: object) -> Callable[[dict[str, Any]], object]:
+    def lie(manifest: dict[str, Any]) -> None:
+        next(each for each in manifest["pieces"] if each["kind"] == kind).update(fields)
+
+    return lie
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        change(nonce="guessed"),
+        change(part_bytes=0),
+        change(part_bytes=1 << 40),
+        change(pieces=[{"kind": "log", "bytes": 1 << 60}]),
+        change(pieces=[{"kind": "log", "bytes": -1}]),
+        change(pieces=[{"kind": "poem", "bytes": 1}]),
+        change(messages="none"),
+        change(checkpoint={"made_at": "now", "files": []}),
+        change_piece("output", name="../../x"),
+        change_piece("output", index=1),
+        change_piece("output", bytes=7),
+        change_piece("log", offset=-1),
+        change_piece("blob", name="../../x"),
+        lambda manifest: manifest["checkpoint"]["files"][0].update(path="../x"),
+        lambda manifest: manifest["checkpoint"]["files"][0].update(sha256="../../x"),
+    ],
+)
+async def test_a_lying_deposit_is_refused(
+    api: Api, tmp_path: Path, lie: Callable[[dict[str, Any]], object]
+) -> None:
+    gang, work = await begin(api)
+    await deposit(api, gang, end_work(tmp_path / "node", gang, work, EXIT))
+    [key] = [key for key in list_results() if key.endswith("/0/0")]
+    manifest = json.loads(GoogleStandIn.objects[key])
+    lie(manifest)
+    GoogleStandIn.objects[key] = json.dumps(manifest).encode()
+    await end_node(api, gang)
+    job = await until(lambda: _is_over(api))
+    assert job["phase"] == "failed"
+    [told] = await list_events(api, "results")
+    assert "cannot be used" in told
+    assert not [key for key in GoogleStandIn.objects if ".." in key or key.endswith("/x")]
+    assert not list(tmp_path.rglob("x"))
+
+
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"\xff", b"{}", b"{" + b" " * (17 << 20)])
+async def test_an_unreadable_manifest_is_refused(api: Api, tmp_path: Path, content: bytes) -> None:
+    gang, work = await begin(api)
+    await deposit(api, gang, end_work(tmp_path / "node", gang, work, EXIT))
+    [key] = [key for key in list_results() if key.endswith("/0/0")]
+    GoogleStandIn.objects[key] = content
+    await end_node(api, gang)
+    assert (await until(lambda: _is_over(api)))["phase"] == "failed"
+
+
+async def test_a_node_that_stored_nothing_was_lost(api: Api) -> None:
+    gang, _ = await begin(api)
+    await end_node(api, gang)
+    assert (await until(lambda: _is_over(api)))["phase"] == "failed"
+    assert await list_events(api, "results") == []
