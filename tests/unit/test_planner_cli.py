@@ -426,6 +426,20 @@ def test_offers_are_ready_configurable_or_only_prices(
     assert readiness("--ready") == [("aws", "us-east-1a", "ready")]
 
 
+def test_nodes_that_wait_for_a_server_that_is_away_are_announced(
+    planned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "resources: {gpu: L4}\nlimits: {unattended: 2h}\n"
+    assert "server.results_url" not in run(planned, text).stderr  # no such provider is configured
+    monkeypatch.setattr(available, "load_providers", lambda *_: {"aws": Cloud()})
+    assert "warning: aws: if the server is away" in run(planned, text).stderr
+    assert "for up to 2h" in run(planned, text).stderr
+    stored = "checkpoint: {path: state, storage: 's3://b/c'}\n"
+    assert "server.results_url" not in run(planned, text + stored).stderr
+    monkeypatch.setenv("CAVVY_SERVER_RESULTS_URL", "s3://b/c")
+    assert "server.results_url" not in run(planned, text).stderr
+
+
 def test_the_nearest_misses_are_those_that_a_job_could_use(planned: Path) -> None:
     write_three_kinds(planned)
     misses = plan_of(planned, "resources: {gpu: L4, max_price: 0.01}\n")["misses"]

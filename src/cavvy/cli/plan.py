@@ -153,10 +153,39 @@ def _answer(
     warnings += warn_of_dear_spot(
         task, offered.offers, offered.fixed, datetime.now(UTC), offered.situation
     )
+    warnings += _warn_of_waits(task, offered)
     found = explain(offered.matches, made, refused=offered.refused, readiness=offered.readiness)
     said = f"No offer: {_uncapital(offered.unknown)}" if offered.unknown else ""
     message = "" if made.placements else said or say_no_offer(task, found)
     return _Answer(task, by, offered, made, found, message, forecast, warnings)
+
+
+def _warn_of_waits(task: "Task", offered: "AvailableOffers") -> tuple[str, ...]:
+    """Warn of configured providers whose nodes wait for a server that is away, if no bucket can
+    take their results.
+    """
+    from cavvy.cli.reach.providers import load_settings
+    from cavvy.domain.units import format_duration
+    from cavvy.providers import registry
+    from cavvy.providers.base import Feature
+
+    stored = task.checkpoint is not None and task.checkpoint.storage is not None
+    if stored or load_settings().text("server.results_url"):
+        return ()
+    here = {offer.provider for offer in offered.here}
+    names = [
+        name
+        for name, known in sorted(registry.list_known().items())
+        if name in here and Feature.RESULTS in registry.manifest_of(known).unsupported
+    ]
+    if not names:
+        return ()
+    longest = format_duration(task.limits.unattended)
+    return (
+        f"{', '.join(names)}: if the server is away when the work ends, the nodes wait for it, and "
+        f"are billed, for up to {longest}; `checkpoint.storage` or the setting "
+        "`server.results_url` names a bucket for their results instead",
+    )
 
 
 def _csv_out(answers: Sequence[_Answer]) -> None:

@@ -71,6 +71,7 @@ class Feature(StrEnum):
     NETWORK = "network"
     DISK = "disk"  # accepts a disk size or type
     SELF_END = "self-end"  # a node terminates itself if it loses the control plane
+    RESULTS = "results"  # keeps a node's exit code, log and files after the node's end
     CAPACITY = "capacity"  # reports free capacity
     NOTICE = "notice"  # announces that a node will be reclaimed
 
