@@ -130,6 +130,32 @@ def by_hand(plan: train.Plan, meta: bool, steps: int) -> list[float]:
     return losses
 
 
+def sharded_and_compiled(say: Say) -> tuple[list[int], int]:
+    """The operations of each graph of ten parts that all differ, and the uncompiled passes."""
+    sizes: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        sizes.append(len(graph.graph.nodes))
+        return graph.forward
+
+    warnings.simplefilter("ignore")
+    torch.compile = partial(torch.compile, backend=backend)
+    widths = range(4, 15)
+    run = train.Run("checkpoints", plan=train.Plan(shards=2, compile=True), device="cpu")
+    model = run.model(
+        lambda: nn.Sequential(
+            *(nn.Sequential(nn.Linear(a, a + 1), Interpreted()) for a in widths[:-1])
+        )
+    )
+    optimizer = run.optimizer(torch.optim.SGD, lr=0.01)
+    data = run.data(train.Tensors(torch.randn(BATCH, 4)), global_batch=BATCH)
+    for batch in run.batches(data, epochs=2):
+        run.accumulate(lambda part: model(part[0]).mean(), batch)
+        run.step(optimizer)
+    run.close()
+    return sizes, Interpreted.passes
+
+
 def not_filled(say: Say) -> str:
     """Why a layer that cannot fill itself is not built empty."""
     run = train.Run("checkpoints", plan=train.Plan(), device="cpu", save_every=1e9)

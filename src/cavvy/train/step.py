@@ -223,7 +223,9 @@ class StepGradients:
         def attempt(size: int) -> None:
             part = Batch(cut(batch.values, 0, size), min(size, batch.size), batch.total, size)
             seeds.sow(seed)
-            self._passes(loss, part, size)
+            # torch would compile each size; a compiled pass stores fewer activations than this one
+            with torch.compiler.set_stance("force_eager"):
+                self._passes(loss, part, size)
             if self.placed.reducer is not None:
                 self.placed.reducer.finish()
             self.undo()

@@ -21,6 +21,8 @@ from cavvy.train.plan import Plan
 from cavvy.train.precision import PrecisionContext
 from cavvy.train.world import RankWorld
 
+RECOMPILE_LIMIT = 8  # graphs of one part: torch's own default
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
@@ -63,6 +65,11 @@ def place(
     device = world.device.torch
     if not options.meta:
         align(name_tensors(model), ("tensor", "shards", "replicas"), mesh, world)
+    if plan.shards > 1 and _list_called(model) != [model]:
+        raise ValueError(
+            f"{type(model).__name__} has no forward method, so its members cannot be sharded: use "
+            "a plan with shards=1, or a module whose forward method calls them"
+        )
     parts = list(options.blocks(model)) if options.blocks else find_blocks(model)
     numbers.convert(model)
     if plan.tensor > 1:
@@ -75,13 +82,33 @@ def place(
         for part in parts:
             part.forward = partial(checkpoint, part.forward, use_reentrant=False)
     if plan.compile:
-        for part in parts if plan.shards > 1 or plan.tensor > 1 else [model]:
-            part.compile()
+        _compile(parts if plan.shards > 1 or plan.tensor > 1 else _list_called(model))
     if plan.shards > 1:
         _shard(model, parts, plan, mesh, numbers)
     if options.meta:
         _fill(model, device)
     return _connect(model, plan, mesh, device)
+
+
+def _compile(parts: Sequence[nn.Module]) -> None:
+    """Compile each part as one graph, as `torch.compile(part)` does.
+
+    `Module.compile` compiles the first function that does not belong to torch. In an
+    `nn.Sequential`, this would be the forward method of each member. Equal parts share a graph;
+    the limit is for parts that all differ.
+    """
+    for part in parts:
+        part.forward = partial(_call, part.forward)
+        part.compile(recompile_limit=RECOMPILE_LIMIT * len(parts))
+
+
+def _list_called(model: nn.Module) -> list[nn.Module]:
+    """The model, or its members if it is only a container, such as an `nn.ModuleDict`."""
+    return [model] if type(model).forward is not nn.Module.forward else list(model.children())
+
+
+def _call(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return forward(*args, **kwargs)
 
 
 def _connect(model: nn.Module, plan: Plan, mesh: Any, device: torch.device) -> PlacedModel:
