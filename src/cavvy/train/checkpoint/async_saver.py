@@ -224,6 +224,11 @@ class AsyncSaver:
         self._stall += perf_counter() - begun
         self._measured()
 
+    def count(self, seconds: float) -> None:
+        """Count a save that another library made, and for which the loop waited."""
+        self._began = monotonic()
+        self._price(seconds, seconds)
+
     def close(self) -> None:
         self.notices.close()
         self.store.close()
@@ -231,10 +236,13 @@ class AsyncSaver:
     def _measured(self) -> None:
         """Update the interval with the cost of the last save, once the save is durable."""
         if self._stall is not None and not self.store.is_busy and self.store.seconds:
-            self.interval.measured(self._stall, self.store.seconds)
-            if self._world.is_first:
-                tell_cost(self._stall)
+            self._price(self._stall, self.store.seconds)
             self._stall = None
+
+    def _price(self, stall_s: float, write_s: float) -> None:
+        self.interval.measured(stall_s, write_s)
+        if self._world.is_first:
+            tell_cost(stall_s)
 
     def _is_due(self) -> bool:
         now = monotonic()

@@ -112,7 +112,7 @@ class CheckpointStore:
 
     def adopt(self, found: StoredCheckpoint) -> None:
         """Write the completion mark of a checkpoint whose files were downloaded to the folder."""
-        if self._is_keeper and _read_mark(found.path) != found.facts:
+        if self._is_keeper and read_mark(found.path) != found.facts:
             commit(found, self._world.rank)
 
     def load(self, found: StoredCheckpoint, state: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ class CheckpointStore:
         self.wait()
         begun = perf_counter()
         path = self.folder / make_name(step)
-        facts = _read_mark(path)
+        facts = read_mark(path)
         unsafe, unwritten = self._world.agree([step != self.safe_step, facts is None])
         if not unsafe:
             return False
@@ -229,11 +229,12 @@ class CheckpointStore:
         """Complete a checkpoint and remove old ones."""
         if self._is_keeper:
             commit(done, self._world.rank)
-            self._forget_old(done.step)
+            self.forget_old(done.step)
 
-    def _forget_old(self, newest: int) -> None:
+    def forget_old(self, newest: int) -> None:
+        """Remove all complete checkpoints up to the step `newest` but the last KEPT."""
         complete = [
-            (step, path) for step, path in _list(self.folder) if step <= newest and _read_mark(path)
+            (step, path) for step, path in _list(self.folder) if step <= newest and read_mark(path)
         ]
         for _, path in complete[:-KEPT]:
             # The mark is removed first, so that a partly removed folder is not complete.
@@ -243,7 +244,7 @@ class CheckpointStore:
 
 def find_latest(folder: Path, below: float = inf) -> StoredCheckpoint | None:
     for step, path in reversed(_list(folder)):
-        facts = _read_mark(path) if step < below else None
+        facts = read_mark(path) if step < below else None
         if facts is not None:
             return StoredCheckpoint(path, step, facts)
     return None
@@ -318,7 +319,7 @@ def _list(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in found if match)
 
 
-def _read_mark(path: Path) -> dict[str, Any] | None:
+def read_mark(path: Path) -> dict[str, Any] | None:
     """The facts of a checkpoint, or None if it is not complete."""
     try:
         facts = _parse_mark(path)

@@ -1,0 +1,63 @@
+"""Adds Cavvy's resume, data order and notices to the `Trainer` of Hugging Face transformers."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from cavvy.train.data import open_source
+from cavvy.train.trainers.order import SampleOrder, count_batches
+from cavvy.train.trainers.watch import TrainerWatch, find_newest
+
+
+def follow(trainer: Any, *, save_every: "float | str" = "auto") -> str | None:
+    """Prepare a `transformers.Trainer`. Returns the newest complete checkpoint, or None:
+
+        trainer.train(resume_from_checkpoint=follow(trainer))
+
+    On a notice, all ranks save after the same step and exit with code 75. Global batches have the
+    same samples on any number of processes: `gradient_accumulation_steps` is set so that the
+    global batch stays that of the checkpoint.
+
+    Raises: TypeError: the training data has no length or no samples by index. ValueError: the data
+    or the global batch cannot be those of the checkpoint.
+    """
+    args, found = trainer.args, find_newest(trainer.args.output_dir)
+    total = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+    if found is not None:
+        total = found.facts["global_batch"]
+        count = count_batches(total, args.train_batch_size, args.world_size)
+        args.gradient_accumulation_steps = count
+    seed = args.seed if args.data_seed is None else args.data_seed
+    order = SampleOrder(len(open_source(trainer.train_dataset)), global_batch=total, seed=seed)
+    if found is not None:
+        order.data.resume(found.step * total, found.facts["order"])
+    trainer._get_train_sampler = lambda dataset=None: order
+    trainer.add_callback(HuggingFaceCallback(order, save_every))
+    return None if found is None else str(found.path)
+
+
+class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # transformers may not be installed
+    """Saves when a save is due, and exits after a notice. See `follow`."""
+
+    def __init__(self, order: SampleOrder, save_every: "float | str") -> None:
+        self._order, self._watch = order, TrainerWatch(save_every)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._watch.begin(args.output_dir)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._order.set_epoch(state.global_step * self._order.data.global_batch // len(self._order))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
+        control.should_save |= self._watch.is_save_due()
+        return control
+
+    def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        path = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        data = self._order.data
+        facts = {"global_batch": data.global_batch, "order": data.order}
+        self._watch.saved(path, state.global_step, facts)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._watch.end()
