@@ -223,6 +223,26 @@ def test_the_command_traces_a_script_as_python_runs_it(tmp_path: Path) -> None:
     assert "train.py:7: if sys.argv" in failed.stderr
 
 
+def test_a_missing_package_of_a_script_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import absent_package.layers\n")
+    failed = CliRunner().invoke(cli, ["estimate", str(script)])
+    assert failed.exit_code == 1
+    assert f"{script} imports absent_package, which is not installed" in failed.stderr.replace(
+        "\n", " "
+    )
+    assert "pip install absent_package" in failed.stderr
+
+
+def test_a_missing_package_of_cavvy_train_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [each for each in sys.modules if each.startswith("cavvy.train")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    failed = CliRunner().invoke(cli, ["estimate", __file__])
+    assert failed.exit_code == 1
+    assert "torch is not installed for the Python that runs cavvy" in failed.stderr
+
+
 def test_a_script_finds_what_lies_beside_it_and_leaves_no_trace(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real/beside_the_script.py").write_text("WORD = 'found'\n")

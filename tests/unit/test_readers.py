@@ -127,9 +127,26 @@ def test_mds_gives_back_what_was_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="already"):
         write_shards(samples, tmp_path / "out")
     with pytest.raises(ValueError, match="all samples need the same columns"):
-        write_shards([(np.zeros(2),), (np.zeros(3),)], tmp_path / "other")
+        write_shards([(np.zeros(2),), (np.zeros(2, "uint8"),)], tmp_path / "other")
     with pytest.raises(FileNotFoundError):  # nothing half written counts
         open_samples(f"mds:{tmp_path / 'other'}")
+
+
+def test_mds_has_arrays_of_any_shape(tmp_path: Path) -> None:
+    shapes = [(4, 3, 3), (4, 3, 3), (5, 2, 3), (300, 1), (1, 7, 3), (1, 7, 3)]
+    samples = [
+        (np.random.default_rng(n).integers(0, 255, shape, "uint8"), n)
+        for n, shape in enumerate(shapes)
+    ]
+    write_shards(samples, tmp_path / "out", shard_bytes=70)
+    shards = json.loads((tmp_path / "out/index.json").read_text())["shards"]
+    kinds = [shard["column_encodings"][0] for shard in shards]
+    assert kinds == ["ndarray:uint8:4,3,3", "ndarray:uint8", "ndarray:uint8:1,7,3"]
+    found = open_samples(f"mds:{tmp_path / 'out'}")
+    for number, (array, label) in enumerate(samples):
+        assert (found[number]["0"] == array).all()
+        assert found[number]["0"].shape == array.shape
+        assert found[number]["1"] == label
 
 
 def test_parquet(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ returns an array without decoding.
 
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ NUMBERS = (
     "float32",
     "float64",
 )
+
+_Column = tuple[str, str, int | None]  # name, encoding, and bytes if all values have the same size
+_Row = list[tuple[_Column, bytes]]
 
 
 class Mds:
@@ -127,6 +130,8 @@ def write_shards(
     """Write samples (dicts, tuples or single values, all with the same columns) as MDS. Returns the
     number of samples.
 
+    Arrays of a column may differ in shape, not in type.
+
     Raises: ValueError: the columns of two samples differ, the type of a value is not supported, or
     the folder already contains shards.
     """
@@ -135,34 +140,57 @@ def write_shards(
     if (root / "index.json").exists():
         raise ValueError(f"{root} already contains shards")
     shards: list[dict[str, Any]] = []
-    columns: list[tuple[str, str, int | None]] = []
-    held: list[bytes] = []
+    columns: list[_Column] = []
+    held: list[_Row] = []
     count = size = 0
     for sample in samples:
         row = to_row(sample)
         found = [(name, *_kind(row[name])) for name in sorted(row)]
         columns = columns or found
-        if found != columns:
+        if list(map(_free, found)) != list(map(_free, columns)):
             raise ValueError(
                 f"sample {count} has {_say(found)}, but the first sample has {_say(columns)}: "
                 "all samples need the same columns"
             )
-        held.append(_pack(row, columns))
-        count, size = count + 1, size + len(held[-1])
+        held.append([(each, _bytes(row[each[0]])) for each in found])
+        count, size = count + 1, size + sum(len(data) for _, data in held[-1])
         if size >= shard_bytes:
-            shards.append(_write(root, len(shards), columns, held))
+            shards.append(_write(root, len(shards), held))
             held, size = [], 0
     if held:
-        shards.append(_write(root, len(shards), columns, held))
+        shards.append(_write(root, len(shards), held))
     (root / "index.json").write_text(
         json.dumps({"version": 2, "shards": shards})
     )  # written last: a folder without an index is incomplete
     return count
 
 
-def _pack(row: Mapping[str, Any], columns: Sequence[tuple[str, str, int | None]]) -> bytes:
+def _free(column: _Column) -> _Column:
+    """The column for arrays of any shape, if it has arrays."""
+    name, encoding, _ = column
+    is_array = encoding.startswith("ndarray:")
+    return (name, encoding.rpartition(":")[0], None) if is_array else column
+
+
+def _merge(rows: Sequence[_Row]) -> list[_Column]:
+    kinds = zip(*([column for column, _ in row] for row in rows), strict=True)
+    return [each[0] if len(set(each)) == 1 else _free(each[0]) for each in kinds]
+
+
+def _prefix(shape: str) -> bytes:
+    """The shape of an array of a column with any shape, as `_array` reads it: with 4 bytes per
+    size.
+    """
+    sizes = [int(size) for size in shape.split(",")]
+    return struct.pack(f"<B{len(sizes)}I", len(sizes) << 2 | 2, *sizes)
+
+
+def _pack(row: _Row, columns: Sequence[_Column]) -> bytes:
     """Encode a sample: the lengths of its values of variable size, followed by all values."""
-    parts = [_bytes(row[name]) for name, _, _ in columns]
+    parts = [
+        data if own == column else _prefix(own[1].rpartition(":")[2]) + data
+        for (own, data), column in zip(row, columns, strict=True)
+    ]
     free = [len(part) for part, (_, _, fixed) in zip(parts, columns, strict=True) if fixed is None]
     return struct.pack(f"<{len(free)}I", *free) + b"".join(parts)
 
@@ -209,13 +237,14 @@ def _bytes(value: Any) -> bytes:
     )
 
 
-def _say(columns: list[tuple[str, str, int | None]]) -> str:
+def _say(columns: list[_Column]) -> str:
     return ", ".join(f"{name} ({encoding})" for name, encoding, _ in columns)
 
 
-def _write(
-    root: Path, number: int, columns: list[tuple[str, str, int | None]], held: list[bytes]
-) -> dict[str, Any]:
+def _write(root: Path, number: int, held: Sequence[_Row]) -> dict[str, Any]:
+    """Write a shard. A column of arrays with several shapes stores the shape of each array."""
+    columns = _merge(held)
+    rows = [_pack(row, columns) for row in held]
     about: dict[str, Any] = {
         "compression": None,
         "format": "mds",
@@ -225,10 +254,10 @@ def _write(
     names, encodings, sizes = ([column[n] for column in columns] for n in range(3))
     about |= {"column_encodings": encodings, "column_names": names, "column_sizes": sizes}
     config = json.dumps(about, sort_keys=True).encode()
-    first = 4 + 4 * (len(held) + 1) + len(config)
-    places = np.cumsum([first] + [len(row) for row in held]).astype("<u4")
-    data = struct.pack("<I", len(held)) + places.tobytes() + config + b"".join(held)
+    first = 4 + 4 * (len(rows) + 1) + len(config)
+    places = np.cumsum([first] + [len(row) for row in rows]).astype("<u4")
+    data = struct.pack("<I", len(rows)) + places.tobytes() + config + b"".join(rows)
     name = f"shard.{number:05}.mds"
     (root / name).write_bytes(data)
     raw = {"basename": name, "bytes": len(data), "hashes": {}}
-    return {**about, "version": 2, "raw_data": raw, "samples": len(held), "zip_data": None}
+    return {**about, "version": 2, "raw_data": raw, "samples": len(rows), "zip_data": None}

@@ -40,7 +40,7 @@ except ModuleNotFoundError as error:
         f"cavvy.train requires {error.name}; install it with "
         f"{sys.executable} -m pip install torch grain numpy"
     )
-    raise ImportError(need) from error
+    raise ImportError(need, name=error.name) from error
 
 __all__ = [
     "AGAIN",

@@ -11,9 +11,11 @@ from typing import Any
 
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.tasks import Task
-from cavvy.packages import extra_command
+from cavvy.packages import extra_command, install_command
 from cavvy.planner.estimate.profile import ProfileError, WorkProfile, read_profile
 
+# packages of training scripts whose modules have other names
+PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 _WRITES_ONE = "`cavvy estimate TRAIN.PY --save WORK.JSON` writes one"
 
 
@@ -85,6 +87,12 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
         raise CommandFailure(
             f"{script} exited (exit code {error.code}) before its first optimizer step",
             hint,
+        ) from error
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        raise CommandFailure(
+            f"{script} imports {package}, which is not installed for the Python that runs cavvy",
+            install_command(PACKAGES.get(package, package)),
         ) from error
     except Exception as error:  # the user's own code may raise anything
         raise CommandFailure(
