@@ -3,6 +3,7 @@
 import getpass
 import io
 import json
+import os
 import re
 import shutil
 import signal
@@ -12,12 +13,14 @@ import sys
 import tempfile
 from math import inf
 from pathlib import Path
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
+from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.cli.main import cli
 from cavvy.train.micro import MicroBatch
@@ -38,9 +41,9 @@ from cavvy.tuning.probe.look import (
     sum_up,
 )
 from cavvy.tuning.probe.modes import WindowModes
-from cavvy.tuning.session import ScriptError, TuningSession
+from cavvy.tuning.session import ScriptError, TimeLimitReached, TuningSession
 from cavvy.tuning.text import describe
-from cavvy.tuning.tune import list_changes
+from cavvy.tuning.tune import PlanTrial, PlanTuner, list_changes
 
 SCRIPT = str(Path(__file__).with_name("tuned.py"))
 FACTS: dict[str, Any] = {
@@ -168,6 +171,44 @@ def test_a_script_with_a_loop_of_its_own_ends_after_a_few_steps(tmp_path: Path) 
         TuningSession(str(script)).close()
 
 
+def test_a_session_ends_at_its_time_limit_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(TimeLimitReached, match="the time limit has passed"):
+        TuningSession(SCRIPT, until=monotonic())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tuning_stops_at_its_time_limit() -> None:
+    class Tuner(PlanTuner):
+        def _start(self, plan: Any) -> Any:
+            return Played(1, facts={"in_memory": False})
+
+        def _try(self, best: Any, change: dict[str, Any], exact: bool) -> Any:
+            self._until = 0.0
+            return PlanTrial(change, exact, 1.0, 1.0, None, False), best
+
+    tuner = Tuner("train.py", until=monotonic() + 1e6)
+    assert len(list(tuner.run())) == 1
+    assert tuner.is_over
+
+
+def test_a_command_that_is_terminated_leaves_nothing(tmp_path: Path) -> None:
+    script, temporary = tmp_path / "train.py", tmp_path / "tmp"
+    temporary.mkdir()
+    script.write_text(
+        "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(1e4)\n"
+    )
+    command = [str(Path(sys.executable).with_name("cavvy")), "tune", str(script)]
+    env = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.DEVNULL) as process:
+        wait_until((tmp_path / "pid").exists)
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    assert list(temporary.iterdir()) == []
+
+
 def test_a_script_ends_when_its_session_is_killed(tmp_path: Path) -> None:
     where = tmp_path / "s"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -256,6 +297,8 @@ class Played:
         self.facts |= modes.pop("facts", {})
         self._modes = modes
 
+    def close(self) -> None: ...
+
     def measure(
         self, mode: str = "", *, steps: int, skip: int, **more: Any
     ) -> list[dict[str, Any]]:
@@ -309,6 +352,15 @@ class Played:
                 }
             )
         return told
+
+
+def test_rounds_stop_at_the_time_limit() -> None:
+    found = Diagnoser(Played(1), steps=4, rounds=50, limit_s=0).diagnose()  # type: ignore[arg-type]
+    assert len(found.seconds[""]) == 2
+
+
+def test_no_part_is_larger_than_the_step() -> None:
+    assert first(Played(1, all={"own": 15.0})) == ("python-bound loop", 10.0)
 
 
 def first(played: Any) -> tuple[str, float]:

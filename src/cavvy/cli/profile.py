@@ -1,6 +1,10 @@
 """`cavvy profile`: shows where a training script's time and money go, and what to fix."""
 
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
 
 import click
 
@@ -30,6 +34,17 @@ price_option = click.option(
 )
 
 
+limit_option = click.option(
+    "--time-limit",
+    "limit_min",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="MINUTES",
+    default=15.0,
+    show_default=True,
+    help="Stop measuring after this time.",
+)
+
+
 @click.command(
     "profile", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
@@ -37,6 +52,7 @@ price_option = click.option(
 @script_arguments
 @ranks_option
 @price_option
+@limit_option
 @click.option(
     "--steps",
     type=click.IntRange(min=2),
@@ -60,6 +76,7 @@ def command(
     arguments: tuple[str, ...],
     ranks: int,
     price: float | None,
+    limit_min: float,
     steps: int,
     rounds: int,
     trace: str | None,
@@ -81,16 +98,40 @@ def command(
 
     click.echo(f"measuring {script}: a few hundred steps, or about a minute", err=True)
     try:
-        with TuningSession(script, arguments, ranks=ranks) as session:
+        until = monotonic() + limit_min * 60
+        with (
+            ended_by_signals(),
+            TuningSession(script, arguments, ranks=ranks, until=until) as session,
+        ):
             path = os.path.abspath(trace) if trace else ""
             found = Diagnoser(
-                session, steps=steps, rounds=rounds, trace=path, patience_s=PATIENCE_S
+                session,
+                steps=steps,
+                rounds=rounds,
+                trace=path,
+                patience_s=PATIENCE_S,
+                limit_s=(until - monotonic()) / 2,  # the rest is for windows after the rounds
             ).diagnose()
     except ScriptError as error:
         raise CommandFailure(f"{script} could not be measured: {error}") from error
     click.echo(describe(found, price if price is not None else find_price()))
     if trace:
         click.echo(f"wrote {trace}: open it at ui.perfetto.dev", err=True)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Raise SystemExit on SIGTERM and SIGHUP: scripts end, and their files are removed."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def need_torch() -> None:

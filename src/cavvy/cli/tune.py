@@ -3,11 +3,15 @@
 import json
 import shlex
 from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
 
 import click
 
 from cavvy.cli.profile import (
+    ended_by_signals,
     find_price,
+    limit_option,
     need_torch,
     price_option,
     ranks_option,
@@ -15,6 +19,9 @@ from cavvy.cli.profile import (
     script_arguments,
 )
 from cavvy.cli.view.failure import CommandFailure
+
+if TYPE_CHECKING:
+    from cavvy.tuning.tune import PlanTuner
 
 
 @click.command(
@@ -24,6 +31,7 @@ from cavvy.cli.view.failure import CommandFailure
 @script_arguments
 @ranks_option
 @price_option
+@limit_option
 @click.option(
     "--numerics",
     is_flag=True,
@@ -59,6 +67,7 @@ def command(
     arguments: tuple[str, ...],
     ranks: int,
     price: float | None,
+    limit_min: float,
     numerics: bool,
     pairs: int,
     steps: int,
@@ -94,21 +103,26 @@ def command(
             pairs=pairs,
             steps=steps,
             numerics=numerics,
+            until=monotonic() + limit_min * 60,
             begun=lambda change: click.echo(f"trying    {describe_change(change)}", err=True),
         )
-        for trial in tuner.run():
-            click.echo(describe_trial(trial, tuner.facts, price))
+        with ended_by_signals():
+            for trial in tuner.run():
+                click.echo(describe_trial(trial, tuner.facts, price))
     except ScriptError as error:
         raise CommandFailure(f"{script} could not be measured: {error}") from error
     Path(out).write_text(json.dumps(tuner.plan, indent=1))
     if report:
         Path(report).write_text(make_page(script, tuner.trials, tuner.facts, price))
-    gain = (
-        f"{tuner.before_s / tuner.after_s:.2f} times as fast"
-        if tuner.is_faster
-        else "no change brought a significant gain"
-    )
-    if not tuner.trials:
-        gain = "there is no change to try that keeps results bit-identical; see --numerics"
     command = shlex.join(["python", script, *arguments])
-    click.echo(f"{gain}\nwrote {out}; to use it: CAVVY_TRAIN_PLAN={shlex.quote(out)} {command}")
+    click.echo(_summarize(tuner))
+    click.echo(f"wrote {out}; to use it: CAVVY_TRAIN_PLAN={shlex.quote(out)} {command}")
+
+
+def _summarize(tuner: "PlanTuner") -> str:
+    if not tuner.trials and not tuner.is_over:
+        return "there is no change to try that keeps results bit-identical; see --numerics"
+    gain = "no change brought a significant gain"
+    if tuner.is_faster:
+        gain = f"{tuner.before_s / tuner.after_s:.2f} times as fast"
+    return gain + ("; the time limit ended the trials" if tuner.is_over else "")

@@ -4,16 +4,16 @@ in one thing only.
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from math import inf
 from statistics import fmean, median, median_low
 from time import monotonic
 from typing import Any
 
 from cavvy.tuning.every import StepHistory
-from cavvy.tuning.findings import CostFinding, Diagnosis, StepWindow
+from cavvy.tuning.findings import LEAST, CostFinding, Diagnosis, StepWindow, rank_findings
 from cavvy.tuning.paired import PairedDifference, compare
 from cavvy.tuning.session import ScriptError, TuningSession, count_ready
 
-LEAST = 0.03  # share of a step; costs below it are not reported
 MORE_THREADS = 8
 MORE_WORKERS = (
     16  # maximum number of worker processes; each prepares batches, which a window must skip
@@ -21,6 +21,7 @@ MORE_WORKERS = (
 LOOKED_AT = 24  # samples to read and time separately
 FAR = 4.0  # limit of a stall, as a multiple of a batch's read time; a longer one has another cause
 MOST_ROUNDS = 5  # maximum number of rounds, as a multiple of the requested rounds
+LEAST_ROUNDS = 2  # a difference needs two pairs of windows
 SEEN = 4  # number of times that a rare event should be observed
 LONGEST, LONGEST_S = 500, 30.0  # maximum steps and seconds of a window for rare events
 MOST_TRACED = 100  # maximum number of traced steps, because all operations stay in memory
@@ -34,7 +35,7 @@ class Diagnoser:
     round has the modes in reverse order.
 
     `rounds` is the minimum number of rounds. More rounds follow until `patience_s` seconds have
-    passed.
+    passed. After `limit_s` seconds, there are no more rounds than LEAST_ROUNDS.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class Diagnoser:
         rounds: int = 5,
         trace: str = "",
         patience_s: float = 0.0,
+        limit_s: float = inf,
     ) -> None:
+        self._limit_s = limit_s
         self._session, self._steps, self._rounds, self._trace = session, steps, rounds, trace
         self._patience_s = patience_s
         self._facts = session.facts
@@ -75,8 +78,9 @@ class Diagnoser:
         if "larger" in modes:
             modes.append("own larger")
         began, number = monotonic(), 0
-        while number < self._rounds or (
-            number < MOST_ROUNDS * self._rounds and monotonic() - began < self._patience_s
+        while number < LEAST_ROUNDS or (
+            (spent := monotonic() - began) <= self._limit_s
+            and number < (1 if spent >= self._patience_s else MOST_ROUNDS) * self._rounds
         ):
             for mode in modes if number % 2 == 0 else modes[::-1]:
                 self._measure(mode)
@@ -89,8 +93,7 @@ class Diagnoser:
         self._judge_checkpoint(step)
         self._judge_device()
         step += self._judge_epochs()
-        found = [each for each in self._found if each.sure and each.lost_s > LEAST * step]
-        return Diagnosis(facts, step, self._seconds, sorted(found, key=lambda each: -each.lost_s))
+        return Diagnosis(facts, step, self._seconds, rank_findings(self._found, step))
 
     def _grown(self) -> list[str]:
         """The mode that measures the gain of a larger batch or micro-batch, or [] if a larger one

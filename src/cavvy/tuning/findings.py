@@ -2,8 +2,11 @@
 and its cost.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+LEAST = 0.03  # share of a step; costs below it are not reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,15 @@ class CostFinding:
     fix: str
     change: dict[str, Any] = field(default_factory=dict)  # the plan change that fixes it
     pairs_s: tuple[float, float] | None = None
+
+
+def rank_findings(found: Iterable[CostFinding], step_s: float) -> list[CostFinding]:
+    """The findings to report, the most expensive first. On a noisy machine, windows can differ by
+    more than a step takes; no cost is larger than the step.
+    """
+    sure = [each for each in found if each.sure and each.lost_s > LEAST * step_s]
+    capped = [replace(each, lost_s=min(each.lost_s, step_s)) for each in sure]
+    return sorted(capped, key=lambda each: -each.lost_s)
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -24,8 +25,13 @@ class ScriptError(Exception):
     """The script failed, or cannot be measured."""
 
 
+class TimeLimitReached(ScriptError):
+    """The time limit has passed. What was measured before remains valid."""
+
+
 class TuningSession:
     """One run of a script in `ranks` processes on this machine. The script pauses between windows.
+    `until` is the time limit on the monotonic clock.
 
     Raises: ScriptError: the script ended or did not report in time. The message ends with the last
     lines of the script's output.
@@ -39,7 +45,9 @@ class TuningSession:
         ranks: int = 1,
         plan: "dict[str, Any] | None" = None,
         python: str = sys.executable,
+        until: float = inf,
     ) -> None:
+        self._until = until
         self._folder = Path(tempfile.mkdtemp(prefix="cavvy-tune-"))
         self._log = self._folder / "log"
         where = str(self._folder / "s")
@@ -126,6 +134,7 @@ class TuningSession:
     def _meet(self, ranks: int) -> None:
         until = monotonic() + START_S
         while len(self._links) < ranks:
+            self._check_limit()
             ready, _, _ = select.select([self._listener], [], [], 0.5)
             if ready:
                 self._links.append(self._listener.accept()[0])
@@ -135,6 +144,7 @@ class TuningSession:
     def _hear(self, link: Any, patience: float) -> dict[str, Any]:
         until, line = monotonic() + patience, b""
         while not line.endswith(b"\n"):
+            self._check_limit()
             ready, _, _ = select.select([link], [], [], 1.0)
             piece = link.recv(65536) if ready else b""
             line += piece
@@ -146,6 +156,10 @@ class TuningSession:
         if "failed" in heard:
             raise ScriptError(f"{heard['failed']}\n{self._tail()}")
         return heard
+
+    def _check_limit(self) -> None:
+        if monotonic() > self._until:
+            raise TimeLimitReached("the time limit has passed")
 
     def _tail(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])

@@ -4,7 +4,9 @@ far, and is kept if it is faster.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import fmean, median
+from time import monotonic
 from typing import Any
 
 from cavvy.tuning.paired import PairedDifference, compare
@@ -39,11 +41,14 @@ class PlanTuner:
         pairs: int = 6,
         steps: int = 10,
         numerics: bool = False,
+        until: float = inf,
         begun: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
+        self._until = until  # the time limit, on the monotonic clock
         self._begun = begun  # called with each change before it is tried
         self._script, self._arguments, self._ranks = script, arguments, ranks
         self._pairs, self._steps, self._numerics = pairs, steps, numerics
+        self.is_over = False  # whether the time limit has ended the trials
         self.trials: list[PlanTrial] = []
         self.facts: dict[str, Any] = {}
         self.plan: dict[str, Any] = {}
@@ -54,7 +59,7 @@ class PlanTuner:
         return any(each.kept for each in self.trials)
 
     def run(self) -> Iterator[PlanTrial]:
-        """Try all changes, and yield each trial when it is complete."""
+        """Try changes until the time limit, and yield each trial when it is complete."""
         best = self._start(None)
         try:
             self.facts = best.facts
@@ -64,6 +69,9 @@ class PlanTuner:
             for change, exact in list_changes(self.facts, numerics=self._numerics):
                 if all(self.plan.get(name) == value for name, value in change.items()):
                     continue
+                if monotonic() > self._until:
+                    self.is_over = True
+                    break
                 self._begun(change)
                 trial, best = self._try(best, change, exact)
                 self.trials.append(trial)
@@ -113,7 +121,9 @@ class PlanTuner:
         return seconds[0], seconds[1]
 
     def _start(self, plan: dict[str, Any] | None) -> TuningSession:
-        return TuningSession(self._script, self._arguments, ranks=self._ranks, plan=plan)
+        return TuningSession(
+            self._script, self._arguments, ranks=self._ranks, plan=plan, until=self._until
+        )
 
 
 def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[str, Any], bool]]:
