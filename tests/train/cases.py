@@ -477,6 +477,44 @@ def evaluated(folder: Path) -> Any:
     return found
 
 
+class Pair(nn.ModuleDict):
+    """Two models, each with an optimizer and a loss. The second loss also leaves gradients in the
+    first model, which are not removed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({"judge": nn.Linear(WIDTH, CLASSES), "maker": nn.Linear(WIDTH, WIDTH)})
+
+    def loss(self, name: str, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return F.cross_entropy(self["judge"](self["maker"](x) if name == "maker" else x), y)
+
+
+def two_models(folder: Path) -> Any:
+    """The largest difference to a plain loop, and the number of steps."""
+    run = train.Run(folder, plan=train.Plan(micro_batch=5), device="cpu", save_every=1e9, seed=3)
+    model = run.model(Pair)
+    optimizers = {n: run.optimizer(torch.optim.SGD, model[n].parameters(), lr=0.1) for n in model}
+    x, y, _ = make_samples()
+    data = run.data(train.Tensors(x, y), global_batch=24)
+    for batch in run.batches(data, epochs=1):
+        for name, optimizer in optimizers.items():
+            run.accumulate(lambda x, y, name=name: model.loss(name, x, y), batch)
+            run.step(optimizer)
+    seeds.sow(seeds.mix(3, 0))
+    plain = Pair()
+    steppers = {name: torch.optim.SGD(plain[name].parameters(), lr=0.1) for name in plain}
+    for step in range(5):
+        chosen = data.indices(range(24 * step, 24 * step + 24))
+        for name, stepper in steppers.items():
+            plain.loss(name, x[chosen], y[chosen]).backward()
+            stepper.step()
+            stepper.zero_grad()
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    found = [max(float((a - b).abs().max()) for a, b in pairs), run.steps]
+    run.close()
+    return found
+
+
 CASES: dict[str, Case] = {
     "other values": other_values,
     "branch by rank": branch_by_rank,
@@ -487,6 +525,7 @@ CASES: dict[str, Case] = {
     "token means": token_means,
     "other data": other_data,
     "evaluated": evaluated,
+    "two models": two_models,
     "kept tensors": kept_tensors,
     "kept function": kept_function,
     "damaged": damaged,

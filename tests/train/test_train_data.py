@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
 
 from cavvy.train import Data, Tensors, open_source, register_reader
 from cavvy.train.data import stream
@@ -178,3 +179,36 @@ def test_batches_on_their_way() -> None:
     assert moved["x"].is_contiguous(memory_format=torch.channels_last)
     assert moved["name"] == ["a", "b"]
     assert cut(batch, 1, 3)["x"].shape == (2, 3, 2, 2)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_sampler_orders_the_samples_the_same_on_any_number_of_ranks(ranks: int) -> None:
+    def make() -> Data:
+        weights = torch.tensor([1.0, 0.0, 2.0, 3.0, 0.0, 1.0])
+        sampler = WeightedRandomSampler(weights, 8)  # type: ignore[arg-type]
+        return Data(range(6), global_batch=4, sampler=sampler, seed=5)
+
+    data = make()
+    whole = data.indices(range(16)).tolist()
+    assert data.length == 8
+    assert 1 not in whole
+    assert whole[:8] != whole[8:]
+    again = make()
+    again.resume(8, data.order)
+    assert read(again, ranks, 2) == [whole[8:12], whole[12:]]
+
+
+def test_a_batch_sampler_has_global_batches() -> None:
+    batches = BatchSampler(RandomSampler(range(9)), 4, drop_last=True)
+    data = Data(range(9), global_batch=4, sampler=batches)
+    assert len(set(data.indices(range(8)).tolist())) == data.length == 8
+    ragged = BatchSampler(RandomSampler(range(9)), 4, drop_last=False)
+    with pytest.raises(ValueError, match="yields a batch of 1 samples"):
+        Data(range(9), global_batch=4, sampler=ragged).indices(range(8))
+
+
+def test_another_sampler_is_refused_on_resume() -> None:
+    data = Data(range(9), global_batch=4)
+    other = Data(range(9), global_batch=4, sampler=RandomSampler(range(9)))
+    with pytest.raises(ValueError, match="sampler from None to RandomSampler"):
+        other.resume(4, data.order)

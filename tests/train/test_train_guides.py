@@ -2,6 +2,7 @@
 commands.
 """
 
+import difflib
 import io
 import re
 import shlex
@@ -104,12 +105,19 @@ def test_a_guides_programs_run(page: str, runs: list[train.Run], tmp_path: Path)
         program = block.replace("/data/shards", str(tmp_path / "shards"))
         exec(compile(program, page, "exec"), names)
     if page == "train.md":
-        assert runs[-1].steps == 10
+        assert [run.steps for run in runs[1:]] == [10, 1]
         assert names["data"].fetch(range(4))[0].shape == (4, 3, 2, 2)
     if page == "formats.md":
         assert sorted(names["data"].fetch(range(4)).tolist()) == [0, 1, 2, 3]
     if page == "profile-and-tune.md":
         assert len(names["run"].clock.listeners) == 3
+
+
+def test_a_plain_loop_needs_eight_new_or_changed_lines() -> None:
+    plain, ours = (block.splitlines() for block in blocks("train.md", "python")[:2])
+    lines = [line for line in difflib.ndiff(plain, ours) if line.startswith("+ ") and line[2:]]
+    assert len(lines) == 8, lines
+    assert "With Cavvy, 8 lines are new or changed" in (GUIDES / "train.md").read_text("utf-8")
 
 
 def commands(page: str) -> list[list[str]]:

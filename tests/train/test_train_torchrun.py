@@ -161,6 +161,12 @@ def test_an_evaluation_counts_each_sample_once(plan: str, found: Found) -> None:
         assert training
 
 
+def test_two_models_with_a_loss_each_learn_as_in_a_plain_loop(found: Found) -> None:
+    for difference, steps in found("two models"):
+        assert difference < 1e-6
+        assert steps == 5
+
+
 def test_a_checkpoint_of_other_data_is_refused_unless_that_is_accepted(found: Found) -> None:
     for begun, fewer, reseeded, accepted in found("other data"):
         assert (begun, accepted) == ("3", "8")

@@ -5,7 +5,8 @@ else, for example over the tokens that are not padding. The weight of such a los
 denominator. It is read from the loss's autograd graph, or the script returns (mean, weight).
 """
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +14,25 @@ import torch
 THROUGH = ("Add", "Sub", "Mul", "Neg", "Div", "ToCopy", "View", "Squeeze", "Clone")
 DEEPEST = 8  # operations between the loss and its means
 MEAN = 1  # torch's number for reduction="mean"
+
+
+def spread(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A function of a batch. A function with several arguments gets the members of the batch, such
+    as input and target.
+    """
+    if not takes_several(function):
+        return function
+    return lambda part: function(*part) if isinstance(part, list | tuple) else function(part)
+
+
+def takes_several(function: Callable[..., Any]) -> bool:
+    """Whether a function has more than one positional argument without a default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters) > 1
 
 
 class LossSum:

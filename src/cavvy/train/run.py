@@ -24,6 +24,7 @@ from cavvy.train.checkpoint.async_saver import LEAVE, SAVE, AsyncSaver, Checkpoi
 from cavvy.train.clock import StepClock
 from cavvy.train.data import Batch, BatchShare, Data, move, open_source
 from cavvy.train.evaluate import Measure, evaluate
+from cavvy.train.loss import spread
 from cavvy.train.parallel.replicas import align_placed
 from cavvy.train.parallel.shard import ShardOptions
 from cavvy.train.plan import Plan
@@ -81,7 +82,7 @@ class Run:
         self._gradients: StepGradients | None = None
         self._batch: Batch | None = None
         self._reading: Data | None = None
-        self._read, self._resumed, self._used = 0, False, False
+        self._read, self._resumed, self._used, self._counted = 0, False, False, False
         atexit.register(self._abandon)
         for observer in observers:
             observer(self)
@@ -122,6 +123,11 @@ class Run:
             meta: build the model without memory and initialize it with `reset_parameters` on the
                 devices, for models larger than the memory of this machine.
         """
+        if self._gradients is not None:
+            raise RuntimeError(
+                "a run has one model: put several into one, with run.model(lambda: "
+                "nn.ModuleDict({'a': A(), 'b': B()})), and give each optimizer its parameters"
+            )
         options = ShardOptions(blocks=blocks, tensor_plan=tensor_plan, meta=meta)
         placed = self._builder.build(build, stages, self.world, options)
         micro = self._state.micro = self._builder.micro(self.world)
@@ -145,6 +151,7 @@ class Run:
         global_batch: int,
         transform: Any = None,
         collate: Any = None,
+        sampler: Any = None,
         shuffle: bool = True,
         new_order: bool = False,
         **options: Any,
@@ -158,6 +165,10 @@ class Run:
         `collate(samples)` makes a batch of a list of samples, by default torch's `default_collate`.
         The first dimension of each tensor of the batch must count samples.
 
+        `sampler` is a torch sampler, or a batch sampler of global batches, that is used instead of
+        `shuffle`. It must yield the same order for the same epoch: it has a `generator`, the method
+        `set_epoch`, or a fixed order.
+
         A checkpoint of data with another number of samples, seed or `shuffle` is refused, unless
         `new_order` accepts that samples are repeated or left out.
         """
@@ -167,6 +178,7 @@ class Run:
             global_batch=global_batch,
             transform=transform,
             collate=collate,
+            sampler=sampler,
             seed=self.seed,
             shuffle=shuffle,
             new_order=new_order,
@@ -205,14 +217,14 @@ class Run:
         preemption notice.
         """
         self.resume()
-        until = int(epochs * len(data.source))
+        until = int(epochs * data.length)
         until -= (
             until - data.position
         ) % data.global_batch  # a remainder smaller than a global batch is not read
         share = BatchShare(
             self._ready().placed.data_rank, self._ready().placed.data_ranks, data.global_batch
         )
-        self.progress.begin(data.position, until, len(data.source))
+        self.progress.begin(data.position, until, data.length)
         if data.position + data.global_batch > until:
             self.progress.end()
             if self.steps:
@@ -248,10 +260,11 @@ class Run:
             values = next(stream, None)
         if values is None:
             self.clock.forget()
+            self._batch = None
             return None
         with self.clock.part("transfer"):
             values = move(values, device, pin=plan.pin, channels_last=plan.channels_last)
-        self._read, self._used = self._read + 1, False
+        self._read, self._used, self._counted = self._read + 1, False, False
         self._batch = Batch(values, high - low, data.global_batch, share.largest)
         self._reading = data
         return values
@@ -261,12 +274,15 @@ class Run:
         on all ranks.
 
         `loss(part)` gets a part of the batch, with the same structure as the batch, and returns the
-        mean loss of the part. It may be called again for the same samples if a rank ran out of
+        mean loss of the part. A loss with several arguments gets the members of a part, as in
+        `loss(images, labels)`. It may be called again for the same samples if a rank ran out of
         memory. If the mean is over something other than samples, such as tokens without padding, it
         is weighted by the number of these: this number is known for torch's losses and for sums
         that are divided by a tensor; otherwise return (mean, number).
+
+        Gradients of earlier losses that no step has used are kept and added.
         """
-        return self._add(self._ready().add, loss, batch)
+        return self._add(self._ready().add, spread(loss), batch)
 
     def pipeline(self, loss: PairLoss, batch: Any) -> Any:
         """Like `accumulate`, but also for plans with a pipeline. A batch is (input, target), and
@@ -284,10 +300,10 @@ class Run:
             norm = update(
                 optimizers, self._builder.numbers.scaler, clip, self._ready().placed.pipeline
             )
-        if self._batch is not None and self._reading is not None:
+        if self._batch is not None and self._reading is not None and not self._counted:
             self._state.steps += 1
             self._reading.position += self._batch.total
-            self._batch = None  # a batch counts once, even if `step` is called several times
+            self._counted = True  # a batch counts once, even if `step` is called several times
         return norm
 
     def evaluate(self, measure: Measure, source: Any, *, global_batch: int, **options: Any) -> Any:
@@ -307,11 +323,12 @@ class Run:
             seed=self.seed,
             shuffle=False,
         )
-        return evaluate(measure, data, self._ready(), self.plan, self.world.device.torch)
+        return evaluate(spread(measure), data, self._ready(), self.plan, self.world.device.torch)
 
     def log(self, **values: Any) -> None:
-        """Log values of this step for the progress line and for listeners. A tensor is read from
-        the device only when it is shown.
+        """Log values of this step for the progress line and for listeners; the `loss` of
+        `accumulate` is logged without this call. A tensor is read from the device only when it is
+        shown.
         """
         self.clock.note(**values)
 
@@ -363,18 +380,16 @@ class Run:
     def _add(self, work: Callable[..., Any], loss: Any, values: Any) -> Any:
         if self._batch is None:
             raise RuntimeError(
-                "use the batch that `for batch in run.batches(...)` yields, and use it before "
-                "run.step is called"
+                "use the batch that `for batch in run.batches(...)` yields, inside this loop"
             )
         mine, made = self._batch, self._ready()
         batch, self._used = replace(mine, values=values, number=self._number), True
+        seed = seeds.mix(self.seed, self.steps + 1, made.placed.data_rank)
         try:
-            return work(
-                loss,
-                batch,
-                seeds.mix(self.seed, self.steps + 1, made.placed.data_rank),
-                self.optimizers,
-            )
+            with made.apart():
+                value = work(loss, batch, seed, self.optimizers)
+            self.log(loss=value)
+            return value
         except RuntimeError as error:
             self.keeper.part_ways(error, self.steps, made, self.optimizers, self._facts)
             raise

@@ -2,8 +2,8 @@
 failure, all passes of the step are discarded.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -132,6 +132,18 @@ class StepGradients:
             if self._numbers.scaler is not None:  # a batch of padding alone has no weight
                 self._numbers.weight = float(weight / batch.total) or self._numbers.weight
         return (total / weight).to(sums.total.dtype)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Gradients that are stored already are put aside and added at the end: otherwise, they
+        would be summed over the ranks and weighted once more.
+        """
+        before = [(p, p.grad) for p in self.placed.model.parameters() if p.grad is not None]
+        for parameter, _ in before:
+            parameter.grad = None
+        yield
+        for parameter, grad in before:
+            parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
 
     def skip(self, number: int) -> None:
         """Take part in the exchange of a batch that this rank does not use, so that ranks which use

@@ -8,7 +8,6 @@ divisible by the number of ranks, and a sample's position seeds its augmentation
 prefetches, and runs the worker processes.
 """
 
-import inspect
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,7 +19,10 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import default_collate
 
 from cavvy.train.data.quiet import grain, index_shuffle
+from cavvy.train.data.samplers import count_indices, list_indices
 from cavvy.train.data.sources import Source
+from cavvy.train.loss import takes_several
+from cavvy.train.seeds import mix
 
 ROUNDS = 4  # rounds of the shuffle's cipher, as in Grain's own shuffle
 LISTED = 2**22  # up to this number of samples, an epoch's order is stored as a list
@@ -77,6 +79,7 @@ class Data:
         global_batch: int,
         transform: Callable[..., Any] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        sampler: Any = None,
         seed: int = 0,
         shuffle: bool = True,
         new_order: bool = False,
@@ -93,7 +96,9 @@ class Data:
             shuffle,
         )
         self.transform, self._collate, self._new_order = transform, collate, new_order
-        self._random = transform is not None and _takes_random(transform)
+        self._sampler = sampler
+        self.length = len(source) if sampler is None else count_indices(sampler, global_batch)
+        self._random = transform is not None and takes_several(transform)
         self.position = 0
         self._listed: tuple[int, Any] = (-1, None)
 
@@ -105,12 +110,14 @@ class Data:
     @property
     def epoch(self) -> float:
         """The number of epochs read so far, for example 2.5."""
-        return self.position / len(self.source)
+        return self.position / self.length
 
     @property
     def order(self) -> dict[str, Any]:
         """What determines the order of the samples."""
-        return {"samples": len(self.source), "seed": self.seed, "shuffle": self.shuffle}
+        sampler = None if self._sampler is None else type(self._sampler).__name__
+        order = {"samples": self.length, "seed": self.seed, "shuffle": self.shuffle}
+        return {**order, "sampler": sampler}
 
     def resume(self, position: int, order: dict[str, Any]) -> None:
         """Go on from a position in the data that a checkpoint has saved, with its order.
@@ -129,14 +136,14 @@ class Data:
 
     def indices(self, positions: range) -> Any:
         """The indices of the samples at these positions, as an array."""
-        length = len(self.source)
+        length = self.length
         first, last = positions[0] // length, positions[-1] // length
         if first != last:  # an epoch ends here
             border = (first + 1) * length
             parts = (range(positions[0], border), range(border, positions[-1] + 1))
             return np.concatenate([self.indices(part) for part in parts])
         low, high = positions[0] - first * length, positions[-1] + 1 - first * length
-        if self.shuffle and 1 < length <= LISTED:
+        if self._sampler is not None or (self.shuffle and 1 < length <= LISTED):
             return self._order(first)[low:high]
         if not self.shuffle or length == 1:
             return np.arange(low, high)
@@ -212,11 +219,16 @@ class Data:
     def _order(self, epoch: int) -> Any:
         listed, order = self._listed  # read once, because another thread may change it
         if listed != epoch:
-            order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(
-                len(self.source)
-            )
+            order = self._make_order(epoch)
             self._listed = (epoch, order)
         return order
+
+    def _make_order(self, epoch: int) -> Any:
+        if self._sampler is not None:
+            seed = mix(self.seed, epoch)
+            return list_indices(self._sampler, epoch, seed, self.global_batch, self.length)
+        random = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
+        return random.permutation(self.length)
 
     def _apply(self, sample: Any, position: int) -> Any:
         assert self.transform is not None
@@ -269,13 +281,3 @@ def _unpack(values: Any) -> Any:
 def cut(values: Any, low: int, high: int) -> Any:
     """Samples `low` to `high` of a batch."""
     return tree_map(lambda v: v[low:high] if isinstance(v, torch.Tensor) else v, values)
-
-
-def _takes_random(transform: Callable[..., Any]) -> bool:
-    """Whether the transform has a second argument without a default (the random generator)."""
-    try:
-        parameters = inspect.signature(transform).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters) >= 2

@@ -156,7 +156,7 @@ class _Sender:
     def hear(self, record: StepRecord) -> None:
         self._meter.hear(record)
         if not self._meter.samples and self._run._reading is not None:
-            self._meter.samples = len(self._run._reading.source)
+            self._meter.samples = self._run._reading.length
         if monotonic() < self._next:
             return
         self._next = monotonic() + EVERY_S

@@ -1,0 +1,48 @@
+"""The order of a torch sampler or batch sampler, the same on all ranks and in all attempts."""
+
+from itertools import chain
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+
+_LOCK = Lock()  # several threads read data, and a sampler has one epoch at a time
+
+
+def count_indices(sampler: Any, global_batch: int) -> int:
+    """The number of samples of an epoch."""
+    return len(sampler) * (global_batch if _yields_batches(sampler) else 1)
+
+
+def list_indices(sampler: Any, epoch: int, seed: int, global_batch: int, length: int) -> Any:
+    """All indices of an epoch, as an array. A sampler is seeded by its attribute `generator`, or
+    by `set_epoch`.
+
+    Raises: ValueError: a batch is not a global batch, or the epoch has another length than the
+    first.
+    """
+    with _LOCK:
+        parts: tuple[Any, ...] = (sampler, getattr(sampler, "sampler", None))
+        for each in parts:
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
+            if hasattr(each, "generator"):
+                each.generator = torch.Generator().manual_seed(seed % 2**63)
+        listed = list(sampler)
+    if _yields_batches(sampler):
+        if odd := next((len(batch) for batch in listed if len(batch) != global_batch), None):
+            raise ValueError(
+                f"the batch sampler yields a batch of {odd} samples: each batch must be a global "
+                f"batch of {global_batch} samples (drop_last=True leaves out the rest)"
+            )
+        listed = list(chain(*listed))
+    if len(listed) != length:
+        raise ValueError(
+            f"the sampler yields {len(listed)} samples in epoch {epoch}, but its length is {length}"
+        )
+    return np.array(listed)
+
+
+def _yields_batches(sampler: Any) -> bool:
+    return hasattr(sampler, "batch_size")
