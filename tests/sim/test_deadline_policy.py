@@ -381,3 +381,14 @@ def test_a_job_that_knows_its_launches_alone_learns_of_spot_by_asking() -> None:
         run = run_job(made, 0.0, job, find_policy("auto"), knows=knows)
         assert run.usd == pytest.approx(0.3 * 5.1)
         assert run.launches == 1
+
+
+def test_a_job_that_knows_its_launches_alone_returns_to_spot_that_lasts() -> None:
+    """Spot flaps at first, and the job leaves for on-demand; ten hours later spot is there to
+    stay.
+    """
+    made = world(market("#.#.#.#......." + "#" * 60))
+    job = terms(made, 30, 36, 0.8)
+    run = run_job(made, 0.0, job, find_policy("auto"), knows=Knows.LAUNCHES, keep_segments=True)
+    assert run.segments[-1].mode is RunMode.SPOT
+    assert any(segment.mode is RunMode.ON_DEMAND for segment in run.segments)

@@ -252,3 +252,19 @@ def test_auto_starts_on_no_spot_that_leaves_too_little_time(
     mode: RunMode, up: tuple[bool, bool]
 ) -> None:
     assert practised(1.9, mode, *up, overhead=1.0, away=0.02, stays=50)[0] is not RunMode.SPOT
+
+
+def test_working_spot_is_left_only_for_spot_that_has_lasted_for_two_launches() -> None:
+    """Spot in the other market costs a third; it has just returned, then it has lasted."""
+    markets = (PolicyMarket(name="a"), PolicyMarket(name="b"))
+    terms = JobTerms(work_s=20 * HOUR, deadline_s=40 * HOUR, overhead_s=0.5 * HOUR, markets=markets)
+    policy = AutoPolicy(terms)
+    here, gone, there = SpotQuote(True, 0.6), SpotQuote(False, 0.2), SpotQuote(True, 0.2)
+    policy.learn(0.0, (here, gone))
+    policy.learn(4 * HOUR, (here, there))
+
+    def chosen(hours: float) -> int:
+        seen = PolicyView(hours * HOUR, 16 * HOUR, RunMode.SPOT, 0, 0.0, (here, there))
+        return policy.decide(seen).market
+
+    assert [chosen(hours) for hours in (4.1, 4.9, 5.1)] == [0, 0, 1]

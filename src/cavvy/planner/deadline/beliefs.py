@@ -7,7 +7,7 @@ from math import inf
 
 from cavvy.domain.markets import ObservationKind
 from cavvy.planner.markets import NO, cooldown_after
-from cavvy.planner.spot.view import SpotQuote
+from cavvy.planner.spot.view import UNSEEN, SpotQuote
 
 _MEANS = {
     ObservationKind.GRANTED: True,
@@ -25,7 +25,8 @@ class MarketBeliefs:
 
     def __init__(self, usd_hr: Sequence[float]) -> None:
         # The quote of each market as of its latest observation
-        self.known = [SpotQuote(False, usd) for usd in usd_hr]
+        self.known = [SpotQuote(False, usd, since_s=UNSEEN) for usd in usd_hr]
+        self._seen_s = [-inf] * len(usd_hr)  # the latest evidence for or against spot
         self._refusals = [0] * len(usd_hr)  # refusals in a row
         self._rests_until = [-inf] * len(usd_hr)
 
@@ -33,9 +34,19 @@ class MarketBeliefs:
         self, at_s: float, market: int, kind: ObservationKind, usd_hr: float | None = None
     ) -> None:
         """Add one observation. Observations must be added in the order of their times."""
-        old = self.known[market]
-        up = _MEANS.get(kind, old.up)
-        self.known[market] = SpotQuote(up, old.usd_hr if usd_hr is None else usd_hr)
+        old, usd = self.known[market], usd_hr
+        usd = old.usd_hr if usd is None else usd
+        up = _MEANS.get(kind)
+        if up is None:
+            self.known[market] = old._replace(usd_hr=usd)
+        else:
+            since = old.since_s
+            if since == UNSEEN or kind is ObservationKind.TAKEN:
+                since = at_s
+            elif up is not old.up:  # the change happened at an unknown time since the last evidence
+                since = (self._seen_s[market] + at_s) / 2
+            self.known[market] = SpotQuote(up, usd, since_s=since)
+            self._seen_s[market] = at_s
         if kind in NO:
             self._refusals[market] += 1
             rest_s = cooldown_after(self._refusals[market]).total_seconds()
@@ -43,11 +54,17 @@ class MarketBeliefs:
         elif kind is not ObservationKind.PRICE:
             self._refusals[market], self._rests_until[market] = 0, -inf
 
-    def is_up(self, market: int, now_s: float) -> bool:
-        """Whether spot counts as available: it does not while the market is in a cooldown after a
-        refusal, preemption or failure.
+    def assume(self, now_s: float) -> list[SpotQuote]:
+        """The assumed quotes: spot is available unless the market is in a cooldown after a refusal,
+        preemption or failure. Spot that has returned did so halfway since its refusal.
         """
-        return self._rests_until[market] <= now_s
+        return [self._assume(market, now_s) for market in range(len(self.known))]
+
+    def _assume(self, market: int, now_s: float) -> SpotQuote:
+        known, up = self.known[market], self._rests_until[market] <= now_s
+        if known.since_s == UNSEEN or up is known.up:
+            return known._replace(up=up)
+        return known._replace(up=up, since_s=(self._seen_s[market] + now_s) / 2)
 
     def changes_at(self, now_s: float) -> float:
         """The time when the next cooldown ends; infinite if no market is in a cooldown."""

@@ -2,7 +2,7 @@
 policy, and the policy's decision into offers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import inf
@@ -10,7 +10,7 @@ from math import inf
 from cavvy.domain.markets import Observation
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.planner.deadline.beliefs import MarketBeliefs
-from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs
+from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs, SteeredMarket
 from cavvy.planner.deadline.policy import ABOUT, DeadlinePolicy, PolicyQuestion
 from cavvy.planner.markets import MarketKnowledge
 from cavvy.planner.spot.view import (
@@ -87,17 +87,29 @@ def recall(
             beliefs.note(seconds(seen.at), index, seen.kind, usd)
             policy.learn(seconds(seen.at), beliefs.known)
     avoided = avoid or {}
+    usable = {
+        place.spot.key
+        for place in inputs.places
+        if place.spot is not None and avoided.get(place.spot.key, now) <= now
+    }
     quotes = tuple(
-        SpotQuote(
-            place.spot is not None
-            and (place.spot.capacity is None or place.spot.capacity >= inputs.nodes)
-            and beliefs.is_up(index, seconds(now))
-            and avoided.get(place.spot.key, now) <= now,
-            place.spot_usd(inputs.nodes),
-        )
-        for index, place in enumerate(inputs.places)
+        _quote(place, assumed, inputs.nodes, usable)
+        for place, assumed in zip(inputs.places, beliefs.assume(seconds(now)), strict=True)
     )
     return _view(inputs, progress, quotes, seconds(now))
+
+
+def _quote(
+    place: SteeredMarket, assumed: SpotQuote, nodes: int, usable: Collection[str]
+) -> SpotQuote:
+    """The assumed quote at the current price; unavailable if the offer cannot be used."""
+    spot = place.spot
+    fits = (
+        spot is not None
+        and spot.key in usable
+        and (spot.capacity is None or spot.capacity >= nodes)
+    )
+    return assumed._replace(up=assumed.up and fits, usd_hr=place.spot_usd(nodes))
 
 
 def _observations(

@@ -27,6 +27,7 @@ from cavvy.planner.spot.view import (
 
 _HOUR_S = 3600.0
 _LOOK_AGAIN_HR = 0.5  # decide again after this time: the price of slack changes even without events
+_LASTS = "spot is used while it lasts"
 _WORTH_MOVING = 0.02  # a move must save this share of the remaining cost: estimates are noisy
 
 
@@ -73,7 +74,7 @@ class AutoPolicy(MarketPolicy):
                     RunMode.SPOT,
                     view.market,
                     view.now_s + _LOOK_AGAIN_HR * _HOUR_S,
-                    "spot is used while it lasts",
+                    _LASTS,
                 )
             case RunMode.ON_DEMAND:
                 return self._leave_on_demand(view, moment, watch, cycle)
@@ -87,9 +88,7 @@ class AutoPolicy(MarketPolicy):
             if dearer > self._overhead and moment.slack >= self._overhead:
                 return self._on_demand(view, "spot now costs more than on-demand")
             if single:
-                return PolicyDecision(
-                    RunMode.SPOT, view.market, reason="spot is used while it lasts"
-                )
+                return PolicyDecision(RunMode.SPOT, view.market, reason=_LASTS)
         elif moment.slack <= self._overhead + GRAIN_S / _HOUR_S:
             return self._on_demand(view, "on-demand meets the deadline only if it starts now")
         return None
@@ -153,8 +152,20 @@ class AutoPolicy(MarketPolicy):
         starts = view.mode is not RunMode.SPOT or course.target != view.market
         if starts and moment.slack < 2 * self._overhead:
             return None
+        if starts and not self._may_leave(view, moment, course.target):
+            return PolicyDecision(
+                RunMode.SPOT, view.market, view.now_s + _LOOK_AGAIN_HR * _HOUR_S, _LASTS
+            )
         return PolicyDecision(
             RunMode.SPOT, course.target, view.now_s + _LOOK_AGAIN_HR * _HOUR_S, course.reason
+        )
+
+    def _may_leave(self, view: PolicyView, moment: TimeLeft, target: int) -> bool:
+        """Whether the job may move to this market. It leaves spot only for spot that has lasted for
+        two overheads, and only if the slack pays for two such moves.
+        """
+        return view.mode is not RunMode.SPOT or (
+            self._watches[target].age >= 2 * self._overhead and moment.slack >= 4 * self._overhead
         )
 
     def _better_place(
@@ -169,7 +180,7 @@ class AutoPolicy(MarketPolicy):
         hurdle = here + (_WORTH_MOVING * moment.work if view.market != NOWHERE else 0.0)
         best, there = hurdle, None
         for index, watch in enumerate(self._watches):
-            if watch.up and (index != self._home or view.mode is not RunMode.SPOT):
+            if watch.up and self._may_leave(view, moment, index):
                 worth = self._prospect_there(view, moment, cycle, index)
                 if worth > best and index != self._home:
                     best, there = worth, index

@@ -5,7 +5,7 @@ calculates its decisions. Used by `auto` and `roam`.
 from copy import copy
 
 from cavvy.planner.spot.spells import SpellLengths
-from cavvy.planner.spot.view import PolicyView, SpotQuote
+from cavvy.planner.spot.view import UNSEEN, PolicyView, SpotQuote
 
 _HOUR_S = 3600.0
 _AGE_AT_START_HR = 0.5  # the assumed age of the first observed state, whose start is unknown
@@ -34,38 +34,51 @@ class MarketMemory:
     on-demand.
     """
 
-    __slots__ = ("_now", "_since", "_started", "_unit", "away", "ratio", "stays", "up")
+    __slots__ = ("_now", "_offered", "_since", "_started", "_unit", "away", "ratio", "stays", "up")
 
     def __init__(self, unit: float) -> None:
         self._unit = unit
-        self._started = False
+        self._started = self._offered = False
         self._since = self._now = 0.0
         self.up, self.ratio = False, 1.0
         self.stays, self.away = SpellLengths(), SpellLengths()
 
     def see(self, now: float, quote: SpotQuote) -> None:
-        up = self._read(now, quote)
+        """Record an observed quote. A quote of unknown availability changes only the price."""
+        self._now, up = now, self._read(quote)
+        if quote.since_s == UNSEEN:
+            return
         if not self._started:
             self._started, self.up, self._since = True, up, now - _AGE_AT_START_HR
         elif up != self.up:
+            since = self._begin(now, quote)
             if self.up:
-                self.stays = self.stays.with_one(now - self._since)
+                self.stays = self.stays.with_one(since - self._since)
             else:
-                self.away = self.away.with_one(now - self._since)
-            self.up, self._since = up, now
+                self.away = self.away.with_one(since - self._since)
+            self.up, self._since = up, since
+        self._offered = quote.up
 
     def shown(self, now: float, quote: SpotQuote) -> "MarketMemory":
-        """The memory as it would be after this quote, which may be hypothetical. The spells of
-        this object do not change.
+        """The memory at this time with this quote, which may be an assumption: its state has an
+        age, but it adds no spell.
         """
-        if self._read(now, quote) == self.up and self._started:
-            return self
         made = copy(self)
-        made.see(now, quote)
+        made._now, made.up = now, made._read(quote)
+        if quote.since_s == UNSEEN or not self._started:
+            made._since = now - _AGE_AT_START_HR
+        elif made.up != self.up:
+            made._since = self._begin(now, quote)
         return made
 
-    def _read(self, now: float, quote: SpotQuote) -> bool:
-        self._now, self.ratio = now, quote.usd_hr / self._unit
+    def _begin(self, now: float, quote: SpotQuote) -> float:
+        """The hour at which a changed state began. It is now if only the price has changed."""
+        if quote.since_s is None or quote.up is self._offered:
+            return now
+        return max(quote.since_s / _HOUR_S, self._since)
+
+    def _read(self, quote: SpotQuote) -> bool:
+        self.ratio = quote.usd_hr / self._unit
         return quote.up and self.ratio < 1
 
     @property

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 NOWHERE = -1  # the market of a job that has never run
 GRAIN_S = 1e-3  # shorter times count as 0, because sums of floats are not exact
+UNSEEN = inf  # `SpotQuote.since_s` of a market whose spot was never observed
 
 
 class RunMode(StrEnum):
@@ -36,11 +37,15 @@ class PolicyMarket:
 class SpotQuote(NamedTuple):
     """A market's spot offer at one moment. `at_risk` is set if the provider reported that it may
     soon preempt nodes in this market.
+
+    `since_s` is the estimated time at which `up` took its value; None if each change is observed as
+    it happens, and UNSEEN if only the price is known.
     """
 
     up: bool
     usd_hr: float
     at_risk: bool = False
+    since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

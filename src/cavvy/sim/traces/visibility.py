@@ -81,8 +81,8 @@ class LaunchWatcher(Watcher):
 
     def show(self, now_s: float, own: int) -> _Quotes:
         return tuple(
-            quote if index == own else SpotQuote(self._beliefs.is_up(index, now_s), quote.usd_hr)
-            for index, quote in enumerate(self._quotes)
+            quote._replace(up=True) if index == own else quote
+            for index, quote in enumerate(self._beliefs.assume(now_s))
         )
 
     def wakes_at(self, now_s: float) -> float:

@@ -1,0 +1,51 @@
+"""What a job knows of spot from its own launches."""
+
+from cavvy.domain.markets import ObservationKind
+from cavvy.planner.deadline.beliefs import MarketBeliefs
+from cavvy.planner.spot.market_memory import MarketMemory
+from cavvy.planner.spot.view import UNSEEN, SpotQuote
+
+
+def test_a_price_does_not_show_whether_spot_is_available() -> None:
+    beliefs, memory = MarketBeliefs([0.3]), MarketMemory(1.0)
+    beliefs.note(0.0, 0, ObservationKind.PRICE, 0.4)
+    assert beliefs.known == [SpotQuote(False, 0.4, since_s=UNSEEN)]
+    assert beliefs.assume(7200.0) == [SpotQuote(True, 0.4, since_s=UNSEEN)]
+    memory.see(0.0, beliefs.known[0])
+    first = memory.shown(2.0, beliefs.assume(7200.0)[0])
+    assert (first.up, first.age, first.ratio) == (True, 0.5, 0.4)
+
+
+def test_spot_that_may_have_returned_did_so_halfway_since_its_refusal() -> None:
+    beliefs = MarketBeliefs([0.3])
+    beliefs.note(0.0, 0, ObservationKind.GRANTED)
+    beliefs.note(600.0, 0, ObservationKind.TAKEN)
+    assert beliefs.assume(610.0) == [SpotQuote(False, 0.3, since_s=600.0)]
+    assert beliefs.assume(1600.0) == [SpotQuote(True, 0.3, since_s=1100.0)]
+    assert beliefs.assume(4600.0) == [SpotQuote(True, 0.3, since_s=2600.0)]
+
+
+def test_a_change_between_two_observations_counts_as_halfway() -> None:
+    beliefs = MarketBeliefs([0.3])
+    beliefs.note(0.0, 0, ObservationKind.REFUSED)
+    beliefs.note(900.0, 0, ObservationKind.REFUSED)
+    beliefs.note(1500.0, 0, ObservationKind.GRANTED)
+    assert beliefs.known == [SpotQuote(True, 0.3, since_s=1200.0)]
+
+
+def test_an_assumption_adds_no_spell() -> None:
+    memory = MarketMemory(1.0)
+    memory.see(0.0, SpotQuote(True, 0.3))
+    memory.see(1.0, SpotQuote(False, 0.3))
+    assumed = memory.shown(5.0, SpotQuote(True, 0.3, since_s=3 * 3600.0))
+    assert assumed.up
+    assert assumed.age == 2.0
+    assert assumed.away is memory.away
+
+
+def test_a_change_of_price_alone_begins_a_new_state_now() -> None:
+    memory = MarketMemory(1.0)
+    memory.see(0.0, SpotQuote(True, 0.3, since_s=0.0))
+    memory.see(4.0, SpotQuote(True, 1.2, since_s=0.0))
+    assert not memory.up
+    assert memory.age == 0.0
