@@ -42,9 +42,8 @@ The same policy with the same rules, in three settings:
 * *Launches only*: as in production, a job learns about spot only from its own launches that are granted or refused,
   from preemptions and from prices. After a refusal, a market is tried again after one minute. This time doubles with
   each refusal in a row, up to half an hour.
-* *With margins*: in addition, the policy reserves a minute and 1 % of the work before the deadline. It also assumes that
-  each launch costs ten minutes more, for work that is repeated since the last checkpoint. The simulated job needs none
-  of this.
+* *With margins*: in addition, the policy reserves a minute and 1 % of the work that is left. Before a start on spot it
+  also reserves ten minutes, for work that a preemption repeats. The simulated job needs none of this.
 
 """
 

@@ -351,13 +351,22 @@ def test_the_last_moment_keeps_a_deadline_that_is_missed_without_it() -> None:
     slack=st.floats(0.05, 1.5),
     overhead=st.sampled_from([0.0, 1 / 6, 0.5]),
     spare_s=st.sampled_from([0.0, 60.0]),
+    again_s=st.sampled_from([0.0, 60.0, 600.0, 3600.0]),
 )
 def test_no_deadline_is_missed_by_a_job_that_knows_its_launches_alone(
-    seed: int, markets: int, work: int, slack: float, overhead: float, spare_s: float
+    seed: int,
+    markets: int,
+    work: int,
+    slack: float,
+    overhead: float,
+    spare_s: float,
+    again_s: float,
 ) -> None:
     made = random_world(seed, markets)
-    job = terms(made, work, work * (1 + slack) + overhead + 0.02, overhead)
-    margins = PolicyMargins(spare_s=spare_s, spare_share=0.0, again_s=spare_s)
+    job = replace(
+        terms(made, work, work * (1 + slack) + overhead + 0.02, overhead), again_s=again_s
+    )
+    margins = PolicyMargins(spare_s=spare_s, spare_share=0.0, again_s=again_s)
     run = run_job(
         made,
         0.0,

@@ -113,10 +113,9 @@ def test_a_first_start_has_no_work_to_do_again(checkpoint: CheckpointPolicy | No
     hours = 10 + made.start / HOUR
     assert (never.usd_mean, never.hours_p50) == (pytest.approx(hours * 1.0), pytest.approx(hours))
     assert made.start < timedelta(minutes=10)
-    half = replace(at(), done=0.5)  # a gang that follows another does a part again
-    assert (
-        foresee(made, MarketKnowledge(), half, 0.0, "never").hours_p50 > 5 + 0.9 + made.start / HOUR
-    )
+    half = replace(at(), done=0.5)  # a gang that follows another continues from its checkpoint
+    followed = foresee(made, MarketKnowledge(), half, 0.0, "never")
+    assert followed.hours_p50 == pytest.approx(5 + made.start / HOUR)
 
 
 def test_what_cannot_be_promised_has_no_setting() -> None:
@@ -140,7 +139,7 @@ def test_the_policy_takes_spot_with_slack_and_on_demand_without() -> None:
 
 
 def test_a_gang_on_spot_that_saves_nothing_is_left_while_there_is_time_to_do_it_all_again() -> None:
-    progress = at(hours=13.7, current=SPOT, works=True, done=0.3, unsaved=3 * HOUR)
+    progress = at(hours=13.6, current=SPOT, works=True, done=0.3, unsaved=3 * HOUR)
     answer = advise(
         inputs(task(), progress), MarketKnowledge(), progress, NOW + timedelta(hours=3.5)
     )
@@ -209,7 +208,7 @@ def test_the_last_resort_is_the_machine_that_is_cheapest_with_the_way_there() ->
     )
     for price, wanted in ((0, there[1]), (1_000_000, here[1])):
         progress = at(
-            hours=10.5,
+            hours=10.35,
             current=here[0],
             starting_for=HOUR / 4,
             saved_bytes=50 * 10**9,

@@ -34,7 +34,7 @@ from cavvy.planner.spot.view import (
 )
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
+HOUR, MINUTE, SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
 FIXED = Offer(
     provider="fake",
     region="r",
@@ -103,7 +103,8 @@ def advised(
     """
     inputs, terms = inputs_of(progress, *more), inputs_of(progress, *more).terms
     left_s = max(0.01, 1 - progress.done) * terms.work_s
-    now = NOW if slack is None else NOW + timedelta(seconds=terms.deadline_s - left_s) - slack
+    needed_s = left_s * (1 + terms.spare_share)
+    now = NOW if slack is None else NOW + timedelta(seconds=terms.deadline_s - needed_s) - slack
     make = under_rules(Says(says, until_s, then))
     return advise(inputs, MarketKnowledge(), progress, now, avoid=avoid, make=make)
 
@@ -134,7 +135,8 @@ class TestLastMoment:
         assert advised(progress, ON_SPOT, slack=overhead() + unsaved + SECOND).stay
 
     def test_spot_that_saves_as_it_should_is_kept_to_the_end(self) -> None:
-        progress = at(current=SPOT, works=True, done=0.5, unsaved=overhead() - SECOND)
+        again = timedelta(seconds=inputs_of(at()).terms.again_s)
+        progress = at(current=SPOT, works=True, done=0.5, unsaved=again - SECOND)
         assert advised(progress, ON_SPOT, slack=SECOND).stay
 
     def test_on_demand_that_comes_up_is_never_too_late(self) -> None:
@@ -216,7 +218,7 @@ class TestWaiting:
 
     def test_a_gang_on_demand_is_given_back_only_for_a_long_wait(self) -> None:
         """Of ten starts at the least: a new one has to pay."""
-        progress = at(current=FIXED, works=True, done=0.1)
+        progress = at(current=FIXED, works=True, done=0.1, setup=6 * MINUTE)
         long_s = 10 * overhead(progress).total_seconds()
         assert long_s > 3600
         for until_s, mode in ((long_s - 1, RunMode.ON_DEMAND), (long_s + 1, RunMode.IDLE)):
@@ -289,7 +291,8 @@ class TestInputs:
             assert inputs is not None
             assert inputs.run_time == run_h * HOUR
             assert {place.name.rpartition("/")[2] for place in inputs.places} == places
-            assert inputs.terms.deadline_s == pytest.approx((hours - 0.01 * run_h) * 3600 - 60)
+            assert inputs.terms.deadline_s == hours * 3600 - 60
+            assert inputs.terms.spare_share == 0.01
 
 
 def test_work_is_done_until_its_checkpoint_and_by_the_gang_that_works_until_now() -> None:

@@ -134,7 +134,7 @@ class _Run:
         spells: Sequence[tuple[SpellLengths, SpellLengths]],
         dice: _Dice,
     ) -> None:
-        self._terms, self._start_s = inputs.terms, inputs.start.total_seconds()
+        self._terms, self._left_at_launch_s = inputs.terms, view.left_s
         self._policy, self._view, self._spells, self._dice = policy, view, spells, dice
         self._quotes = list(view.quotes)
         self._changes = [
@@ -164,9 +164,7 @@ class _Run:
         loading = 0.0 if mode is RunMode.IDLE else view.loading_s
         if mode is not RunMode.IDLE and (mode is not view.mode or market != view.market):
             self._usd += self._terms.move(view.market, market)
-            begun = view.left_s < self._terms.work_s
-            # A first start repeats no work, so it takes less than the overhead.
-            loading = self._terms.overhead_s if begun else self._start_s
+            loading, self._left_at_launch_s = self._terms.overhead_s, view.left_s
         until = min(min(self._changes), max(again_s, view.now_s + 1.0), self._last)
         left, where = view.left_s, view.market if mode is RunMode.IDLE else market
         if mode is not RunMode.IDLE:
@@ -179,13 +177,19 @@ class _Run:
         mode = self._change(until, mode, market)
         self._view = PolicyView(
             until,
-            left if left >= GRAIN_S else 0.0,
+            self._keep(left, decision.mode is not mode),
             mode,
             where,
             loading if mode is not RunMode.IDLE else 0.0,
             tuple(self._quotes),
             budget_usd=view.budget_usd - (self._usd - spent),
         )
+
+    def _keep(self, left_s: float, preempted: bool) -> float:
+        """The work that is left; a preempted gang repeats its work since its last checkpoint."""
+        if preempted:
+            left_s = min(left_s + self._terms.again_s, self._left_at_launch_s)
+        return left_s if left_s >= GRAIN_S else 0.0
 
     def _rate(self, mode: RunMode, market: int) -> float:
         if mode is RunMode.SPOT:

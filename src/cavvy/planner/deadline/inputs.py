@@ -316,14 +316,11 @@ def _start(
 
 
 def _again(task: Task, reference: timedelta) -> timedelta:
-    """The work that a new gang repeats because it was not saved: a whole checkpoint interval, as a
-    cautious estimate, but at most half of the work.
-
-    A task without checkpoints repeats all its work. It counts as half, because the policy reserves
-    time for two launches and thus for all of the work.
+    """The most work that a new gang repeats because it was not saved: a whole checkpoint interval,
+    but at most half of the work. A task without checkpoints repeats all its work.
     """
     if task.checkpoint is None:
-        return reference / 2
+        return reference
     every, write = chosen_interval(task.checkpoint, SPOT_PREEMPTIONS_PER_HOUR * task.nodes)
     return min((every or timedelta(0)) + write, reference / 2)
 

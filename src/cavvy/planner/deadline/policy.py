@@ -44,7 +44,7 @@ class PolicyQuestion(NamedTuple):
 
     @property
     def slack_s(self) -> float:
-        return self.terms.deadline_s - self.view.now_s - self.view.left_s
+        return self.terms.slack_s(self.view)
 
     def spot_cost(self, market: int) -> float:
         """Dollars for the rest of the work on this market's spot, including the launch and the
@@ -103,7 +103,7 @@ def last_moment(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDec
         return decision
     if view.loading_s <= 0:
         risk_s = view.unsaved_s
-        if risk_s <= overhead_s:  # the overhead includes a checkpoint interval (`PolicyMargins`)
+        if risk_s <= question.terms.again_s:  # the slack for a start on spot includes this
             return decision
     spare_s = question.slack_s - risk_s - overhead_s
     if spare_s > 0:
@@ -127,7 +127,7 @@ def free_moves_now(question: PolicyQuestion, decision: PolicyDecision) -> Policy
     """
     terms, view = question.terms, question.view
     waits = decision.mode is view.mode is RunMode.IDLE and view.market != NOWHERE
-    if not waits or question.slack_s < 2 * terms.overhead_s:
+    if not waits or question.slack_s < terms.spot_needs_s:
         return decision
     near = question.near(question.spot_cost(view.market) * ABOUT)
     free = [market for market in near if not terms.move(view.market, market)]
@@ -250,13 +250,14 @@ class PolicyMargins:
     """
 
     spare_s: float = 60.0  # time that is reserved before the deadline for small delays
-    spare_share: float = 0.01  # more reserved time, as a share of the work
-    again_s: float = 0.0  # time of the work that is repeated after each launch
+    spare_share: float = 0.01  # more reserved time, as a share of the work that is left
+    again_s: float = 0.0  # the most work that a preemption repeats
 
     def keep(self, terms: JobTerms) -> JobTerms:
         """The terms with these margins."""
         return replace(
             terms,
-            deadline_s=terms.deadline_s - self.spare_s - self.spare_share * terms.work_s,
-            overhead_s=terms.overhead_s + self.again_s,
+            deadline_s=terms.deadline_s - self.spare_s,
+            again_s=self.again_s,
+            spare_share=self.spare_share,
         )

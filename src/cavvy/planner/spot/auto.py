@@ -37,6 +37,7 @@ class AutoPolicy(MarketPolicy):
     def __init__(self, terms: JobTerms) -> None:
         self._terms = terms
         self._overhead = terms.overhead_s / _HOUR_S
+        self._enters = terms.spot_needs_s / _HOUR_S
         self._unit = min(market.on_demand_usd_hr for market in terms.markets) or 1.0
         self._learned = [MarketMemory(self._unit) for _ in terms.markets]
         self._watches = self._learned  # `decide` replaces them with copies that know the view
@@ -58,7 +59,7 @@ class AutoPolicy(MarketPolicy):
             watch.shown(now, quote) for watch, quote in zip(self._learned, view.quotes, strict=True)
         ]
         self._home = view.market if view.market != NOWHERE else self._first_home()
-        moment = TimeLeft(view, self._terms.deadline_s)
+        moment = TimeLeft(view, self._terms)
         single = len(self._watches) == 1
         if (forced := self._forced(view, moment, single)) is not None:
             return forced
@@ -96,7 +97,7 @@ class AutoPolicy(MarketPolicy):
     def _leave_on_demand(
         self, view: PolicyView, moment: TimeLeft, watch: MarketMemory, cycle: SpotCycle
     ) -> PolicyDecision:
-        spare = moment.slack - 2 * self._overhead
+        spare = moment.slack - self._enters
         if not watch.up:
             if cycle.price == 0 and spare > 0:
                 return self._idle(view, moment, inf, "there is enough slack to wait for spot")
@@ -117,7 +118,7 @@ class AutoPolicy(MarketPolicy):
         self, view: PolicyView, moment: TimeLeft, watch: MarketMemory, cycle: SpotCycle
     ) -> PolicyDecision:
         if watch.up:
-            if moment.slack >= 2 * self._overhead:
+            if moment.slack >= self._enters:
                 return PolicyDecision(RunMode.SPOT, self._home, reason="spot is available")
             return self._on_demand(view, "there is too little slack left to start on spot")
         launch = self._overhead * (1 + cycle.price)
@@ -150,7 +151,7 @@ class AutoPolicy(MarketPolicy):
         if course.target is None:
             return self._idle(view, moment, course.patience, course.reason)
         starts = view.mode is not RunMode.SPOT or course.target != view.market
-        if starts and moment.slack < 2 * self._overhead:
+        if starts and moment.slack < self._enters:
             return None
         if starts and not self._may_leave(view, moment, course.target):
             return PolicyDecision(
@@ -165,7 +166,7 @@ class AutoPolicy(MarketPolicy):
         two overheads, and only if the slack pays for two such moves.
         """
         return view.mode is not RunMode.SPOT or (
-            self._watches[target].age >= 2 * self._overhead and moment.slack >= 4 * self._overhead
+            self._watches[target].age >= 2 * self._overhead and moment.slack >= 2 * self._enters
         )
 
     def _better_place(
@@ -174,7 +175,7 @@ class AutoPolicy(MarketPolicy):
         """The move to another market whose spot is expected to cost less than staying; None if
         there is no such market.
         """
-        if moment.slack < 2 * self._overhead:
+        if moment.slack < self._enters:
             return None
         here = self._prospect_here(view, moment, cycle)
         hurdle = here + (_WORTH_MOVING * moment.work if view.market != NOWHERE else 0.0)

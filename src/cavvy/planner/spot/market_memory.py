@@ -5,7 +5,7 @@ calculates its decisions. Used by `auto` and `roam`.
 from copy import copy
 
 from cavvy.planner.spot.spells import SpellLengths
-from cavvy.planner.spot.view import UNSEEN, PolicyView, SpotQuote
+from cavvy.planner.spot.view import UNSEEN, JobTerms, PolicyView, SpotQuote
 
 _HOUR_S = 3600.0
 _AGE_AT_START_HR = 0.5  # the assumed age of the first observed state, whose start is unknown
@@ -16,10 +16,10 @@ class TimeLeft:
 
     __slots__ = ("left", "slack", "work")
 
-    def __init__(self, view: PolicyView, deadline_s: float) -> None:
+    def __init__(self, view: PolicyView, terms: JobTerms) -> None:
         self.work = view.left_s / _HOUR_S
-        self.left = (deadline_s - view.now_s) / _HOUR_S
-        self.slack = self.left - self.work
+        self.left = (terms.deadline_s - view.now_s) / _HOUR_S
+        self.slack = terms.slack_s(view) / _HOUR_S
 
     @classmethod
     def later(cls, moment: "TimeLeft", hours: float) -> "TimeLeft":

@@ -54,7 +54,8 @@ class JobTerms:
 
     `overhead_s` is the time from a launch until the job continues where it had stopped: boot,
     setup and restore. This time is billed although no work is done. `move_usd[i][j]` is the price
-    of copying the checkpoint from market i to j.
+    of copying the checkpoint from market i to j. A preempted gang repeats at most `again_s` of its
+    work, and the rest of the work may take longer than planned by `spare_share` of it.
     """
 
     work_s: float
@@ -62,6 +63,19 @@ class JobTerms:
     overhead_s: float
     markets: tuple[PolicyMarket, ...]
     move_usd: tuple[tuple[float, ...], ...] = ()
+    again_s: float = 0.0
+    spare_share: float = 0.0
+
+    @property
+    def spot_needs_s(self) -> float:
+        """The least slack for a start on spot: this launch, the work that a preemption repeats and
+        a launch on demand.
+        """
+        return 2 * self.overhead_s + self.again_s
+
+    def slack_s(self, view: "PolicyView") -> float:
+        """The time to the deadline that the rest of the work does not need."""
+        return self.deadline_s - view.now_s - view.left_s * (1 + self.spare_share)
 
     def move(self, source: int, target: int) -> float:
         """The dollars for copying the checkpoint; 0 if the job has never run."""

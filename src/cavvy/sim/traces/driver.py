@@ -53,7 +53,8 @@ def run_job(
     budget_usd: float = inf,
     keep_segments: bool = False,
 ) -> TraceRun:
-    """Run one job that starts at `start_s` of the record. Preemptions lose no work.
+    """Run one job that starts at `start_s` of the record. A preemption loses at most
+    `terms.again_s` of the gang's work.
 
     `knows` selects what the policy knows of the markets. The policy gets the terms with `margins`;
     the job runs by the terms without them. A job that still waits when the record ends counts as
@@ -84,6 +85,7 @@ class _Job:
         "_budget",
         "_index",
         "_keep",
+        "_left_at_launch_s",
         "_opened",
         "_reason",
         "_start",
@@ -119,6 +121,7 @@ class _Job:
         self.quotes = world.quotes[self._index]
         self.now_s, self.left_s, self.loading_s, self.usd = 0.0, terms.work_s, 0.0, 0.0
         self.mode, self.market, self.launches, self.given_up = RunMode.IDLE, NOWHERE, 0, False
+        self._left_at_launch_s = terms.work_s
         self.segments: list[RunSegment] = []
         # The time, the dollars and the remaining work at the start of the open segment
         self._opened = (
@@ -210,6 +213,7 @@ class _Job:
         self.quotes = self._world.quotes[index]
         noticed = self._watcher.change(self.now_s, self.quotes, self._own)
         if self.mode is RunMode.SPOT and not self.quotes[self.market].up:
+            self.left_s = min(self.left_s + self._terms.again_s, self._left_at_launch_s)
             self.close()
             self.mode, self.loading_s = RunMode.IDLE, 0.0
             self._reason = "spot was preempted"
@@ -234,7 +238,7 @@ class _Job:
         if mode is not RunMode.IDLE:
             self.usd += self._terms.move(self.market, market)
             self.market = market
-            self.loading_s = self._terms.overhead_s
+            self.loading_s, self._left_at_launch_s = self._terms.overhead_s, self.left_s
             self.launches += 1
 
     def close(self) -> None:
