@@ -135,7 +135,7 @@ def test_a_notice_starts_the_next_gang_while_the_first_shuts_down() -> None:
 
 
 def test_a_gang_on_spot_that_does_not_boot_is_left_for_on_demand_in_time() -> None:
-    trace = run_scenario(task(hours=4, deadline=timedelta(hours=4.75)), FaultScript(boots=False))
+    trace = run_scenario(task(hours=4, deadline=timedelta(hours=4.4)), FaultScript(boots=False))
     assert in_time(trace), tell(trace)
     assert trace.attempts[-1].offer.purchase is Purchase.ON_DEMAND
 

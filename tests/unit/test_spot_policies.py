@@ -268,3 +268,18 @@ def test_working_spot_is_left_only_for_spot_that_has_lasted_for_two_launches() -
         return policy.decide(seen).market
 
     assert [chosen(hours) for hours in (4.1, 4.9, 5.1)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(("usd_hr", "market"), [(0.56, 0), (0.53, 1)])
+def test_working_spot_is_left_for_spot_that_is_assumed_only_at_a_lower_price(
+    usd_hr: float, market: int
+) -> None:
+    """The other market refused five hours ago, and may have spot again."""
+    markets = (PolicyMarket(name="a"), PolicyMarket(name="b"))
+    terms = JobTerms(work_s=20 * HOUR, deadline_s=40 * HOUR, overhead_s=0.1 * HOUR, markets=markets)
+    policy = AutoPolicy(terms)
+    here, gone = SpotQuote(True, 0.6, since_s=0.0), SpotQuote(False, usd_hr, since_s=0.0)
+    policy.learn(0.0, (here, gone))
+    assumed = SpotQuote(True, usd_hr, since_s=2.5 * HOUR)
+    seen = PolicyView(5 * HOUR, 16 * HOUR, RunMode.SPOT, 0, 0.0, (here, assumed))
+    assert policy.decide(seen).market == market

@@ -1,6 +1,8 @@
 """What is learned of spells of spot, and the thresholds made of it."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cavvy.planner.spot.cycle import plan_cycle, plan_trust, plan_wait, solve_cycle
 from cavvy.planner.spot.spells import SpellLengths
@@ -18,10 +20,10 @@ def seen(*lengths: float, times: int = 200) -> SpellLengths:
 def test_sums_are_those_of_the_lengths() -> None:
     spells = seen(1.0, 3.0, times=400)
     assert spells.mean == pytest.approx(2.0, abs=0.1)
-    at = spells.thresholds.index(1.0) + 399  # after the last of the ones
-    assert spells.longer[at] == pytest.approx(0.5, abs=0.05)
-    assert spells.waited[at] == pytest.approx(1.0, abs=0.05)
-    assert spells.rest[at] == pytest.approx(1.0, abs=0.1)
+    sums = spells.sums
+    at = sums.lengths.index(1.0) + 399  # the last of the ones
+    assert sums.longer[at] == pytest.approx(0.5, abs=0.05)
+    assert sums.waited[at] == pytest.approx(1.0, abs=0.05)
 
 
 def test_within_a_long_spell_only_longer_ones_remain() -> None:
@@ -77,3 +79,31 @@ def test_slack_lasts_at_the_price_that_is_found() -> None:
     cycle = plan_cycle(seen(3.0), seen(1.0, 6.0), 0.7, 0.2, price=0.5)
     assert cycle.slack > 0
     assert cycle.gain < 0.7 * 3.0
+
+
+hours = st.floats(0.01, 50)
+
+
+@given(
+    st.lists(hours, max_size=12),
+    st.floats(0, 60),
+    st.floats(0, 60),
+    st.floats(0, 9),
+    st.floats(0.01, 0.99),
+)
+def test_the_thresholds_found_are_the_best_of_all(
+    lengths: list[float], age: float, price: float, launch: float, saving: float
+) -> None:
+    spells = seen(*lengths, times=1)
+    left = [(length - age, weight) for length, weight in spells._weighted if length > age]
+    total = sum(weight for _, weight in left)
+    rest = spells.beyond(age)
+    waits, gains = [launch], [saving * rest.mean - launch]
+    for threshold, _ in left:
+        waited = sum(min(length, threshold) * weight for length, weight in left) / total
+        longer = sum(weight for length, weight in left if length > threshold) / total
+        waits.append(price * waited + launch * longer)
+        gains.append(saving * (rest.mean - waited) - launch * longer)
+    if left:
+        assert plan_wait(rest, price, launch, 0.0).cost == pytest.approx(min(waits), abs=1e-6)
+        assert plan_trust(rest, saving, launch)[1] == pytest.approx(max(0, *gains), abs=1e-6)

@@ -115,12 +115,10 @@ class _Dice:
 
 def _draw(spells: SpellLengths, dice: _Dice) -> float:
     """Draw the hours of a spell. The length is uniform between two adjacent known lengths."""
-    chance = dice.roll()
-    index = next(
-        (i for i, longer in enumerate(spells.longer) if longer <= chance), len(spells.longer) - 1
-    )
-    low = spells.thresholds[index - 1] if index else 0.0
-    return max(0.02, low + (spells.thresholds[index] - low) * dice.roll())
+    chance, sums = dice.roll(), spells.sums
+    index = next(i for i, longer in enumerate(sums.longer) if longer <= chance)
+    low = sums.lengths[index - 1] if index else 0.0
+    return max(0.02, low + (sums.lengths[index] - low) * dice.roll())
 
 
 class _Run:

@@ -15,10 +15,10 @@ from cavvy.domain.jobs import Attempt
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import SpotPolicy, Task
 from cavvy.domain.units import Money
-from cavvy.planner.deadline.policy import ABOUT, PolicyMargins
+from cavvy.planner.deadline.policy import PolicyMargins
 from cavvy.planner.markets import MarketKnowledge
 from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval
-from cavvy.planner.spot.view import NOWHERE, JobTerms, PolicyMarket
+from cavvy.planner.spot.view import ABOUT, NOWHERE, JobTerms, PolicyMarket
 from cavvy.planner.work import estimate
 
 MOST_MARKETS = 8  # the number of spot markets that a policy compares

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from cavvy.planner.spot.auto import AutoPolicy
 from cavvy.planner.spot.view import (
+    ABOUT,
     NOWHERE,
     JobTerms,
     MarketPolicy,
@@ -21,7 +22,6 @@ from cavvy.planner.spot.view import (
     SpotQuote,
 )
 
-ABOUT = 1.1  # spot prices within this factor count as equal
 AHEAD = (
     "the provider reports that this gang is at risk, and spot is available for about the same price"
 )

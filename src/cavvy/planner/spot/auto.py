@@ -15,6 +15,7 @@ from cavvy.planner.spot.market_memory import MarketMemory, TimeLeft
 from cavvy.planner.spot.roam import RoamingView, plan_course
 from cavvy.planner.spot.spells import SpellLengths
 from cavvy.planner.spot.view import (
+    ABOUT,
     GRAIN_S,
     NOWHERE,
     JobTerms,
@@ -143,7 +144,11 @@ class AutoPolicy(MarketPolicy):
             self._terms.move(view.market, index) / self._unit for index in range(len(self._watches))
         ]
         field = RoamingView(
-            watches=self._watches, moves=moves, home=self._home, overhead=self._overhead
+            watches=self._watches,
+            open=self._targets(view, moment),
+            moves=moves,
+            home=self._home,
+            overhead=self._overhead,
         )
         course = plan_course(field, moment, view.mode is RunMode.SPOT)
         if course is None:
@@ -153,21 +158,31 @@ class AutoPolicy(MarketPolicy):
         starts = view.mode is not RunMode.SPOT or course.target != view.market
         if starts and moment.slack < self._enters:
             return None
-        if starts and not self._may_leave(view, moment, course.target):
-            return PolicyDecision(
-                RunMode.SPOT, view.market, view.now_s + _LOOK_AGAIN_HR * _HOUR_S, _LASTS
-            )
         return PolicyDecision(
             RunMode.SPOT, course.target, view.now_s + _LOOK_AGAIN_HR * _HOUR_S, course.reason
         )
 
-    def _may_leave(self, view: PolicyView, moment: TimeLeft, target: int) -> bool:
-        """Whether the job may move to this market. It leaves spot only for spot that has lasted for
-        two overheads, and only if the slack pays for two such moves.
+    def _targets(self, view: PolicyView, moment: TimeLeft) -> list[int]:
+        """The other markets in which the job may start now.
+
+        It leaves working spot only for spot that has lasted for two overheads, and only if the
+        slack pays for two such moves. If it only assumes that this spot is available, the price
+        there must be lower as well.
         """
-        return view.mode is not RunMode.SPOT or (
-            self._watches[target].age >= 2 * self._overhead and moment.slack >= 2 * self._enters
-        )
+        others = [
+            index for index, watch in enumerate(self._watches) if watch.up and index != self._home
+        ]
+        if view.mode is not RunMode.SPOT:
+            return others
+        if moment.slack < 2 * self._enters:
+            return []
+        most = self._watches[self._home].ratio / ABOUT
+        return [
+            index
+            for index in others
+            if self._watches[index].age >= 2 * self._overhead
+            and (view.quotes[index].since_s is None or self._watches[index].ratio < most)
+        ]
 
     def _better_place(
         self, view: PolicyView, moment: TimeLeft, cycle: SpotCycle
@@ -180,11 +195,10 @@ class AutoPolicy(MarketPolicy):
         here = self._prospect_here(view, moment, cycle)
         hurdle = here + (_WORTH_MOVING * moment.work if view.market != NOWHERE else 0.0)
         best, there = hurdle, None
-        for index, watch in enumerate(self._watches):
-            if watch.up and self._may_leave(view, moment, index):
-                worth = self._prospect_there(view, moment, cycle, index)
-                if worth > best and index != self._home:
-                    best, there = worth, index
+        for index in self._targets(view, moment):
+            worth = self._prospect_there(view, moment, cycle, index)
+            if worth > best:
+                best, there = worth, index
         if there is None:
             return None
         return PolicyDecision(

@@ -17,14 +17,17 @@ The price is then chosen so that these thresholds use exactly the available slac
 is left (dual ascent on this one constraint). It is computed again for each decision.
 """
 
+from collections.abc import Callable
+from functools import lru_cache
 from math import inf, sqrt
 from typing import NamedTuple
 
 from cavvy.planner.spot.spells import SpellLengths
 
-_SCARCE = 64.0  # the highest price of slack that is tried: above it, idling never pays
+SCARCE = 64.0  # the highest price of slack that is tried: above it, idling never pays
 _CHEAP = 1e-3  # the lowest price above 0 that is tried
 _CLOSE = 1.15  # the search ends when its bounds are within this factor
+_NO_GAIN = 1e-12  # a smaller gain is a rounding error
 
 
 class IdleThresholds(NamedTuple):
@@ -54,13 +57,10 @@ def plan_wait(away: SpellLengths, price: float, launch: float, relief: float) ->
     """Find the patience with the least expected cost. Idling costs `price` an hour, and a launch on
     demand when the patience ends costs `launch`.
     """
-    best, at = inf, 0
-    for index, (waited, longer) in enumerate(zip(away.waited, away.longer, strict=True)):
-        cost = price * waited + (launch - relief) * longer
-        if cost < best - 1e-12:
-            best, at = cost, index
-    patience = away.thresholds[at] if away.longer[at] else inf
-    return IdleThresholds(best + relief, patience, away.waited[at], away.longer[at])
+    loss = launch - relief
+    patience, waited, longer = away.best(loss / price if price > 0 else inf if loss > 0 else 0.0)
+    cost = price * waited + loss * longer + relief
+    return IdleThresholds(cost, patience if longer else inf, waited, longer)
 
 
 def plan_trust(
@@ -72,16 +72,32 @@ def plan_trust(
     Returns the threshold (infinite if a change never pays off), its gain, the chance that it is
     reached and the mean hours on spot.
     """
-    best, at = 0.0, -1
-    for index, (rest, longer) in enumerate(zip(stays.rest, stays.longer, strict=True)):
+    if saving > 0:
+        threshold, waited, longer = stays.best(entry / saving)
+        rest = stays.mean - waited
         gain = saving * rest - entry * longer
-        if gain > best + 1e-12:
-            best, at = gain, index
-    if at < 0:
-        return inf, 0.0, 0.0, 0.0
-    return stays.thresholds[at], best, stays.longer[at], stays.rest[at]
+        if longer and gain > _NO_GAIN:
+            return threshold, gain, longer, rest
+    return inf, 0.0, 0.0, 0.0
 
 
+def find_price(need: Callable[[float], float], slack: float) -> float:
+    """The lowest price of slack at which at most `slack` hours are needed; SCARCE if the search
+    finds none. `need` returns the hours that are needed at a price.
+    """
+    if need(0.0) <= slack:
+        return 0.0
+    low, high = _CHEAP, SCARCE
+    while high > low * _CLOSE:
+        middle = sqrt(low * high)
+        if need(middle) > slack:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+@lru_cache(maxsize=2048)  # the search for a price tries the same prices in each decision
 def plan_cycle(
     stays: SpellLengths, away: SpellLengths, saving: float, overhead: float, price: float
 ) -> SpotCycle:
@@ -128,23 +144,15 @@ def solve_cycle(
     this once, before the first cycle.
     """
 
-    def need(cycle: SpotCycle) -> float:
+    def plan(price: float) -> SpotCycle:
+        return plan_cycle(stays, away, saving, overhead, price)
+
+    def need(price: float) -> float:
+        cycle = plan(price)
         if within is None:
             return cycle.slack * left / cycle.hours
-        first = plan_wait(within, cycle.price, overhead * (1 + cycle.price), cycle.relief)
+        first = plan_wait(within, price, overhead * (1 + price), cycle.relief)
         later = max(0.0, left - within.mean) / cycle.hours
         return first.idle + first.gives_up * overhead + cycle.slack * later
 
-    free = plan_cycle(stays, away, saving, overhead, 0.0)
-    if need(free) <= slack:
-        return free
-    low, high = _CHEAP, _SCARCE
-    best = plan_cycle(stays, away, saving, overhead, high)
-    while high > low * _CLOSE:
-        middle = sqrt(low * high)
-        cycle = plan_cycle(stays, away, saving, overhead, middle)
-        if need(cycle) > slack:
-            low = middle
-        else:
-            high, best = middle, cycle
-    return best
+    return plan(find_price(need, slack))

@@ -4,7 +4,7 @@ calculates its decisions. Used by `auto` and `roam`.
 
 from copy import copy
 
-from cavvy.planner.spot.spells import SpellLengths
+from cavvy.planner.spot.spells import NOTHING_SEEN
 from cavvy.planner.spot.view import UNSEEN, JobTerms, PolicyView, SpotQuote
 
 _HOUR_S = 3600.0
@@ -41,7 +41,7 @@ class MarketMemory:
         self._started = self._offered = False
         self._since = self._now = 0.0
         self.up, self.ratio = False, 1.0
-        self.stays, self.away = SpellLengths(), SpellLengths()
+        self.stays = self.away = NOTHING_SEEN
 
     def see(self, now: float, quote: SpotQuote) -> None:
         """Record an observed quote. A quote of unknown availability changes only the price."""
@@ -63,11 +63,14 @@ class MarketMemory:
         """The memory at this time with this quote, which may be an assumption: its state has an
         age, but it adds no spell.
         """
+        self._now, up = now, self._read(quote)
+        if self._started and up == self.up and quote.since_s != UNSEEN:
+            return self
         made = copy(self)
-        made._now, made.up = now, made._read(quote)
+        made.up = up
         if quote.since_s == UNSEEN or not self._started:
             made._since = now - _AGE_AT_START_HR
-        elif made.up != self.up:
+        else:
             made._since = self._begin(now, quote)
         return made
 

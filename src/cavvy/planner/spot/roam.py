@@ -10,13 +10,12 @@ cycles of the job are expected to use no more slack than it has.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import inf
 from typing import NamedTuple
 
-from cavvy.planner.spot.cycle import IdleThresholds, plan_wait
+from cavvy.planner.spot.cycle import SCARCE, find_price, plan_wait
 from cavvy.planner.spot.market_memory import MarketMemory, TimeLeft
 
-_SCARCE, _CHEAP, _CLOSE = 64.0, 1e-3, 1.15  # as in `cycle`
 # The policy plans with this many times the slack: a wait that is too long causes a move later, not
 # a missed deadline.
 _BOLDNESS = 1.25
@@ -26,11 +25,13 @@ _WORTH_MOVING = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoamingView:
-    """The markets of a job. `moves` are the prices of copying the checkpoint from where it is to
-    each market; the unit of money is the price of an hour on demand.
+    """The markets of a job. `open` are the other markets in which it may start now. `moves` are the
+    prices of copying the checkpoint from where it is to each market; the unit of money is the price
+    of an hour on demand.
     """
 
     watches: Sequence[MarketMemory]
+    open: Sequence[int]
     moves: Sequence[float]
     home: int
     overhead: float
@@ -54,11 +55,8 @@ def plan_course(field: RoamingView, moment: TimeLeft, running: bool) -> RoamingT
     if price is None:
         return None
     home = field.watches[field.home]
-    costs = [_cost_there(field, moment, index, price) for index in range(len(field.watches))]
-    present = [
-        index for index, watch in enumerate(field.watches) if watch.up and index != field.home
-    ]
-    best = min(present, key=lambda index: costs[index], default=None)
+    costs = {index: _cost_there(field, moment, index, price) for index in (field.home, *field.open)}
+    best = min(field.open, key=costs.__getitem__, default=None)
     if home.up:
         stay = costs[field.home] - (field.overhead * (home.ratio + price) if running else 0.0)
         if best is not None and costs[best] < stay - (_WORTH_MOVING * stay if running else 0.0):
@@ -81,41 +79,26 @@ def _price_of_slack(field: RoamingView, moment: TimeLeft) -> float | None:
     """The lowest price of slack at which the slack is enough for spot alone; None if it is not
     enough at any price.
     """
-    slack = _BOLDNESS * (moment.slack - field.overhead)
-    if _need(field, moment, 0.0) <= slack:
-        return 0.0
-    if _need(field, moment, _SCARCE) > slack:
-        return None
-    low, high = _CHEAP, _SCARCE
-    while high > low * _CLOSE:
-        middle = sqrt(low * high)
-        if _need(field, moment, middle) > slack:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def _need(field: RoamingView, moment: TimeLeft, price: float) -> float:
-    """The hours of slack that the rest of the work is expected to need."""
     home = field.watches[field.home]
-    wait = _wait_at(field, field.home, price, moment)
     working = home.stays.mean - field.overhead
     if working <= 0:
-        return inf
+        return None
     cycles = moment.work / working
     nowhere, gap = _nothing_else(field)
-    per_cycle = field.overhead + wait.idle + wait.gives_up * nowhere * gap
-    first = 0.0
-    if not home.up:
-        present = any(watch.up for watch in field.watches)
-        away = home.away.beyond(home.age)
-        first = (
-            plan_wait(away, price, _leave(field, field.home, price, moment), 0.0).idle
-            if present
-            else gap
-        )
-    return first + cycles * per_cycle
+    leave = _leave(field, field.home, moment)
+    away = home.away.beyond(home.age)
+
+    def need(price: float) -> float:
+        """The hours of slack that the rest of the work is expected to need."""
+        launch = leave + field.overhead * price
+        wait = plan_wait(home.away, price, launch, field.overhead * (home.ratio + price))
+        first = 0.0
+        if not home.up:
+            first = plan_wait(away, price, launch, 0.0).idle if field.open else gap
+        return first + cycles * (field.overhead + wait.idle + wait.gives_up * nowhere * gap)
+
+    slack = _BOLDNESS * (moment.slack - field.overhead)
+    return find_price(need, slack) if min(need(0.0), need(SCARCE)) <= slack else None
 
 
 def _nothing_else(field: RoamingView) -> tuple[float, float]:
@@ -130,18 +113,12 @@ def _nothing_else(field: RoamingView) -> tuple[float, float]:
     return chance, gap
 
 
-def _wait_at(field: RoamingView, index: int, price: float, moment: TimeLeft) -> IdleThresholds:
-    watch = field.watches[index]
-    back = field.overhead * (watch.ratio + price)
-    return plan_wait(watch.away, price, _leave(field, index, price, moment), back)
-
-
-def _leave(field: RoamingView, index: int, price: float, moment: TimeLeft) -> float:
-    """The cost of moving from a market to the best other market."""
+def _leave(field: RoamingView, index: int, moment: TimeLeft) -> float:
+    """The cost of moving from a market to the best other market, without the slack that it uses."""
     here = field.watches[index]
     return min(
         field.moves[other if index == field.home else index]
-        + field.overhead * (watch.ratio + price)
+        + field.overhead * watch.ratio
         + max(0.0, watch.ratio - here.ratio) * min(watch.stays.mean, moment.work)
         for other, watch in enumerate(field.watches)
         if other != index
@@ -151,8 +128,9 @@ def _leave(field: RoamingView, index: int, price: float, moment: TimeLeft) -> fl
 def _cost_there(field: RoamingView, moment: TimeLeft, index: int, price: float) -> float:
     """The cost of the rest of the job if it is launched in this market now and stays in it."""
     watch = field.watches[index]
-    wait = _wait_at(field, index, price, moment)
     launch = field.overhead * (watch.ratio + price)
+    leave = _leave(field, index, moment) + field.overhead * price
+    wait = plan_wait(watch.away, price, leave, launch)
     first = (watch.stays.beyond(watch.age) if watch.up else watch.stays).mean
     restarts = max(0.0, moment.work - first) / max(watch.stays.mean, field.overhead)
     return field.moves[index] + launch + moment.work * watch.ratio + restarts * (wait.cost + launch)

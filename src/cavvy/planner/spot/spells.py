@@ -7,9 +7,9 @@ longest spell and the prior's weight are round numbers, not fitted: halving or d
 hardly changes the results.
 """
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
-from typing import Any
+from copy import copy
 
 _EXPONENT = 0.6  # P(longer than x) = (shortest / x) ^ exponent
 _SHORTEST_HR, _LONGEST_HR = 0.2, 60.0
@@ -31,59 +31,98 @@ def _prior() -> list[tuple[float, float]]:
 _PRIOR = _prior()
 
 
-class SpellLengths:
-    """A weighted and sorted set of spell lengths, with the sums that the policy needs.
-
-    The thresholds are 0 and every length. For each threshold, `waited[i]` is the mean of
-    min(length, threshold), `longer[i]` the chance that a spell is longer than the threshold, and
-    `rest[i]` the mean of max(0, length - threshold). The sums are computed on first use.
+class _Sums:
+    """The sums over a sorted set of spell lengths. For each length, `waited` is the mean of
+    min(spell, length), and `longer` the chance that a spell is longer.
     """
 
-    __slots__ = ("_lengths", "longer", "mean", "rest", "thresholds", "waited")
+    __slots__ = ("_corners", "lengths", "longer", "mean", "waited")
 
-    mean: float
-    thresholds: list[float]
-    waited: list[float]
-    longer: list[float]
-    rest: list[float]
-
-    def __init__(self, lengths: Sequence[tuple[float, float]] = _PRIOR) -> None:
-        self._lengths = lengths
-
-    def __getattr__(self, name: str) -> Any:  # called only for a slot that is not set yet
-        if name not in self.__slots__:
-            raise AttributeError(name)
-        self._sum()
-        return getattr(self, name)
-
-    def with_one(self, length: float) -> "SpellLengths":
-        """Return a copy with one more spell, which lasted this many hours."""
-        lengths = list(self._lengths)
-        insort(lengths, (length, 1.0))
-        return SpellLengths(lengths)
-
-    def beyond(self, age: float) -> "SpellLengths":
-        """The remaining lengths of the spells that last longer than `age` hours."""
-        first = bisect_right(self._lengths, (age, float("inf")))
-        return SpellLengths(
-            [(length - age, weight) for length, weight in self._lengths[first:]]
-            or [(max(age, _SHORTEST_HR) * (_BEYOND - 1), 1.0)]
-        )
-
-    def _sum(self) -> None:
-        lengths = self._lengths
-        total = sum([weight for _, weight in lengths])
-        inverse = 1 / total
-        shorter, seen = 0.0, 0.0
-        mean = sum([length * weight for length, weight in lengths]) * inverse
-        waited, longer, rest = [0.0], [1.0], [mean]
-        for length, weight in lengths:
+    def __init__(self, weighted: Sequence[tuple[float, float]]) -> None:
+        inverse = 1 / sum([weight for _, weight in weighted])
+        shorter = seen = 0.0
+        self.lengths = [length for length, _ in weighted]
+        self.waited, self.longer = list[float](), list[float]()
+        for length, weight in weighted:
             shorter += weight * inverse
             seen += length * weight * inverse
             more = 1 - shorter if shorter < 1 - 1e-9 else 0.0
-            longer.append(more)
-            waited.append(seen + length * more)
-            rest.append(mean - seen - length * more if more else 0.0)
-        self.mean = mean
-        self.thresholds = [0.0, *[length for length, _ in lengths]]
-        self.waited, self.longer, self.rest = waited, longer, rest
+            self.longer.append(more)
+            self.waited.append(seen + length * more)
+        self.mean = seen
+        self._corners: dict[int, tuple[list[int], list[float]]] = {}
+
+    def best(self, first: int, ratio: float) -> int:
+        """The index from `first` on with the lowest `waited + ratio * longer`."""
+        if first not in self._corners:
+            self._corners[first] = self._find_corners(first)
+        corners, slopes = self._corners[first]
+        return corners[bisect_left(slopes, ratio)]
+
+    def _find_corners(self, first: int) -> tuple[list[int], list[float]]:
+        """The corners of the lower convex hull of `waited` over `longer`, and the slopes between
+        them.
+        """
+        waited, longer = self.waited, self.longer
+        corners, slopes = [first], list[float]()
+        for index in range(first + 1, len(longer)):
+            while True:
+                last = corners[-1]
+                rise, run = waited[index] - waited[last], longer[last] - longer[index]
+                if not slopes or rise > slopes[-1] * run:
+                    break
+                corners.pop()
+                slopes.pop()
+            if run > 0:
+                corners.append(index)
+                slopes.append(rise / run)
+        return corners, slopes
+
+
+class SpellLengths:
+    """A weighted and sorted set of spell lengths, or what remains of them after some hours. `mean`
+    is the mean of the remaining lengths, and `sums` are those of the whole lengths.
+    """
+
+    __slots__ = ("_age", "_longer", "_passed", "_start", "_weighted", "mean", "sums")
+
+    def __init__(self, weighted: Sequence[tuple[float, float]] = _PRIOR) -> None:
+        self._weighted, self.sums = weighted, _Sums(weighted)
+        self.mean = self.sums.mean
+        # The age, the index of the next length, and the sums at this age
+        self._age, self._start, self._passed, self._longer = 0.0, 0, 0.0, 1.0
+
+    def with_one(self, length: float) -> "SpellLengths":
+        """Return a copy with one more spell, which lasted this many hours."""
+        weighted = list(self._weighted)
+        insort(weighted, (length, 1.0))
+        return SpellLengths(weighted)
+
+    def beyond(self, age: float) -> "SpellLengths":
+        """The remaining lengths of the spells that last longer than `age` hours."""
+        sums = self.sums
+        start = bisect_right(sums.lengths, age)
+        if start == len(sums.lengths):
+            return SpellLengths([(max(age, _SHORTEST_HR) * (_BEYOND - 1), 1.0)])
+        rest = copy(self)
+        rest._age, rest._start, rest._passed = age, start, age
+        if start:
+            rest._longer = sums.longer[start - 1]
+            rest._passed = sums.waited[start - 1] + (age - sums.lengths[start - 1]) * rest._longer
+        rest.mean = (sums.mean - rest._passed) / rest._longer
+        return rest
+
+    def best(self, ratio: float) -> tuple[float, float, float]:
+        """The threshold with the lowest `waited + ratio * longer`. Returns the threshold, the mean
+        of min(length, threshold), `waited`, and the chance that a spell is longer, `longer`.
+        """
+        sums = self.sums
+        at = sums.best(self._start, ratio)
+        waited = (sums.waited[at] - self._passed) / self._longer
+        longer = sums.longer[at] / self._longer
+        if (longer and waited + ratio * longer >= ratio) or waited >= ratio:
+            return 0.0, 0.0, 1.0
+        return sums.lengths[at] - self._age, waited, longer
+
+
+NOTHING_SEEN = SpellLengths()  # the prior

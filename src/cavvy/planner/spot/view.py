@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 NOWHERE = -1  # the market of a job that has never run
 GRAIN_S = 1e-3  # shorter times count as 0, because sums of floats are not exact
+ABOUT = 1.1  # spot prices within this factor count as equal
 UNSEEN = inf  # `SpotQuote.since_s` of a market whose spot was never observed
 
 
@@ -96,7 +97,7 @@ class PolicyView(NamedTuple):
     mode: RunMode
     market: int
     loading_s: float
-    quotes: tuple[SpotQuote, ...]
+    quotes: tuple[SpotQuote, ...] = ()
     unsaved_s: float = 0.0
     budget_usd: float = inf
 
