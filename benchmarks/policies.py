@@ -22,7 +22,7 @@ from cavvy.planner.deadline.policy import PolicyMargins
 from cavvy.planner.spot.policies import find_policy
 from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, SpotHedge, SteadyPlacement
 from cavvy.planner.spot.view import JobTerms
-from cavvy.sim.traces.driver import NO_MARGINS, run_job
+from cavvy.sim.traces.driver import NO_MARGINS, Knows, run_job
 from cavvy.sim.traces.fleet import read_jobs, read_pools, run_fleet
 from cavvy.sim.traces.optimum import find_optimum
 from cavvy.sim.traces.readers import list_traces, move_prices, read_egress, read_prices, read_series
@@ -34,7 +34,6 @@ from cavvy.sim.traces.trials import (
     plan_trials,
     run_trials,
 )
-from cavvy.sim.traces.visibility import Knows
 from cavvy.sim.traces.world import TraceWorld, make_world
 
 ROOT = Path(__file__).resolve().parents[1]

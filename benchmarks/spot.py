@@ -23,10 +23,9 @@ from random import Random
 from cavvy.planner.deadline.policy import PolicyMargins
 from cavvy.planner.spot.policies import find_policy
 from cavvy.planner.spot.view import JobTerms
-from cavvy.sim.traces.driver import NO_MARGINS, run_job
+from cavvy.sim.traces.driver import NO_MARGINS, Knows, run_job
 from cavvy.sim.traces.optimum import find_optimum
 from cavvy.sim.traces.readers import move_prices, read_egress, read_prices, read_series
-from cavvy.sim.traces.visibility import Knows
 from cavvy.sim.traces.world import MarketSeries, TraceWorld, make_world
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,11 +23,11 @@ from cavvy.planner.deadline.forecast import KINDS, foresee
 from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs, find_inputs
 from cavvy.planner.deadline.policy import RULES, DeadlinePolicy, PolicyMargins, Rule
 from cavvy.planner.deadline.recommendation import advise
+from cavvy.planner.deadline.session import PolicySession
 from cavvy.planner.markets import MarketKnowledge
 from cavvy.planner.spot.classic import OnDemandPolicy
 from cavvy.planner.spot.policies import find_policy
 from cavvy.planner.spot.view import (
-    NOWHERE,
     JobTerms,
     MarketPolicy,
     PolicyDecision,
@@ -37,8 +37,7 @@ from cavvy.planner.spot.view import (
     RunMode,
     SpotQuote,
 )
-from cavvy.sim.traces.driver import TraceRun, run_job
-from cavvy.sim.traces.visibility import Knows, LaunchWatcher
+from cavvy.sim.traces.driver import Knows, TraceRun, run_job
 from cavvy.sim.traces.world import TraceWorld
 
 SOURCE = Path(cavvy.__file__).parent
@@ -155,9 +154,8 @@ def test_production_decides_as_a_simulated_job_that_saw_the_same(
 ) -> None:
     progress = JobProgress(submitted_at=NOW, deadline=NOW + timedelta(hours=hours))
     inputs = inputs_of(progress)
-    policy = DeadlinePolicy(inputs.terms)
-    prices = tuple(SpotQuote(True, place.spot_usd(1)) for place in inputs.places)
-    watcher = LaunchWatcher(policy, prices)
+    prices = [place.spot_usd(1) for place in inputs.places]
+    session = PolicySession(DeadlinePolicy(inputs.terms), prices)
     spots = [place.spot for place in inputs.places]
     told = [
         Observation(market=spot.key, kind=ObservationKind.PRICE, at=NOW, rate=spot.rate)
@@ -167,7 +165,7 @@ def test_production_decides_as_a_simulated_job_that_saw_the_same(
     now_s = 0.0
     for passed, index, kind in seen:
         now_s += round(passed * 3600)
-        watcher._note(now_s, (index,), kind)
+        session.observe(now_s, index, kind)
         told.append(
             Observation(
                 market=inputs.places[index].name + "/spot",
@@ -193,16 +191,14 @@ def test_production_decides_as_a_simulated_job_that_saw_the_same(
         starting_for=timedelta(seconds=inputs.terms.overhead_s - loading_s),
         budget_left=None if budget is None else Money(round(budget * 1e6)),
     )
-    decision = policy.decide(
+    decision = session.decide(
         PolicyView(
             now_s,
             (1 - done) * inputs.terms.work_s,
             mode,
             own,
             loading_s,
-            watcher.show(now_s, own if mode is RunMode.SPOT else NOWHERE),
-            0.0,
-            inf if budget is None else budget,
+            budget_usd=inf if budget is None else budget,
         )
     )
     now = NOW + timedelta(seconds=now_s)

@@ -9,11 +9,12 @@ from math import inf
 
 from cavvy.domain.markets import Observation
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.planner.deadline.beliefs import MarketBeliefs
 from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs, SteeredMarket
-from cavvy.planner.deadline.policy import ABOUT, DeadlinePolicy, PolicyQuestion
+from cavvy.planner.deadline.policy import DeadlinePolicy, PolicyQuestion
+from cavvy.planner.deadline.session import PolicySession
 from cavvy.planner.markets import MarketKnowledge
 from cavvy.planner.spot.view import (
+    ABOUT,
     GRAIN_S,
     NOWHERE,
     MarketPolicy,
@@ -75,7 +76,7 @@ def recall(
     def seconds(at: datetime) -> float:
         return (at - progress.submitted_at).total_seconds()
 
-    beliefs = MarketBeliefs([place.spot_usd(inputs.nodes) for place in inputs.places])
+    session = PolicySession(policy, [place.spot_usd(inputs.nodes) for place in inputs.places])
     for index, seen in _observations(inputs, knowledge):
         if seen.at < now:
             place, rate = inputs.places[index], seen.rate
@@ -84,8 +85,7 @@ def recall(
                 if rate is None
                 else rate.micros_per_hour / 1e6 * inputs.nodes * place.save_interval
             )
-            beliefs.note(seconds(seen.at), index, seen.kind, usd)
-            policy.learn(seconds(seen.at), beliefs.known)
+            session.observe(seconds(seen.at), index, seen.kind, usd)
     avoided = avoid or {}
     usable = {
         place.spot.key
@@ -94,7 +94,7 @@ def recall(
     }
     quotes = tuple(
         _quote(place, assumed, inputs.nodes, usable)
-        for place, assumed in zip(inputs.places, beliefs.assume(seconds(now)), strict=True)
+        for place, assumed in zip(inputs.places, session.quotes(seconds(now)), strict=True)
     )
     return _view(inputs, progress, quotes, seconds(now))
 

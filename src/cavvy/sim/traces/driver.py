@@ -1,12 +1,29 @@
 """Run one job under a policy on recorded markets, from one change of the markets to the next."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from math import inf
 
+from cavvy.domain.markets import ObservationKind
 from cavvy.planner.deadline.policy import PolicyMargins
-from cavvy.planner.spot.view import GRAIN_S, NOWHERE, JobTerms, PolicyMaker, PolicyView, RunMode
-from cavvy.sim.traces.visibility import Knows, Watcher, make_watcher
+from cavvy.planner.deadline.session import PolicySession, start_session
+from cavvy.planner.spot.view import (
+    GRAIN_S,
+    NOWHERE,
+    JobTerms,
+    PolicyMaker,
+    PolicyView,
+    RunMode,
+    SpotQuote,
+)
 from cavvy.sim.traces.world import TraceWorld
+
+
+class Knows(StrEnum):
+    """What a simulated job knows of the markets."""
+
+    EVERYTHING = "everything"  # at every moment, whether each market has spot
+    LAUNCHES = "launches"  # prices, and what the job's own launches show, as in production
 
 
 class PolicyFault(Exception):
@@ -63,11 +80,11 @@ def run_job(
     Raises PolicyFault if the policy takes spot that its view shows as unavailable, or asks to
     decide again at a time that is not in the future.
     """
-    policy = make(margins.keep(terms))
-    watcher = make_watcher(knows, policy, world.quotes[world.at(start_s)])
-    job = _Job(world, start_s, terms, watcher, budget_usd, keep_segments)
+    quotes = world.quotes[world.at(start_s)]
+    session = start_session(terms, [quote.usd_hr for quote in quotes], margins, make)
+    job = _Job(world, start_s, terms, session, budget_usd, keep_segments, knows)
     while job.left_s > 0 and not job.given_up:
-        job.step(policy.decide(job.view()))
+        job.step(session.decide(job.view()))
     job.close()
     return TraceRun(
         usd=job.usd,
@@ -85,13 +102,14 @@ class _Job:
         "_budget",
         "_index",
         "_keep",
+        "_knows",
         "_left_at_launch_s",
         "_opened",
         "_reason",
+        "_session",
         "_start",
         "_terms",
         "_times",
-        "_watcher",
         "_world",
         "given_up",
         "launches",
@@ -110,12 +128,13 @@ class _Job:
         world: TraceWorld,
         start_s: float,
         terms: JobTerms,
-        watcher: Watcher,
+        session: PolicySession,
         budget_usd: float,
         keep: bool,
+        knows: Knows,
     ) -> None:
         self._world, self._start, self._terms, self._keep = world, start_s, terms, keep
-        self._watcher, self._budget = watcher, budget_usd
+        self._session, self._budget, self._knows = session, budget_usd, knows
         self._times = world.times_s
         self._index = world.at(start_s)
         self.quotes = world.quotes[self._index]
@@ -130,6 +149,8 @@ class _Job:
             terms.work_s,
         )
         self._reason = ""
+        if knows is Knows.EVERYTHING:
+            session.show(0.0, self.quotes)
 
     @property
     def _own(self) -> int:
@@ -137,16 +158,14 @@ class _Job:
         return self.market if self.mode is RunMode.SPOT else NOWHERE
 
     def view(self) -> PolicyView:
-        """The current state as the job knows it."""
+        """The current state, without quotes."""
         return PolicyView(
             self.now_s,
             self.left_s,
             self.mode,
             self.market,
             self.loading_s,
-            self._watcher.show(self.now_s, self._own),
-            0.0,
-            self._budget - self.usd,
+            budget_usd=self._budget - self.usd,
         )
 
     def step(self, decision: tuple[RunMode, int, float, str]) -> None:
@@ -161,7 +180,7 @@ class _Job:
             if mode is RunMode.SPOT and not self._try_spot(market):
                 return
             self._become(mode, market, reason)
-        again_s = min(again_s, self._watcher.wakes_at(self.now_s))
+        again_s = min(again_s, self._session.changes_at(self.now_s))
         while not self._go_on(again_s):
             pass
 
@@ -209,9 +228,9 @@ class _Job:
 
     def _change(self, index: int) -> bool:
         """Apply a change of the markets. Returns whether the job notices it."""
-        self._index = index
-        self.quotes = self._world.quotes[index]
-        noticed = self._watcher.change(self.now_s, self.quotes, self._own)
+        before = self.quotes
+        self._index, self.quotes = index, self._world.quotes[index]
+        noticed = self._notice(before)
         if self.mode is RunMode.SPOT and not self.quotes[self.market].up:
             self.left_s = min(self.left_s + self._terms.again_s, self._left_at_launch_s)
             self.close()
@@ -219,19 +238,39 @@ class _Job:
             self._reason = "spot was preempted"
         return noticed
 
+    def _notice(self, before: tuple[SpotQuote, ...]) -> bool:
+        """Report the changed quotes as far as the job knows them. Returns whether it knows any."""
+        if self._knows is Knows.EVERYTHING:
+            self._session.show(self.now_s, self.quotes)
+            return True
+        own, noticed = self._own, False
+        for market, (quote, old) in enumerate(zip(self.quotes, before, strict=True)):
+            if quote.usd_hr != old.usd_hr:
+                self._observe(market, ObservationKind.PRICE)
+            elif market != own or quote == old:
+                continue
+            noticed = True
+        if own != NOWHERE and not self.quotes[own].up:
+            self._observe(own, ObservationKind.TAKEN)
+        return noticed
+
+    def _observe(self, market: int, kind: ObservationKind) -> None:
+        if self._knows is Knows.LAUNCHES:
+            self._session.observe(self.now_s, market, kind, self.quotes[market].usd_hr)
+
     def _try_spot(self, market: int) -> bool:
         granted = self.quotes[market].up
-        if not self._watcher.show(self.now_s, self._own)[market].up:
+        if not self._session.quotes(self.now_s, self._own)[market].up:
             raise PolicyFault(
                 f"the policy takes spot in {self._terms.markets[market].name} at "
                 f"{self.now_s:.0f} s, but this market has none"
             )
-        self._watcher.launch(self.now_s, market, granted)
+        self._observe(market, ObservationKind.GRANTED if granted else ObservationKind.REFUSED)
         return granted
 
     def _become(self, mode: RunMode, market: int, reason: str) -> None:
         if self.mode is RunMode.SPOT:
-            self._watcher.leave(self.now_s, self.market)
+            self._observe(self.market, ObservationKind.ENDED)
         self.close()
         self.mode, self._reason = mode, reason
         self.loading_s = 0.0

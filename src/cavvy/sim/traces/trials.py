@@ -15,9 +15,8 @@ from zlib import crc32
 from cavvy.planner.deadline.policy import PolicyMargins
 from cavvy.planner.spot.policies import find_policy
 from cavvy.planner.spot.view import JobTerms
-from cavvy.sim.traces.driver import NO_MARGINS, TraceRun, run_job
+from cavvy.sim.traces.driver import NO_MARGINS, Knows, TraceRun, run_job
 from cavvy.sim.traces.readers import TraceError, move_prices, read_egress, read_prices, read_series
-from cavvy.sim.traces.visibility import Knows
 from cavvy.sim.traces.world import MarketSeries, TraceWorld, make_world
 
 _HOUR_S = 3600.0

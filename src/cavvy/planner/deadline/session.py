@@ -1,0 +1,78 @@
+"""Drive the deadline policy of one job: observations in, decisions out. The control plane and the
+trace simulator use this module, and so can any other simulator; docs/guides/simulate.md shows how.
+"""
+
+from collections.abc import Sequence
+
+from cavvy.domain.markets import ObservationKind
+from cavvy.planner.deadline.beliefs import MarketBeliefs
+from cavvy.planner.deadline.policy import DeadlinePolicy, PolicyMargins
+from cavvy.planner.spot.view import (
+    NOWHERE,
+    JobTerms,
+    MarketPolicy,
+    PolicyDecision,
+    PolicyMaker,
+    PolicyView,
+    RunMode,
+    SpotQuote,
+)
+
+
+class PolicySession:
+    """A policy, and the knowledge of one job about its markets.
+
+    Times are seconds since the job was submitted, and observations may be older than that. Markets
+    are numbered as in the terms. Calls must be in the order of their times.
+    """
+
+    def __init__(self, policy: MarketPolicy, usd_hr: Sequence[float]) -> None:
+        self._policy, self._beliefs = policy, MarketBeliefs(usd_hr)
+        self._shown: tuple[SpotQuote, ...] = ()
+
+    def observe(
+        self, at_s: float, market: int, kind: ObservationKind, usd_hr: float | None = None
+    ) -> None:
+        """Record an observation, and the spot price if it is known."""
+        self._beliefs.note(at_s, market, kind, usd_hr)
+        self._policy.learn(at_s, self._beliefs.known)
+
+    def show(self, at_s: float, quotes: tuple[SpotQuote, ...]) -> None:
+        """Record the true quotes of all markets, for simulations of a job that knows everything.
+        They are valid until the next call; `observe` is not used.
+        """
+        self._policy.learn(at_s, quotes)
+        self._shown = quotes
+
+    def quotes(self, now_s: float, own: int = NOWHERE) -> tuple[SpotQuote, ...]:
+        """The known or assumed quotes; the job has spot in the market `own`."""
+        if self._shown:
+            return self._shown
+        return tuple(
+            quote._replace(up=True) if index == own else quote
+            for index, quote in enumerate(self._beliefs.assume(now_s))
+        )
+
+    def decide(self, view: PolicyView) -> PolicyDecision:
+        """The decision for the job's current state; `view.quotes` are ignored.
+
+        Ask again at the decision's `again_s`, at `changes_at`, and after each observation.
+        """
+        own = view.market if view.mode is RunMode.SPOT else NOWHERE
+        return self._policy.decide(view._replace(quotes=self.quotes(view.now_s, own)))
+
+    def changes_at(self, now_s: float) -> float:
+        """The time when an assumed quote changes next without an observation; may be infinite."""
+        return self._beliefs.changes_at(now_s)
+
+
+def start_session(
+    terms: JobTerms,
+    usd_hr: Sequence[float],
+    margins: PolicyMargins,
+    make: PolicyMaker = DeadlinePolicy,
+) -> PolicySession:
+    """Start the session of one job, whose policy keeps these margins. `usd_hr` are the current spot
+    prices of the markets.
+    """
+    return PolicySession(make(margins.keep(terms)), usd_hr)
