@@ -41,7 +41,7 @@ The same policy with the same rules, in three settings:
 * *Full information* is `auto` as in the tables below.
 * *Launches only*: as in production, a job learns about spot only from its own launches that are granted or refused,
   from preemptions and from prices. After a refusal, a market is tried again after one minute. This time doubles with
-  each refusal in a row, up to half an hour.
+  each refusal in a row, up to ten minutes.
 * *With margins*: in addition, the policy reserves a minute and 1 % of the work that is left. Before a start on spot it
   also reserves ten minutes, for work that a preemption repeats. The simulated job needs none of this.
 

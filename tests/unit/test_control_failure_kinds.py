@@ -64,7 +64,7 @@ def test_a_place_rests_longer_with_each_failure_of_a_kind_and_not_for_ever() -> 
         timedelta(seconds=30),
         timedelta(seconds=60),
         timedelta(seconds=120),
-        timedelta(hours=1),
+        timedelta(minutes=10),
     ]
     assert cooldown_after(FailureKind.GPU, gone, 0) > cooldown_after(FailureKind.NODE, gone, 0)
     assert cooldown_after(FailureKind.PROGRAM, gone, 5) == timedelta(0)

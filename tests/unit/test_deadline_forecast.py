@@ -101,7 +101,7 @@ def test_a_market_rests_longer_with_each_refusal_in_a_row_and_a_grant_ends_it() 
     assert cooldown_until(no) == NOW + timedelta(minutes=5 + 4)
     assert cooldown_until([*no, seen(ObservationKind.GRANTED, 6)]) is None
     assert cooldown_until([*no, seen(ObservationKind.PRICE, 6)]) == NOW + timedelta(minutes=9)
-    assert cooldown_until([seen(ObservationKind.REFUSED, 0)] * 40) == NOW + timedelta(minutes=30)
+    assert cooldown_until([seen(ObservationKind.REFUSED, 0)] * 40) == NOW + timedelta(minutes=10)
 
 
 @pytest.mark.parametrize("checkpoint", [None, CheckpointPolicy(path="c", every=HOUR)])

@@ -15,7 +15,7 @@ _PRIOR_BOOTS = 2.0  # boots that took MACHINE_START each
 _PRIOR_LAUNCHES = 2.0  # launches, of which half were granted
 # The cooldown after a refusal. It doubles with each further refusal in a row.
 FIRST_REST = timedelta(seconds=60)
-LONGEST_REST = timedelta(minutes=30)
+LONGEST_REST = timedelta(minutes=10)  # a longer cooldown finds returned spot late
 NO = frozenset({ObservationKind.REFUSED, ObservationKind.TAKEN, ObservationKind.FAILED})
 
 

@@ -6,11 +6,12 @@
 from datetime import timedelta
 
 from cavvy.domain.jobs import Attempt, AttemptOutcome, FailureKind
+from cavvy.planner.markets import LONGEST_REST
 
 # Cooldowns (first, maximum), which double with each failure in a row. Providers often return the
 # same broken node at once, so a broken GPU or link has a longer cooldown than missing capacity.
 _COOLDOWNS: dict[FailureKind, tuple[timedelta, timedelta]] = {
-    FailureKind.CAPACITY: (timedelta(seconds=30), timedelta(hours=1)),
+    FailureKind.CAPACITY: (timedelta(seconds=30), LONGEST_REST),
     FailureKind.QUOTA: (timedelta(days=1), timedelta(days=1)),
     FailureKind.REFUSED: (timedelta(days=1), timedelta(days=1)),
     FailureKind.PREEMPTED: (timedelta(0), timedelta(0)),
