@@ -16,13 +16,13 @@ def test_a_price_does_not_show_whether_spot_is_available() -> None:
     assert (first.up, first.age, first.ratio) == (True, 0.5, 0.4)
 
 
-def test_spot_that_may_have_returned_did_so_halfway_since_its_refusal() -> None:
+def test_spot_that_may_have_returned_has_lasted_for_a_quarter_of_that_time() -> None:
     beliefs = MarketBeliefs([0.3])
     beliefs.note(0.0, 0, ObservationKind.GRANTED)
     beliefs.note(600.0, 0, ObservationKind.TAKEN)
     assert beliefs.assume(610.0) == [SpotQuote(False, 0.3, since_s=600.0)]
-    assert beliefs.assume(1600.0) == [SpotQuote(True, 0.3, since_s=1100.0)]
-    assert beliefs.assume(4600.0) == [SpotQuote(True, 0.3, since_s=2600.0)]
+    assert beliefs.assume(1600.0) == [SpotQuote(True, 0.3, since_s=1350.0)]
+    assert beliefs.assume(4600.0) == [SpotQuote(True, 0.3, since_s=3600.0)]
 
 
 def test_a_change_between_two_observations_counts_as_halfway() -> None:

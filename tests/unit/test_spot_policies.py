@@ -280,6 +280,6 @@ def test_working_spot_is_left_for_spot_that_is_assumed_only_at_a_lower_price(
     policy = AutoPolicy(terms)
     here, gone = SpotQuote(True, 0.6, since_s=0.0), SpotQuote(False, usd_hr, since_s=0.0)
     policy.learn(0.0, (here, gone))
-    assumed = SpotQuote(True, usd_hr, since_s=2.5 * HOUR)
+    assumed = SpotQuote(True, usd_hr, since_s=3.75 * HOUR)
     seen = PolicyView(5 * HOUR, 16 * HOUR, RunMode.SPOT, 0, 0.0, (here, assumed))
     assert policy.decide(seen).market == market

@@ -9,6 +9,9 @@ from cavvy.domain.markets import ObservationKind
 from cavvy.planner.markets import NO, cooldown_after
 from cavvy.planner.spot.view import UNSEEN, SpotQuote
 
+# The assumed age of spot that may have returned, as a share of the time since its refusal. Half is
+# the mean for one return, but spot that flaps has returned later.
+_AGE_SHARE = 0.25
 _MEANS = {
     ObservationKind.GRANTED: True,
     ObservationKind.BOOTED: True,
@@ -56,7 +59,8 @@ class MarketBeliefs:
 
     def assume(self, now_s: float) -> list[SpotQuote]:
         """The assumed quotes: spot is available unless the market is in a cooldown after a refusal,
-        preemption or failure. Spot that has returned did so halfway since its refusal.
+        preemption or failure. Spot that may have returned did so a quarter of the time since the
+        refusal ago.
         """
         return [self._assume(market, now_s) for market in range(len(self.known))]
 
@@ -64,7 +68,8 @@ class MarketBeliefs:
         known, up = self.known[market], self._rests_until[market] <= now_s
         if known.since_s == UNSEEN or up is known.up:
             return known._replace(up=up)
-        return known._replace(up=up, since_s=(self._seen_s[market] + now_s) / 2)
+        age_s = _AGE_SHARE * (now_s - self._seen_s[market])
+        return known._replace(up=up, since_s=now_s - age_s)
 
     def changes_at(self, now_s: float) -> float:
         """The time when the next cooldown ends; infinite if no market is in a cooldown."""
