@@ -44,12 +44,7 @@ DELIVER_S = 20.0  # how many seconds an agent with --deliver tries to deliver me
 class RankRunner:
     """Runs one rank's work. The loop, the connection and the processes call it; it never blocks."""
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        config: AgentConfig,
-        nonce: str,
-    ) -> None:
+    def __init__(self, loop: EventLoop, config: AgentConfig, nonce: str) -> None:
         self._loop = loop
         self._config = config
         self._outbox = MessageOutbox(config.outbox_file)
