@@ -246,6 +246,7 @@ def test_volumes_keep_what_jobs_write_and_scratch_goes(
 
 
 @pytest.mark.proves(PROOF, "gang")
+@pytest.mark.timeout(600)  # several imports of PyTorch on two busy cores
 def test_two_nodes_learn_as_one(ec2: Ec2, user: User) -> None:
     """The example's DDP training; the two instances talk to each other over the gang's own
     network.
@@ -262,7 +263,7 @@ def test_two_nodes_learn_as_one(ec2: Ec2, user: User) -> None:
     )
     user.cli("run", "-d", "--yes", task)
     try:
-        job = user.wait("learns", lambda job: job.phase in ("done", "failed"), 240)
+        job = user.wait("learns", lambda job: job.phase in ("done", "failed"), 480)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{user.log('learns')}\n{console(ec2)}") from error
     said = user.log("learns")

@@ -268,6 +268,7 @@ def with_torch(nodes: int, command: str) -> str:
 
 
 @pytest.mark.proves(PROOF, "mounts")
+@pytest.mark.timeout(600)  # several imports of PyTorch on two busy cores
 def test_two_nodes_of_two_processes_learn_as_one(user: User) -> None:
     pytest.importorskip("torch")
     start = (
@@ -276,7 +277,7 @@ def test_two_nodes_of_two_processes_learn_as_one(user: User) -> None:
     start += ' --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" train.py --epochs 6'
     (user.work / "train.py").write_text((ROOT / "examples/distributed/train.py").read_text())
     user.cli("run", "-d", user.task(f"name: learns\n{with_torch(2, start)}"))
-    job = user.wait("learns", lambda job: job.phase in ("done", "failed"), 200)
+    job = user.wait("learns", lambda job: job.phase in ("done", "failed"), 480)
     said = user.log("learns")
     assert job.phase == "done", (job.reason, said)
     assert "rank 0 of 4" in said

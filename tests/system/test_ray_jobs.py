@@ -129,6 +129,7 @@ def test_check_says_what_there_is(user: User, cluster: Cluster) -> None:
 
 
 @pytest.mark.proves(PROOF, "gang")
+@pytest.mark.timeout(600)  # several imports of PyTorch on two busy cores
 def test_two_nodes_learn_as_one(user: User) -> None:
     pytest.importorskip("torch")
     (user.work / "train.py").write_text((ROOT / "examples/distributed/train.py").read_text())
@@ -146,7 +147,7 @@ def test_two_nodes_learn_as_one(user: User) -> None:
             f"checkpoint: {{path: checkpoints}}\nrun: {sys.executable} {start}\n"
         ),
     )
-    job = user.wait("learns", lambda job: job.phase in ("done", "failed"), 240)
+    job = user.wait("learns", lambda job: job.phase in ("done", "failed"), 480)
     said = user.log("learns")
     assert job.phase == "done", (job.reason, said)
     assert "rank 0 of 2" in said

@@ -24,6 +24,7 @@ from cavvy.domain.jobs import (
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Limits, Retry, Task
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.planner.markets import LONGEST_REST
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1_000_000))
@@ -184,7 +185,7 @@ def test_no_capacity_is_looked_for_elsewhere_at_once_and_here_later_and_later() 
     assert first == j.RequeueJob(kind="capacity", reason="because", avoid=timedelta(seconds=30))
     later = decide_job(ended(AttemptOutcome.CAPACITY, retries={"capacity": 50}), T0)
     assert isinstance(later, j.RequeueJob)
-    assert later.avoid == timedelta(hours=1)
+    assert later.avoid == LONGEST_REST
 
 
 def test_what_was_refused_waits_for_a_person() -> None:
