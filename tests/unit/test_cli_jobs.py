@@ -586,6 +586,10 @@ def test_costs_add_up_by_what_is_asked(client: FakeClient) -> None:
     ]
     assert lines(run("cost", "--since", "2026-05-31T00:00Z"))[1] == ["a", "1", "$5.00"]
     assert client.asked[-1] == ("spending", "default", datetime(2026, 5, 31, tzinfo=UTC))
+    client.spent = [row("a", 74_000), row("b", 23_000)]
+    told = run("cost", "--by", "job")
+    assert lines(told)[1:3] == [["a", "1", "$0.074"], ["b", "1", "$0.023"]]
+    assert told.stdout.endswith("total $0.097\n")
     for wrong in (["--since", "soon"], ["good", "--by", "tag"], ["--by", "beauty"]):
         assert run("cost", *wrong).exit_code == 2
 

@@ -13,6 +13,7 @@ from cavvy.domain.units import (
     HourlyRate,
     Money,
     UnitError,
+    count_decimals,
     format_duration,
     format_memory,
     format_usd,
@@ -120,7 +121,26 @@ def test_what_is_no_memory(text: str | bool) -> None:
         parse_memory_mib(text)
 
 
+@pytest.mark.parametrize(
+    ("micros", "decimals"),
+    [
+        ((), 2),
+        ((1_000_000, 250_000), 2),
+        ((0, 1_200_000), 2),
+        ((74_000, 23_000), 3),  # $0.07 + $0.02 is not $0.10
+        ((500, 1_200_000), 4),  # "$0.00" is no part of a bill
+        ((1, 2), 6),
+    ],
+)
+def test_printed_amounts_add_up_to_their_printed_sum(
+    micros: tuple[int, ...], decimals: int
+) -> None:
+    assert count_decimals([Money(each) for each in micros]) == decimals
+
+
 def test_shown_to_people() -> None:
+    assert format_usd(Money(97_000), 3) == "$0.097"
+    assert format_usd(Money(500), 4) == "$0.0005"
     assert [format_usd(Money(micros)) for micros in (0, 500, 1_200_000, 1_234_567_890_000)] == [
         "$0.00",
         "<$0.01",

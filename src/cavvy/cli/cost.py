@@ -15,17 +15,6 @@ if TYPE_CHECKING:
     from cavvy.client.wire import AuditReport, CostView, JobDetail, SpendingRow
 
 
-_CHARGE_COLUMNS = (
-    TableColumn("attempt", "TRY"),
-    TableColumn("rank", drop=2),
-    TableColumn("kind", drop=1),
-    TableColumn("since", "FROM"),
-    TableColumn("until", "TO"),
-    TableColumn("rate_micros_per_hour", "RATE", drop=3),
-    TableColumn("amount_micros", "AMOUNT"),
-)
-
-
 _AUDIT_COLUMNS = (
     TableColumn("job"),
     TableColumn("attempt", "TRY"),
@@ -77,17 +66,18 @@ def command(
             return
         jobs, _ = list_jobs(client, project)
 
+    show = formatting.make_money_format(job.spent_micros for job in jobs)
     columns = [
         TableColumn("name"),
         TableColumn("id", hidden=True),
         TableColumn("phase", drop=2),
         TableColumn("submitted_at", "SUBMITTED", drop=1),
-        TableColumn("spent_micros", "SPENT"),
+        TableColumn("spent_micros", "SPENT", show),
         TableColumn("tags", show=formatting.show_tags, wrap=True, drop=3),
     ]
     rows_out(columns, jobs, output, title=f"project {project}", empty="no jobs yet")
     if output == "table" and jobs:
-        click.echo(f"total {formatting.show_money(sum(job.spent_micros for job in jobs))}")
+        click.echo(f"total {show(sum(job.spent_micros for job in jobs))}")
 
 
 def _spending_out(rows: "list[SpendingRow]", by: str, output: str) -> None:
@@ -100,12 +90,13 @@ def _spending_out(rows: "list[SpendingRow]", by: str, output: str) -> None:
         (key, len({(row.project, row.job) for row in found}), _total(found))
         for key, found in groups.items()
     ]
-    columns = [TableColumn(by), TableColumn("jobs"), TableColumn("spent_micros", "SPENT")]
+    show = formatting.make_money_format(cell[2] for cell in cells)
+    columns = [TableColumn(by), TableColumn("jobs"), TableColumn("spent_micros", "SPENT", show)]
     cells.sort(key=lambda cell: -cell[2])
     rows_out(columns, cells, output, empty="nothing was charged")
     if output == "table" and rows:
         several = ", which counts a job with several tags only once" if by == "tag" else ""
-        click.echo(f"total {formatting.show_money(_total(rows))}{several}")
+        click.echo(f"total {show(_total(rows))}{several}")
 
 
 def _total(rows: "list[SpendingRow]") -> int:
@@ -132,11 +123,22 @@ def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
         ]
         json_out({**msgspec.to_builtins(cost), "tags": tags, "elsewhere": same})
         return
-    rows_out(_CHARGE_COLUMNS, cost.charges, output, empty="nothing was charged")
+    show = formatting.make_money_format(charge.amount_micros for charge in cost.charges)
+    columns = [
+        TableColumn("attempt", "TRY"),
+        TableColumn("rank", drop=2),
+        TableColumn("kind", drop=1),
+        TableColumn("since", "FROM"),
+        TableColumn("until", "TO"),
+        TableColumn("rate_micros_per_hour", "RATE", drop=3),
+        TableColumn("amount_micros", "AMOUNT", show),
+    ]
+    rows_out(columns, cost.charges, output, empty="nothing was charged")
     if output == "table":
         click.echo()
         own = [("tags", formatting.show_tags(tags))] if tags else []
-        pairs_out([*own, ("time", summary.time_text(cost)), ("bill", summary.bill_text(job, cost))])
+        bill = summary.bill_text(job, cost, show)
+        pairs_out([*own, ("time", summary.time_text(cost)), ("bill", bill)])
         if elsewhere:
             click.echo()
             summary.elsewhere_out(elsewhere)

@@ -1,6 +1,7 @@
 """Units: money in whole micro-US-dollars, memory in whole MiB, durations as timedelta."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal, InvalidOperation
@@ -138,9 +139,26 @@ def parse_memory_mib(text: str | int | float) -> int:
     return round(Decimal(match[1]) * _MEMORY[match[2].upper()])
 
 
-def format_usd(money: Money) -> str:
-    """Dollars as readable text: "$1.20", or "<$0.01" for an amount below a cent."""
-    return "<$0.01" if 0 < money.micros < 10_000 else f"${money.usd:,.2f}"
+def format_usd(money: Money, decimals: int = 2) -> str:
+    """Dollars as readable text: "$1.20". With 2 decimals, an amount below a cent is "<$0.01"."""
+    if decimals == 2 and 0 < money.micros < 10_000:
+        return "<$0.01"
+    return f"${money.usd:,.{decimals}f}"
+
+
+def count_decimals(amounts: Sequence[Money]) -> int:
+    """The fewest decimals, from 2 to 6, with which these amounts of dollars add up to their sum as
+    it is printed. An amount above 0 then has a digit other than 0. Amounts are whole
+    micro-dollars, so that 6 decimals are exact.
+    """
+    total = Money(sum(each.micros for each in amounts))
+    for decimals in range(2, 6):
+        shown = [round(each.usd, decimals) for each in amounts]
+        if sum(shown) == round(total.usd, decimals) and all(
+            part or not each.micros for part, each in zip(shown, amounts, strict=True)
+        ):
+            return decimals
+    return 6
 
 
 def format_rate(rate: HourlyRate) -> str:

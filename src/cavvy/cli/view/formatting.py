@@ -1,10 +1,11 @@
 """Formats values of the API as readable text, for commands that list or follow jobs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
-from cavvy.domain.units import Money, format_duration, format_usd
+from cavvy.domain.units import Money, count_decimals, format_duration, format_usd
 
 if TYPE_CHECKING:
     from cavvy.client.wire import JobDetail
@@ -23,8 +24,15 @@ _LONGEST_S = 3.2e10  # seconds in a thousand years; a longer remaining time is n
 UNFINISHED = tuple(phase for phase in COLORS if phase not in ENDED)
 
 
-def show_money(micros: int) -> str:
-    return format_usd(Money(micros))
+def show_money(micros: int, decimals: int = 2) -> str:
+    return format_usd(Money(micros), decimals)
+
+
+def make_money_format(amounts: Iterable[int]) -> Callable[[int], str]:
+    """A function that formats these amounts of micro-dollars, and their sum, with so many decimals
+    that the printed amounts add up to the printed sum.
+    """
+    return partial(show_money, decimals=count_decimals([Money(each) for each in amounts]))
 
 
 def show_ago(then: datetime) -> str:

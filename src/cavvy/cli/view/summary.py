@@ -2,6 +2,7 @@
 `cost`.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from math import ceil
@@ -65,7 +66,10 @@ def time_text(cost: "CostView") -> str:
     return ", ".join(f"{name} {formatting.show_seconds(seconds)}" for name, seconds in spells)
 
 
-def bill_text(job: "JobDetail", cost: "CostView") -> str:
+def bill_text(
+    job: "JobDetail", cost: "CostView", show: Callable[[int], str] = formatting.show_money
+) -> str:
+    """The bill in one line. `show` formats its amounts of micro-dollars."""
     rates = sorted({charge.rate_micros_per_hour for charge in cost.charges})
     nodes = sum(
         (charge.until - charge.since for charge in cost.charges), timedelta(0)
@@ -74,10 +78,10 @@ def bill_text(job: "JobDetail", cost: "CostView") -> str:
     attempts = f"{len(job.attempts)} attempt{'s' if len(job.attempts) != 1 else ''}"
     times = f", {formatting.show_seconds(nodes)} of node time at {at}" if cost.charges else ""
     far = "" if all(attempt.phase == "ended" for attempt in job.attempts) else " so far"
-    bill = f"{formatting.show_money(cost.total_micros)}{far} ({attempts}{times})"
+    bill = f"{show(cost.total_micros)}{far} ({attempts}{times})"
     if not cost.unsure_micros:
         return bill
-    more = formatting.show_money(cost.unsure_micros)
+    more = show(cost.unsure_micros)
     return (
         f"{bill}, and up to {more} more because a gang's end was not reported; see `cavvy events`"
     )
