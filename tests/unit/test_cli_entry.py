@@ -44,3 +44,21 @@ def test_an_interrupted_exit_prints_no_traceback() -> None:
 def test_a_command_in_the_background_ignores_the_interrupt() -> None:
     done = run("click", ignored=True)
     assert (done.returncode, done.stdout[:5], done.stderr) == (0, "cavvy", "")
+
+
+def test_an_interrupt_that_python_cannot_raise_ends_the_command() -> None:
+    code = """
+import os, signal, sys, weakref
+from cavvy.cli.entry import main
+import cavvy.cli.main
+class Ended: pass
+def run():
+    ended = Ended()
+    seen = weakref.ref(ended, lambda each: os.kill(os.getpid(), signal.SIGINT))
+    del ended
+    print("went on")
+cavvy.cli.main.main = run
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -3,7 +3,12 @@ ends the process at once, because an import or an exit that it interrupts would 
 """
 
 import _signal  # type: ignore[import-not-found]  # built in; `signal` needs milliseconds to import
+import sys
 from os import _exit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 _INTERRUPTED = 130  # the exit code that shells report for an interrupt
 _given = _signal.getsignal(_signal.SIGINT)  # a shell starts background commands without a handler
@@ -13,6 +18,7 @@ if _given is _signal.default_int_handler:
 
 def main() -> None:
     """Run the CLI. The `cavvy` script calls this function."""
+    sys.unraisablehook = _report
     from cavvy.cli.main import main as run
 
     ends = _signal.getsignal(_signal.SIGINT)
@@ -23,3 +29,13 @@ def main() -> None:
         _exit(_INTERRUPTED)
     finally:
         _signal.signal(_signal.SIGINT, ends)
+
+
+def _report(fault: "UnraisableHookArgs") -> None:
+    """Handle an exception in a function that Python calls between two steps of the program, such
+    as the callback of a weak reference: Python prints such an exception and continues. An
+    interrupt there ends the process, which would otherwise ignore Ctrl-C.
+    """
+    if fault.exc_type is KeyboardInterrupt:
+        _exit(_INTERRUPTED)
+    sys.__unraisablehook__(fault)
