@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from cavvy.control.decide import attempt as gangs
+from cavvy.control.decide.attempt_snapshot import GangAbsence, Seen
 from cavvy.control.decide.bills import accrue
 from cavvy.control.decide.looks import GangLook, after_look, first_look, look_interval, note_wait
 from cavvy.control.decide.rows import JobRows
@@ -66,7 +67,7 @@ def make_attempt(
 
 
 def tell_wait(
-    seen: gangs.Seen, attempt: Attempt, job: Job = JOB, times: int = 1
+    seen: Seen, attempt: Attempt, job: Job = JOB, times: int = 1
 ) -> tuple[JobRows, list[str]]:
     """The rows after so many looks that saw this, and the texts of the events."""
     uow = UnitOfWork(job, [make_attempt(), attempt], [])
@@ -98,11 +99,11 @@ def test_a_job_is_told_once_what_its_gang_waits_for(seen: GangSeen, told: str) -
     [
         replace(STARTING, reason=""),
         replace(STARTING, state=GangState.RUNNING),
-        gangs.GangAbsence.ABSENT,
-        gangs.GangAbsence.UNKNOWN,
+        GangAbsence.ABSENT,
+        GangAbsence.UNKNOWN,
     ],
 )
-def test_what_says_no_reason_changes_none(seen: gangs.Seen) -> None:
+def test_what_says_no_reason_changes_none(seen: Seen) -> None:
     rows, events = tell_wait(seen, make_attempt())
     assert (rows.job, rows.attempts[1], events) == (JOB, make_attempt(), [])
 

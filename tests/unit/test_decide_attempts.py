@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavvy.control.decide import attempt as a
-from cavvy.control.decide.attempt import AttemptSnapshot, GangAbsence, decide_attempt
+from cavvy.control.decide.attempt import decide_attempt
+from cavvy.control.decide.attempt_snapshot import (
+    HEARD_LATELY,
+    MARGIN,
+    AttemptSnapshot,
+    GangAbsence,
+    Seen,
+)
 from cavvy.domain.jobs import (
     ATTEMPT_MOVES,
     JOB_ENDS,
@@ -45,7 +52,7 @@ def view(
     *,
     ranks: int = 1,
     claimed: bool = True,
-    seen: a.Seen = GangAbsence.UNKNOWN,
+    seen: Seen = GangAbsence.UNKNOWN,
     job: Job | None = None,
     **changes: object,
 ) -> AttemptSnapshot:
@@ -308,7 +315,7 @@ class TestRunning:
 
     def test_stubborn_ranks_are_not_waited_for_without_end(self) -> None:
         failed = with_order(with_exit(view(ranks=2), 1, AttemptOutcome.EXIT, 7), 0, "stop", at(20))
-        until = at(20) + timedelta(seconds=10) + a.MARGIN
+        until = at(20) + timedelta(seconds=10) + MARGIN
         assert decide_attempt(failed, at(20)) == a.RecheckAttempt(after=until - at(20))
         assert ends_as(decide_attempt(failed, until), AttemptOutcome.EXIT)
 
@@ -398,7 +405,7 @@ class TestRunning:
     def test_an_agent_that_was_just_heard_is_there_whatever_the_place_says(self) -> None:
         twice = view(seen=GangAbsence.ABSENT, missed_looks=2, missed_since=T0)
         assert isinstance(
-            decide_attempt(twice, T0 + a.HEARD_LATELY - timedelta(seconds=1)), a.RecheckAttempt
+            decide_attempt(twice, T0 + HEARD_LATELY - timedelta(seconds=1)), a.RecheckAttempt
         )
 
     def test_found_again(self) -> None:
@@ -409,7 +416,7 @@ class TestRunning:
 
     def test_silence_longer_than_the_lease(self) -> None:
         quiet = view(seen=alive())
-        lease = quiet.job.task.limits.unattended + quiet.job.task.grace + a.MARGIN
+        lease = quiet.job.task.limits.unattended + quiet.job.task.grace + MARGIN
         assert isinstance(
             decide_attempt(quiet, T0 + lease - timedelta(seconds=1)), a.RecheckAttempt
         )
@@ -561,7 +568,7 @@ class TestKept:
         kept = view(AttemptPhase.KEPT, ranks=2, seen=alive(ranks=2), kept_until=at(600))
         silent = replace(kept, nodes=(replace(kept.nodes[0], heard_at=at(59)), kept.nodes[1]))
         assert isinstance(decide_attempt(silent, at(59)), a.RecheckAttempt)
-        action = decide_attempt(silent, T0 + a.HEARD_LATELY)
+        action = decide_attempt(silent, T0 + HEARD_LATELY)
         assert isinstance(action, a.AdvanceAttempt)
         assert action.reason == "an agent of the kept gang is not waiting for work"
 
@@ -582,7 +589,7 @@ class TestKept:
         ],
     )
     def test_is_looked_at_soon_until_every_node_can_be_billed(
-        self, seen: a.Seen, after: float
+        self, seen: Seen, after: float
     ) -> None:
         """Until then nobody can take it over."""
         kept = view(AttemptPhase.KEPT, ranks=2, seen=seen, kept_since=T0, kept_until=at(600))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cavvy.control.decide import attempt as gangs
+from cavvy.control.decide.attempt_snapshot import GangAbsence
 from cavvy.control.decide.bills import budget_left, spending
 from cavvy.control.decide.job import AdvanceJob, RequeueJob, StopAtLimit
 from cavvy.control.decide.looks import GangLook, after_look, after_move, is_look_due
@@ -338,7 +339,7 @@ def test_no_more_is_left_than_the_budget() -> None:
         (AttemptPhase.BOOTING, GangLook(looked_at=NOW - 15 * SECOND), True),
         (
             AttemptPhase.RUNNING,
-            GangLook(looked_at=NOW - SECOND, seen=gangs.GangAbsence.ABSENT),
+            GangLook(looked_at=NOW - SECOND, seen=GangAbsence.ABSENT),
             True,
         ),
     ],
@@ -353,7 +354,7 @@ def test_a_look_that_does_not_find_the_gang_leaves_what_was_seen_before() -> Non
     seen = GangSeen(name="g1", state=GangState.RUNNING)
     found = after_look(GangLook(), seen, NOW)
     assert (found.told, found.told_at, found.fresh) == (seen, NOW, True)
-    missed = after_look(found, gangs.GangAbsence.ABSENT, NOW + SECOND)
+    missed = after_look(found, GangAbsence.ABSENT, NOW + SECOND)
     assert (missed.seen, missed.told, missed.told_at) == ("absent", seen, NOW)
 
 

@@ -6,13 +6,8 @@ from datetime import timedelta
 
 from cavvy.control.agents.sessions import AgentSessions, first_lease
 from cavvy.control.clock import ControlClock
-from cavvy.control.decide.attempt import (
-    POLL,
-    REMOVE_AGAIN,
-    AdvanceAttempt,
-    AttemptSnapshot,
-    GangAbsence,
-)
+from cavvy.control.decide.attempt import POLL, REMOVE_AGAIN, AdvanceAttempt
+from cavvy.control.decide.attempt_snapshot import AttemptSnapshot, GangAbsence
 from cavvy.control.decide.bills import accrue
 from cavvy.control.decide.looks import (
     FIRST_LOOK,

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from cavvy.control.clock import ControlClock
-from cavvy.control.decide.attempt import GangAbsence, Seen
+from cavvy.control.decide.attempt_snapshot import GangAbsence, Seen
 from cavvy.control.decide.placement import MarketSnapshot
 from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.offers import Offer

@@ -3,15 +3,23 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from enum import StrEnum
 
+from cavvy.control.decide.attempt_snapshot import (
+    HEARD_LATELY,
+    MARGIN,
+    AttemptSnapshot,
+    GangAbsence,
+    heard,
+    is_heard_lately,
+    is_surely_absent,
+    lease_end,
+)
 from cavvy.control.decide.job import gives_back
 from cavvy.control.decide.rows import taken_at
 from cavvy.control.decide.warm_pool import keeps_until
 from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import (
     JOB_ENDS,
-    Attempt,
     AttemptOutcome,
     AttemptPhase,
     FailureKind,
@@ -21,7 +29,6 @@ from cavvy.domain.jobs import (
     NodePhase,
     StopCause,
 )
-from cavvy.domain.units import Money
 
 POLL = timedelta(seconds=15)  # interval for polling a provider about a gang that starts or ends
 STEADY_POLL = timedelta(seconds=30)  # polling interval while the agents report running work
@@ -29,12 +36,6 @@ LAUNCH_TIMEOUT = timedelta(
     minutes=10
 )  # a launch fails if the provider gives no clear answer for this long
 BOOT_TIMEOUT = timedelta(minutes=20)  # dstack's timeout for its slowest backends
-HEARD_LATELY = timedelta(
-    seconds=60
-)  # two long polls: an agent that reported since then exists, even if its provider does not list it
-MARGIN = timedelta(
-    seconds=5
-)  # time beyond the grace period for the signal, the last log lines and the report
 PRICE_RISE = 10  # a sudden price rise by this factor must not exceed the budget
 REMOVE_AGAIN = timedelta(seconds=30)  # time until a removal that had no effect is requested again
 END_TIMES_TIMEOUT = timedelta(
@@ -44,34 +45,6 @@ _TOLD = frozenset(
     {AttemptOutcome.PREEMPTED, AttemptOutcome.STOPPED, AttemptOutcome.LIMIT}
 )  # outcomes of work that was asked to end
 _NONE = timedelta(0)
-
-
-class GangAbsence(StrEnum):
-    """The result of a poll that did not return the gang."""
-
-    UNKNOWN = "unknown"  # the provider was not polled, or did not answer
-    ABSENT = "absent"  # the provider does not know the gang
-
-
-Seen = GangSeen | GangAbsence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptSnapshot:
-    """All inputs of a decision about an attempt."""
-
-    job: Job
-    attempt: Attempt
-    nodes: tuple[Node, ...]
-    seen: Seen
-    visibility_delay: timedelta  # how long a new gang may be missing from the provider's answers
-    listening_since: datetime  # this server's start: agents count as silent only since then
-    asked: bool = False  # this server requested the launch; no poll has succeeded since
-    removed_at: datetime | None = None  # when this server last requested the removal
-    unsure: bool = False  # a launch request was never answered: it may still take effect
-    denied: bool = False  # the provider refused the last launch request
-    spent: Money | None = None  # spent by the job until now, if it has a budget
-    pays: timedelta | None = None  # how long the rest of the budget lasts at the current price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +208,7 @@ def _kept(view: AttemptSnapshot, now: datetime) -> Action:
     if view.job.released or now >= until:
         reason = "released by the user" if view.job.released else "no job used the gang in time"
         return AdvanceAttempt(phase=AttemptPhase.ENDING, reason=reason)
-    if any(now - _heard(view, node) >= HEARD_LATELY for node in view.nodes):
+    if any(now - heard(view, node) >= HEARD_LATELY for node in view.nodes):
         return AdvanceAttempt(
             phase=AttemptPhase.ENDING, reason="an agent of the kept gang is not waiting for work"
         )
@@ -307,17 +280,16 @@ def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
     seen, lost = view.seen, []
     gone = seen.nodes if isinstance(seen, GangSeen) and seen.state is not GangState.ENDED else ()
     ends = {node.rank: node.ended_at for node in gone if node.ended_at}
-    lease = view.job.task.limits.unattended + view.job.task.grace + MARGIN
     for node in view.nodes:
         if node.phase is NodePhase.EXITED:
             continue
         if isinstance(seen, GangSeen) and node.rank in ends:
             end = _lost(seen, node.rank)
             at = ends[node.rank]
-        elif node.claim and now - _heard(view, node) >= lease:
+        elif node.claim and now >= lease_end(view, node):
             reason = f"the agent of rank {node.rank} was silent for longer than its lease"
             end = _ending(AttemptOutcome.NODE, reason, FailureKind.NETWORK)
-            at = _heard(view, node) + lease
+            at = lease_end(view, node)
         else:
             continue
         lost.append(
@@ -531,33 +503,12 @@ def _claimed(view: AttemptSnapshot) -> bool:
     return any(node.claim for node in view.nodes)
 
 
-def is_surely_absent(view: AttemptSnapshot) -> bool:
-    """Whether two polls have missed the gang, so far apart that an existing gang would have
-    appeared in between.
-
-    One poll is enough if the provider itself refused the only launch request.
-    """
-    attempt = view.attempt
-    said_so = view.denied or attempt.outcome in (AttemptOutcome.CAPACITY, AttemptOutcome.REFUSED)
-    if said_so and attempt.launched_at is None and not view.unsure:
-        return attempt.missed_looks >= 1
-    return attempt.missed_looks >= 2
-
-
 def _counts(view: AttemptSnapshot, now: datetime) -> bool:
     """Whether to count a poll that missed the gang: it is the first one, or a visibility delay has
     passed since the first one.
     """
     since = view.attempt.missed_since
     return since is None or (view.attempt.missed_looks < 2 and now - since >= view.visibility_delay)
-
-
-def is_heard_lately(view: AttemptSnapshot, now: datetime) -> bool:
-    return any(now - _heard(view, node) < HEARD_LATELY for node in view.nodes if node.claim)
-
-
-def _heard(view: AttemptSnapshot, node: Node) -> datetime:
-    return max(view.listening_since, node.heard_at or node.claimed_at or view.listening_since)
 
 
 def _boot_began(view: AttemptSnapshot, now: datetime) -> datetime:

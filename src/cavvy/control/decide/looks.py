@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from cavvy.control.decide.attempt import POLL, STEADY_POLL, GangAbsence, Seen, watch_price
+from cavvy.control.decide.attempt import POLL, STEADY_POLL, watch_price
+from cavvy.control.decide.attempt_snapshot import GangAbsence, Seen
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
 from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import Attempt, AttemptPhase, AttemptWait, Job, JobPhase, WaitKind
