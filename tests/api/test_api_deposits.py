@@ -94,11 +94,11 @@ async def deposit(api: Api, gang: str, results: Results) -> None:
     assert code == 0
 
 
-async def end_node(api: Api, gang: str) -> None:
-    """The node shuts itself down, after it could not reach the server for a minute."""
+async def end_node(api: Api, gang: str, silence: timedelta = timedelta(minutes=1)) -> None:
+    """The node shuts itself down; the server last received a message before this silence."""
     attempt = await api.app_state.store.attempt_of_gang(gang)
     node = await api.app_state.store.node(attempt.id, 0)
-    before = datetime.now(UTC) - timedelta(minutes=1)
+    before = datetime.now(UTC) - silence
     await api.app_state.store.commit(AtomicWrite(nodes=[replace(node, heard_at=before)]))
     api.app_state.control_plane.agents.forget(attempt)
     await api.app_state.control_plane.pool.remove("fake", gang)
@@ -162,6 +162,16 @@ async def test_a_report_of_the_agent_comes_before_its_deposit(api: Api, tmp_path
     assert (job["phase"], job["attempts"][0]["exit_code"]) == ("done", 0)
     assert (await api.http.get(JOB + "/logs")).content == b"hello\n"
     assert await until(lambda: _is_swept(api))
+
+
+async def test_a_node_that_was_heard_just_before_its_end_has_results(
+    api: Api, tmp_path: Path
+) -> None:
+    """The server received the agent's requests, but its answers were lost."""
+    gang, work = await begin(api)
+    await deposit(api, gang, end_work(tmp_path / "node", gang, work, EXIT))
+    await end_node(api, gang, silence=timedelta(0))
+    assert (await until(lambda: _is_over(api)))["phase"] == "done"
 
 
 def change(**fields: object) -> Callable[[dict[str, Any]], object]:

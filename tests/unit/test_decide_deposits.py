@@ -1,10 +1,12 @@
-"""Results in a bucket are looked for once the node of a rank has ended without the rank's exit."""
+"""Results in a bucket are looked for once a rank's node has ended or was silent for its
+lease, without the rank's exit."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 from tests.unit.test_decide_attempts import T0, at, view, with_exit
 
-from cavvy.control.decide.attempt import GangAbsence
+from cavvy.control.decide.attempt_snapshot import MARGIN, GangAbsence
 from cavvy.control.decide.deposits import list_unreported
 from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase
@@ -33,11 +35,22 @@ def test_ranks_of_ended_nodes_are_unreported_until_they_exit() -> None:
     assert list_unreported(with_exit(ended, 0, AttemptOutcome.EXIT, 3), LATER) == [1]
 
 
-def test_a_node_that_ended_soon_after_a_report_has_no_results() -> None:
+def test_a_node_may_have_results_although_it_was_heard_just_before_its_end() -> None:
     gang = seen(GangState.RUNNING, 0)
     reported = view(ranks=2, seen=gang)
-    nodes = [replace(reported.nodes[0], heard_at=at(80)), reported.nodes[1]]
-    assert list_unreported(replace(reported, nodes=tuple(nodes)), LATER) == []
+    nodes = [replace(reported.nodes[0], heard_at=at(90)), reported.nodes[1]]
+    assert list_unreported(replace(reported, nodes=tuple(nodes)), LATER) == [0]
+
+
+def test_a_silent_node_may_have_results_once_its_lease_is_over() -> None:
+    running = view(ranks=2, seen=seen(GangState.RUNNING))
+    limits = running.job.task.limits
+    lease = limits.unattended + running.job.task.grace + MARGIN
+    nodes = (running.nodes[0], replace(running.nodes[1], heard_at=at(60)))
+    for unheard in (running, replace(running, seen=GangAbsence.UNKNOWN)):
+        silent = replace(unheard, nodes=nodes)
+        assert list_unreported(silent, T0 + lease - timedelta(seconds=1)) == []
+        assert list_unreported(silent, T0 + lease) == [0]
 
 
 def test_a_forgotten_gang_is_unreported_unless_its_agents_report() -> None:

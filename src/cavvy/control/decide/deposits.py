@@ -1,29 +1,30 @@
 """Decides which ranks may have left their results in a bucket."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from cavvy.control.decide.attempt import (
+from cavvy.control.decide.attempt_snapshot import (
     AttemptSnapshot,
     GangAbsence,
     is_heard_lately,
     is_surely_absent,
+    lease_end,
 )
 from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import AttemptPhase, NodePhase
 
-# Agents store results after a longer silence; the rest is for differences between clocks.
-_SILENCE = timedelta(seconds=30)
-
 
 def list_unreported(view: AttemptSnapshot, now: datetime) -> list[int]:
-    """The ranks whose node has ended after a silence of its agent, which has not reported the exit.
-    Their results are looked for before the ranks count as lost.
+    """The ranks whose agent has not reported the exit, and whose node has ended or was silent for
+    longer than its lease. Their results are looked for before the ranks count as lost.
+
+    How long an agent was silent before its node's end proves nothing: the agent waits for the
+    server's answers, and the server may have received requests whose answers were lost.
     """
     if view.attempt.phase not in (AttemptPhase.BOOTING, AttemptPhase.RUNNING):
         return []
-    ends: dict[int, datetime] = {}
+    ended: set[int] = set()
     if isinstance(view.seen, GangSeen):
-        ends = {node.rank: node.ended_at for node in view.seen.nodes if node.ended_at}
+        ended = {node.rank for node in view.seen.nodes if node.ended_at}
         gone = view.seen.state is GangState.ENDED
     else:
         absent = view.seen is GangAbsence.ABSENT and is_surely_absent(view)
@@ -31,6 +32,6 @@ def list_unreported(view: AttemptSnapshot, now: datetime) -> list[int]:
     return [
         node.rank
         for node in view.nodes
-        if node.claim and node.phase is not NodePhase.EXITED and (gone or node.rank in ends)
-        if ends.get(node.rank, now) - (node.heard_at or view.attempt.created_at) >= _SILENCE
+        if node.claim and node.phase is not NodePhase.EXITED
+        if gone or node.rank in ended or now >= lease_end(view, node)
     ]
