@@ -107,6 +107,15 @@ def test_exec_ssh_and_cp_land_in_the_container(
             assert cavvy("exec", "boxed", "--", "cat", "there").stdout == b"brought\n"
             assert cavvy("cp", "boxed:there", str(tmp_path / "back")).returncode == 0
             assert (tmp_path / "back").read_text() == "brought\n"
+            secret = tmp_path / "secret"  # on the machine; the container has no such file
+            secret.write_text("of the machine\n")
+            assert cavvy("exec", "boxed", "--", "ln", "-s", str(secret), "/link").returncode == 0
+            assert cavvy("cp", "boxed:/link", str(tmp_path / "stolen")).returncode
+            assert not (tmp_path / "stolen").exists()
+            cavvy("exec", "boxed", "--", "mkdir", "-p", str(tmp_path))
+            assert cavvy("cp", str(tmp_path / "here"), "boxed:/link").returncode == 0
+            assert cavvy("exec", "boxed", "--", "cat", str(secret)).stdout == b"brought\n"
+            assert secret.read_text() == "of the machine\n"
             if shutil.which("ssh"):
                 assert cavvy("ssh", "--setup").returncode == 0
                 plain = [

@@ -13,10 +13,13 @@ import hashlib
 import json
 import os
 import stat
+from contextlib import contextmanager
+
+from ..allowed_folders import AllowedFolders, walk_below
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     Fields = dict[str, Any]
@@ -43,18 +46,66 @@ def answer(root: Callable[[], str], payload: bytes) -> bytes:
 
 
 class NodeFileCalls:
-    """Resolves the user's paths below `root`, which is "" for the node itself."""
+    """Resolves the user's paths below `root`, the root folder of the work's container.
+
+    `root` is "" without a container. This process then runs in the work's own view of the machine.
+    """
 
     def __init__(self, root: str) -> None:
         self.root = root
+        # In a container, `find` has followed the links: absolute links start at its root.
+        self.flags = os.O_CLOEXEC | (os.O_NOFOLLOW if root else 0)
+        self._inside = AllowedFolders.of_root(root)
 
-    def find(self, asked: Fields, name: str = "path") -> str:
+    def read_path(self, asked: Fields, name: str = "path") -> str:
+        """The absolute path that the user means."""
         path = str(asked[name])
         if path == "~" or path.startswith("~/"):
             path = os.path.expanduser("~") + path[1:]
         if not path.startswith("/"):
             path = os.path.join(str(asked.get("folder") or os.getcwd()), path)
-        return self.root + os.path.normpath(path) if self.root else path
+        return path
+
+    @contextmanager
+    def find(
+        self, asked: Fields, name: str = "path", *, follow: bool = True, make: bool = False
+    ) -> Iterator[str]:
+        """A path of this node for the user's path. In a container, its last name is no link if
+        `follow`. With `make`, missing folders above it are created. Raises OSError."""
+        path = self.read_path(asked, name)
+        if not self.root:
+            if make:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+            yield path
+            return
+        folder, last = self._inside.find(path, follow=follow, make=make)
+        try:
+            yield f"/proc/self/fd/{folder}/{last}"
+        finally:
+            os.close(folder)
+
+    @contextmanager
+    def hold(self, asked: Fields) -> Iterator[str]:
+        """Like `find`, but the path keeps leading to the same file. Raises OSError."""
+        with self.find(asked) as path:
+            if not self.root:
+                yield path
+                return
+            file = os.open(path, os.O_PATH | self.flags)
+        try:
+            yield f"/proc/self/fd/{file}"
+        finally:
+            os.close(file)
+
+    def resolve(self, asked: Fields) -> str:
+        """The user's path without links. Raises OSError."""
+        path = self.read_path(asked)
+        if not self.root:
+            return os.path.realpath(path)
+        try:
+            return self._inside.resolve(path)
+        except FileNotFoundError:
+            return os.path.normpath(path)
 
 
 def describe(found: os.stat_result) -> Fields:
@@ -69,7 +120,7 @@ def describe(found: os.stat_result) -> Fields:
 
 
 def do_open(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
-    flags = _FLAGS[asked.get("mode", "read")] | os.O_CLOEXEC
+    flags = _FLAGS[asked.get("mode", "read")] | files.flags
     for name, flag in (
         ("create", os.O_CREAT),
         ("truncate", os.O_TRUNC),
@@ -78,7 +129,8 @@ def do_open(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
     ):
         if asked.get(name):
             flags |= flag
-    descriptor = os.open(files.find(asked), flags, int(asked.get("permissions", 0o666)))
+    with files.find(asked, follow=not asked.get("new")) as path:
+        descriptor = os.open(path, flags, int(asked.get("permissions", 0o666)))
     _open[descriptor] = descriptor
     return {"handle": descriptor, **describe(os.fstat(descriptor))}
 
@@ -103,12 +155,21 @@ def do_write(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
 def do_stat(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
     if "handle" in asked:
         return describe(os.fstat(_open[asked["handle"]]))
-    path = files.find(asked)
-    return describe(os.stat(path) if asked.get("follow", True) else os.lstat(path))
+    follow = bool(asked.get("follow", True))
+    with files.hold(asked) if follow else files.find(asked, follow=False) as path:
+        return describe(os.stat(path, follow_symlinks=follow))
 
 
 def do_set(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
-    target = _open[asked["handle"]] if "handle" in asked else files.find(asked)
+    if "handle" in asked:
+        change(_open[asked["handle"]], asked)
+    else:
+        with files.hold(asked) as path:
+            change(path, asked)
+
+
+def change(target: str | int, asked: Fields) -> None:
+    """Set the size, owner, mode and time that the call names. Raises OSError."""
     if asked.get("size") is not None:
         os.truncate(target, int(asked["size"]))
     if asked.get("uid") is not None and asked.get("gid") is not None:
@@ -121,69 +182,80 @@ def do_set(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
 
 def do_list(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
     """List a folder's names and their types, as JSON in the answer's bytes: it can be large."""
-    with os.scandir(files.find(asked)) as entries:
+    with files.hold(asked) as path, os.scandir(path) as entries:
         found = [[entry.name, describe(entry.stat(follow_symlinks=False))] for entry in entries]
     return {}, json.dumps(found).encode()
 
 
 def do_walk(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
     """List the relative path and type of everything below a folder, without following links."""
-    top, found = files.find(asked), []
-    for folder, inner, names in os.walk(top):
-        for name in sorted([*inner, *names]):
-            path = os.path.join(folder, name)
-            entry: Fields = describe(os.lstat(path))
-            if os.path.islink(path):
-                entry["link"] = os.readlink(path)
-            found.append([os.path.relpath(path, top), entry])
-    return {}, json.dumps(found).encode()
+    found = []
+    with files.find(asked) as path:
+        top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | files.flags)
+    try:
+        for path, listed, folder in walk_below(top):
+            entry = describe(listed.stat(follow_symlinks=False))
+            if listed.is_symlink():
+                entry["link"] = os.readlink(listed.name, dir_fd=folder)
+            found.append([path, entry])
+    finally:
+        os.close(top)
+    return {}, json.dumps(sorted(found, key=lambda each: each[0].split("/"))).encode()
 
 
 def do_remove(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
-    os.unlink(files.find(asked))
+    with files.find(asked, follow=False) as path:
+        os.unlink(path)
 
 
 def do_rmdir(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
-    os.rmdir(files.find(asked))
+    with files.find(asked, follow=False) as path:
+        os.rmdir(path)
 
 
 def do_mkdir(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
-    if asked.get("parents"):
-        os.makedirs(files.find(asked), exist_ok=True)
-    else:
-        os.mkdir(files.find(asked), int(asked.get("permissions", 0o777)))
+    parents = bool(asked.get("parents"))
+    with files.find(asked, make=parents) as path:
+        try:
+            os.mkdir(path, int(asked.get("permissions", 0o777)))
+        except FileExistsError:
+            if not parents or not os.path.isdir(path):
+                raise
 
 
 def do_rename(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
-    target = files.find(asked, "target")
-    if not asked.get("replace", True) and os.path.lexists(target):
-        raise FileExistsError(errno.EEXIST, "it exists already")
-    os.replace(files.find(asked), target)
+    with files.find(asked, follow=False) as path, files.find(asked, "target", follow=False) as new:
+        if not asked.get("replace", True) and os.path.lexists(new):
+            raise FileExistsError(errno.EEXIST, "it exists already")
+        os.replace(path, new)
 
 
 def do_link(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
-    if asked.get("hard"):
-        os.link(files.find(asked, "target"), files.find(asked))
-        return
-    path = files.find(asked)
-    if asked.get("replace") and os.path.lexists(path):
-        os.unlink(path)
-    os.symlink(asked["target"], path)
+    with files.find(asked, follow=False) as path:
+        if asked.get("hard"):
+            with files.find(asked, "target", follow=False) as target:
+                os.link(target, path, follow_symlinks=False)
+            return
+        if asked.get("replace") and os.path.lexists(path):
+            os.unlink(path)
+        os.symlink(asked["target"], path)
 
 
 def do_readlink(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
-    return {"target": os.readlink(files.find(asked))}
+    with files.find(asked, follow=False) as path:
+        return {"target": os.readlink(path)}
 
 
 def do_resolve(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
-    path = os.path.realpath(files.find(asked))
-    return {"path": path[len(files.root) :] or "/"}
+    return {"path": files.resolve(asked)}
 
 
 def do_hash(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
     """Return the SHA-256 of the first `size` bytes of a file, and the number of bytes read."""
     found, left, count = hashlib.sha256(), int(asked["size"]), 0
-    with open(files.find(asked), "rb") as file:
+    with files.find(asked) as path:
+        descriptor = os.open(path, os.O_RDONLY | files.flags)
+    with open(descriptor, "rb") as file:
         while left > 0:
             part = file.read(min(1 << 20, left))
             if not part:

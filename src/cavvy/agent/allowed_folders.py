@@ -1,0 +1,257 @@
+"""Opens files in folders that the work can change, so that the work's symbolic links lead the agent
+to no other files.
+
+The agent may see more files than the work, which may run in a container or in its own namespaces.
+So every path is opened name by name, each name relative to the folder opened before it, and the
+kernel follows no link. This module follows a link itself if the link's target is in an allowed
+folder. A link that appears between two steps causes an error.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+
+MOST_LINKS = 40  # as in Linux: MAXSYMLINKS of include/linux/namei.h
+_STEP = (
+    getattr(os, "O_PATH", os.O_RDONLY)  # needs no permission to read the folder
+    | os.O_DIRECTORY
+    | os.O_NOFOLLOW
+    | os.O_CLOEXEC
+)
+
+
+class LeadsOutside(OSError):
+    """A path is not in an allowed folder, or a symbolic link on it leads to a place that is not."""
+
+
+class AllowedFolders:
+    """The folders that paths and links may lead to.
+
+    `own` are folders that the work might replace by a link: such a link is not followed. `given`
+    are folders that the user named: their paths may contain links.
+    """
+
+    def __init__(self, own: list[str], given: list[str] | None = None) -> None:
+        self._opened: dict[str, str] = {}  # path of a folder -> the path that is opened for it
+        for path in map(os.path.abspath, own):
+            parent, name = os.path.split(path)
+            real = os.path.join(os.path.realpath(parent), name)
+            self._opened[path] = self._opened[real] = real
+        for path in map(os.path.abspath, given or []):
+            real = os.path.realpath(path)
+            self._opened[path] = self._opened[real] = real
+
+    @classmethod
+    def of_root(cls, root: str) -> AllowedFolders:
+        """A container's root folder, which is at `root` on this machine. Paths and links start in
+        it, as they do for the container's processes."""
+        made = cls([])
+        made._opened["/"] = root + "/."
+        return made
+
+    def find(self, path: str, *, follow: bool = True, make: bool = False) -> tuple[int, str]:
+        """Open the folder that contains `path`. Returns its descriptor, which the caller must
+        close, and the name of `path` in it, or "." if `path` is an allowed folder.
+
+        With `follow`, the name is the one that the last link leads to. With `make`, missing folders
+        above `path` are created. Raises LeadsOutside, OSError.
+        """
+        walk = _Walk(self._opened)
+        try:
+            name = self._walk(walk, path, follow=follow, make=make)
+            return walk.take(), name
+        finally:
+            walk.close()
+
+    def resolve(self, path: str) -> str:
+        """The path without links and "..". Raises LeadsOutside, OSError."""
+        walk = _Walk(self._opened)
+        try:
+            name = self._walk(walk, path, follow=True, make=False)
+            return os.path.normpath(os.path.join(walk.folder, *walk.names, name))
+        finally:
+            walk.close()
+
+    def open(
+        self,
+        path: str,
+        flags: int,
+        mode: int = 0o666,
+        *,
+        follow: bool = True,
+        make: bool = False,
+    ) -> int:
+        """Like os.open. Raises LeadsOutside, OSError."""
+        folder, name = self.find(path, follow=follow, make=make)
+        try:
+            return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
+        finally:
+            os.close(folder)
+
+    def open_folder(self, path: str) -> int:
+        """Open a folder to list it. Raises LeadsOutside, OSError."""
+        return self.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def open_file(self, path: str) -> int:
+        """Open a regular file to read it. Raises LeadsOutside, OSError."""
+        return check_regular(self.open(path, os.O_RDONLY | os.O_NONBLOCK), path)
+
+    def stat(self, path: str, *, follow: bool = True) -> os.stat_result:
+        """Like os.stat. Raises LeadsOutside, OSError."""
+        folder, name = self.find(path, follow=follow)
+        try:
+            return os.stat(name, dir_fd=folder, follow_symlinks=False)
+        finally:
+            os.close(folder)
+
+    @staticmethod
+    def _walk(walk: _Walk, path: str, *, follow: bool, make: bool) -> str:
+        links = 0
+        walk.enter(path)
+        while walk.todo:
+            name = walk.todo.pop()
+            link = _read_link(name, walk.here) if follow or walk.todo else ""
+            if name == "..":
+                walk.leave()
+            elif link:
+                links += 1
+                if links > MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                walk.turn(link)
+            elif walk.todo:
+                walk.step(name, make=make)
+            else:
+                return name
+        return "."
+
+
+class _Walk:
+    """A position below an allowed folder, and the names that are still to be opened."""
+
+    def __init__(self, opened: dict[str, str]) -> None:
+        self._allowed = opened
+        self._open: list[int] = []
+        self.folder = ""  # the allowed folder
+        self.names: list[str] = []  # the names opened below it
+        self.todo: list[str] = []  # the next name is the last item
+
+    @property
+    def here(self) -> int:
+        return self._open[-1]
+
+    def enter(self, path: str) -> None:
+        """Start in the innermost allowed folder on the path. Raises LeadsOutside, OSError."""
+        fits = [
+            each
+            for each in self._allowed
+            if path == each or path.startswith(each.rstrip("/") + "/")
+        ]
+        if not fits:
+            raise LeadsOutside(f"it leads out of the job's folders, to {path}")
+        self.close()
+        self.folder = max(fits, key=len)
+        self._open = [os.open(self._allowed[self.folder], _STEP)]
+        self.names, self.todo = [], _split(path[len(self.folder) :])
+
+    def leave(self) -> None:
+        """Go to the parent folder. Raises LeadsOutside, OSError."""
+        if self.names:
+            os.close(self._open.pop())
+            self.names.pop()
+        elif self.folder != "/":  # the root folder is its own parent
+            parent = os.path.dirname(self._allowed[self.folder])
+            self.enter("/".join([parent.rstrip("/"), *reversed(self.todo)]))
+
+    def turn(self, link: str) -> None:
+        """Continue with a link's target. Raises LeadsOutside, OSError."""
+        if link.startswith("/"):
+            self.enter("/".join([link, *reversed(self.todo)]))
+        else:
+            self.todo += _split(link)
+
+    def step(self, name: str, *, make: bool) -> None:
+        """Go to a folder. Raises OSError."""
+        if make:
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=self.here)
+        self._open.append(os.open(name, _STEP, dir_fd=self.here))
+        self.names.append(name)
+
+    def take(self) -> int:
+        """The descriptor of the current folder, which `close` then leaves open."""
+        return self._open.pop()
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.pop())
+
+
+def open_below(folder: int, path: str, flags: int) -> int:
+    """Open a relative path below an open folder, following no link. Raises OSError."""
+    names, here = _split(path), folder
+    try:
+        while len(names) > 1:
+            below = os.open(names.pop(), _STEP, dir_fd=here)
+            if here != folder:
+                os.close(here)
+            here = below
+        name = names[0] if names else "."
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+    finally:
+        if here != folder:
+            os.close(here)
+
+
+def walk_below(folder: int) -> Iterator[tuple[str, os.DirEntry[str], int]]:
+    """Yield everything below an open folder: the path relative to it, the entry, and the open
+    folder that contains the entry, which is closed afterwards. Links are not followed, and folders
+    that vanish meanwhile are left out.
+    """
+    todo = [""]
+    while todo:
+        below = todo.pop()
+        try:
+            here = open_below(folder, below, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            continue
+        try:
+            with os.scandir(here) as entries:
+                found = list(entries)
+            for entry in found:
+                path = os.path.join(below, entry.name)
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(path)
+                yield path, entry, here
+        except OSError:
+            continue
+        finally:
+            os.close(here)
+
+
+def check_regular(file: int, path: str) -> int:
+    """Return the descriptor of an open regular file; close any other file and raise OSError."""
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return file
+    os.close(file)
+    raise OSError(errno.EINVAL, "it is not a regular file", path)
+
+
+def _split(path: str) -> list[str]:
+    """The names on a path, the last one first."""
+    return [name for name in reversed(path.split("/")) if name not in ("", ".")]
+
+
+def _read_link(name: str, folder: int) -> str:
+    """The target of a link, or "" if the name is no link or is missing. Raises OSError."""
+    try:
+        return os.readlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return ""
