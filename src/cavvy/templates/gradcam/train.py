@@ -93,9 +93,8 @@ def heat_map(
     seen, slope, score = kept[0].detach()[0], slope[0], scores[label].detach()  # channels, h, w
     if method == "grad-cam":  # weight of a channel: its mean gradient
         heat = (slope.mean((1, 2), keepdim=True) * seen).sum(0)
-    elif method == "grad-cam++":  # gradients weighted so that several objects all count fully
-        squares = slope**2
-        share = squares / (2 * squares + (seen * slope**3).sum((1, 2), keepdim=True) + 1e-7)
+    elif method == "grad-cam++":  # each pixel's gradient counts by its share of the evidence
+        share = _share_evidence(seen, slope)
         heat = ((share * slope.relu()).sum((1, 2), keepdim=True) * seen).sum(0)
     elif method == "xgrad-cam":  # mean gradient, weighted by the channel's brightness
         total = seen.sum((1, 2), keepdim=True)
@@ -126,6 +125,19 @@ def heat_map(
         heat.relu()[None, None], image.shape[1:], mode="bilinear", align_corners=False
     )[0, 0]
     return (heat / heat.max().clamp_min(1e-7)).cpu()
+
+
+def _share_evidence(seen: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+    """The weights (C, h, w) of the gradients in Grad-CAM++: equation 19 of Chattopadhyay et al.
+    2018 (arXiv:1710.11063).
+
+    The paper takes the exponential of the score. For a network of linear layers and ReLU, its n-th
+    derivative by one pixel is the exponential times the n-th power of the score's gradient, and the
+    exponential cancels out: second / (2 second + (sum of the channel) third).
+    """
+    second, third = slope**2, slope**3
+    whole = 2 * second + seen.sum((1, 2), keepdim=True) * third
+    return second / torch.where(whole == 0, 1.0, whole)
 
 
 def _agreed(seen: torch.Tensor) -> torch.Tensor:
