@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from cavvy.agent.config import BadConfig, ConfigFields
 from cavvy.agent.ends import may_leave
+from cavvy.agent.reports import TaskReports
 from cavvy.agent.runner import RankRunner
 from cavvy.agent.states import AgentState
 
@@ -83,11 +85,38 @@ def test_only_what_a_signal_reached_ended_by_it(
     told: list[object] = []
     runner._steps = SimpleNamespace(interrupted=interrupted)
     runner._state = AgentState.RECLAIMED if signalled else AgentState.ENDING
-    runner._ending, runner._born, runner._again = ("preempted", "gone"), 0.0, False
+    runner._ending, runner._born, runner.reports = ("preempted", "gone"), 0.0, TaskReports()
     runner._faults = SimpleNamespace(found="")
     runner._conclude = lambda *what: told.extend(what)
     runner._ran(code, 0)
     assert told[:2] == [outcome, code]
+
+
+@pytest.mark.parametrize(
+    ("code", "ranks", "reason"),
+    [
+        (1, 4, "rank 2 of 4 failed: KeyError: 'x'; the task ended with exit code 1"),
+        (1, 1, "the task failed: KeyError: 'x'; the task ended with exit code 1"),
+        (75, 4, "the task asked to be run again (exit code 75)"),
+        (0, 4, ""),
+    ],
+)
+def test_the_reason_names_the_process_that_failed_and_its_error(
+    code: int, ranks: int, reason: str
+) -> None:
+    runner: Any = RankRunner.__new__(RankRunner)
+    runner._steps, runner._state = SimpleNamespace(interrupted=False), AgentState.WORKING
+    runner._ending, runner._born, runner.reports = None, time.monotonic(), TaskReports()
+    runner._faults = SimpleNamespace(found="")
+    for error in ("an attempt that torchrun repeated", "KeyError: 'x'"):
+        line = {"failed": {"rank": 2, "ranks": ranks, "error": error}}
+        runner.reports.hear(ConfigFields(line, "a line"))
+    assert runner._judge(code, 0)[2] == reason
+
+
+def test_a_report_of_a_failure_must_be_complete() -> None:
+    with pytest.raises(BadConfig, match="`error` must be text"):
+        TaskReports().hear(ConfigFields({"failed": {"rank": 2, "ranks": 4, "error": 7}}, "a line"))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import signal
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .config import ConfigFields
+
 EX_TEMPFAIL = 75  # of sysexits.h: the task has saved a checkpoint and asks to be run again
+LONGEST_ERROR = 1000  # characters
 # Signals that end a program by default and usually come from outside. A shell reports signal N as
 # exit code 128 + N.
 DEADLY = (
@@ -37,6 +42,13 @@ def may_leave(leaves_after_s: float, silent_s: float, *, stored: bool) -> bool:
     `stored` where they outlive the node.
     """
     return stored and 0 < leaves_after_s <= silent_s
+
+
+def describe_failure(fields: ConfigFields) -> str:
+    """How a task failed, from the task's message `failed`. Raises BadConfig."""
+    rank, ranks = fields.read("rank", "int"), fields.read("ranks", "int")
+    error = fields.read("error", "str")[:LONGEST_ERROR]
+    return f"rank {rank} of {ranks} failed: {error}" if ranks > 1 else f"the task failed: {error}"
 
 
 def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:

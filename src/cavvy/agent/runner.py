@@ -17,6 +17,7 @@ from .log import LogSpool
 from .notices.faults import FAILURES, GPU, GpuFaultScanner, read_kernel
 from .outbox import MessageOutbox, time_text
 from .redact import Redactor
+from .reports import TaskReports
 from .states import DONE, MOVES, REPORTED, AgentState
 from .step_runner import StepRunner, needs_preparing
 from .work.environment import make_environment
@@ -35,8 +36,6 @@ KILL_WAIT_S = 30.0
 FAREWELL_S = 2.0  # seconds for the last messages when SIGTERM arrives after the work's end
 # Outcomes after which a kept node waits for other work, by whether it belongs to a machine
 SPARES_NODE = {False: ("succeeded", "exit"), True: ("succeeded", "exit", "setup", "stopped")}
-# the longest time for saving a checkpoint, in seconds, that a task may report
-LONGEST_SAVE_S = 86400.0
 SIGNAL_WAIT_S = {True: 0.5, False: 0.05}
 DELIVER_S = 20.0  # how many seconds an agent with --deliver tries to deliver messages
 
@@ -64,9 +63,7 @@ class RankRunner:
         self._polls: list[NoticePoll] = []
         self._deposit: ResultsDeposit | None = None
         self._every_s: float | None = None
-        self._again = False  # whether the task has saved its state and asked to be run again
-        # seconds that saving the task's newest checkpoint took, as the task reported
-        self._cost_s: float | None = None
+        self.reports = TaskReports()
         self.execs = RankExecs(loop, self.delivered)
         # Set when the agent exits after its work: how many seconds the node's next agent waits
         # for more work.
@@ -264,16 +261,6 @@ class RankRunner:
             self._tell_task("every_s", every_s)
             self._write(self._config.every_file, json.dumps(every_s))
 
-    def told(self, fields: ConfigFields) -> None:
-        """Handle a line from the task. Raises BadConfig."""
-        self._again = self._again or fields.inner("again") is not None
-        saved = fields.inner("saved")
-        if saved is not None:
-            seconds = saved.read("seconds", "float")
-            if not 0 <= seconds <= LONGEST_SAVE_S:
-                raise BadConfig(f"`saved.seconds` is {seconds!r}, which is not a valid duration")
-            self._cost_s = seconds
-
     def _tell_task(self, kind: str, value: object) -> None:
         if self._notification_socket is not None:
             self._notification_socket.say(kind, value)
@@ -313,7 +300,9 @@ class RankRunner:
         """Open the socket to the task, and start polling for the node's notices."""
         from .notices.notification_socket import NotificationSocket
 
-        self._notification_socket = NotificationSocket(self._loop, self._config.home, self.told)
+        self._notification_socket = NotificationSocket(
+            self._loop, self._config.home, self.reports.hear
+        )
         self._env = make_environment(self._config, work, self._notification_socket.path)
         if (
             work.checkpoint is not None
@@ -343,8 +332,8 @@ class RankRunner:
             self._tell_task(
                 "safe", {name: value for name, value in fields.items() if name != "newest_at"}
             )
-            if self._cost_s is not None:
-                fields["cost_s"] = self._cost_s
+            if self.reports.cost_s is not None:
+                fields["cost_s"] = self.reports.cost_s
         self._outbox.put(kind, **fields)
         self.link.pump()
 
@@ -406,7 +395,7 @@ class RankRunner:
     def _judge(self, code: int, oom_kills: int) -> tuple[str, int | None, str]:
         """The outcome, exit code and reason of work that ended with this exit code."""
         interrupted = self._steps.interrupted or self._state is AgentState.RECLAIMED
-        code = EX_TEMPFAIL if code and self._again else code
+        code = EX_TEMPFAIL if code and self.reports.again else code
         outcome, code, reason = judge(code, self._ending if interrupted else None)
         if oom_kills and outcome == "exit":
             reason = (
@@ -415,6 +404,8 @@ class RankRunner:
             )
         elif outcome == "exit" and (fault := self._faults.found or read_kernel(self._born)):
             outcome, reason = GPU, f"{fault} (exit code {code})"
+        elif outcome == "exit" and self.reports.failure:
+            reason = f"{self.reports.failure}; {reason}"
         return outcome, code, reason
 
     def _foresee(self) -> Ended | None:

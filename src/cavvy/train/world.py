@@ -16,6 +16,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch does not 
 )
 
 from cavvy.train.device import TrainDevice, pick
+from cavvy.train.failures import FailureWatch
 
 ATTEMPT = "CAVVY_TRAIN_ATTEMPT"  # set by a program that runs again in the same process
 PATIENCE = timedelta(minutes=10)  # how long a collective waits for another rank
@@ -36,6 +37,7 @@ class RankWorld:
         self._files: Any = None
         if size > 1 or dist.is_initialized():
             self._join(rank, size)
+        self._failures = self._watch_failures()
 
     @property
     def is_first(self) -> bool:
@@ -114,6 +116,7 @@ class RankWorld:
         """Destroy the process groups at once, so that the collectives of other ranks fail instead
         of waiting.
         """
+        self._failures.close()
         if self._ours and dist.is_initialized():
             dist.destroy_process_group()
         self._ours, self.size = False, 1
@@ -138,6 +141,13 @@ class RankWorld:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._facts = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._files = dist.new_group(backend="gloo", timeout=timedelta(hours=2))
+
+    def _watch_failures(self) -> FailureWatch:
+        if self.size == 1:
+            return FailureWatch(None, self.rank, self.size)
+        held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        store = dist.distributed_c10d._get_default_store()
+        return FailureWatch(store, self.rank, self.size, ours=not held)
 
 
 def _open_store(attempt: str) -> Any:

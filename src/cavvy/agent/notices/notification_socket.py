@@ -1,7 +1,7 @@
 """The socket `$CAVVY_NOTICE`, over which agent and task exchange messages as lines of JSON.
 
 Sent to the task: {"every_s": n}, {"notice": {...}}, {"advice": {...}}, {"safe": {...}}. Received
-from the task: {"saved": {...}}.
+from the task: {"saved": {...}}, {"again": {}}, {"failed": {...}}.
 """
 
 from __future__ import annotations

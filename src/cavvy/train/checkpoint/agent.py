@@ -19,6 +19,13 @@ def tell_again() -> None:
     _send({"again": {}})
 
 
+def tell_failed(rank: int, ranks: int, error: str) -> None:
+    """Report the rank that failed first, and its error. The agent adds them to the reason of the
+    job's end.
+    """
+    _send({"failed": {"rank": rank, "ranks": ranks, "error": error}})
+
+
 def _send(message: dict[str, object]) -> None:
     path = os.environ.get("CAVVY_NOTICE")
     if not path:

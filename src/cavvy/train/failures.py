@@ -1,0 +1,163 @@
+"""Reports the first rank that fails to all ranks and to Cavvy's agent, and ends ranks that would
+wait for a failed rank.
+
+The ranks share the first failure through the store in which they have met. A collective can only
+report that a connection has closed, and some collectives wait for minutes before they report it.
+"""
+
+import atexit
+import json
+import logging
+import os
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from time import monotonic, sleep
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+
+from cavvy.train.checkpoint.agent import tell_failed
+
+log = logging.getLogger("cavvy.train")
+POLL_S = 0.5  # seconds between two looks into the store
+GRACE_S = 10.0  # seconds for a rank to end by itself after a rank has failed
+ANSWER_S = 3.0  # seconds for each running rank to answer that it is running
+LONGEST = 500  # maximum characters of an error that are reported
+FIRST, SEARCH, RUNS = "cavvy/failed", "cavvy/search", "cavvy/runs"
+SILENT = (
+    "its process ended without reporting an error, for example because the kernel or a signal "
+    "killed it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """The first failure of a run. `ranks` is the number of all ranks."""
+
+    rank: int
+    ranks: int
+    error: str
+
+
+class FailureWatch:
+    """Reports an error that ends this rank, and looks for failures of other ranks in a thread, from
+    its creation until `close`.
+
+    `store` is the store in which the ranks have met, or None for a single rank. `ours` tells
+    whether the process of rank 0 holds the store.
+    """
+
+    def __init__(self, store: Any, rank: int, ranks: int, *, ours: bool = False) -> None:
+        self._store: Any = None if store is None else store.clone()
+        self._rank, self._ranks, self._ours = rank, ranks, ours
+        self._ended, self._told = threading.Event(), False
+        self._before, self._hook = sys.excepthook, self._hear
+        sys.excepthook = self._hook
+        # A thread that runs while the interpreter ends would abort the process.
+        atexit.register(self.close)
+        self._thread = threading.Thread(target=self._watch, name="failure watch", daemon=True)
+        if self._store is not None:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching. Later calls do nothing."""
+        atexit.unregister(self.close)
+        self._ended.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(ANSWER_S)
+        if sys.excepthook is self._hook:
+            sys.excepthook = self._before
+
+    def report(self, error: BaseException) -> RankFailure:
+        """Report the error that ends this rank. Returns the first failure of all ranks: an error of
+        a collective may only be the result of it.
+        """
+        mine = RankFailure(self._rank, self._ranks, describe(error))
+        if self._store is None:
+            self._tell(mine)
+            return mine
+        try:
+            failure = self._search(mine) if is_lost_connection(error) else self._put(mine)
+        except RuntimeError:  # the store has ended, with the process of rank 0 if that holds it
+            gone = RankFailure(0, self._ranks, SILENT)
+            failure = gone if self._ours and self._rank else mine
+        self._tell(failure)
+        if self._ours and not self._rank:
+            sleep(2 * POLL_S)  # the store ends with this process; the other ranks read it before
+        return failure
+
+    def _hear(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        self._before(kind, error, trace)
+        if isinstance(error, Exception):
+            self.report(error)
+
+    def _put(self, failure: RankFailure) -> RankFailure:
+        """Store this failure, unless there is one already. Returns the stored failure."""
+        stored = self._store.compare_set(FIRST, "", json.dumps(asdict(failure)))
+        return RankFailure(**json.loads(stored))
+
+    def _search(self, mine: RankFailure) -> RankFailure:
+        """Wait for the failure of another rank. If there is none, find a rank that does not answer,
+        and report that rank. If all ranks answer, report `mine`.
+        """
+        searches = self._store.compare_set(SEARCH, "", str(self._rank)) == str(self._rank).encode()
+        until = monotonic() + (ANSWER_S if searches else 2 * ANSWER_S)
+        while not self._store.check([FIRST]) and monotonic() < until:
+            sleep(POLL_S / 5)
+        silent = [
+            rank
+            for rank in range(self._ranks)
+            if searches and rank != self._rank and not self._store.check([f"{RUNS}/{rank}"])
+        ]
+        return self._put(RankFailure(silent[0], self._ranks, SILENT) if silent else mine)
+
+    def _watch(self) -> None:
+        answered = False
+        while not self._ended.wait(POLL_S):
+            try:
+                if self._store.check([FIRST]):
+                    failure = RankFailure(**json.loads(self._store.get(FIRST)))
+                    return self._leave(failure)
+                if not answered and self._store.check([SEARCH]):
+                    self._store.set(f"{RUNS}/{self._rank}", "")
+                    answered = True
+            except RuntimeError:
+                return None  # rank 0 held the store and has ended
+        return None
+
+    def _leave(self, failure: RankFailure) -> None:
+        """End this process, unless it ends by itself."""
+        self._tell(failure)
+        if failure.rank != self._rank:
+            log.error("rank %d failed, so this rank ends: %s", failure.rank, failure.error)
+        if not self._ended.wait(GRACE_S):
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(1)
+
+    def _tell(self, failure: RankFailure) -> None:
+        if not self._told:
+            self._told = True
+            tell_failed(**asdict(failure))
+
+
+def describe(error: BaseException) -> str:
+    """The type and the first line of an error, shortened to LONGEST characters."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether a collective failed, which may be the result of another rank's failure. gloo reports
+    a RuntimeError that names its source file.
+    """
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and "third_party/gloo" in str(error)
+    )
