@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavvy.planner.spot.cycle import plan_cycle, plan_trust, plan_wait, solve_cycle
+from cavvy.planner.spot.cycle import CycleProblem, plan_cycle, plan_trust, plan_wait
 from cavvy.planner.spot.spells import SpellLengths
 
 
@@ -67,9 +67,11 @@ def test_spot_is_trusted_after_the_short_spells_have_ended() -> None:
 
 def test_plenty_of_slack_is_free_and_scarce_slack_is_dear() -> None:
     stays, away = seen(2.0), seen(2.0)
-    plenty = solve_cycle(stays, away, 0.7, 0.1, slack=60.0, left=100.0, within=None)
-    some = solve_cycle(stays, away, 0.7, 0.1, slack=20.0, left=100.0, within=None)
-    none = solve_cycle(stays, away, 0.7, 0.1, slack=0.5, left=100.0, within=None)
+    problem = CycleProblem(stays, away, 0.7, 0.1, slack=60.0, left=100.0, within=None)
+    plenty = problem.solve()
+    some, none = (problem._replace(slack=slack).solve() for slack in (20.0, 0.5))
+    assert problem.is_free()
+    assert not problem._replace(slack=20.0).is_free()
     assert plenty.price == 0.0
     assert 0 < some.price < none.price
     assert some.slack * 100 / some.hours <= 20.0
@@ -82,6 +84,27 @@ def test_slack_lasts_at_the_price_that_is_found() -> None:
 
 
 hours = st.floats(0.01, 50)
+
+
+@given(st.lists(hours, max_size=12), st.floats(0, 200))
+def test_the_mean_of_the_rest_needs_no_copy(lengths: list[float], age: float) -> None:
+    spells = SpellLengths()
+    for length in lengths:
+        spells = spells.with_one(length)
+    assert spells.mean_beyond(age) == spells.beyond(age).mean
+
+
+@given(st.lists(hours, max_size=6), st.lists(hours, max_size=6), st.floats(0, 90), st.floats(0, 30))
+def test_slack_is_free_if_its_price_is_zero(
+    with_spot: list[float], without: list[float], slack: float, age: float
+) -> None:
+    stays, away = SpellLengths(), SpellLengths()
+    for length in with_spot:
+        stays = stays.with_one(length)
+    for length in without:
+        away = away.with_one(length)
+    problem = CycleProblem(stays, away, 0.7, 0.2, slack, left=100.0, within=away.beyond(age))
+    assert problem.is_free() == (problem.solve().price == 0)
 
 
 @given(

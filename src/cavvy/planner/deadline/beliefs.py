@@ -66,10 +66,12 @@ class MarketBeliefs:
 
     def _assume(self, market: int, now_s: float) -> SpotQuote:
         known, up = self.known[market], self._rests_until[market] <= now_s
-        if known.since_s == UNSEEN or up is known.up:
+        if up is known.up:
+            return known
+        if known.since_s == UNSEEN:
             return known._replace(up=up)
         age_s = _AGE_SHARE * (now_s - self._seen_s[market])
-        return known._replace(up=up, since_s=now_s - age_s)
+        return SpotQuote(up, known.usd_hr, known.at_risk, now_s - age_s)
 
     def changes_at(self, now_s: float) -> float:
         """The time when the next cooldown ends; infinite if no market is in a cooldown."""

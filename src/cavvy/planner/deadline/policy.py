@@ -59,7 +59,8 @@ class PolicyQuestion(NamedTuple):
         return self._cost(market, self.terms.markets[market].on_demand_usd_hr)
 
     def cheapest_fixed(self) -> int:
-        return min(range(len(self.terms.markets)), key=self.fixed_cost)
+        markets = range(len(self.terms.markets))
+        return 0 if len(markets) == 1 else min(markets, key=self.fixed_cost)
 
     def near(self, most_usd: float) -> list[int]:
         """The indices of the markets that have spot now, and in which spot would finish the work
@@ -129,13 +130,16 @@ def free_moves_now(question: PolicyQuestion, decision: PolicyDecision) -> Policy
     waits = decision.mode is view.mode is RunMode.IDLE and view.market != NOWHERE
     if not waits or question.slack_s < terms.spot_needs_s:
         return decision
-    near = question.near(question.spot_cost(view.market) * ABOUT)
-    free = [market for market in near if not terms.move(view.market, market)]
+    up = [index for index, quote in enumerate(view.quotes) if quote.up]
+    free = [market for market in up if not terms.move(view.market, market)]
     if not free:
+        return decision
+    cheapest = min(free, key=question.spot_cost)
+    if question.spot_cost(cheapest) > question.spot_cost(view.market) * ABOUT:
         return decision
     return PolicyDecision(
         RunMode.SPOT,
-        free[0],
+        cheapest,
         inf,
         "spot is available in another market for about the same price",
     )

@@ -48,10 +48,10 @@ class PolicySession:
         """The known or assumed quotes; the job has spot in the market `own`."""
         if self._shown:
             return self._shown
-        return tuple(
-            quote._replace(up=True) if index == own else quote
-            for index, quote in enumerate(self._beliefs.assume(now_s))
-        )
+        quotes = self._beliefs.assume(now_s)
+        if own != NOWHERE and not quotes[own].up:
+            quotes[own] = quotes[own]._replace(up=True)
+        return tuple(quotes)
 
     def decide(self, view: PolicyView) -> PolicyDecision:
         """The decision for the job's current state; `view.quotes` are ignored.

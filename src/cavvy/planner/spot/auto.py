@@ -10,7 +10,7 @@ longer meet the deadline.
 from collections.abc import Sequence
 from math import inf
 
-from cavvy.planner.spot.cycle import SpotCycle, plan_trust, plan_wait, solve_cycle
+from cavvy.planner.spot.cycle import CycleProblem, SpotCycle, plan_trust, plan_wait
 from cavvy.planner.spot.market_memory import MarketMemory, TimeLeft
 from cavvy.planner.spot.roam import RoamingView, plan_course
 from cavvy.planner.spot.spells import SpellLengths
@@ -40,6 +40,11 @@ class AutoPolicy(MarketPolicy):
         self._overhead = terms.overhead_s / _HOUR_S
         self._enters = terms.spot_needs_s / _HOUR_S
         self._unit = min(market.on_demand_usd_hr for market in terms.markets) or 1.0
+        # The price of a move from each market to each other; NOWHERE is the last row
+        self._moves = [
+            [terms.move(source, target) / self._unit for target in range(len(terms.markets))]
+            for source in (*range(len(terms.markets)), NOWHERE)
+        ]
         self._learned = [MarketMemory(self._unit) for _ in terms.markets]
         self._watches = self._learned  # `decide` replaces them with copies that know the view
         self._home = NOWHERE
@@ -65,10 +70,13 @@ class AutoPolicy(MarketPolicy):
         if (forced := self._forced(view, moment, single)) is not None:
             return forced
         watch = self._watches[self._home]
-        if not single and (course := self._on_spot_alone(view, moment)) is not None:
-            return course
-        cycle = self._solve(watch, moment)
-        if not single and (there := self._better_place(view, moment, cycle)) is not None:
+        targets: Sequence[int] = ()
+        if not single:
+            targets = self._targets(view, moment)
+            if (course := self._on_spot_alone(view, moment, targets)) is not None:
+                return course
+        problem = self._problem(watch, moment)
+        if targets and (there := self._better_place(view, moment, problem, targets)) is not None:
             return there
         match view.mode:
             case RunMode.SPOT:
@@ -79,9 +87,9 @@ class AutoPolicy(MarketPolicy):
                     _LASTS,
                 )
             case RunMode.ON_DEMAND:
-                return self._leave_on_demand(view, moment, watch, cycle)
+                return self._leave_on_demand(view, moment, watch, problem)
             case RunMode.IDLE:
-                return self._leave_idle(view, moment, watch, cycle)
+                return self._leave_idle(view, moment, watch, problem)
 
     def _forced(self, view: PolicyView, moment: TimeLeft, single: bool) -> PolicyDecision | None:
         """The decision if the view leaves no choice; None if costs must be compared."""
@@ -96,15 +104,16 @@ class AutoPolicy(MarketPolicy):
         return None
 
     def _leave_on_demand(
-        self, view: PolicyView, moment: TimeLeft, watch: MarketMemory, cycle: SpotCycle
+        self, view: PolicyView, moment: TimeLeft, watch: MarketMemory, problem: CycleProblem
     ) -> PolicyDecision:
         spare = moment.slack - self._enters
         if not watch.up:
-            if cycle.price == 0 and spare > 0:
+            if spare > 0 and problem.is_free():
                 return self._idle(view, moment, inf, "there is enough slack to wait for spot")
             return self._stay(view, _LOOK_AGAIN_HR, "spot is unavailable")
         if spare < 0:
             return self._stay(view, inf, "there is too little slack to change to spot")
+        cycle = problem.solve()
         entry = self._overhead * (1 + cycle.price) + cycle.wait.cost
         trust, *_ = plan_trust(watch.stays.beyond(watch.age), watch.saving, entry)
         if trust <= 0:
@@ -116,18 +125,18 @@ class AutoPolicy(MarketPolicy):
         return self._stay(view, trust, "spot may not stay available for long")
 
     def _leave_idle(
-        self, view: PolicyView, moment: TimeLeft, watch: MarketMemory, cycle: SpotCycle
+        self, view: PolicyView, moment: TimeLeft, watch: MarketMemory, problem: CycleProblem
     ) -> PolicyDecision:
         if watch.up:
             if moment.slack >= self._enters:
                 return PolicyDecision(RunMode.SPOT, self._home, reason="spot is available")
             return self._on_demand(view, "there is too little slack left to start on spot")
+        cycle = problem.solve()
         launch = self._overhead * (1 + cycle.price)
         patience = inf
         if cycle.price > 0:
-            patience = plan_wait(
-                watch.away.beyond(watch.age), cycle.price, launch, cycle.relief
-            ).patience
+            away = problem.within or watch.away.beyond(watch.age)
+            patience = plan_wait(away, cycle.price, launch, cycle.relief).patience
         if patience <= GRAIN_S / _HOUR_S:
             return self._on_demand(
                 view, ("waiting longer would use up slack that is worth more later")
@@ -136,19 +145,14 @@ class AutoPolicy(MarketPolicy):
             view, moment, patience, "spot is expected to return while there is still slack"
         )
 
-    def _on_spot_alone(self, view: PolicyView, moment: TimeLeft) -> PolicyDecision | None:
+    def _on_spot_alone(
+        self, view: PolicyView, moment: TimeLeft, targets: Sequence[int]
+    ) -> PolicyDecision | None:
         """The decision among several markets while the slack is enough to finish on spot alone;
         None if it is not.
         """
-        moves = [
-            self._terms.move(view.market, index) / self._unit for index in range(len(self._watches))
-        ]
         field = RoamingView(
-            watches=self._watches,
-            open=self._targets(view, moment),
-            moves=moves,
-            home=self._home,
-            overhead=self._overhead,
+            self._watches, targets, self._moves[view.market], self._home, self._overhead
         )
         course = plan_course(field, moment, view.mode is RunMode.SPOT)
         if course is None:
@@ -185,17 +189,18 @@ class AutoPolicy(MarketPolicy):
         ]
 
     def _better_place(
-        self, view: PolicyView, moment: TimeLeft, cycle: SpotCycle
+        self, view: PolicyView, moment: TimeLeft, problem: CycleProblem, targets: Sequence[int]
     ) -> PolicyDecision | None:
         """The move to another market whose spot is expected to cost less than staying; None if
         there is no such market.
         """
         if moment.slack < self._enters:
             return None
+        cycle = problem.solve()
         here = self._prospect_here(view, moment, cycle)
         hurdle = here + (_WORTH_MOVING * moment.work if view.market != NOWHERE else 0.0)
         best, there = hurdle, None
-        for index in self._targets(view, moment):
+        for index in targets:
             worth = self._prospect_there(view, moment, cycle, index)
             if worth > best:
                 best, there = worth, index
@@ -219,9 +224,9 @@ class AutoPolicy(MarketPolicy):
                 else plan_wait(away, cycle.price, launch, cycle.relief).cost
             )
             return pace * max(0.0, moment.left - away.mean) - first
-        stays = watch.stays.beyond(watch.age)
-        later = pace * max(0.0, moment.left - stays.mean - watch.away.mean)
-        enter = watch.saving * min(stays.mean, moment.work) - cycle.wait.cost
+        stays = watch.stays.mean_beyond(watch.age)
+        later = pace * max(0.0, moment.left - stays - watch.away.mean)
+        enter = watch.saving * min(stays, moment.work) - cycle.wait.cost
         match view.mode:
             case RunMode.SPOT:
                 return enter + later
@@ -234,16 +239,16 @@ class AutoPolicy(MarketPolicy):
         self, view: PolicyView, moment: TimeLeft, cycle: SpotCycle, index: int
     ) -> float:
         watch = self._watches[index]
-        move = self._terms.move(view.market, index) / self._unit
+        move = self._moves[view.market][index]
         after = TimeLeft.later(moment, self._overhead)
-        own = self._solve(watch, after)
+        own = self._problem(watch, after).solve()
         launch = self._overhead * (1 + cycle.price)
-        stays = watch.stays.beyond(watch.age)
-        later = own.gain / own.hours * max(0.0, moment.left - stays.mean - watch.away.mean)
-        return watch.saving * min(stays.mean, moment.work) - own.wait.cost + later - launch - move
+        stays = watch.stays.mean_beyond(watch.age)
+        later = own.gain / own.hours * max(0.0, moment.left - stays - watch.away.mean)
+        return watch.saving * min(stays, moment.work) - own.wait.cost + later - launch - move
 
-    def _solve(self, watch: MarketMemory, moment: TimeLeft) -> SpotCycle:
-        return solve_cycle(
+    def _problem(self, watch: MarketMemory, moment: TimeLeft) -> CycleProblem:
+        return CycleProblem(
             watch.stays,
             watch.away,
             watch.saving,

@@ -58,9 +58,16 @@ def plan_wait(away: SpellLengths, price: float, launch: float, relief: float) ->
     demand when the patience ends costs `launch`.
     """
     loss = launch - relief
-    patience, waited, longer = away.best(loss / price if price > 0 else inf if loss > 0 else 0.0)
+    patience, waited, longer = best_wait(away, price, loss)
     cost = price * waited + loss * longer + relief
     return IdleThresholds(cost, patience if longer else inf, waited, longer)
+
+
+def best_wait(away: SpellLengths, price: float, loss: float) -> tuple[float, float, float]:
+    """The patience of `plan_wait`, the mean hours of idling and the chance that spot stays away
+    for longer. `loss` is what a launch on demand costs more than a return to spot.
+    """
+    return away.best(loss / price if price > 0 else inf if loss > 0 else 0.0)
 
 
 def plan_trust(
@@ -97,7 +104,6 @@ def find_price(need: Callable[[float], float], slack: float) -> float:
     return high
 
 
-@lru_cache(maxsize=2048)  # the search for a price tries the same prices in each decision
 def plan_cycle(
     stays: SpellLengths, away: SpellLengths, saving: float, overhead: float, price: float
 ) -> SpotCycle:
@@ -128,31 +134,66 @@ def plan_cycle(
     )
 
 
-def solve_cycle(
-    stays: SpellLengths,
-    away: SpellLengths,
-    saving: float,
-    overhead: float,
-    *,
-    slack: float,
-    left: float,
-    within: SpellLengths | None,
-) -> SpotCycle:
-    """The cycle at the lowest price at which `slack` lasts for the `left` hours to the deadline.
+class _CyclesByPrice(dict[float, SpotCycle]):
+    """The cycles of one market at every price of slack that was tried. The search for a price
+    tries the same prices in each decision.
+    """
+
+    def __init__(
+        self, stays: SpellLengths, away: SpellLengths, saving: float, overhead: float
+    ) -> None:
+        self._market = stays, away, saving, overhead
+
+    def __missing__(self, price: float) -> SpotCycle:
+        self[price] = cycle = plan_cycle(*self._market, price)
+        return cycle
+
+
+_find_cycles = lru_cache(maxsize=512)(_CyclesByPrice)
+
+
+class CycleProblem(NamedTuple):
+    """The search for the cycle at the lowest price at which `slack` lasts for the `left` hours to
+    the deadline.
 
     If spot is unavailable now, `within` are the possible hours until it returns: the job waits for
     this once, before the first cycle.
     """
 
-    def plan(price: float) -> SpotCycle:
-        return plan_cycle(stays, away, saving, overhead, price)
+    stays: SpellLengths
+    away: SpellLengths
+    saving: float
+    overhead: float
+    slack: float
+    left: float
+    within: SpellLengths | None
 
-    def need(price: float) -> float:
-        cycle = plan(price)
+    def is_free(self) -> bool:
+        """Whether the slack lasts at price 0."""
+        return self._need(self._cycles())(0.0) <= self.slack
+
+    def solve(self) -> SpotCycle:
+        cycles = self._cycles()
+        return cycles[find_price(self._need(cycles), self.slack)]
+
+    def _cycles(self) -> _CyclesByPrice:
+        return _find_cycles(self.stays, self.away, self.saving, self.overhead)
+
+    def _need(self, cycles: _CyclesByPrice) -> Callable[[float], float]:
+        """The function from a price of slack to the hours of slack that are needed at it."""
+        within, overhead, left = self.within, self.overhead, self.left
         if within is None:
-            return cycle.slack * left / cycle.hours
-        first = plan_wait(within, price, overhead * (1 + price), cycle.relief)
-        later = max(0.0, left - within.mean) / cycle.hours
-        return first.idle + first.gives_up * overhead + cycle.slack * later
 
-    return plan(find_price(need, slack))
+            def need(price: float) -> float:
+                cycle = cycles[price]
+                return cycle.slack * left / cycle.hours
+        else:
+            later_hours = max(0.0, left - within.mean)
+
+            def need(price: float) -> float:
+                cycle = cycles[price]
+                loss = overhead * (1 + price) - cycle.relief
+                _, idle, gives_up = best_wait(within, price, loss)
+                return idle + gives_up * overhead + cycle.slack * (later_hours / cycle.hours)
+
+        return need

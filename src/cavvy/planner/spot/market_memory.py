@@ -2,8 +2,6 @@
 calculates its decisions. Used by `auto` and `roam`.
 """
 
-from copy import copy
-
 from cavvy.planner.spot.spells import NOTHING_SEEN
 from cavvy.planner.spot.view import UNSEEN, JobTerms, PolicyView, SpotQuote
 
@@ -66,8 +64,10 @@ class MarketMemory:
         self._now, up = now, self._read(quote)
         if self._started and up == self.up and quote.since_s != UNSEEN:
             return self
-        made = copy(self)
-        made.up = up
+        made = MarketMemory.__new__(MarketMemory)  # quicker than `copy`, for the simulator
+        made._unit, made._started, made._offered = self._unit, self._started, self._offered
+        made._now, made.ratio, made.up = now, self.ratio, up
+        made.stays, made.away = self.stays, self.away
         if quote.since_s == UNSEEN or not self._started:
             made._since = now - _AGE_AT_START_HR
         else:

@@ -9,11 +9,10 @@ cycles of the job are expected to use no more slack than it has.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from cavvy.planner.spot.cycle import SCARCE, find_price, plan_wait
+from cavvy.planner.spot.cycle import SCARCE, best_wait, find_price, plan_wait
 from cavvy.planner.spot.market_memory import MarketMemory, TimeLeft
 
 # The policy plans with this many times the slack: a wait that is too long causes a move later, not
@@ -21,10 +20,11 @@ from cavvy.planner.spot.market_memory import MarketMemory, TimeLeft
 _BOLDNESS = 1.25
 # Leaving available spot must save this share of the remaining cost: estimates are noisy.
 _WORTH_MOVING = 0.02
+_LASTS = "spot is used while it lasts"
+_AVAILABLE = "spot is available"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoamingView:
+class RoamingView(NamedTuple):
     """The markets of a job. `open` are the other markets in which it may start now. `moves` are the
     prices of copying the checkpoint from where it is to each market; the unit of money is the price
     of an hour on demand.
@@ -51,20 +51,22 @@ def plan_course(field: RoamingView, moment: TimeLeft, running: bool) -> RoamingT
     """Decide where to run or how long to wait; None if the slack is not enough for spot alone, so
     that on-demand has to be considered.
     """
-    price = _price_of_slack(field, moment)
-    if price is None:
+    slack = _SlackOfCourse(field, moment)
+    if not slack.suffices():
         return None
     home = field.watches[field.home]
+    if not field.open:
+        if home.up:
+            return RoamingTarget(field.home, inf, _LASTS if running else _AVAILABLE)
+        return RoamingTarget(None, inf, "no market has spot, and there is enough slack to wait")
+    price = slack.price()
     costs = {index: _cost_there(field, moment, index, price) for index in (field.home, *field.open)}
-    best = min(field.open, key=costs.__getitem__, default=None)
+    best = min(field.open, key=costs.__getitem__)
     if home.up:
         stay = costs[field.home] - (field.overhead * (home.ratio + price) if running else 0.0)
-        if best is not None and costs[best] < stay - (_WORTH_MOVING * stay if running else 0.0):
+        if costs[best] < stay - (_WORTH_MOVING * stay if running else 0.0):
             return RoamingTarget(best, 0.0, "another market is cheaper, even with the move")
-        reason = "spot is used while it lasts" if running else "spot is available"
-        return RoamingTarget(field.home, inf, reason)
-    if best is None:
-        return RoamingTarget(None, inf, "no market has spot, and there is enough slack to wait")
+        return RoamingTarget(field.home, inf, _LASTS if running else _AVAILABLE)
     back = field.overhead * (home.ratio + price)
     leave = max(costs[best] - (costs[field.home] - back), back)
     patience = plan_wait(home.away.beyond(home.age), price, leave, back).patience
@@ -75,30 +77,40 @@ def plan_course(field: RoamingView, moment: TimeLeft, running: bool) -> RoamingT
     return RoamingTarget(None, patience, "spot is expected back before a move would pay off")
 
 
-def _price_of_slack(field: RoamingView, moment: TimeLeft) -> float | None:
-    """The lowest price of slack at which the slack is enough for spot alone; None if it is not
-    enough at any price.
+class _SlackOfCourse:
+    """The hours of slack that the rest of the work is expected to need on spot alone, and those
+    that there are.
     """
-    home = field.watches[field.home]
-    working = home.stays.mean - field.overhead
-    if working <= 0:
-        return None
-    cycles = moment.work / working
-    nowhere, gap = _nothing_else(field)
-    leave = _leave(field, field.home, moment)
-    away = home.away.beyond(home.age)
 
-    def need(price: float) -> float:
-        """The hours of slack that the rest of the work is expected to need."""
-        launch = leave + field.overhead * price
-        wait = plan_wait(home.away, price, launch, field.overhead * (home.ratio + price))
+    def __init__(self, field: RoamingView, moment: TimeLeft) -> None:
+        home = field.watches[field.home]
+        self._field, self._home = field, home
+        working = home.stays.mean - field.overhead
+        self._cycles = moment.work / working if working > 0 else inf
+        self._nowhere, self._gap = _nothing_else(field)
+        self._leave = _leave(field, field.home, moment)
+        self._away = None if home.up else home.away.beyond(home.age)
+        self._slack = _BOLDNESS * (moment.slack - field.overhead)
+
+    def suffices(self) -> bool:
+        """Whether the slack is enough at any price."""
+        if self._cycles == inf:
+            return False
+        return self._need(0.0) <= self._slack or self._need(SCARCE) <= self._slack
+
+    def price(self) -> float:
+        """The lowest price of slack at which the slack is enough."""
+        return find_price(self._need, self._slack)
+
+    def _need(self, price: float) -> float:
+        field, home, gap = self._field, self._home, self._gap
+        launch = self._leave + field.overhead * price
+        loss = launch - field.overhead * (home.ratio + price)
+        _, idle, gives_up = best_wait(home.away, price, loss)
         first = 0.0
-        if not home.up:
-            first = plan_wait(away, price, launch, 0.0).idle if field.open else gap
-        return first + cycles * (field.overhead + wait.idle + wait.gives_up * nowhere * gap)
-
-    slack = _BOLDNESS * (moment.slack - field.overhead)
-    return find_price(need, slack) if min(need(0.0), need(SCARCE)) <= slack else None
+        if self._away is not None:
+            first = best_wait(self._away, price, launch)[1] if field.open else gap
+        return first + self._cycles * (field.overhead + idle + gives_up * self._nowhere * gap)
 
 
 def _nothing_else(field: RoamingView) -> tuple[float, float]:
@@ -115,14 +127,15 @@ def _nothing_else(field: RoamingView) -> tuple[float, float]:
 
 def _leave(field: RoamingView, index: int, moment: TimeLeft) -> float:
     """The cost of moving from a market to the best other market, without the slack that it uses."""
-    here = field.watches[index]
-    return min(
-        field.moves[other if index == field.home else index]
-        + field.overhead * watch.ratio
-        + max(0.0, watch.ratio - here.ratio) * min(watch.stays.mean, moment.work)
-        for other, watch in enumerate(field.watches)
-        if other != index
-    )
+    here, least = field.watches[index].ratio, inf
+    for other, watch in enumerate(field.watches):
+        if other == index:
+            continue
+        cost = field.moves[other if index == field.home else index] + field.overhead * watch.ratio
+        if watch.ratio > here:
+            cost += (watch.ratio - here) * min(watch.stays.mean, moment.work)
+        least = min(least, cost)
+    return least
 
 
 def _cost_there(field: RoamingView, moment: TimeLeft, index: int, price: float) -> float:
@@ -131,6 +144,6 @@ def _cost_there(field: RoamingView, moment: TimeLeft, index: int, price: float) 
     launch = field.overhead * (watch.ratio + price)
     leave = _leave(field, index, moment) + field.overhead * price
     wait = plan_wait(watch.away, price, leave, launch)
-    first = (watch.stays.beyond(watch.age) if watch.up else watch.stays).mean
+    first = watch.stays.mean_beyond(watch.age) if watch.up else watch.stays.mean
     restarts = max(0.0, moment.work - first) / max(watch.stays.mean, field.overhead)
     return field.moves[index] + launch + moment.work * watch.ratio + restarts * (wait.cost + launch)

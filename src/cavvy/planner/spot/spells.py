@@ -9,7 +9,6 @@ hardly changes the results.
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
-from copy import copy
 
 _EXPONENT = 0.6  # P(longer than x) = (shortest / x) ^ exponent
 _SHORTEST_HR, _LONGEST_HR = 0.2, 60.0
@@ -54,9 +53,10 @@ class _Sums:
 
     def best(self, first: int, ratio: float) -> int:
         """The index from `first` on with the lowest `waited + ratio * longer`."""
-        if first not in self._corners:
-            self._corners[first] = self._find_corners(first)
-        corners, slopes = self._corners[first]
+        found = self._corners.get(first)
+        if found is None:
+            found = self._corners[first] = self._find_corners(first)
+        corners, slopes = found
         return corners[bisect_left(slopes, ratio)]
 
     def _find_corners(self, first: int) -> tuple[list[int], list[float]]:
@@ -98,14 +98,27 @@ class SpellLengths:
         insort(weighted, (length, 1.0))
         return SpellLengths(weighted)
 
+    def mean_beyond(self, age: float) -> float:
+        """The mean of `beyond(age)`."""
+        sums = self.sums
+        start = bisect_right(sums.lengths, age)
+        if start == len(sums.lengths):
+            return max(age, _SHORTEST_HR) * (_BEYOND - 1)
+        if not start:
+            return sums.mean - age
+        longer = sums.longer[start - 1]
+        passed = sums.waited[start - 1] + (age - sums.lengths[start - 1]) * longer
+        return (sums.mean - passed) / longer
+
     def beyond(self, age: float) -> "SpellLengths":
         """The remaining lengths of the spells that last longer than `age` hours."""
         sums = self.sums
         start = bisect_right(sums.lengths, age)
         if start == len(sums.lengths):
             return SpellLengths([(max(age, _SHORTEST_HR) * (_BEYOND - 1), 1.0)])
-        rest = copy(self)
-        rest._age, rest._start, rest._passed = age, start, age
+        rest = SpellLengths.__new__(SpellLengths)
+        rest._weighted, rest.sums = self._weighted, sums
+        rest._age, rest._start, rest._passed, rest._longer = age, start, age, 1.0
         if start:
             rest._longer = sums.longer[start - 1]
             rest._passed = sums.waited[start - 1] + (age - sums.lengths[start - 1]) * rest._longer
