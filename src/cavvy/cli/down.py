@@ -60,7 +60,7 @@ def command(
     if (
         not dry_run
         and wait
-        and any(each.done is False and each.kind != "provider" for each in found)
+        and any(each.done is False and each.kind not in ("provider", "upload") for each in found)
     ):
         raise CommandFailure(
             "not everything is removed yet",

@@ -1,4 +1,4 @@
-"""`cavvy gc`: finds and removes nodes that belong to no unfinished job."""
+"""`cavvy gc`: finds and removes what belongs to no unfinished job: nodes and unfinished uploads."""
 
 import click
 
@@ -10,11 +10,13 @@ from cavvy.cli.view.output import output_option
 @click.option(
     "--remove",
     is_flag=True,
-    help="Remove the nodes that are found; by default, they are only listed.",
+    help="Remove the nodes and uploads that are found; by default, they are only listed.",
 )
 @output_option
 def command(remove: bool, output: str) -> None:
-    """Find nodes of this installation that belong to no unfinished job."""
+    """Find nodes of this installation that belong to no unfinished job, and uploads to storages
+    that were not finished when their attempt ended. The server aborts such uploads by itself.
+    """
     from cavvy.cli.down import found_out
 
     with session() as client:

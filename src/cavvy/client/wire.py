@@ -409,8 +409,9 @@ class GcAsk(Ask, frozen=True, kw_only=True):
 
 
 class CleanupItem(Answer, frozen=True, kw_only=True):
-    """One item that `down` or `gc` found: a job or an idle machine to stop, a gang to remove, or a
-    provider that could not be asked. `done` is true if it was removed.
+    """One item that `down` or `gc` found: a job or an idle machine to stop, a gang to remove, an
+    unfinished upload to abort, or a provider that could not be asked. `done` is true if it was
+    removed.
     """
 
     kind: str

@@ -13,6 +13,7 @@ from cavvy.control.agents.checkpoints import Checkpoints
 from cavvy.control.agents.deposits import DepositDependencies, Deposits
 from cavvy.control.agents.sessions import AgentDependencies, AgentSessions, OpenSecrets, ReadBlob
 from cavvy.control.agents.transfers import Transfers
+from cavvy.control.agents.uploads import UnfinishedUploads
 from cavvy.control.audit import BillAudit
 from cavvy.control.clock import ControlClock
 from cavvy.control.deferred import Deferred, Notes
@@ -26,7 +27,12 @@ from cavvy.control.markets.history import MarketHistory
 from cavvy.control.markets.standby import StandbyGangs
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.queue import QueueReconciler
-from cavvy.control.reconcile import QUEUE, JobReconciler, JobReconcilerDependencies
+from cavvy.control.reconcile import (
+    QUEUE,
+    UPLOADS,
+    JobReconciler,
+    JobReconcilerDependencies,
+)
 from cavvy.control.schedules import ScheduleReconciler
 from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmPool
@@ -111,7 +117,7 @@ class ControlPlane:
         self._worklist = Worklist(clock.now)
         self.pool = ProviderPool(providers, clock)
         self.checkpoints = self._make_checkpoints(dependencies)
-        self.data = Transfers(store, clock, dependencies.open_secrets, dependencies.environment)
+        self.data, self.uploads = self._make_transfers(dependencies)
         self.agents = self._make_agents(dependencies)
         self.deposits = self._make_deposits(dependencies)
         self.advisor = self._make_advisor(dependencies.egress)
@@ -120,7 +126,7 @@ class ControlPlane:
         self._warm = WarmPool(store, clock, self.agents)
         self._queue = self._make_queue()
         self._jobs = self._make_reconciler()
-        self.garbage_collector = GarbageCollector(store, self.pool, clock)
+        self.garbage_collector = GarbageCollector(store, self.pool, clock, self.uploads)
         self._tidy, self._notes = dependencies.tidy, dependencies.notes
         self._webhooks = Webhooks(store, clock, dependencies.post)
         self.jobs = self._make_jobs(ids or JobIds(clock))
@@ -161,6 +167,12 @@ class ControlPlane:
         return BucketCheckpointOpener(
             dependencies.open_secrets, dependencies.environment, self._clock.now
         )
+
+    def _make_transfers(
+        self, dependencies: ControlPlaneDependencies
+    ) -> tuple[Transfers, UnfinishedUploads]:
+        given = self._store, self._clock, dependencies.open_secrets, dependencies.environment
+        return Transfers(*given), UnfinishedUploads(*given)
 
     def _make_deposits(self, dependencies: ControlPlaneDependencies) -> Deposits:
         return Deposits(
@@ -218,6 +230,7 @@ class ControlPlane:
             pool=self.pool,
             agents=self.agents,
             deposits=self.deposits,
+            uploads=self.uploads,
             operator=self._operator,
             hint=self.hint,
             notify=self._notify,
@@ -314,6 +327,9 @@ class ControlPlane:
             if self._tidy is not None:
                 await self._tidy(self._clock.now())
             return await self.garbage_collector.reconcile(key)
+        if key == UPLOADS:
+            await self.uploads.sweep(remove=True)
+            return None  # the next garbage collection tries again what failed
         if key == _HOSTS:
             await self._publish_hosts()
             return _HOSTS_EVERY

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from cavvy.control.agents.uploads import LeftUpload, UnfinishedUploads
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.orphans import OrphanGang, describe_gang, is_orphan
 from cavvy.control.provider_pool import ProviderPool
@@ -20,10 +21,11 @@ EVERY = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanReport:
-    """The result of a collection, and the providers that did not answer."""
+    """The result of a collection: gangs, uploads, and the providers that did not answer."""
 
     orphans: Sequence[OrphanGang] = ()
     problems: Sequence[SilentPlace] = ()
+    uploads: Sequence[LeftUpload] = ()
 
 
 class GarbageCollector:
@@ -31,10 +33,13 @@ class GarbageCollector:
     down`.
     """
 
-    def __init__(self, store: Store, pool: ProviderPool, clock: ControlClock) -> None:
+    def __init__(
+        self, store: Store, pool: ProviderPool, clock: ControlClock, uploads: UnfinishedUploads
+    ) -> None:
         self._store = store
         self._pool = pool
         self._clock = clock
+        self._uploads = uploads
         self._sighted: dict[str, datetime] = {}  # gang -> when it was first seen unwanted
 
     async def reconcile(self, key: str) -> timedelta | None:
@@ -42,8 +47,9 @@ class GarbageCollector:
         return EVERY
 
     async def sweep(self, *, remove: bool, at_once: bool = False) -> OrphanReport:
-        """List unwanted gangs. If `remove` is set, remove the gangs that two observations show to
-        be unwanted, or all unwanted gangs if `at_once` is set.
+        """List unwanted gangs, and unfinished uploads of attempts that are over. If `remove` is
+        set, abort these uploads, and remove the gangs that two observations show to be unwanted, or
+        all unwanted gangs if `at_once` is set.
 
         The first observation: the database does not contain the gang, or its attempt has ended. The
         second: the provider already showed the gang some time ago, or its nodes are old enough.
@@ -63,7 +69,8 @@ class GarbageCollector:
                 await self._remove(orphan) if orphan.sure or at_once else orphan
                 for orphan in orphans
             ]
-        return OrphanReport(orphans=orphans, problems=problems)
+        uploads = await self._uploads.sweep(remove=remove)
+        return OrphanReport(orphans=orphans, problems=problems, uploads=uploads)
 
     async def living(self) -> OrphanReport:
         """All gangs of this installation that have not ended, wanted or not."""

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 from cavvy.control.agents.deposits import Deposits
 from cavvy.control.agents.sessions import AgentSessions, lease_paid_by
+from cavvy.control.agents.uploads import UnfinishedUploads
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide import job as jobs
@@ -41,6 +42,7 @@ from cavvy.domain.units import HourlyRate, Money
 from cavvy.store.base import RowNotFound, StaleVersion
 
 QUEUE = "queue"  # the queue reconciler's key on the same worklist
+UPLOADS = "uploads"  # the key by which uploads of ended attempts are aborted
 _LONGEST = timedelta(days=1)  # time between two passes of a job with a limit
 _STEPS = 50  # steps of one pass; the next pass does the rest
 _AT_ONCE = timedelta(0)
@@ -55,6 +57,7 @@ class JobReconcilerDependencies:
     pool: ProviderPool
     agents: AgentSessions
     deposits: Deposits
+    uploads: UnfinishedUploads
     operator: GangOperator
     hint: Callable[[str], None]
     notify: Notify
@@ -225,6 +228,8 @@ class JobReconciler:
             self._operator.note(attempt)
             if attempt.phase is AttemptPhase.ENDED:
                 self._out.deposits.forget(uow.job, attempt)
+                if self._out.uploads.is_recorded(attempt.id):
+                    self._out.hint(UPLOADS)
             if is_freed(attempt) and self._out.pool.free(attempt.gang, attempt.offer):
                 self._out.hint(QUEUE)
         written = {node.attempt_id for node in changes.nodes}

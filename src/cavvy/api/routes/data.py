@@ -10,6 +10,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from cavvy.api.app_state import app_state_of
 from cavvy.api.errors import ApiProblem, RetryLater
 from cavvy.api.openapi import document
 from cavvy.api.reported import LARGEST, FilePath, Part, Size, Upload
@@ -18,6 +19,7 @@ from cavvy.api.wire import MIB, BytesQuery, read, read_bytes, reply
 from cavvy.client.wire import Answer
 from cavvy.control.agents.deposits import MOST_BYTES
 from cavvy.control.agents.transfers import SignedObjects
+from cavvy.control.agents.uploads import UnfinishedUploads
 from cavvy.store.objects.base import ObjectDenied, ObjectMissing, ObjectTryAgain, SignedRequest
 from cavvy.store.objects.threads import in_thread
 
@@ -247,38 +249,52 @@ async def put(
     return reply(MovedAnswer())
 
 
-def begin(objects: SignedObjects, ask: UploadAsk) -> UploadAnswer:
-    how = objects.begin(ask.path, ask.size)
+async def begin(
+    uploads: UnfinishedUploads, gang: str, objects: SignedObjects, ask: UploadAsk
+) -> UploadAnswer:
+    how = await uploads.begin(gang, objects, ask.path, ask.size)
     return UploadAnswer(upload=how.upload, part_bytes=how.part_bytes, relay=how.relay)
 
 
-def part(objects: SignedObjects, ask: PartAsk) -> SignedAnswer:
-    return signed_answer(objects.sign_part(ask.path, ask.upload, ask.part))
+async def part(
+    uploads: UnfinishedUploads, gang: str, objects: SignedObjects, ask: PartAsk
+) -> SignedAnswer:
+    return signed_answer(await in_thread(objects.sign_part, ask.path, ask.upload, ask.part))
 
 
-def complete(objects: SignedObjects, ask: CompleteAsk) -> MovedAnswer:
-    objects.complete(ask.path, ask.upload, ask.tags, ask.size)
+async def complete(
+    uploads: UnfinishedUploads, gang: str, objects: SignedObjects, ask: CompleteAsk
+) -> MovedAnswer:
+    await uploads.complete(objects, ask.path, ask.upload, ask.tags, ask.size)
     return MovedAnswer()
 
 
-def abort(objects: SignedObjects, ask: AbortAsk) -> MovedAnswer:
-    objects.abort(ask.path, ask.upload)
+async def abort(
+    uploads: UnfinishedUploads, gang: str, objects: SignedObjects, ask: AbortAsk
+) -> MovedAnswer:
+    await uploads.abort(objects, ask.path, ask.upload)
     return MovedAnswer()
 
 
 def _add_upload(
-    route: str, act: Callable[[SignedObjects, Any], Answer], ask: type[Struct], summary: str
+    route: str,
+    act: Callable[[UnfinishedUploads, str, SignedObjects, Any], Awaitable[Answer]],
+    ask: type[Struct],
+    summary: str,
 ) -> None:
-    """Add a route for files of outputs and one for files of checkpoints. `act` blocks."""
+    """Add a route for files of outputs and one for files of checkpoints."""
     for prefix, opened, errors in (
         ("/outputs/{index}", open_output, _ERRORS),
         ("/checkpoint/{blob}", open_checkpoint, _CHECKPOINT_ERRORS),
     ):
         given = Depends(opened)
 
-        async def endpoint(request: Request, objects: SignedObjects = given) -> Response:
+        async def endpoint(
+            request: Request, gang: GangQuery, objects: SignedObjects = given
+        ) -> Response:
             asked = await read(request, ask, _ASK_LIMIT)
-            return reply(await told(in_thread(act, objects, asked)))
+            uploads = app_state_of(request).control_plane.uploads
+            return reply(await told(act(uploads, gang, objects, asked)))
 
         described = document(summary, ask=ask, answer=act.__annotations__["return"], errors=errors)
         router.add_api_route(

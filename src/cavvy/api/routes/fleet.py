@@ -5,6 +5,7 @@ orphans.
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Query
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from cavvy.api.openapi import document
 from cavvy.api.routes import views
 from cavvy.api.wire import read, reply
 from cavvy.client import wire
+from cavvy.control.agents.uploads import LeftUpload
 from cavvy.control.decide.orphans import OrphanGang
 from cavvy.control.garbage_collector import OrphanReport
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase
@@ -99,7 +101,7 @@ async def down(request: Request) -> Response:
     "/gc",
     **document(
         "Find (and remove, unless `dry`) nodes under this installation's name that belong to no "
-        "unfinished job.",
+        "unfinished job, and unfinished uploads of attempts that have ended.",
         ask=wire.GcAsk,
         answer=wire.CleanupReport,
     ),
@@ -144,7 +146,7 @@ async def _unfinished(app_state: AppState, project: str | None) -> Sequence[JobS
 
 
 def _gangs(sweep: OrphanReport) -> list[wire.CleanupItem]:
-    """The gangs that were found, and the providers that did not answer."""
+    """The gangs and uploads that were found, and the providers that did not answer."""
     found = [
         wire.CleanupItem(
             kind="gang",
@@ -161,7 +163,19 @@ def _gangs(sweep: OrphanReport) -> list[wire.CleanupItem]:
         )
         for silent in sweep.problems
     ]
-    return found + providers
+    return found + [_upload(each) for each in sweep.uploads] + providers
+
+
+def _upload(left: LeftUpload) -> wire.CleanupItem:
+    found = urlsplit(left.upload.url)
+    why = "an unfinished upload of an attempt that has ended; the storage bills its parts"
+    return wire.CleanupItem(
+        kind="upload",
+        name=left.upload.key,
+        where=f"{found.scheme}://{found.netloc}",
+        why=f"{why}; not aborted: {left.problem}" if left.problem else why,
+        done=left.aborted,
+    )
 
 
 def _over(orphan: OrphanGang) -> OrphanGang:

@@ -28,9 +28,10 @@ _decode = msgspec.json.Decoder(dict[str, list[CheckpointFile]]).decode
 class BucketCheckpoints:
     """One job's files in its bucket. Methods block on the network and raise ObjectError."""
 
-    def __init__(self, bucket: ObjectBucket, prefix: str) -> None:
+    def __init__(self, bucket: ObjectBucket, prefix: str, url: str = "") -> None:
         self._bucket = bucket
         self._prefix = prefix
+        self._url = url
 
     def held(self) -> dict[str, int]:
         """Map the hash of each stored file to its size."""
@@ -44,7 +45,7 @@ class BucketCheckpoints:
 
     def file(self, name: str) -> SignedObjects:
         """One stored file, for which the server can sign requests that nodes then send."""
-        return SignedObjects(self._bucket, self._key(name))
+        return SignedObjects(self._bucket, self._key(name), self._url)
 
     def keep(self, files: Sequence[CheckpointFile]) -> str:
         """Store the list of these files and return its hash."""
@@ -107,7 +108,7 @@ class BucketCheckpointOpener:
         url = job.task.checkpoint.storage if job.task.checkpoint is not None else None
         if url is None:
             return None
-        return BucketCheckpoints(*await self.open_folder(job, url, "blobs/"))
+        return BucketCheckpoints(*await self.open_folder(job, url, "blobs/"), url)
 
     async def open_folder(self, job: Job, url: str, folder: str) -> tuple[ObjectBucket, str]:
         """Open the bucket of a URL; returns it with the prefix of a folder for this job. Raises

@@ -70,12 +70,20 @@ class TransferUpload:
 
 class SignedObjects:
     """The objects at one URL. Paths are relative to the URL; the path "" is the URL's own object.
-    Methods block on the network and raise ObjectError.
+    Methods block on the network and raise ObjectError. `url` is the URL of the task, by which the
+    storage can be opened again.
     """
 
-    def __init__(self, place: ObjectReader, key: str) -> None:
+    def __init__(self, place: ObjectReader, key: str, url: str = "") -> None:
         self.place = place
+        self.url = url
         self._key = key
+
+    @property
+    def bills_parts(self) -> bool:
+        """Whether the storage keeps and bills the parts of an upload until the upload is completed
+        or aborted."""
+        return isinstance(self.place, ObjectBucket) and self.place.bills_parts
 
     def page(self, after: str) -> InputPage:
         """List the object with the URL's own name or, if it does not exist, everything below the
@@ -234,7 +242,7 @@ class Transfers:
         if known is None:
             secrets = await self._open_secrets(job.project, KEYS)
             place = open_place(url, merge_keys(self._environment, secrets), self._clock.now)
-            known = SignedObjects(place.place, place.key)
+            known = SignedObjects(place.place, place.key, url)
             if len(self._pool) >= _KNOWN:
                 del self._pool[next(iter(self._pool))]
             self._pool[attempt.id, url] = known

@@ -33,6 +33,7 @@ class AzureContainer(SignedStorage):
     https://ACCOUNT.blob.core.windows.net.
     """
 
+    bills_parts: ClassVar = False  # `abort` cannot remove them; Azure does after a week
     headers: ClassVar = {"x-ms-version": _VERSION}
     put_headers: ClassVar = {"x-ms-blob-type": "BlockBlob"}
 

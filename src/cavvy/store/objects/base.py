@@ -12,7 +12,7 @@ bucket.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 PART_BYTES = 16 * 1024 * 1024  # minimum bytes of a part
 MOST_PARTS = 10_000  # limit of S3 and Google Cloud Storage; Azure allows 50,000
@@ -91,8 +91,11 @@ class ObjectBucket(ObjectReader, ObjectSigner, Protocol):
     server signs.
 
     An upload in parts has no effect until it is completed. Parts are numbered from 1 and have at
-    least PART_BYTES, except the last part.
+    least PART_BYTES, except the last part. `bills_parts`: whether the store keeps and bills the
+    parts until the upload is completed or aborted.
     """
+
+    bills_parts: ClassVar[bool]
 
     def put(self, key: str, data: bytes) -> None: ...
     def delete(self, key: str) -> None:

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as Xml
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import ClassVar
 from xml.sax.saxutils import escape
 
 from cavvy.store.objects.base import ObjectInfo, ObjectMissing, ObjectTryAgain, SignedRequest
@@ -17,6 +18,8 @@ class XmlBucket(SignedStorage):
     """One bucket. `endpoint` is the root of the service's URLs, such as
     https://s3.eu-west-1.amazonaws.com.
     """
+
+    bills_parts: ClassVar = True
 
     def __init__(
         self,

@@ -1,0 +1,178 @@
+"""Uploads in parts that agents have started. The server records each one, and aborts it if it is
+not complete when its attempt's work has ended, because the storage keeps and bills its parts.
+
+A record is a document of the store's provider state, under an owner that no provider has as its
+name. Only an upload that the server started just before it was killed can lack its record.
+"""
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Event
+
+import msgspec
+
+from cavvy.control.agents.transfers import SignedObjects, TransferUpload
+from cavvy.control.clock import ControlClock
+from cavvy.domain.jobs import AttemptPhase
+from cavvy.domain.provider_state import ProviderDocument
+from cavvy.store.base import RowNotFound, Store, StoreError
+from cavvy.store.objects.base import ObjectBucket, ObjectError, ObjectMissing
+from cavvy.store.objects.locations import KEYS, merge_keys, open_place
+from cavvy.store.objects.threads import in_thread
+
+_OWNER, _COLLECTION = "data transfers", "uploads"
+_OVER = (AttemptPhase.KEPT, AttemptPhase.ENDED)
+
+
+class UnfinishedUpload(msgspec.Struct, frozen=True, kw_only=True):
+    """One upload in parts that is neither complete nor aborted. `url` is the URL of the task, by
+    which the server opens the storage again; `key` is the object's key in that storage.
+    """
+
+    project: str
+    job_id: str
+    attempt_id: str
+    url: str
+    key: str
+    upload: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftUpload:
+    """An upload whose attempt is over. `problem` is the reason why it could not be aborted."""
+
+    upload: UnfinishedUpload
+    aborted: bool = False
+    problem: str = ""
+
+
+class UnfinishedUploads:
+    """Starts, completes and aborts uploads, and records those that are not complete. `environment`
+    is the server's own; the secrets of a project override it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: ControlClock,
+        open_secrets: Callable[[str, Sequence[str]], Awaitable[dict[str, str]]],
+        environment: Mapping[str, str],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._open_secrets = open_secrets
+        self._environment = environment
+        self._recorded: set[str] = set()  # attempts with an upload that this process recorded
+
+    async def begin(
+        self, gang: str, objects: SignedObjects, path: str, size: int
+    ) -> TransferUpload:
+        """Start the upload of a file and record it. Raises RowNotFound, ObjectError, StoreError."""
+        attempt = await self._store.attempt_of_gang(gang)
+        too_late = Event()
+
+        def start() -> TransferUpload:
+            how = objects.begin(path, size)
+            if too_late.is_set():  # the storage answered after the agent had its answer
+                objects.abort(path, how.upload)
+            return how
+
+        try:
+            how = await in_thread(start)
+        finally:
+            too_late.set()
+        if not how.upload or not objects.bills_parts:
+            return how
+        record = UnfinishedUpload(
+            project=attempt.project,
+            job_id=attempt.job_id,
+            attempt_id=attempt.id,
+            url=objects.url,
+            key=objects.key(path),
+            upload=how.upload,
+        )
+        self._recorded.add(attempt.id)
+        try:
+            await self._store.swap_provider_document(_OWNER, _make_document(record, 1))
+        except StoreError:
+            with suppress(ObjectError):
+                await in_thread(objects.abort, path, how.upload)
+            raise
+        return how
+
+    async def complete(
+        self, objects: SignedObjects, path: str, upload: str, tags: Sequence[str], size: int
+    ) -> None:
+        """Complete the upload of a file. Raises ObjectError."""
+        await in_thread(objects.complete, path, upload, tags, size)
+        await self._forget(objects.url, objects.key(path), upload)
+
+    async def abort(self, objects: SignedObjects, path: str, upload: str) -> None:
+        """Make the storage delete the parts of an upload. Raises ObjectError."""
+        await in_thread(objects.abort, path, upload)
+        await self._forget(objects.url, objects.key(path), upload)
+
+    def is_recorded(self, attempt_id: str) -> bool:
+        """Whether this process has recorded an upload of the attempt since `sweep` last found none
+        of it."""
+        return attempt_id in self._recorded
+
+    async def sweep(self, *, remove: bool) -> Sequence[LeftUpload]:
+        """The uploads whose attempt is over or unknown; they are aborted if `remove` is set."""
+        left: list[LeftUpload] = []
+        documents = await self._store.provider_documents(_OWNER, _COLLECTION)
+        found = [msgspec.json.decode(each.body, type=UnfinishedUpload) for each in documents]
+        for record in found:
+            if not await self._is_over(record):
+                continue
+            problem = await self._try_abort(record) if remove else ""
+            left.append(LeftUpload(upload=record, aborted=remove and not problem, problem=problem))
+        self._recorded &= {each.attempt_id for each in found}
+        return left
+
+    async def _is_over(self, record: UnfinishedUpload) -> bool:
+        try:
+            attempts = await self._store.attempts(record.job_id)
+        except RowNotFound:
+            return True
+        phases = [each.phase for each in attempts if each.id == record.attempt_id]
+        return not phases or phases[0] in _OVER
+
+    async def _try_abort(self, record: UnfinishedUpload) -> str:
+        """Abort an upload. Returns why that is not possible now, or ""."""
+        try:
+            secrets = await self._open_secrets(record.project, KEYS)
+            keys = merge_keys(self._environment, secrets)
+            place = (await in_thread(open_place, record.url, keys, self._clock.now)).place
+            if isinstance(place, ObjectBucket):
+                await in_thread(place.abort, record.key, record.upload)
+        except ObjectMissing:
+            pass  # the bucket does not exist any more
+        except ObjectError as error:
+            return str(error)
+        await self._forget(record.url, record.key, record.upload)
+        return ""
+
+    async def _forget(self, url: str, key: str, upload: str) -> None:
+        """Delete a record. If that fails, `sweep` aborts the upload once more, which succeeds for
+        an upload that does not exist any more.
+        """
+        record = UnfinishedUpload(
+            project="", job_id="", attempt_id="", url=url, key=key, upload=upload
+        )
+        with suppress(StoreError):
+            document = _make_document(record, 2)
+            await self._store.swap_provider_document(_OWNER, document, delete=True)
+
+
+def _make_document(record: UnfinishedUpload, version: int) -> ProviderDocument:
+    """The record as a document; its name identifies the URL, the key and the upload."""
+    whole = "\n".join((record.url, record.key, record.upload))
+    return ProviderDocument(
+        collection=_COLLECTION,
+        name=hashlib.sha256(whole.encode()).hexdigest()[:40],
+        body=msgspec.json.encode(record).decode(),
+        version=version,
+    )

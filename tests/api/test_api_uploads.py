@@ -1,0 +1,136 @@
+"""Uploads in parts that their agents never finish: the server aborts them when the attempt ends."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.api.api_state import Api, open_api, until
+from tests.api.test_api_agents import JOB, claim, report, start
+from tests.system.storages import GoogleStandIn, start_google
+
+from cavvy.control.agents import bucket_checkpoints, transfers, uploads
+from cavvy.store.objects.base import ObjectDenied
+from cavvy.store.objects.locations import open_place
+from cavvy.store.objects.s3 import XmlBucket
+
+pytestmark = pytest.mark.anyio
+TASK = """
+name: t
+run: 'true'
+outputs: [{source: out, target: 'gs://data/out/'}]
+checkpoint: {path: state, storage: 'gs://data/kept'}
+retry: {node: 0, exit: 0}
+"""
+LARGE = 40 << 20
+OUTPUT = ("outputs/0", {"path": "large"})
+CHECKPOINT = (f"checkpoint/{'a' * 64}", dict[str, str]())
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def api(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    anyio_backend: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[Api]:
+    """A server with a bucket, which all tasks can use."""
+    keys = start_google()
+    for module in (transfers, bucket_checkpoints, uploads):
+        monkeypatch.setattr(
+            module, "open_place", lambda url, given, now: open_place(url, keys, now)
+        )
+    async with open_api(request.param, tmp_path) as opened:
+        yield opened
+
+
+async def ask(api: Api, gang: str, route: str, body: dict[str, Any]) -> Any:
+    answer = await api.http.post(
+        f"/agent/v1/data/{route}",
+        params={"gang": gang, "rank": 0},
+        json=body,
+        headers=api.agent(gang),
+    )
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def begin_uploads(api: Api) -> tuple[str, str]:
+    """A running job that has begun to upload an output and a file of a checkpoint; its gang and the
+    upload of its output.
+    """
+    gang = await start(api, TASK)
+    assert (await claim(api, gang)).status_code == 200
+    assert (await report(api, gang, {"seq": 1, "kind": "running"})).json()["ack"] == 1
+    made = [
+        await ask(api, gang, where, {"size": LARGE, **path}) for where, path in (OUTPUT, CHECKPOINT)
+    ]
+    assert set(GoogleStandIn.uploads) == {each["upload"] for each in made}
+    assert len(GoogleStandIn.uploads) == 2
+    return gang, str(made[0]["upload"])
+
+
+async def list_found(api: Api, *, remove: bool = False) -> list[dict[str, Any]]:
+    answer = await api.http.post("/v1/gc", json={"dry_run": not remove})
+    return [each for each in answer.json()["found"] if each["kind"] == "upload"]
+
+
+async def end(api: Api, gang: str) -> None:
+    """End the work, whose agent aborts nothing."""
+    ended = {"seq": 2, "kind": "exited", "outcome": "exit", "exit_code": 3, "log_bytes": 0}
+    assert (await report(api, gang, ended)).json()["ack"] == 2
+
+    async def is_over() -> bool:
+        return bool((await api.http.get(JOB)).json()["attempts"][0]["phase"] == "ended")
+
+    await until(is_over)
+
+
+async def test_uploads_are_aborted_when_their_attempt_ends(api: Api) -> None:
+    gang, _ = await begin_uploads(api)
+    assert await list_found(api, remove=True) == []  # their attempt is running
+    assert len(GoogleStandIn.uploads) == 2
+    await end(api, gang)
+
+    async def are_aborted() -> bool:
+        return not GoogleStandIn.uploads
+
+    await until(are_aborted)
+
+    async def is_empty() -> bool:
+        return not await list_found(api)
+
+    await until(is_empty)
+
+
+async def test_a_refused_abort_is_listed_and_tried_again(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(bucket: XmlBucket, key: str, upload: str) -> None:
+        raise ObjectDenied("the bucket data: status 403")
+
+    gang, _ = await begin_uploads(api)
+    with monkeypatch.context() as patched:
+        patched.setattr(XmlBucket, "abort", refuse)
+        await end(api, gang)
+        found = await list_found(api, remove=True)
+        assert [(each["where"], each["done"]) for each in found] == [("gs://data", False)] * 2
+        assert "out/large" in [each["name"] for each in found]
+        assert all("not aborted: the bucket data: status 403" in each["why"] for each in found)
+    assert [each["done"] for each in await list_found(api)] == [False, False]
+    assert len(GoogleStandIn.uploads) == 2
+    assert [each["done"] for each in await list_found(api, remove=True)] == [True, True]
+    assert GoogleStandIn.uploads == {}
+    assert await list_found(api) == []
+
+
+async def test_finished_uploads_are_not_listed(api: Api) -> None:
+    gang, upload = await begin_uploads(api)
+    GoogleStandIn.uploads[upload][1] = b"x" * LARGE
+    body = {"upload": upload, "path": "large", "size": LARGE, "tags": ["-"]}
+    await ask(api, gang, "outputs/0/complete", body)
+    (left,) = GoogleStandIn.uploads
+    await ask(api, gang, f"{CHECKPOINT[0]}/abort", {"upload": left})
+    assert GoogleStandIn.uploads == {}
+    store = api.app_state.store
+    assert await store.provider_documents("data transfers", "uploads") == []
