@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from cavvy.agent import http_client
+from cavvy.agent.allowed_folders import AllowedFolders
 from cavvy.agent.data import bucket_checkpoints, fetch, stream, transfer, upload
 from cavvy.agent.http_client import BlockingClient, StorageTimeout, TransferFailed
 from cavvy.agent.work import checkpoint_upload, prepare
@@ -248,7 +249,15 @@ def test_parts_are_sent_again_and_then_completed(
     storage.faults = ["503", "403"]
     server, told = StandInServer(storage), list[str]()
     monkeypatch.setattr(upload, "TransferClient", server)
-    meter = upload.send_output(CONFIG, 0, str(tmp_path / "out"), "s3://x/y", told.append, {})
+    meter = upload.send_output(
+        CONFIG,
+        AllowedFolders([str(tmp_path)]),
+        0,
+        str(tmp_path / "out"),
+        "s3://x/y",
+        told.append,
+        {},
+    )
     assert (
         b"".join(storage.parts[f"/object/a/{part}"] for part in (1, 2, 3)) == DATA[: (2 << 20) + 5]
     )
@@ -284,7 +293,9 @@ def test_parts_of_what_comes_to_nothing_are_dropped(
 
     monkeypatch.setattr(upload, "TransferClient", Older(storage))
     with pytest.raises(upload.OutputChanged, match="shorter"):
-        upload.send_output(CONFIG, 0, str(path), "s3://x/a", print, {})
+        upload.send_output(
+            CONFIG, AllowedFolders([str(tmp_path)]), 0, str(path), "s3://x/a", print, {}
+        )
     assert dropped == [{"path": "", "upload": "u"}]
 
     def read(offset: int, length: int) -> bytes:
@@ -305,7 +316,16 @@ def test_what_is_written_while_the_work_runs_is_sent_when_it_is_still_and_once(
 
     def look(still_s: float = 2.0) -> list[str]:
         storage.parts.clear()
-        upload.send_output(CONFIG, 0, str(out), "s3://x/y", print, known, still_s=still_s)
+        upload.send_output(
+            CONFIG,
+            AllowedFolders([str(tmp_path)]),
+            0,
+            str(out),
+            "s3://x/y",
+            print,
+            known,
+            still_s=still_s,
+        )
         return sorted(storage.parts)
 
     (out / "old").write_bytes(b"old")
@@ -322,7 +342,15 @@ def test_what_is_written_while_the_work_runs_is_sent_when_it_is_still_and_once(
 
 def test_an_output_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TransferFailed, match="does not exist"):
-        upload.send_output(CONFIG, 0, str(tmp_path / "none"), "s3://x/y", print, {})
+        upload.send_output(
+            CONFIG,
+            AllowedFolders([str(tmp_path)]),
+            0,
+            str(tmp_path / "none"),
+            "s3://x/y",
+            print,
+            {},
+        )
 
 
 def read_stream(
@@ -493,7 +521,15 @@ def test_an_output_whose_storage_never_answers_is_told_of_and_given_up(
     told: list[str] = []
     (tmp_path / "a").write_bytes(b"12345")
     with pytest.raises(StorageTimeout, match=r"no answer for 0\.1 s"):
-        upload.send_output(CONFIG, 0, str(tmp_path / "a"), "s3://x/y", told.append, {})
+        upload.send_output(
+            CONFIG,
+            AllowedFolders([str(tmp_path)]),
+            0,
+            str(tmp_path / "a"),
+            "s3://x/y",
+            told.append,
+            {},
+        )
     assert told[0].startswith("output s3://x/y waits: ")
     assert deaf.asked[-1] == ("/abort", {"path": "", "upload": "u"})
 

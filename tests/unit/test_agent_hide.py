@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from cavvy.agent.allowed_folders import AllowedFolders
 from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
 from cavvy.agent.data.mounts import list_binds
 from cavvy.agent.data.transfer import TransferProgress
@@ -130,16 +131,22 @@ def test_inputs_and_outputs_cannot_lead_into_the_folder(folder: Path, tmp_path: 
     work = folder / "gangs/g/0/work"
     (work / "link").symlink_to(folder / "token")
     (tmp_path / "mine").write_text("mine")
-    transfer(config, str(tmp_path / "mine"), str(work / "mine"), "input")
+    all_folders = AllowedFolders([], ["/"])
+
+    def copy(source: Path, target: Path) -> None:
+        transfer(config, all_folders, str(source), None, str(target), "output")
+
+    copy(tmp_path / "mine", work / "mine")
     for source, target in (
         (folder / "token", work / "input"),
         (work / "link", tmp_path / "output"),
         (work / "mine", folder / "token"),
     ):
         with pytest.raises(CannotBuild, match="hidden from jobs on this machine"):
-            transfer(config, str(source), str(target), "output")
+            copy(source, target)
+    meter = TransferProgress("out", print)
     with pytest.raises(CannotBuild, match="hidden from jobs on this machine"):
-        send_file(config, 0, str(work / "link"), "link", TransferProgress("out", print), {})
+        send_file(config, all_folders, 0, str(work / "link"), "link", meter, {})
     assert (folder / "token").read_text() == "secret"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.unit.checkpoint_calls import StillLoop
 
+from cavvy.agent.allowed_folders import AllowedFolders
 from cavvy.agent.data import bucket_checkpoints, transfer, upload
 from cavvy.agent.data import output_sync as module
 from cavvy.agent.data.output_sync import STILL_S, OutputSync, send_changed
@@ -155,12 +156,21 @@ def test_what_is_sent_has_changed_and_is_still(
     os.utime(path, (time.time() - age_s,) * 2)
     at = path.stat().st_mtime_ns
     kept = {"same": [3, at], "size": [4, at], "time": [3, at - 1], None: [0, 0]}[known]
-    assert is_due(str(path), "model", {"model": kept, "other": [3, at]}, still_s) is due
+    assert (
+        is_due(
+            AllowedFolders([str(tmp_path)]),
+            str(path),
+            "model",
+            {"model": kept, "other": [3, at]},
+            still_s,
+        )
+        is due
+    )
 
 
 def test_a_file_that_is_gone_is_told_of_only_when_nothing_writes_any_more(tmp_path: Path) -> None:
-    assert not is_due(str(tmp_path / "gone"), "gone", {}, 2)
-    assert is_due(str(tmp_path / "gone"), "gone", {}, 0)
+    assert not is_due(AllowedFolders([str(tmp_path)]), str(tmp_path / "gone"), "gone", {}, 2)
+    assert is_due(AllowedFolders([str(tmp_path)]), str(tmp_path / "gone"), "gone", {}, 0)
 
 
 def make_transfer(source: str, target: str) -> SimpleNamespace:
@@ -231,6 +241,8 @@ def test_an_output_that_fails_keeps_the_others_from_nothing(
     work = SimpleNamespace(
         inputs=[],
         volumes=[],
+        checkpoint=None,
+        setup=None,
         outputs=[make_transfer(str(at), each) for at, each in enumerate(targets)],
         mirrored=dict.fromkeys(range(3), 1.0),
     )
@@ -240,6 +252,7 @@ def test_an_output_that_fails_keeps_the_others_from_nothing(
 
     def send(
         config: object,
+        folders: object,
         index: int,
         path: str,
         target: str,
@@ -298,10 +311,10 @@ def send_to(monkeypatch: pytest.MonkeyPatch) -> SendTo:
     def send(storage: Storage, path: Path) -> tuple[dict[str, list[int]], int]:
         known: dict[str, list[int]] = {}
         meter = TransferProgress("output", lambda text: None)
-        config = SimpleNamespace(hides="")
+        config, folders = SimpleNamespace(hides=""), AllowedFolders([str(path.parent)])
         monkeypatch.setattr(upload, "TransferClient", lambda *_: storage)
         try:
-            send_file(config, 0, str(path), "model", meter, known)  # type: ignore[arg-type]
+            send_file(config, folders, 0, str(path), "model", meter, known)  # type: ignore[arg-type]
         except OutputChanged:
             return known, -1
         return known, meter.files

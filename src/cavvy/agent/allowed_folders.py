@@ -151,7 +151,9 @@ class _Walk:
             if path == each or path.startswith(each.rstrip("/") + "/")
         ]
         if not fits:
-            raise LeadsOutside(f"it leads out of the job's folders, to {path}")
+            raise LeadsOutside(
+                f"a symbolic link leads out of the job's folders, to {os.path.normpath(path)}"
+            )
         self.close()
         self.folder = max(fits, key=len)
         self._open = [os.open(self._allowed[self.folder], _STEP)]
@@ -191,8 +193,11 @@ class _Walk:
 
 
 def open_below(folder: int, path: str, flags: int) -> int:
-    """Open a relative path below an open folder, following no link. Raises OSError."""
+    """Open a relative path below an open folder, following no link. Raises LeadsOutside,
+    OSError."""
     names, here = _split(path), folder
+    if ".." in names or path.startswith("/"):
+        raise LeadsOutside(f"the path {path} leads out of its folder")
     try:
         while len(names) > 1:
             below = os.open(names.pop(), _STEP, dir_fd=here)
@@ -206,10 +211,11 @@ def open_below(folder: int, path: str, flags: int) -> int:
             os.close(here)
 
 
-def walk_below(folder: int) -> Iterator[tuple[str, os.DirEntry[str], int]]:
+def walk_below(folder: int, *, strict: bool = False) -> Iterator[tuple[str, os.DirEntry[str], int]]:
     """Yield everything below an open folder: the path relative to it, the entry, and the open
-    folder that contains the entry, which is closed afterwards. Links are not followed, and folders
-    that vanish meanwhile are left out.
+    folder that contains the entry, which is closed afterwards. A folder comes before its entries.
+    Links are not followed. Folders that cannot be listed are left out or, if `strict`, raise
+    OSError.
     """
     todo = [""]
     while todo:
@@ -217,6 +223,8 @@ def walk_below(folder: int) -> Iterator[tuple[str, os.DirEntry[str], int]]:
         try:
             here = open_below(folder, below, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
+            if strict:
+                raise
             continue
         try:
             with os.scandir(here) as entries:
@@ -227,7 +235,8 @@ def walk_below(folder: int) -> Iterator[tuple[str, os.DirEntry[str], int]]:
                     todo.append(path)
                 yield path, entry, here
         except OSError:
-            continue
+            if strict:
+                raise
         finally:
             os.close(here)
 

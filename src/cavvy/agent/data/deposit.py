@@ -19,11 +19,11 @@ from ..ends import may_leave
 from ..http_client import TransferFailed
 from ..step_runner import log_failure
 from ..work.checkpoint_upload import CheckpointUpload, FileChanged, FileEntry, list_folder
-from ..work.folder import CannotBuild
+from ..work.folder import CannotBuild, check_seen
 from ..work.prepare import copy_outputs
 from ..work.process import WorkProcess
 from ..work.reaper import ChildCommand
-from .paths import find_output
+from .paths import find_folders, find_output
 from .transfer import ObjectUpload, say_size
 from .upload import is_due, list_files
 
@@ -31,6 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..allowed_folders import AllowedFolders
     from ..config import AgentConfig, ConfigFields, WorkConfig
     from ..control_client import ControlPlaneClient
     from ..log import LogSpool
@@ -163,7 +164,7 @@ class Results:
         if entries:
             self._add_checkpoint(entries)
         if self._outputs:
-            copy_outputs(self._config, self._work)
+            copy_outputs(self._config, self._work, _refuse)
         for index in self._outputs:
             path, known = find_output(self._config, self._work, index)
             if os.path.lexists(path):
@@ -204,10 +205,12 @@ class Results:
             self.pieces.append(({"kind": "blob", "name": name}, entry.size, read))
 
     def _add_output(self, index: int, path: str, known: dict[str, list[int]]) -> None:
-        for source, name in list_files(path, self._work.outputs[index].target):
-            if is_due(source, name, known, 0.0):
+        folders = find_folders(self._config, self._work)
+        for source, name in list_files(folders, path, self._work.outputs[index].target, _refuse):
+            if is_due(folders, source, name, known, 0.0):
                 fields: Entry = {"kind": "output", "index": index, "name": name}
-                self.pieces.append((fields, os.stat(source).st_size, partial(read_file, source)))
+                read = partial(read_file, self._config, folders, source)
+                self.pieces.append((fields, folders.stat(source).st_size, read))
 
 
 class SignedUploads:
@@ -252,6 +255,14 @@ def store(results: Results, uploads: list[Entry], most_bytes: int) -> int:
     return 0
 
 
-def read_file(path: str, offset: int, length: int) -> bytes:
-    with open(path, "rb") as file:
+def read_file(
+    config: AgentConfig, folders: AllowedFolders, path: str, offset: int, length: int
+) -> bytes:
+    """Bytes of an output file. Raises CannotBuild, LeadsOutside, OSError."""
+    with open(folders.open_file(path), "rb") as file:
+        check_seen(config, f"/proc/self/fd/{file.fileno()}")
         return os.pread(file.fileno(), length, offset)
+
+
+def _refuse(text: str) -> None:
+    complain(text.encode("utf-8", "backslashreplace").decode())

@@ -12,7 +12,7 @@ from ..control_client import complain
 from ..http_client import TransferFailed
 from ..sidecar import SidecarProcess
 from ..work.folder import CannotBuild
-from .paths import find_output, remember_sent
+from .paths import find_folders, find_output, remember_sent
 from .upload import send_output
 
 TYPE_CHECKING = False
@@ -66,6 +66,8 @@ class OutputSync(SidecarProcess):
     def _heard(self, told: dict[str, Any]) -> None:
         if "moved" in told:
             self._say("event", name="moved", text=told["moved"])
+        elif "refused" in told:
+            self._warn(told["refused"])
         else:
             self._problem = str(told["problem"])
             if told["files"]:  # a check that sent nothing does not show how long sending takes
@@ -109,6 +111,7 @@ def send_changed(config: AgentConfig, work: WorkConfig, still_s: float, *, quiet
             try:
                 meter = send_output(
                     config,
+                    find_folders(config, work),
                     index,
                     path,
                     target,
@@ -116,6 +119,7 @@ def send_changed(config: AgentConfig, work: WorkConfig, still_s: float, *, quiet
                     known,
                     still_s=still_s,
                     quiet=quiet,
+                    refuse=lambda text: None if still_s else tell(refused=text),
                 )
             finally:
                 remember_sent(config, index, known)

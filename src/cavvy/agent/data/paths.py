@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 
+from ..allowed_folders import AllowedFolders
 from ..config import AgentConfig, TransferConfig, WorkConfig
 from ..disk import read_known, write_whole
 from ..work.folder import inside
@@ -66,6 +67,24 @@ def _find_output(
         if volume.path == source:
             return find_source(config, volume, config.folder), {}
     return (os.path.expanduser(source) if is_full(source) else inside(config.folder, source)), {}
+
+
+def find_folders(config: AgentConfig, work: WorkConfig) -> AllowedFolders:
+    """The folders that links in outputs may lead to: the working folder, the inputs, the outputs
+    that the task names by full paths, the checkpoints, the setup's folder and the volumes. Raises
+    CannotBuild, OSError.
+    """
+    given = [os.path.expanduser(each.source) for each in work.outputs if is_full(each.source)]
+    given += [  # volumes of the kind `folder` are in the working folder
+        find_source(config, each, config.folder) for each in work.volumes if each.kind != "folder"
+    ]
+    if work.checkpoint is not None and work.checkpoint.storage is not None:
+        given.append(work.checkpoint.storage)
+    if work.setup is not None and work.image is None:
+        from ..work.prepare import find_setup
+
+        given.append(find_setup(config, work) + "/dir")
+    return AllowedFolders([config.folder, config.home + "/inputs"], given)
 
 
 def remember(config: AgentConfig, index: int, path: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from ..allowed_folders import AllowedFolders, LeadsOutside, walk_below
 from ..config import AgentConfig
 from ..http_client import TransferClient, TransferFailed
 from ..work.folder import check_seen
@@ -22,6 +24,7 @@ class OutputChanged(TransferFailed):
 
 def send_output(
     config: AgentConfig,
+    folders: AllowedFolders,
     index: int,
     source: str,
     target: str,
@@ -30,22 +33,26 @@ def send_output(
     *,
     still_s: float = 0.0,
     quiet: bool = False,
+    refuse: Callable[[str], None] = lambda text: None,
 ) -> TransferProgress:
     """Send a file, or a folder without the files that are `known` to be at the target. Sent files
-    are added to `known`.
+    are added to `known`. `folders` are those that links may lead to; `refuse` is called for each
+    other link.
 
     If `still_s` is above 0, the work is still running: files that it wrote within the last
     `still_s` seconds, or writes during the upload, are skipped. `quiet`: report no waits for the
-    storage. The caller must end the returned meter. Raises TransferFailed, OSError.
+    storage. The caller must end the returned meter. Raises TransferFailed, LeadsOutside, OSError.
     """
-    if not os.path.lexists(source):
-        raise TransferFailed(f"the output {source} does not exist")
     meter = TransferProgress(f"output {target}", tell, quiet=quiet)
+    try:
+        files = list_files(folders, source, target, refuse)
+    except FileNotFoundError as error:
+        raise TransferFailed(f"the output {source} does not exist") from error
     with ThreadPoolExecutor(WORKERS) as pool:
         waiting = [
-            pool.submit(send_file, config, index, path, name, meter, known)
-            for path, name in list_files(source, target)
-            if is_due(path, name, known, still_s)
+            pool.submit(send_file, config, folders, index, path, name, meter, known)
+            for path, name in files
+            if is_due(folders, path, name, known, still_s)
         ]
         try:
             for each in waiting:
@@ -57,26 +64,39 @@ def send_output(
     return meter
 
 
-def list_files(source: str, target: str) -> Iterator[tuple[str, str]]:
-    """Yield the path of each file, and its path relative to the target. A symbolic link to a file
-    is sent as that file."""
-    if not os.path.isdir(source):
-        yield source, os.path.basename(source) if target.endswith("/") else ""
-        return
-    for folder, folders, names in os.walk(source):
-        folders.sort()
-        for name in sorted(names):
-            path = os.path.join(folder, name)
-            if os.path.isfile(path):
-                yield path, os.path.relpath(path, source)
+def list_files(
+    folders: AllowedFolders, source: str, target: str, refuse: Callable[[str], None]
+) -> list[tuple[str, str]]:
+    """The path of each file, and its path relative to the target. A symbolic link to a file is sent
+    as that file if it leads to one of `folders`. Raises LeadsOutside, OSError."""
+    if not stat.S_ISDIR(folders.stat(source).st_mode):
+        return [(source, os.path.basename(source) if target.endswith("/") else "")]
+    found, top = [], folders.open_folder(source)
+    try:
+        for name, entry, _ in walk_below(top):
+            path = os.path.join(source, name)
+            try:
+                if entry.is_symlink() and stat.S_ISREG(folders.stat(path).st_mode):
+                    found.append((path, name))
+            except LeadsOutside as error:
+                refuse(f"{name} of the output {os.path.basename(source)} was not sent: {error}")
+            except OSError:
+                continue  # the link leads to no file
+            if entry.is_file(follow_symlinks=False):
+                found.append((path, name))
+    finally:
+        os.close(top)
+    return sorted(found)
 
 
-def is_due(path: str, name: str, known: dict[str, list[int]], still_s: float) -> bool:
+def is_due(
+    folders: AllowedFolders, path: str, name: str, known: dict[str, list[int]], still_s: float
+) -> bool:
     """Whether to send a file: its content differs from the target's, and it has not changed for
     `still_s` seconds."""
     try:
-        seen = os.stat(path)
-    except FileNotFoundError:
+        seen = folders.stat(path)
+    except OSError:
         return not still_s  # while the work runs, it may remove files
     return (
         known.get(name) != [seen.st_size, seen.st_mtime_ns]
@@ -86,6 +106,7 @@ def is_due(path: str, name: str, known: dict[str, list[int]], still_s: float) ->
 
 def send_file(
     config: AgentConfig,
+    folders: AllowedFolders,
     index: int,
     path: str,
     name: str,
@@ -93,11 +114,11 @@ def send_file(
     known: dict[str, list[int]],
 ) -> None:
     """Send one file. Raises OutputChanged if the file changes during the upload, TransferFailed,
-    CannotBuild, OSError.
+    CannotBuild, LeadsOutside, OSError.
     """
     transfers = TransferClient(config, f"outputs/{index}", meter.waits)
-    with open(path, "rb") as file:
-        check_seen(config, f"/proc/self/fd/{file.fileno()}")  # a link may lead anywhere
+    with open(folders.open_file(path), "rb") as file:
+        check_seen(config, f"/proc/self/fd/{file.fileno()}")  # a volume may contain hidden files
         seen = os.fstat(file.fileno())
 
         def read(offset: int, length: int) -> bytes:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import stat
+from contextlib import suppress
 
+from ..allowed_folders import AllowedFolders, LeadsOutside, open_below
 from ..config import AgentConfig, CheckpointConfig, WorkConfig
 from ..http_client import TransferFailed
 from .blobs import SMALL, BlobCache
 from .hide import hide, is_hidden
 from .reaper import exit_code
-from .trees import copy_file, copy_tree, remove_tree
+from .trees import copy_below, copy_file, copy_open, copy_tree, remove_below, remove_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class CannotBuild(Exception):
@@ -119,8 +125,21 @@ def check_seen(config: AgentConfig, path: str) -> None:
         )
 
 
-def transfer(config: AgentConfig, source: str, target: str, what: str) -> None:
-    """Copy one input or output over existing files. Raises CannotBuild, OSError."""
+def transfer(
+    config: AgentConfig,
+    sources: AllowedFolders,
+    source: str,
+    targets: AllowedFolders | None,
+    target: str,
+    what: str,
+    refuse: Callable[[str], None] | None = None,
+) -> None:
+    """Copy one input or output over existing files. The target must be in `targets`; if this is
+    None, the user named the target, and its path may contain links.
+
+    Links are copied. If `refuse` is given, links that lead out of `sources` are left out, and
+    `refuse` is called for each. Raises CannotBuild, LeadsOutside, OSError.
+    """
     for path in (source, target):
         check_seen(config, path)
     if "://" in source or "://" in target:
@@ -128,14 +147,73 @@ def transfer(config: AgentConfig, source: str, target: str, what: str) -> None:
             f"the {what} {source} -> {target} is not between two paths of this node; the agent "
             "can copy only between local paths"
         )
-    if not os.path.exists(source):
-        raise CannotBuild(f"the {what} {source} does not exist")
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    if os.path.isdir(source):
-        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
-    else:
-        shutil.copy2(source, target + ".cavvy-new")
-        os.replace(target + ".cavvy-new", target)
+
+    def takes_link(path: str) -> bool:
+        try:
+            sources.stat(os.path.join(source, path))
+        except LeadsOutside as error:
+            if refuse is not None:
+                refuse(f"{path} of the {what} {os.path.basename(source)} was not copied: {error}")
+            return refuse is None
+        except OSError:
+            return True  # the link leads to no file
+        return True
+
+    try:
+        original = sources.open(source, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise CannotBuild(f"the {what} {source} does not exist") from error
+    try:
+        check_seen(config, f"/proc/self/fd/{original}")
+        if stat.S_ISDIR(os.fstat(original).st_mode):
+            _fill(config, original, targets, target, takes_link)
+        else:
+            _replace(config, original, targets, target)
+    finally:
+        os.close(original)
+
+
+def _fill(
+    config: AgentConfig,
+    source: int,
+    targets: AllowedFolders | None,
+    target: str,
+    takes_link: Callable[[str], bool],
+) -> None:
+    """Copy the entries of an open folder to the folder `target`."""
+    if targets is None:
+        os.makedirs(target, exist_ok=True)
+        targets = AllowedFolders([], [target])
+    folder, name = targets.find(target, make=True)
+    try:
+        if name != ".":
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=folder)
+        made = open_below(folder, name, os.O_RDONLY | os.O_DIRECTORY)
+    finally:
+        os.close(folder)
+    try:
+        check_seen(config, f"/proc/self/fd/{made}")
+        copy_below(source, made, takes_link=takes_link)
+    finally:
+        os.close(made)
+
+
+def _replace(config: AgentConfig, source: int, targets: AllowedFolders | None, target: str) -> None:
+    """Copy an open file to the file `target`."""
+    if targets is None:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        targets = AllowedFolders([], [os.path.dirname(target)])
+    if not stat.S_ISREG(os.fstat(source).st_mode):
+        raise CannotBuild(f"the source of {target} is neither a file nor a folder")
+    folder, name = targets.find(target, follow=False, make=True)
+    try:
+        check_seen(config, f"/proc/self/fd/{folder}/{name}")
+        remove_below(folder, name + ".cavvy-new")
+        copy_open(source, name + ".cavvy-new", folder=folder)
+        os.replace(name + ".cavvy-new", name, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def link_checkpoint(checkpoint: CheckpointConfig, folder: str) -> str:

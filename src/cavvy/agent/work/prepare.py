@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 
+from ..allowed_folders import AllowedFolders, LeadsOutside
 from ..config import AgentConfig, CheckpointConfig, WorkConfig
 from ..disk import open_private, write_whole
 from ..http_client import StorageTimeout, TransferFailed
@@ -28,6 +29,10 @@ from .folder import CannotBuild, build_folder, inside, link_checkpoint, run, tra
 from .reaper import report
 from .trees import copy_tree, remove_tree, replace_in
 from .venv import make_venv
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -62,49 +67,54 @@ def prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
 
 def carry_out(config: AgentConfig, work: WorkConfig, channel: int) -> int:
     """Copy the outputs of successful work to their targets; returns an exit code of sysexits.h."""
-    from ..data.paths import find_output
-
     try:
-        copy_outputs(config, work)
-        for index, target in enumerate(each.target for each in work.outputs):
-            if "://" in target:
-                path, known = find_output(config, work, index)
-                _send(config, index, path, target, channel, known, mirrored=index in work.mirrored)
+        copy_outputs(config, work, write_log)
+        for index, each in enumerate(work.outputs):
+            if "://" in each.target:
+                _send(config, work, index, channel)
     except (CannotBuild, OSError) as error:
-        os.write(2, f"cavvy: an output could not be copied: {error}\n".encode())
+        write_log(f"an output could not be copied: {error}")
         return os.EX_IOERR
     return 0
 
 
-def copy_outputs(config: AgentConfig, work: WorkConfig) -> None:
-    """Copy the outputs whose targets are paths of this node. Raises CannotBuild, OSError."""
-    from ..data.paths import find_output
+def write_log(text: str) -> None:
+    """Write a line to the job's log."""
+    os.write(2, f"cavvy: {text}\n".encode("utf-8", "backslashreplace"))
+
+
+def copy_outputs(config: AgentConfig, work: WorkConfig, refuse: Callable[[str], None]) -> None:
+    """Copy the outputs whose targets are paths of this node; `refuse` is called for each link that
+    leads out of the job's folders. Raises CannotBuild, OSError."""
+    from ..data.paths import find_folders, find_output
 
     for index, target in enumerate(each.target for each in work.outputs):
         if "://" not in target:
             path, _ = find_output(config, work, index)
-            transfer(config, path, os.path.expanduser(target), "output")
+            own, full = find_folders(config, work), os.path.abspath(os.path.expanduser(target))
+            try:
+                transfer(config, own, path, None, full, "output", refuse)
+            except LeadsOutside as error:
+                raise CannotBuild(f"{path}: {error}") from error
 
 
-def _send(
-    config: AgentConfig,
-    index: int,
-    source: str,
-    target: str,
-    channel: int,
-    known: dict[str, list[int]],
-    *,
-    mirrored: bool,
-) -> None:
+def _send(config: AgentConfig, work: WorkConfig, index: int, channel: int) -> None:
+    from ..data.paths import find_folders, find_output
     from ..data.transfer import tell_to
     from ..data.upload import send_output
 
+    source, known = find_output(config, work, index)
+    folders, target = find_folders(config, work), work.outputs[index].target
     try:
-        meter = send_output(config, index, source, target, tell_to(channel), known)
-        if meter.files or not mirrored:  # files sent while the work ran have been reported already
-            meter.end()
+        meter = send_output(
+            config, folders, index, source, target, tell_to(channel), known, refuse=write_log
+        )
     except TransferFailed as error:
         raise CannotBuild(str(error)) from error
+    except LeadsOutside as error:
+        raise CannotBuild(f"{source}: {error}") from error
+    if meter.files or index not in work.mirrored:
+        meter.end()  # files sent while the work ran have been reported already
 
 
 def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
@@ -123,7 +133,9 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
                 link_input(config, path, target)
             continue
         if "://" not in source:
-            transfer(config, source, path, "input")
+            sources = AllowedFolders([], ["/"])  # the user named the source
+            targets = AllowedFolders([config.folder, config.home + "/inputs"])
+            transfer(config, sources, os.path.abspath(source), targets, path, "input")
         else:
             from ..data.fetch import fetch_input
             from ..data.transfer import tell_to
@@ -280,5 +292,5 @@ def _restore(
     with open(kept + "/finished", encoding="utf-8") as file:
         found = json.load(file)
     for path in found["marked"]:
-        replace_in(os.path.join(folder, path), found["folder"].encode(), folder.encode())
+        replace_in(folder, path, found["folder"].encode(), folder.encode())
     touch(kept + "/finished")

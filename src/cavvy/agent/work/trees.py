@@ -1,29 +1,51 @@
 """Copies files and folders; copies share nothing with their originals except disk blocks, where
-supported.
+supported. The work may still change the folders: links are copied, but not followed.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 import stat
 
+from ..allowed_folders import check_regular, open_below, walk_below
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file until either is written to
 TEXT_LIMIT = 256 * 1024  # bytes; scripts are smaller, data files are larger
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def copy_file(source: str, target: str, mode: int | None = None) -> None:
-    """Copy a file's content and times. If `mode` is None, the copy has the source's mode. Raises
-    OSError."""
-    with open(source, "rb") as reader, open(target, "xb") as writer:
+    """Copy a file's content and times to a new file. If `mode` is None, the copy has the source's
+    mode. Raises OSError."""
+    file = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        copy_open(file, target, mode=mode)
+    finally:
+        os.close(file)
+
+
+def copy_open(
+    source: int, target: str, *, folder: int | None = None, mode: int | None = None
+) -> None:
+    """Copy an open file's content and times to a new file in `folder`. If `mode` is None, the copy
+    has the source's mode. Raises OSError."""
+    made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, dir_fd=folder)
+    with open(made, "wb") as writer, open(source, "rb", closefd=False) as reader:
         try:
-            fcntl.ioctl(writer.fileno(), FICLONE, reader.fileno())
+            fcntl.ioctl(made, FICLONE, source)
         except OSError:  # another disk, or no support for sharing: copy the bytes
             shutil.copyfileobj(reader, writer, 1024 * 1024)
-    found = os.stat(source)
-    os.chmod(target, stat.S_IMODE(found.st_mode) if mode is None else mode)
-    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+            writer.flush()
+        found = os.fstat(source)
+        os.fchmod(made, stat.S_IMODE(found.st_mode) if mode is None else mode)
+        os.utime(made, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def copy_tree(source: str, target: str, marker: bytes = b"") -> list[str]:
@@ -32,53 +54,102 @@ def copy_tree(source: str, target: str, marker: bytes = b"") -> list[str]:
 
     Returns the relative paths of the text files that contain `marker`. Raises OSError.
     """
-    marked = []
     os.makedirs(target, exist_ok=True)
-    todo = [""]
-    while todo:
-        below = todo.pop()
-        for entry in os.scandir(os.path.join(source, below)):
-            path = os.path.join(below, entry.name)
-            made = os.path.join(target, path)
-            is_link = entry.is_symlink()
-            if os.path.lexists(made) and not (entry.is_dir() and not is_link and _is_folder(made)):
-                remove_tree(made)
-            if is_link:
-                os.symlink(os.readlink(entry.path), made)
+    original = os.open(source, FOLDER)
+    try:
+        made = os.open(target, FOLDER)
+        try:
+            return copy_below(original, made, marker=marker)
+        finally:
+            os.close(made)
+    finally:
+        os.close(original)
+
+
+def copy_below(
+    source: int,
+    target: int,
+    *,
+    marker: bytes = b"",
+    takes_link: Callable[[str], bool] = lambda path: True,
+) -> list[str]:
+    """Like `copy_tree`, between two open folders. Links whose path `takes_link` refuses are left
+    out. Raises OSError."""
+    marked, modes = [], [("", os.fstat(source).st_mode)]
+    above, there = "", os.dup(target)
+    try:
+        for path, entry, here in walk_below(source, strict=True):
+            if os.path.dirname(path) != above:
+                above = os.path.dirname(path)
+                os.close(there)
+                there = open_below(target, above, FOLDER)
+            if entry.is_symlink():
+                if takes_link(path):
+                    remove_below(there, entry.name)
+                    os.symlink(os.readlink(entry.name, dir_fd=here), entry.name, dir_fd=there)
             elif entry.is_dir():
-                os.makedirs(made, exist_ok=True)
-                todo.append(path)
-            elif entry.is_file():
-                copy_file(entry.path, made)
-                if marker and is_text_with(made, marker):
-                    marked.append(path)
-    _copy_modes(source, target)
+                modes.append((path, entry.stat(follow_symlinks=False).st_mode))
+                _make_folder(there, entry.name)
+            elif entry.is_file() and _copy_entry(here, entry.name, there, marker):
+                marked.append(path)
+    finally:
+        os.close(there)
+    for path, mode in reversed(modes):  # last, because a read-only folder could not be filled
+        folder = open_below(target, path, FOLDER)
+        os.fchmod(folder, stat.S_IMODE(mode))
+        os.close(folder)
     return marked
 
 
-def _is_folder(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)
+def _copy_entry(here: int, name: str, there: int, marker: bytes) -> bool:
+    """Copy a file to the folder `there`. Returns whether it is a text that contains `marker`."""
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", name)
+        remove_below(there, name)
+        copy_open(file, name, folder=there)
+        return bool(marker) and is_text_with(file, marker)
+    finally:
+        os.close(file)
 
 
-def is_text_with(path: str, marker: bytes) -> bool:
-    """Whether a file is a short text that contains `marker`, like the scripts of a virtual
+def _make_folder(folder: int, name: str) -> None:
+    """Make a folder, in place of any file of that name. Raises OSError."""
+    try:
+        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            return
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        pass
+    os.mkdir(name, dir_fd=folder)
+
+
+def is_text_with(file: int, marker: bytes) -> bool:
+    """Whether an open file is a short text that contains `marker`, like the scripts of a virtual
     environment.
     """
-    if os.stat(path).st_size > TEXT_LIMIT:
+    if os.fstat(file).st_size > TEXT_LIMIT:
         return False
-    with open(path, "rb") as file:
-        data = file.read()
+    data = os.pread(file, TEXT_LIMIT, 0)
     return marker in data and b"\0" not in data
 
 
-def replace_in(path: str, old: bytes, new: bytes) -> None:
-    """Replace bytes in a short file and preserve its mode and times."""
-    found = os.stat(path)
-    with open(path, "rb") as file:
-        data = file.read()
-    with open(path, "wb") as file:
+def replace_in(folder: str, path: str, old: bytes, new: bytes) -> None:
+    """Replace bytes in a short file below a folder, and preserve the file's mode and times. Raises
+    OSError."""
+    top = os.open(folder, FOLDER)
+    try:
+        made = check_regular(open_below(top, path, os.O_RDWR | os.O_NONBLOCK), path)
+    finally:
+        os.close(top)
+    with open(made, "r+b") as file:
+        found, data = os.fstat(made), file.read()
+        file.seek(0)
+        file.truncate()
         file.write(data.replace(old, new))
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+        file.flush()
+        os.utime(made, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def remove_tree(path: str) -> None:
@@ -89,9 +160,19 @@ def remove_tree(path: str) -> None:
         os.unlink(path)
 
 
-def _copy_modes(source: str, target: str) -> None:
-    """Set the modes of the folders after all copies, because a read-only folder could not be
-    filled."""
-    for folder, _, _ in os.walk(source, topdown=False):
-        made = os.path.normpath(os.path.join(target, os.path.relpath(folder, source)))
-        os.chmod(made, stat.S_IMODE(os.stat(folder).st_mode))
+def remove_below(folder: int, name: str) -> None:
+    """Remove a file, link or folder of an open folder; no error if it is missing. Raises
+    OSError."""
+    try:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=folder)
+            return
+        below = os.open(name, FOLDER, dir_fd=folder)
+    except FileNotFoundError:
+        return
+    try:
+        for each in os.listdir(below):
+            remove_below(below, each)
+    finally:
+        os.close(below)
+    os.rmdir(name, dir_fd=folder)
