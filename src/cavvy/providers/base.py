@@ -83,6 +83,7 @@ class SettingKind(StrEnum):
     NUMBER = "number"
     INTEGER = "integer"
     FLAG = "true or false"
+    KEY_FILE = "key file"  # the path of a file that contains an API key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

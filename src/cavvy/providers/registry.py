@@ -57,6 +57,7 @@ _NOT_PROVIDERS = frozenset(
         "registry",
         "settings",
         "state",
+        "vm",
     }
 )
 
@@ -227,7 +228,7 @@ def _check(provider: str, setting: ProviderSetting, value: Scalar) -> Scalar:
     where = f"[providers.{provider}] {setting.name}"
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
     match setting.kind:
-        case SettingKind.TEXT:
+        case SettingKind.TEXT | SettingKind.KEY_FILE:
             value = (
                 str(value) if number else value
             )  # such as `account = 1234`, or a single rate without a name

@@ -6,15 +6,31 @@ docs/guides/write-a-provider.md. Only tests import this module, since it needs p
 """
 
 from cavvy.providers.contract.ends import EndTests
-from cavvy.providers.contract.harness import ContractHarness, Play, ProviderUnderTest
+from cavvy.providers.contract.faults import FaultTests
+from cavvy.providers.contract.harness import (
+    ContractHarness,
+    FaultyPlace,
+    LaunchFault,
+    Play,
+    ProviderUnderTest,
+)
 from cavvy.providers.contract.launches import LaunchTests
 from cavvy.providers.contract.looks import LookTests
 from cavvy.providers.contract.offers import OfferTests
 
-__all__ = ["ContractHarness", "Play", "ProviderContract", "ProviderUnderTest"]
+__all__ = [
+    "ContractHarness",
+    "FaultTests",
+    "FaultyPlace",
+    "LaunchFault",
+    "Play",
+    "ProviderContract",
+    "ProviderUnderTest",
+]
 
 
 class ProviderContract(OfferTests, LaunchTests, LookTests, EndTests):
     """The rules that every provider must keep. Override `place`; override `run_scenario` and
-    `lose_reply` if their defaults do not fit.
+    `lose_reply` if their defaults do not fit. Add `FaultTests` as a second base class for a
+    provider that starts a gang with several requests.
     """

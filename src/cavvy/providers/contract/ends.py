@@ -35,7 +35,7 @@ class EndTests(ScenarioSuite):
     @in_scenario
     async def test_removal_during_boot(self, harness: ContractHarness) -> None:
         gang = await harness.spec("boot")
-        await harness.ours.launch(gang)
+        await harness.launch(gang)
         await harness.remove(gang.name)
         await harness.expect(GangState.ENDED, gang)
         await harness.start(gang)  # a second launch must not start a second gang

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from enum import StrEnum
 from inspect import Signature, signature
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import pytest
 
@@ -25,9 +26,12 @@ from cavvy.providers.base import (
     Provider,
     ProviderError,
     Refused,
+    TryAgain,
 )
 
 P = TypeVar("P")
+# the control plane repeats a launch at least every 15 seconds, for 10 minutes
+LAUNCH_PAUSE, LAUNCH_TRIES = timedelta(seconds=15), 40
 OURS, FOREIGN = "contract-installation-ours", "contract-installation-foreign"
 
 
@@ -49,6 +53,48 @@ class ProviderUnderTest(Protocol):
 
     async def wait(self, length: timedelta) -> None:
         """Let time pass; on a real clock, at most as long as a test may take."""
+
+
+class LaunchFault(StrEnum):
+    """How the request for one node fails, once."""
+
+    LOST = "lost"  # it takes effect, but there is no reply
+    DROPPED = "dropped"  # it has no effect, and there is no reply
+    BUSY = "429"
+    BROKEN = "500"  # it has no effect
+    BROKEN_LATE = "500 after the effect"
+    FULL = "no capacity"
+    REFUSED = "refused"
+
+
+@runtime_checkable
+class FaultyPlace(Protocol):
+    """Infrastructure that starts nodes one by one and can fail. `FaultTests` needs it, beyond
+    `ProviderUnderTest`.
+    """
+
+    def fail(self, number: int, fault: LaunchFault) -> None:
+        """Let the request for a node fail, after `number` further nodes were started."""
+
+    def failed(self) -> bool:
+        """Whether the request that `fail` announced has been made."""
+
+    def fail_deletions(self, fails: bool) -> None:
+        """Let all deletions fail, or succeed again."""
+
+    def billed(self) -> int:
+        """The number of nodes that are billed now, whether they are listed or not."""
+
+    def lose_records(self) -> None:
+        """Delete what the provider has stored in `ProviderContext.state`."""
+
+    def double(self) -> None:
+        """Start a second node with the same name as the newest one."""
+
+    def hide(self, hidden: bool) -> None:
+        """Let the infrastructure's list of nodes be empty, or complete again. A node can still be
+        found by its id.
+        """
 
 
 Play = Callable[[Callable[["ContractHarness"], Awaitable[None]]], None]
@@ -175,6 +221,11 @@ class ContractHarness:
             pytest.skip(f"this provider does not have the ability {wanted.name!r}")
         return found
 
+    def faulty(self) -> FaultyPlace:
+        """Return the infrastructure, which must be able to fail."""
+        assert isinstance(self.place, FaultyPlace), "`FaultTests` need a `FaultyPlace`"
+        return self.place
+
     async def offer(self, purchase: Purchase | None = None) -> Offer:
         """The available offer with the fewest accelerators; the cheapest of several."""
         offers = [
@@ -217,9 +268,20 @@ class ContractHarness:
         await self.start(gang)
         return gang
 
+    async def launch(self, gang: GangSpec, provider: Provider | None = None) -> None:
+        """Launch the gang as the control plane does: repeat the call while the provider raises
+        TryAgain, for ten minutes.
+        """
+        for _ in range(LAUNCH_TRIES):
+            try:
+                return await (provider or self.ours).launch(gang)
+            except TryAgain:
+                await self.place.wait(LAUNCH_PAUSE)
+        await (provider or self.ours).launch(gang)
+
     async def start(self, gang: GangSpec) -> None:
         """Launch the gang, and give it time to start."""
-        await self.ours.launch(gang)
+        await self.launch(gang)
         await self.place.settle()
 
     async def launches(self, gang: GangSpec) -> bool:
@@ -227,7 +289,7 @@ class ContractHarness:
         exists and return False.
         """
         try:
-            await self.ours.launch(gang)
+            await self.launch(gang)
         except (NoCapacity, Refused):
             await self.place.settle()
             assert await self.ours.gangs(gang.name) == []
@@ -239,7 +301,7 @@ class ContractHarness:
         running nodes stay the same.
         """
         first = await self.engine_ids(gang.name)
-        await self.ours.launch(again or gang)
+        await self.launch(again or gang)
         assert await self.engine_ids(gang.name) == first
 
     async def expect(self, state: GangState, gang: GangSpec) -> None:

@@ -47,7 +47,7 @@ class LaunchTests(ScenarioSuite):
         """
         gang = await harness.spec("x" * 63)
         gang = replace(gang, agent_endpoint=replace(gang.agent_endpoint, token=TOKEN))
-        await harness.ours.launch(gang)
+        await harness.launch(gang)
         if harness.ours.manifest.visibility_delay == timedelta(0):
             assert (await harness.one(gang.name)).state in (
                 GangState.QUEUED,
@@ -91,7 +91,7 @@ class LaunchTests(ScenarioSuite):
         gang = await harness.spec("at-once")
         async with asyncio.TaskGroup() as group:
             for _ in range(4):
-                group.create_task(harness.ours.launch(gang))
+                group.create_task(harness.launch(gang))
         await harness.engine_ids(gang.name)
 
     @in_scenario
@@ -127,7 +127,7 @@ class LaunchTests(ScenarioSuite):
         with suppress(TryAgain):
             await harness.ours.launch(gang)
         await harness.place.wait(timedelta(minutes=10))  # long enough that no request is in transit
-        await harness.ours.launch(gang)
+        await harness.launch(gang)
         await harness.launch_again(gang)
 
     @in_scenario
@@ -147,20 +147,21 @@ class LaunchTests(ScenarioSuite):
         async with asyncio.TaskGroup() as group:
             group.create_task(launch(former))
             group.create_task(launch(harness.ours))
+        await harness.launch(gang)  # as the control plane does if both answered TryAgain
         await harness.engine_ids(gang.name)
 
     @in_scenario
     async def test_the_first_launch_of_a_name_holds(self, harness: ContractHarness) -> None:
         """Launch a running gang again, unchanged and changed, before and after a restart."""
         gang = await harness.spec("first")
-        await harness.ours.launch(gang)
+        await harness.launch(gang)
         first = await harness.engine_ids(gang.name)
         await harness.launch_again(gang)
         await harness.launch_again(gang, replace(gang, nodes=2, allocations=()))
         await harness.launch_again(gang, replace(gang, lease=timedelta(hours=2)))
         await harness.launch_again(gang, replace(gang, labels={"project": "other"}))
         harness.restart()
-        await harness.ours.launch(gang)
+        await harness.launch(gang)
         assert await harness.engine_ids(gang.name) == first
 
     @in_scenario
@@ -179,7 +180,7 @@ class LaunchTests(ScenarioSuite):
         gang = await harness.spec("second-try")
         nowhere = replace(gang.offer, region="no-such-region", zone=None)
         assert not await harness.launches(replace(gang, offer=nowhere))
-        await harness.ours.launch(gang)
+        await harness.launch(gang)
         await harness.engine_ids(gang.name)
 
     @in_scenario
@@ -189,7 +190,7 @@ class LaunchTests(ScenarioSuite):
 
         async def launch(gang: GangSpec) -> None:
             with suppress(NoCapacity, Refused):
-                await harness.ours.launch(gang)
+                await harness.launch(gang)
                 started.append(gang.name)
 
         async with asyncio.TaskGroup() as group:
@@ -223,7 +224,7 @@ class LaunchTests(ScenarioSuite):
     ) -> None:
         """Launch two gangs with these labels and end the first; the second must keep running."""
         first, second = [replace(await harness.spec(word), labels=labels) for word in words]
-        await harness.ours.launch(first)
+        await harness.launch(first)
         await harness.start(second)
         for gang in (first, second):
             await harness.expect(GangState.RUNNING, gang)
@@ -289,7 +290,7 @@ class LaunchTests(ScenarioSuite):
     ) -> None:
         foreign = harness.make(FOREIGN)
         gang = await harness.spec("theirs", installation=FOREIGN)
-        await foreign.launch(gang)
+        await harness.launch(gang, foreign)
         await harness.place.settle()
         assert await harness.ours.gangs() == []
         assert await harness.ours.gangs(gang.name) == []

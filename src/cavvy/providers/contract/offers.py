@@ -99,7 +99,7 @@ class OfferTests(ScenarioSuite):
     async def test_settings_are_described(self, harness: ContractHarness) -> None:
         for setting in harness.ours.manifest.settings:
             assert re.fullmatch(r"[a-z][a-z0-9_]*", setting.name), setting.name
-            if setting.kind in (SettingKind.TEXT, SettingKind.FLAG):
+            if setting.kind in (SettingKind.TEXT, SettingKind.FLAG, SettingKind.KEY_FILE):
                 assert setting.minimum is None
             if setting.kind is SettingKind.FLAG:
                 assert setting.default in (True, False)

@@ -1,5 +1,4 @@
-"""Runs on a machine that was just started: reads its rank from the metadata service and runs the
-agent.
+"""Runs on a machine that was just started: learns its rank and its address, and runs the agent.
 
 Needs only the standard library of Python 3.8. `userdata.py` sends this file in user data. Usage:
 boot.py "COMMAND THAT STARTS PYTHON".
@@ -10,10 +9,12 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 import urllib.request
 from typing import Any
 
@@ -27,12 +28,28 @@ def ask(url: str, headers: dict[str, str], method: str = "GET") -> str:
         return str(answer.read().decode().strip())
 
 
-def learn(metadata: dict[str, Any]) -> tuple[int, str]:
-    """The machine's rank and address, from the cloud's metadata service."""
+def learn(metadata: dict[str, Any], server: str) -> tuple[int, str]:
+    """The machine's rank and address, from the cloud's metadata service as far as they are not
+    known.
+    """
     headers, token = dict(metadata["headers"]), metadata.get("token")
-    if token:
+    rank, address = metadata["rank"], metadata["address"]
+    if token and (address or isinstance(rank, str)):
         headers[token["header"]] = ask(token["url"], token["headers"], token["method"])
-    return int(ask(metadata["rank"], headers)), ask(metadata["address"], headers)
+    if isinstance(rank, str):
+        rank = int(ask(rank, headers))
+    return rank, ask(address, headers) if address else find_address(server)
+
+
+def find_address(server: str) -> str:
+    """The machine's own address on the way to the server."""
+    parts = urllib.parse.urlsplit(server)
+    kind, _, _, _, target = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM)[
+        0
+    ]
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing
+        return str(probe.getsockname()[0])
 
 
 def read(name: str) -> Any:
@@ -83,11 +100,11 @@ def await_end(end: dict[str, Any]) -> None:
     timer.start()
 
 
-def learn_by(metadata: dict[str, Any], until: float) -> tuple[int, str]:
+def learn_by(metadata: dict[str, Any], server: str, until: float) -> tuple[int, str]:
     """Call `learn` until it succeeds or `until` has passed. Raises SystemExit."""
     while True:
         try:
-            return learn(metadata)
+            return learn(metadata, server)
         except (OSError, ValueError, http.client.HTTPException) as error:
             sys.stderr.write(f"cavvy: the metadata service cannot be read: {error}\n")
             if time.monotonic() > until:
@@ -109,7 +126,7 @@ def work(command: list[str], path: str, lease_s: float) -> None:
 def main(python: str) -> None:
     boot = read("boot.json")
     until = time.monotonic() + boot["patience_s"]
-    rank, address = learn_by(boot["metadata"], until)
+    rank, address = learn_by(boot["metadata"], boot["config"]["address"], until)
     try:
         for disk in boot["disks"]:
             mount(disk, until)
@@ -118,7 +135,8 @@ def main(python: str) -> None:
     if "end" in boot:
         await_end(boot["end"])
     tokens = boot["tokens"] if boot["tokens"] is not None else read("tokens.json")
-    config = dict(boot["config"], rank=rank, token=tokens[rank], node_address=address)
+    token = tokens[0] if len(tokens) == 1 else tokens[rank]  # one: the user data of this node only
+    config = dict(boot["config"], rank=rank, token=token, node_address=address)
     config.update(home=os.path.join(HOME, "work"), cache=os.path.join(HOME, "cache"))
     path = os.path.join(HOME, "config.json")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC

@@ -1,5 +1,5 @@
-"""Makes user data for machines that a cloud starts: one script for all nodes of a gang, without
-lasting secrets.
+"""Makes user data for machines that a cloud starts: one script for all nodes of a gang, or one for
+each node. It contains no lasting secrets.
 """
 
 import json
@@ -32,9 +32,12 @@ PATIENCE = timedelta(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataService:
-    """The URLs of a cloud's metadata service that give a node its rank and its address."""
+    """How a node learns its rank and its address: by the URLs of a cloud's metadata service. A
+    number is the rank itself, in user data for one node only. If `address` is "", the node uses its
+    own address on the way to the server.
+    """
 
-    rank: str
+    rank: str | int
     address: str
     token: NoticeTokenSource | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -71,10 +74,12 @@ def make_user_data(
     disks: Sequence[NodeDisk] = (),
     end: KnownEnd | None = None,
 ) -> str:
-    """The script for all nodes of a gang. The first call packs the agent, which blocks."""
-    tokens = [node_endpoint.claim_token(gang.name, rank) for rank in range(gang.nodes)]
+    """The script for all nodes of a gang, or for the node whose rank `metadata` gives as a number.
+    The first call packs the agent, which blocks.
+    """
+    tokens = _make_tokens(gang, node_endpoint, metadata.rank)
     shelved = (
-        None if gang.nodes <= _MOST_TOKENS else node_endpoint.publish(json.dumps(tokens).encode())
+        None if len(tokens) <= _MOST_TOKENS else node_endpoint.publish(json.dumps(tokens).encode())
     )
     boot: dict[str, Any] = {
         "tokens": None if shelved else tokens,
@@ -97,6 +102,11 @@ def make_user_data(
     ):
         script = script.replace(mark, text)
     return f'#!/bin/sh\n{make_preamble(node_endpoint, FOLDER)}\nmkdir -p "$CAVVY_FOLDER"\n{script}'
+
+
+def _make_tokens(gang: GangSpec, node_endpoint: NodeEndpoint, rank: str | int) -> list[str]:
+    ranks = range(gang.nodes) if isinstance(rank, str) else [rank]
+    return [node_endpoint.claim_token(gang.name, each) for each in ranks]
 
 
 def _announce_end(boot: dict[str, Any], gang: GangSpec, end: KnownEnd) -> None:

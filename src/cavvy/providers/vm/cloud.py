@@ -1,0 +1,148 @@
+"""What a cloud supplies to the layer: six calls, and the traits that the layer must know.
+
+`CloudFault` is the only error of the six calls. `read_fault` turns a fault into an error of the
+provider interface.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Protocol
+
+from cavvy.domain.offers import Offer
+from cavvy.providers.base import (
+    GangSpec,
+    NoCapacity,
+    NotFound,
+    ProviderError,
+    QuotaTooSmall,
+    Refused,
+    TryAgain,
+)
+from cavvy.providers.hosts.userdata import MetadataService
+
+_NO_REPLY = frozenset({0, 408})
+_LATER = frozenset({409, 425, 429})
+
+
+class BillEnd(StrEnum):
+    """What ends the bill of a machine."""
+
+    SHUTDOWN = "shutdown"  # a machine that shuts itself down is no longer billed
+    DELETION = "deletion"  # a machine is billed until the API deletes it
+
+
+class MachineState(StrEnum):
+    """The state of a machine, as its cloud reports it."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPED = "stopped"  # off, but it still exists: the layer deletes it
+    ENDED = "ended"  # deleted, or being deleted: no longer billed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudTraits:
+    """How a cloud behaves. The layer makes up for each ability that a cloud lacks."""
+
+    name_limit: int = 63  # characters of a machine's name; at least 48 of [a-z0-9-]
+    tags: bool = False  # machines carry `MachineRequest.tags`, and `list` returns them
+    # a request with a token that was used before returns the machines of the first request
+    tokens: bool = False
+    # one request starts all machines of a gang or none, each with its own name and user data
+    atomic_count: bool = False
+    list_lag: timedelta = timedelta(minutes=2)  # `list` and `get` may miss a younger machine
+    # how long `list` or `get` shows an ended machine; 0 if it disappears at once
+    ended_listed: timedelta = timedelta(0)
+    launch_every: timedelta = timedelta(0)  # the shortest time between two requests for machines
+    user_data_limit: int = 65536  # bytes
+    bill_ends: BillEnd = BillEnd.DELETION
+    metadata: MetadataService | None = None  # gives nodes their address; None: the node's own route
+    quota_codes: frozenset[str] = frozenset()  # codes of faults that mean "the quota is too small"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineRequest:
+    """One request for machines. All have the same offer; each has its own name and user data."""
+
+    gang: GangSpec
+    offer: Offer
+    names: Sequence[str]
+    user_data: Sequence[str]
+    tags: Mapping[str, str] = field(default_factory=dict)  # to be set if the cloud has tags
+    token: str = ""  # the same for each repetition of this request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudMachine:
+    """One machine as the cloud shows it."""
+
+    id: str
+    name: str
+    state: MachineState
+    address: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    created_at: datetime | None = None  # start of the bill; None if the cloud does not report it
+    ended_at: datetime | None = None  # end of the bill; None if the cloud does not report it
+    preempted: bool = False
+    reason: str = ""  # why it stopped or ended, for users
+
+
+class CloudFault(Exception):
+    """The error that a call returned. `status` is the HTTP status, or 0 without a reply."""
+
+    def __init__(self, status: int, code: str, message: str = "") -> None:
+        super().__init__(f"{code}: {message}" if message else code)
+        self.status, self.code, self.message = status, code, message
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether the request may have taken effect."""
+        return self.status in _NO_REPLY or self.status >= 500
+
+
+class Cloud(Protocol):
+    """The six calls of a cloud. Each has a time limit and raises only CloudFault, or Refused if
+    the account lacks something that a person must set up.
+    """
+
+    traits: CloudTraits
+
+    async def offers(self) -> Sequence[Offer]:
+        """The machines that can be had now, with prices."""
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        """Request machines; returns their ids in the order of `request.names`. There is one name
+        unless the traits say `atomic_count`.
+        """
+
+    async def list(self) -> Sequence[CloudMachine]:
+        """All machines of the account, or those that Cavvy made."""
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        """One machine by id; None if the cloud does not know it."""
+
+    async def delete(self, machine: str) -> None:
+        """Start deleting a machine. A machine that is gone may raise a fault with status 404."""
+
+    def is_full(self, fault: CloudFault) -> bool:
+        """Whether the fault of a `create` means that this offer is not available now."""
+
+
+def read_fault(
+    cloud: Cloud, fault: CloudFault, what: str, *, making: bool = False
+) -> ProviderError:
+    """The provider error for a fault; `what` names the call. Set `making` for a `create`."""
+    text = f"{what}: {fault}"
+    if making and cloud.is_full(fault):
+        return NoCapacity(text)
+    if fault.code in cloud.traits.quota_codes:
+        return QuotaTooSmall(f"{text}; request a higher quota from the provider")
+    if fault.uncertain or fault.status in _LATER:
+        return TryAgain(text)
+    if fault.status == 404 and not making:
+        return NotFound(text)
+    if fault.status in (401, 403):
+        return Refused(f"{text}; check the API key and its rights")
+    return Refused(text)

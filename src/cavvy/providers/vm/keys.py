@@ -1,0 +1,70 @@
+"""API keys: from a file that the settings name, the cloud's usual environment variables, or its
+usual files, in this order. A key never appears in settings, messages or reports.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import ProviderSetting, Refused, SettingKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKeySource:
+    """Where the key of a cloud is found. `names` are the names before the key in a file with
+    several values, such as `api_key = KEY`; a file with one word only contains the key itself.
+    """
+
+    provider: str
+    variables: Sequence[str]
+    files: Sequence[str] = ()
+    names: Sequence[str] = ("api_key",)
+    made_at: str  # where a user makes a key
+
+    def setting(self) -> ProviderSetting:
+        """The setting that names another file."""
+        usual = [*(f"`{each}` in the environment" for each in self.variables)]
+        usual += [f"`{each}`" for each in self.files]
+        return ProviderSetting(
+            name="key_file",
+            kind=SettingKind.KEY_FILE,
+            consequence=f"The file with the API key. The default is {', then '.join(usual)}.",
+        )
+
+    def read(self, settings: Mapping[str, Scalar]) -> str:
+        """Return the key. Raises Refused, with all places that were searched."""
+        return self.find(settings)[0]
+
+    def find(self, settings: Mapping[str, Scalar]) -> tuple[str, str]:
+        """Return the key and its place. Raises Refused, with all places that were searched."""
+        named = settings.get("key_file")
+        if named:
+            return self._read_file(str(named)) or self._miss([f"{named} (`key_file`)"])
+        for variable in self.variables:
+            if key := os.environ.get(variable, "").strip():
+                return key, f"${variable}"
+        for file in self.files:
+            if found := self._read_file(file):
+                return found
+        return self._miss([*(f"${each}" for each in self.variables), *self.files])
+
+    def _read_file(self, file: str) -> tuple[str, str] | None:
+        try:
+            text = Path(file).expanduser().read_text("utf-8").strip()
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise Refused(f"[providers.{self.provider}]: {file} cannot be read: {error}") from error
+        words = "|".join(map(re.escape, self.names))
+        found = re.search(rf"^\s*(?:{words})\s*[=:]\s*[\"']?([^\s\"']+)", text, re.MULTILINE)
+        key = found[1] if found else text if len(text.split()) == 1 else ""
+        return (key, file) if key else None
+
+    def _miss(self, places: Sequence[str]) -> tuple[str, str]:
+        raise Refused(
+            f"[providers.{self.provider}]: no API key in {', '.join(places)}; make one at "
+            f"{self.made_at}, and put it in one of these places or in a file that `key_file` names"
+        )

@@ -1,0 +1,184 @@
+"""Starts gangs: all nodes or none, although most clouds start one machine with each request.
+
+A launch that cannot finish now raises TryAgain and continues in the next call, which the control
+plane makes within 15 seconds. A launch that cannot succeed deletes the machines it has started.
+"""
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from cavvy.providers.base import GangSpec, Refused, TryAgain
+from cavvy.providers.ledger import LaunchLedger
+from cavvy.providers.vm.cloud import CloudFault, MachineRequest, MachineState, read_fault
+from cavvy.providers.vm.machines import GangMachines, VmMachines
+from cavvy.providers.vm.records import (
+    GANG,
+    INSTALLATION,
+    VmGangRecord,
+    VmNode,
+    make_record,
+    recall,
+    with_nodes,
+)
+
+# The control plane repeats a launch at least every 15 seconds, for at most 10 minutes.
+_REPEATED = timedelta(seconds=15)
+_LONGEST = timedelta(minutes=9)
+
+MakeUserData = Callable[[GangSpec, int], Awaitable[str]]
+
+
+class VmLauncher:
+    """Launches gangs of one installation. The caller holds the gang's lock in the ledger."""
+
+    def __init__(
+        self,
+        machines: VmMachines,
+        ledger: LaunchLedger[VmGangRecord],
+        make_user_data: MakeUserData,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._machines, self._ledger, self._now = machines, ledger, now
+        self._traits = machines.traits
+        self._make_user_data = make_user_data
+        self._next: datetime | None = None  # the earliest time of the next request
+
+    @property
+    def most_nodes(self) -> int | None:
+        """The largest gang that can be started before the control plane gives up; None if there is
+        no limit.
+        """
+        if self._traits.atomic_count or not self._traits.launch_every:
+            return None
+        return int(_LONGEST / max(self._traits.launch_every, _REPEATED))
+
+    async def launch(self, gang: GangSpec) -> None:
+        """See `Provider.launch`."""
+        if self.most_nodes is not None and gang.nodes > self.most_nodes:
+            raise Refused(f"this cloud starts at most {self.most_nodes} nodes for one gang")
+        record, shown = self._ledger.get(gang.name), await self._machines.list()
+        if record is None:
+            record = recall(gang.name, shown.of(gang.name), self._now())
+        if record is not None and record.started:
+            return await self._ledger.put(record)
+        if record is None or record.given_up_at is not None:
+            left = record.leftovers if record else ()
+            record = replace(make_record(gang.name, gang.nodes, self._now()), leftovers=left)
+        record = adopt(record, shown, self._machines, self._now())
+        await self._ledger.put(record)  # before the first purchase
+        missing = [node for node in record.nodes if not node.id]
+        groups = [missing] if self._traits.atomic_count else [[node] for node in missing]
+        for group in groups:
+            if group:
+                record = await self._start(gang, record, group)
+        await self._ledger.put(replace(record, launched=True))
+
+    async def give_up(self, record: VmGangRecord) -> None:
+        """Roll a launch back. What cannot be deleted now is deleted by later calls of `clear`."""
+        ids = (*record.leftovers, *(node.id for node in record.nodes if node.id))
+        nodes = tuple(VmNode(rank=node.rank) for node in record.nodes)
+        record = replace(record, nodes=nodes, leftovers=ids, given_up_at=self._now())
+        await self._ledger.put(record)
+        with suppress(TryAgain, Refused):
+            await self.clear(record)
+
+    async def clear(self, record: VmGangRecord) -> VmGangRecord:
+        """Delete the machines that a launch left. Raises TryAgain, Refused."""
+        await self._machines.delete(record.leftovers)
+        record = replace(record, leftovers=())
+        await self._ledger.put(record)
+        return record
+
+    async def _start(
+        self, gang: GangSpec, record: VmGangRecord, group: Sequence[VmNode]
+    ) -> VmGangRecord:
+        """Request the machines of these nodes. Raises TryAgain, NoCapacity, Refused."""
+        self._await_listing(record, group)
+        data = [await self._make_user_data(gang, node.rank) for node in group]
+        for each in data:
+            self._check_size(each)
+        names = [self._machines.names.make(record, node.rank) for node in group]
+        request = MachineRequest(
+            gang=gang,
+            offer=gang.offer,
+            names=names,
+            user_data=data,
+            tags={INSTALLATION: self._machines.names.mark, GANG: gang.name},
+            token=hashlib.sha256(" ".join(names).encode()).hexdigest()[:32],
+        )
+        self._pace(record)
+        asked = [replace(node, asked_at=self._now()) for node in group]
+        record = with_nodes(record, asked)
+        await self._ledger.put(record)
+        try:
+            ids = await self._machines.create(request)
+        except CloudFault as fault:
+            raise await self._fail(record, group, fault) from fault
+        made = [replace(node, id=each) for node, each in zip(asked, ids, strict=True)]
+        record = with_nodes(record, made)
+        await self._ledger.put(record)
+        return record
+
+    async def _fail(
+        self, record: VmGangRecord, group: Sequence[VmNode], fault: CloudFault
+    ) -> Exception:
+        """Record a failed request, and return the error to raise. The launch is rolled back unless
+        the same request may succeed later.
+        """
+        error = read_fault(self._machines.cloud, fault, f"the launch of {record.name}", making=True)
+        if not fault.uncertain:
+            asked = [replace(node, asked_at=None) for node in group]
+            record = with_nodes(record, asked)
+            await self._ledger.put(record)
+        if not isinstance(error, TryAgain):
+            await self.give_up(record)
+        return error
+
+    def _await_listing(self, record: VmGangRecord, group: Sequence[VmNode]) -> None:
+        """After a lost reply, wait until the cloud must list the machine: raises TryAgain. With a
+        token, the request is repeated at once.
+        """
+        asked = [node.asked_at for node in group if node.asked_at is not None]
+        if asked and not self._traits.tokens and self._now() - max(asked) < self._traits.list_lag:
+            ranks = ", ".join(str(node.rank) for node in group)
+            raise TryAgain(
+                f"{record.name}: the cloud did not answer the request for rank {ranks}, and does "
+                "not list its machine yet"
+            )
+
+    def _pace(self, record: VmGangRecord) -> None:
+        now = self._now()
+        if self._next is not None and now < self._next:
+            done = sum(1 for node in record.nodes if node.id)
+            raise TryAgain(
+                f"{record.name}: {done} of {len(record.nodes)} nodes are started; the cloud takes "
+                f"one request every {self._traits.launch_every.total_seconds():g} s"
+            )
+        self._next = now + self._traits.launch_every
+
+    def _check_size(self, user_data: str) -> None:
+        size, limit = len(user_data.encode()), self._traits.user_data_limit
+        if size > limit:
+            raise Refused(f"the user data has {size} bytes, and the cloud takes at most {limit}")
+
+
+def adopt(
+    record: VmGangRecord, shown: GangMachines, machines: VmMachines, now: datetime
+) -> VmGangRecord:
+    """Give nodes without an id the machines that were requested for them, and note what the cloud
+    shows of all nodes.
+    """
+    found: dict[str, list[str]] = {}
+    for _, machine in shown.of(record.name):
+        if machine.state is not MachineState.ENDED and machine.id not in record.leftovers:
+            found.setdefault(machine.name, []).append(machine.id)
+    nodes = []
+    for node in record.nodes:
+        ids = sorted(found.get(machines.names.make(record, node.rank), []))
+        node = node if node.id or not ids else replace(node, id=ids[0])
+        seen = shown.by_id.get(node.id)
+        nodes.append(node if seen is None else machines.sight(node, seen, now))
+    return replace(record, nodes=tuple(nodes))

@@ -1,0 +1,114 @@
+"""The machines of one installation in a cloud: the cloud's calls, with the errors of the provider
+interface, restricted to machines that carry the installation's names.
+"""
+
+from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import TypeVar
+
+from cavvy.domain.offers import Offer
+from cavvy.providers.base import NotFound, ProviderError
+from cavvy.providers.vm.cloud import (
+    BillEnd,
+    Cloud,
+    CloudFault,
+    CloudMachine,
+    MachineRequest,
+    MachineState,
+    read_fault,
+)
+from cavvy.providers.vm.records import MachineName, MachineNames, VmNode, sight
+
+_T = TypeVar("_T")
+_UNREADABLE = (KeyError, IndexError, TypeError, ValueError)
+
+
+class GangMachines:
+    """The installation's machines by gang, as `list` showed them."""
+
+    def __init__(
+        self, names: MachineNames, found: Sequence[tuple[MachineName, CloudMachine]]
+    ) -> None:
+        self._names = names
+        self.found = found
+        self.by_id = {machine.id: machine for _, machine in found}
+
+    def of(self, gang: str) -> Sequence[tuple[MachineName, CloudMachine]]:
+        """The gang's machines with the parts of their names."""
+        return [each for each in self.found if self._names.same(each[0].gang, gang)]
+
+    def alive(self, gang: str) -> Sequence[tuple[MachineName, CloudMachine]]:
+        """The gang's machines that have not ended."""
+        return [each for each in self.of(gang) if each[1].state is not MachineState.ENDED]
+
+    def unknown(self, known: Iterable[str]) -> Sequence[str]:
+        """The gangs, as their machines' names state them, that are none of the known ones."""
+        gangs = list(known)
+        written = {part.gang for part, _ in self.found}
+        return sorted(
+            each for each in written if not any(self._names.same(each, gang) for gang in gangs)
+        )
+
+
+class VmMachines:
+    """Calls the cloud. Methods raise TryAgain, Refused and, where stated, NoCapacity."""
+
+    def __init__(self, cloud: Cloud, names: MachineNames) -> None:
+        self.cloud, self.traits, self.names = cloud, cloud.traits, names
+
+    async def offers(self) -> Sequence[Offer]:
+        return await self._ask(self.cloud.offers(), "the list of offers")
+
+    async def list(self) -> GangMachines:
+        """All machines of this installation that the cloud lists."""
+        machines = await self._ask(self.cloud.list(), "the list of machines")
+        found = [(part, each) for each in machines if (part := self.names.read(each)) is not None]
+        return GangMachines(self.names, found)
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        with suppress(NotFound):
+            return await self._ask(self.cloud.get(machine), f"the state of machine {machine}")
+        return None
+
+    async def delete(self, machines: Iterable[str]) -> None:
+        """Delete machines. All are tried; the first error is raised."""
+        errors: list[ProviderError] = []
+        for each in sorted(set(machines)):
+            try:
+                await self._ask(self.cloud.delete(each), f"the deletion of machine {each}")
+            except NotFound:
+                continue
+            except ProviderError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        """Request machines. Raises CloudFault."""
+        try:
+            ids = await self.cloud.create(request)
+        except _UNREADABLE as error:
+            raise _unreadable(error) from error
+        if len(ids) != len(request.names):
+            raise CloudFault(0, "unreadable reply", f"{len(ids)} ids for {len(request.names)}")
+        return ids
+
+    def sight(self, node: VmNode, machine: CloudMachine, now: datetime) -> VmNode:
+        """See `records.sight`."""
+        ended = machine.state is MachineState.ENDED
+        off = machine.state is MachineState.STOPPED
+        over = ended or (off and self.traits.bill_ends is BillEnd.SHUTDOWN)
+        return sight(node, machine, now, over=over)
+
+    async def _ask(self, call: Awaitable[_T], what: str) -> _T:
+        try:
+            return await call
+        except CloudFault as fault:
+            raise read_fault(self.cloud, fault, what) from fault
+        except _UNREADABLE as error:
+            raise read_fault(self.cloud, _unreadable(error), what) from error
+
+
+def _unreadable(error: Exception) -> CloudFault:
+    return CloudFault(0, "unreadable reply", f"{type(error).__name__}: {error}")

@@ -1,0 +1,116 @@
+"""The provider that all clouds of virtual machines share: `VmProvider` turns a `Cloud` into a
+`Provider`. Nodes fetch the agent with their user data and call the server over TLS.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Objection, Task
+from cavvy.providers.abilities import CHECKS_TASKS, CLOSEABLE, WHO_AM_I
+from cavvy.providers.base import (
+    GangSeen,
+    GangSpec,
+    Manifest,
+    NodeEndpoint,
+    ProviderContext,
+    Refused,
+)
+from cavvy.providers.hosts.userdata import MetadataService, make_user_data
+from cavvy.providers.ledger import LaunchLedger
+from cavvy.providers.vm.cloud import Cloud
+from cavvy.providers.vm.launch import VmLauncher
+from cavvy.providers.vm.machines import VmMachines
+from cavvy.providers.vm.records import MachineNames, VmGangRecord
+from cavvy.providers.vm.status import VmStatus
+
+ABILITIES = (CHECKS_TASKS, WHO_AM_I, CLOSEABLE)  # of `VmProvider`, for manifests
+
+
+class VmProvider:
+    """Implements `Provider` and the abilities in `ABILITIES`. `whoami` returns the identity that
+    the cloud's author can show; `close` closes the cloud's connections.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        context: ProviderContext,
+        cloud: Cloud,
+        *,
+        identity: Callable[[], Sequence[tuple[str, str]]] = lambda: (),
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.manifest = manifest
+        self._context, self._identity, self._close = context, identity, close
+        names = MachineNames(context.installation, cloud.traits.name_limit)
+        self._machines = VmMachines(cloud, names)
+        self._ledger = LaunchLedger(context.state, VmGangRecord)
+        self._launcher = VmLauncher(self._machines, self._ledger, self._user_data, context.now)
+        self._status = VmStatus(self._machines, self._ledger, self._launcher, context.now)
+
+    async def offers(self) -> Sequence[Offer]:
+        return await self._machines.offers()
+
+    async def launch(self, gang: GangSpec) -> None:
+        self._node_endpoint()
+        async with self._ledger.lock(gang.name):
+            await self._ledger.refresh(gang.name)
+            await self._launcher.launch(gang)
+
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        await self._ledger.refresh()
+        return await self._status.look(name)
+
+    async def remove(self, name: str) -> None:
+        async with self._ledger.lock(name):
+            await self._ledger.refresh(name)
+            await self._status.removal(name)
+
+    def check(self, task: Task) -> Sequence[Objection]:
+        found = []
+        if self._context.node_endpoint is None:
+            found.append(Objection("providers", self._no_way()))
+        most = self._launcher.most_nodes
+        if most is not None and task.nodes > most:
+            title = self.manifest.title
+            reason = f"{title} starts machines one by one, so a gang has at most {most} nodes"
+            found.append(Objection("nodes", reason))
+        return found
+
+    async def whoami(self) -> Sequence[tuple[str, str]]:
+        identity = list(self._identity())
+        offers, shown = await self.offers(), await self._machines.list()
+        regions = sorted({offer.region for offer in offers})
+        endpoint = self._context.node_endpoint
+        return [
+            *identity,
+            ("offers", f"{len(offers)} in {len(regions)} regions"),
+            ("machines", str(len(shown.found))),
+            ("nodes call", endpoint.address if endpoint else f"nothing: {self._no_way()}"),
+        ]
+
+    async def close(self) -> None:
+        self._close()
+
+    async def _user_data(self, gang: GangSpec, rank: int) -> str:
+        endpoint, known = self._node_endpoint(), self._machines.traits.metadata
+        metadata = MetadataService(
+            rank=rank,
+            address=known.address if known else "",
+            token=known.token if known else None,
+            headers=known.headers if known else {},
+        )
+        notices = self.manifest.notices
+        return await asyncio.to_thread(make_user_data, gang, endpoint, metadata, notices)
+
+    def _node_endpoint(self) -> NodeEndpoint:
+        if self._context.node_endpoint is None:
+            raise Refused(self._no_way())
+        return self._context.node_endpoint
+
+    def _no_way(self) -> str:
+        return (
+            f"machines of {self.manifest.title} must connect to the server, but "
+            "`server.tls_listen` is not set"
+        )

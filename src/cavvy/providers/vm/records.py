@@ -1,0 +1,176 @@
+"""The layer's records of gangs, and the names by which machines are found if a record is lost.
+
+A machine's name is `cv-MARK-GANG-LAUNCH-RANK-COUNT`. MARK stands for the installation. LAUNCH
+differs between two launches of one gang, so that a machine of an abandoned launch is never taken
+for one of the next. COUNT is the number of nodes, so that an incomplete gang is recognized. A gang
+whose name is too long for the cloud is written as a hash.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from cavvy.providers.vm.cloud import CloudMachine, MachineState
+
+KEPT = timedelta(days=2)  # how long a record is kept after the gang's end
+INSTALLATION, GANG = "cavvy-installation", "cavvy-gang"  # tags of a machine
+_PREFIX = "cv"
+_MARK, _HASH, _LAUNCH = 10, 20, 4  # hexadecimal digits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmNode:
+    """One node. It was requested if `asked_at` is set, and exists if `id` is set."""
+
+    rank: int
+    asked_at: datetime | None = None
+    id: str = ""
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    unseen: bool = False  # the cloud did not report the end; at `ended_at` the machine was gone
+    up: bool = False
+    address: str | None = None
+    preempted: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmGangRecord:
+    """One gang. It is launched once all nodes exist; until then it is not reported."""
+
+    name: str
+    launch: str  # see the module's description
+    intended_at: datetime
+    nodes: tuple[VmNode, ...]
+    launched: bool = False
+    removed: bool = False  # machines that appear later are deleted
+    # the launch failed and is rolled back; the name may be launched again
+    given_up_at: datetime | None = None
+    leftovers: tuple[str, ...] = ()  # ids of machines that must be deleted
+    ended_at: datetime | None = None
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The machines that the gang may keep."""
+        return frozenset(node.id for node in self.nodes if node.id and node.ended_at is None)
+
+    @property
+    def started(self) -> bool:
+        """Whether no launch may change the gang any more."""
+        return self.launched or self.removed or self.ended_at is not None
+
+
+class MachineName(NamedTuple):
+    """The parts of a machine's name, without the installation's."""
+
+    gang: str  # the gang's name, or its hash
+    launch: str
+    rank: int
+    nodes: int
+
+
+class MachineNames:
+    """Makes and reads the names of one installation's machines."""
+
+    def __init__(self, installation: str, limit: int) -> None:
+        self.mark = _digest(installation, _MARK)
+        self._limit = limit
+
+    def make(self, record: VmGangRecord, rank: int) -> str:
+        parts = MachineName(record.name, record.launch, rank, len(record.nodes))
+        name = self._join(parts)
+        if len(name) <= self._limit:
+            return name
+        return self._join(parts._replace(gang=_digest(record.name, _HASH)))
+
+    def read(self, machine: CloudMachine) -> MachineName | None:
+        """The parts of a machine's name; None if the machine is not this installation's."""
+        head, fields = f"{_PREFIX}-{self.mark}-", machine.name.rsplit("-", 3)
+        if not machine.name.startswith(head) or len(fields) != 4:
+            return None
+        gang, launch, rank, count = fields
+        gang = gang.removeprefix(head)
+        if not (gang and rank.isdecimal() and count.isdecimal() and len(launch) == _LAUNCH):
+            return None
+        if machine.tags.get(INSTALLATION) == self.mark:
+            gang = machine.tags.get(GANG) or gang
+        return MachineName(gang, launch, int(rank), int(count))
+
+    def same(self, written: str, gang: str) -> bool:
+        """Whether the first part of a machine's name stands for this gang."""
+        return written in (gang, _digest(gang, _HASH))
+
+    def _join(self, parts: MachineName) -> str:
+        fields = [parts.gang, parts.launch, str(parts.rank), str(parts.nodes)]
+        return "-".join([_PREFIX, self.mark, *fields])
+
+
+def make_record(name: str, nodes: int, now: datetime) -> VmGangRecord:
+    """The record of a new launch."""
+    return VmGangRecord(
+        name=name,
+        launch=_digest(f"{name} {now.isoformat()}", _LAUNCH),
+        intended_at=now,
+        nodes=tuple(VmNode(rank=rank) for rank in range(nodes)),
+    )
+
+
+def recall(
+    name: str, found: Sequence[tuple[MachineName, CloudMachine]], now: datetime
+) -> VmGangRecord | None:
+    """The record of a gang whose record was lost, from its machines; None if none of them lives.
+    Of several launches, the most complete one is the gang.
+    """
+    launches: dict[str, dict[int, CloudMachine]] = {}
+    counts: Mapping[str, int] = {part.launch: part.nodes for part, _ in found}
+    for part, machine in sorted(found, key=lambda each: each[1].id):
+        if machine.state is not MachineState.ENDED and part.rank < counts[part.launch]:
+            launches.setdefault(part.launch, {}).setdefault(part.rank, machine)
+    if not launches:
+        return None
+    launch = max(launches, key=lambda each: (len(launches[each]) / counts[each], each))
+    machines = launches[launch]
+    nodes = [VmNode(rank=rank) for rank in range(counts[launch])]
+    for rank, machine in machines.items():
+        nodes[rank] = VmNode(rank=rank, id=machine.id, asked_at=now)
+    return VmGangRecord(
+        name=name,
+        launch=launch,
+        intended_at=now,
+        nodes=tuple(nodes),
+        launched=len(machines) == counts[launch],
+    )
+
+
+def sight(node: VmNode, machine: CloudMachine, now: datetime, *, over: bool) -> VmNode:
+    """The node after its machine was seen; `over` means that the machine is no longer billed. The
+    node's start and end never change.
+    """
+    if node.ended_at is not None:
+        return node
+    started = node.started_at or min(machine.created_at or node.asked_at or now, now)
+    node = replace(
+        node,
+        started_at=started,
+        up=node.up or machine.state is MachineState.RUNNING,
+        address=machine.address or node.address,
+        reason=machine.reason or node.reason,
+    )
+    if not over:
+        return node
+    ended = max(started, machine.ended_at or now)
+    return replace(
+        node, ended_at=ended, unseen=machine.ended_at is None, preempted=machine.preempted
+    )
+
+
+def with_nodes(record: VmGangRecord, changed: Sequence[VmNode]) -> VmGangRecord:
+    """The record with these nodes in place of those of the same rank."""
+    by_rank = {node.rank: node for node in changed}
+    return replace(record, nodes=tuple(by_rank.get(node.rank, node) for node in record.nodes))
+
+
+def _digest(text: str, length: int) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:length]

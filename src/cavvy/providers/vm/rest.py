@@ -1,0 +1,120 @@
+"""A small client of REST APIs: JSON over HTTPS with a bearer token. Errors become `CloudFault`s.
+
+Each call runs in a thread and has a time limit. Calls that only read are repeated after a lost
+reply, the status 429 or a server error. The launcher repeats all other calls, after it has looked
+whether they took effect.
+"""
+
+import asyncio
+import http.client
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from cavvy.providers.vm.cloud import CloudFault
+
+Json = Any  # a parsed reply; read only by the cloud that asked
+ReadError = Callable[[Json], tuple[str, str]]  # an error's code and message
+
+_CALL_S = 30.0
+_ATTEMPTS = 3
+_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
+_MOST_PAGES = 500
+
+
+class RestClient:
+    """Calls one API. `read_key` returns the token, `read_error` reads the body of an error."""
+
+    def __init__(self, endpoint: str, read_key: Callable[[], str], read_error: ReadError) -> None:
+        self._endpoint = endpoint.rstrip("/")
+        self._read_key, self._read_error = read_key, read_error
+        self._threads = ThreadPoolExecutor(8, "rest")  # its own, so that no other provider waits
+        self._opener = urllib.request.build_opener(_NoRedirect())
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def get(self, path: str) -> Json:
+        """Read. Raises CloudFault."""
+        return await self._run(lambda: self._read(path))
+
+    async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Json:
+        """Change something: one attempt. Raises CloudFault."""
+        return await self._run(lambda: self._call(method, path, body))
+
+    async def pages(self, path: str, read_next: Callable[[Json], str | None]) -> list[Json]:
+        """All pages of a list. `read_next` returns the next page's path or URL, or None. Raises
+        CloudFault.
+        """
+        found: list[Json] = []
+        following: str | None = path
+        while following is not None:
+            if len(found) == _MOST_PAGES:
+                raise CloudFault(400, "too many pages", path)
+            found.append(await self.get(following.removeprefix(self._endpoint)))
+            following = read_next(found[-1])
+        return found
+
+    async def _run(self, call: Callable[[], Json]) -> Json:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    def _read(self, path: str) -> Json:
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._call("GET", path, None)
+            except CloudFault as fault:
+                again = fault.uncertain or fault.status == 429
+                if not again or attempt == _ATTEMPTS - 1:
+                    raise
+                after = fault.__cause__
+            told = after.headers if isinstance(after, urllib.error.HTTPError) else None
+            self._closed.wait(_pause(attempt, told.get("Retry-After") if told else None))
+        raise AssertionError("unreachable")
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> Json:
+        request = urllib.request.Request(
+            self._endpoint + path,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={
+                "Authorization": f"Bearer {self._read_key()}",
+                "Content-Type": "application/json",
+                "Accept": "application/json",
+                "User-Agent": "cavvy",
+            },
+            method=method,
+        )
+        try:
+            with self._opener.open(request, timeout=_CALL_S) as reply:
+                content = reply.read()
+                return json.loads(content) if content else None
+        except urllib.error.HTTPError as error:
+            raise self._fault(error) from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise CloudFault(0, "no reply", str(error) or type(error).__name__) from error
+
+    def _fault(self, error: urllib.error.HTTPError) -> CloudFault:
+        try:
+            with error:
+                code, message = self._read_error(json.loads(error.read()))
+        except (OSError, ValueError, KeyError, TypeError):
+            code, message = f"HTTP {error.code}", ""
+        return CloudFault(error.code, str(code), str(message)[:500])
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Refuses redirects, which would carry the token to another address."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _pause(attempt: int, retry_after: str | None) -> float:
+    """Seconds until the next attempt: the server's wish, or twice as long as the last time."""
+    wish = float(retry_after) if retry_after and retry_after.isdecimal() else None
+    return min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt if wish is None else wish)

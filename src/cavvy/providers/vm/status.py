@@ -1,0 +1,193 @@
+"""Reports gangs: merges what the cloud lists with the ledger, and deletes machines that no gang
+may keep.
+
+A machine that the list does not show is asked for by its id. The node has ended only if the cloud
+does not know the id either, the machine is older than the cloud's listing lag, and the cloud would
+not still list it as ended.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from cavvy.providers.base import GangSeen, GangState, NodeSeen, ProviderError, Refused, TryAgain
+from cavvy.providers.ledger import LaunchLedger
+from cavvy.providers.vm.cloud import MachineState
+from cavvy.providers.vm.launch import VmLauncher, adopt
+from cavvy.providers.vm.machines import GangMachines, VmMachines
+from cavvy.providers.vm.records import KEPT, VmGangRecord, VmNode, recall
+
+# An incomplete launch that the control plane no longer repeats is rolled back after this time. The
+# control plane gives up after 10 minutes and then removes the gang itself.
+_ABANDONED = timedelta(minutes=20)
+
+
+class VmStatus:
+    """Looks at the gangs of one installation."""
+
+    def __init__(
+        self,
+        machines: VmMachines,
+        ledger: LaunchLedger[VmGangRecord],
+        launcher: VmLauncher,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._machines, self._ledger, self._launcher, self._now = machines, ledger, launcher, now
+        self._sighted: dict[str, datetime] = {}  # when this process last saw a machine, by id
+
+    async def look(self, name: str | None) -> Sequence[GangSeen]:
+        """The gangs that are launched, with that name or all. Raises TryAgain, Refused."""
+        shown = await self._machines.list()
+        self._sighted |= dict.fromkeys(shown.by_id, self._now())
+        await self._recall(shown, name)
+        for record in list(self._ledger.records.values()):
+            urgent = record.given_up_at is not None or bool(record.leftovers)
+            if name not in (None, record.name) and not urgent:
+                continue
+            if self._ledger.lock(record.name).locked():
+                continue  # a launch or a removal of this process is changing the record
+            async with self._ledger.lock(record.name):
+                await self._update(record, shown)
+        found = [
+            record
+            for record in self._ledger.records.values()
+            if name in (None, record.name) and record.started and any(n.id for n in record.nodes)
+        ]
+        return [make_seen(record) for record in sorted(found, key=lambda each: each.name)]
+
+    async def removal(self, name: str) -> None:
+        """Mark a gang as removed and delete its machines. The caller holds the gang's lock. Raises
+        TryAgain, Refused.
+        """
+        shown, now = await self._machines.list(), self._now()
+        record = self._ledger.get(name) or recall(name, shown.of(name), now)
+        if record is None:
+            return
+        record = replace(adopt(record, shown, self._machines, now), removed=True)
+        await self._ledger.put(record)
+        alive = {machine.id for _, machine in shown.alive(name)}
+        await self._machines.delete(alive | record.ids | set(record.leftovers))
+        await self._ledger.put(replace(record, leftovers=()))
+
+    @property
+    def _lag(self) -> timedelta:
+        return self._machines.traits.list_lag
+
+    async def _recall(self, shown: GangMachines, name: str | None) -> None:
+        """Make records for gangs that the cloud lists but the ledger lacks."""
+        names = set() if name is None or self._ledger.get(name) else {name}
+        names |= set(shown.unknown({*self._ledger.records, *names}))
+        for each in sorted(names):
+            if not self._ledger.lock(each).locked():
+                record = recall(each, shown.of(each), self._now())
+                if record is not None:
+                    await self._ledger.put(record)
+
+    async def _update(self, record: VmGangRecord, shown: GangMachines) -> None:
+        """Bring one record up to date, and delete the machines that the gang may not keep."""
+        now = self._now()
+        if record.ended_at is not None and now - record.ended_at >= KEPT:
+            return await self._ledger.drop(record.name)
+        partial = not record.started and record.given_up_at is None
+        if partial and now - _asked_at(record) >= _ABANDONED:
+            await self._launcher.give_up(adopt(record, shown, self._machines, now))
+            record = self._ledger.get(record.name) or record
+        if record.given_up_at is None:
+            record = await self._see(adopt(record, shown, self._machines, now), shown)
+            await self._ledger.put(record)
+        await self._sweep(record, shown)
+
+    async def _see(self, record: VmGangRecord, shown: GangMachines) -> VmGangRecord:
+        """The record after a second look at the machines that the list does not show."""
+        nodes = [
+            await self._look_again(node)
+            if node.id and node.ended_at is None and node.id not in shown.by_id
+            else node
+            for node in record.nodes
+        ]
+        made = [node for node in nodes if node.id]
+        complete = record.launched or len(made) == len(nodes)
+        ends = [node.ended_at for node in made if node.ended_at is not None]
+        over = None
+        if made and (complete or record.removed) and len(ends) == len(made):
+            over = max(ends)
+        elif not made and record.removed and self._now() - _asked_at(record) >= self._lag:
+            over = record.ended_at or self._now()
+        return replace(record, nodes=tuple(nodes), launched=complete, ended_at=over)
+
+    async def _look_again(self, node: VmNode) -> VmNode:
+        now = self._now()
+        machine = await self._machines.get(node.id)
+        if machine is not None:
+            self._sighted[node.id] = now
+            return self._machines.sight(node, machine, now)
+        started = node.started_at or node.asked_at or now
+        seen_at = self._sighted.get(node.id, datetime.min.replace(tzinfo=now.tzinfo))
+        if now - started < self._lag or now - seen_at < self._machines.traits.ended_listed:
+            return node
+        self._sighted.pop(node.id, None)
+        reason = node.reason or "the cloud no longer lists the machine"
+        return replace(
+            node,
+            started_at=started,
+            ended_at=max(started, now),
+            unseen=True,
+            reason=reason,
+        )
+
+    async def _sweep(self, record: VmGangRecord, shown: GangMachines) -> None:
+        """Delete leftovers, duplicates, and machines that are off or belong to a removed gang. What
+        cannot be deleted now is deleted at the next look.
+        """
+        alive = shown.alive(record.name)
+        mine = record.ids if not record.removed else frozenset()
+        if record.started or record.given_up_at is not None:
+            late = {machine.id for _, machine in alive if machine.id not in mine}
+        else:  # the launch goes on: a machine of this launch may be a node's
+            late = {machine.id for part, machine in alive if part.launch != record.launch}
+        late |= {machine.id for _, machine in alive if machine.state is MachineState.STOPPED}
+        late |= record.ids if record.removed else set()
+        try:
+            await self._machines.delete(late | set(record.leftovers))
+        except (TryAgain, Refused):
+            return
+        if record.leftovers:
+            record = replace(record, leftovers=())
+            await self._ledger.put(record)
+        given_up = record.given_up_at
+        settled = given_up is not None and self._now() - given_up >= self._lag
+        if settled and not alive and not record.removed:
+            with suppress(ProviderError):
+                await self._ledger.drop(record.name)
+
+
+def _asked_at(record: VmGangRecord) -> datetime:
+    """When a machine of the gang was last requested."""
+    asked = [node.asked_at for node in record.nodes if node.asked_at is not None]
+    return max([record.intended_at, *asked])
+
+
+def make_seen(record: VmGangRecord) -> GangSeen:
+    """What the control plane learns of a gang."""
+    nodes = [node for node in record.nodes if node.id]
+    up = all(node.up or node.ended_at is not None for node in nodes)
+    state = GangState.RUNNING if up else GangState.STARTING
+    return GangSeen(
+        name=record.name,
+        state=GangState.ENDED if record.ended_at is not None else state,
+        engine_id=min(node.id for node in nodes),
+        reason="; ".join(dict.fromkeys(node.reason for node in nodes if node.reason)),
+        preempted=any(node.preempted for node in nodes) and not record.removed,
+        nodes=tuple(
+            NodeSeen(
+                rank=node.rank,
+                engine_id=node.id,
+                started_at=node.started_at,
+                ended_at=node.ended_at,
+                unseen=node.unseen,
+                address=node.address,
+            )
+            for node in nodes
+        ),
+    )

@@ -1,0 +1,67 @@
+"""The layer for clouds of virtual machines keeps the contract, on clouds in memory: with tokens and
+launches of many machines at once, and without either.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from tests.contract.vm_cloud import MemoryPlace
+
+from cavvy.providers.base import GangSpec, Provider, TryAgain
+from cavvy.providers.contract import FaultTests, LaunchFault, ProviderContract, ProviderUnderTest
+from cavvy.providers.vm.cloud import BillEnd, CloudTraits
+
+BARE = CloudTraits(name_limit=48, list_lag=timedelta(seconds=30))
+TOKENS = CloudTraits(tags=True, tokens=True, list_lag=timedelta(seconds=30))
+ATOMIC = CloudTraits(
+    name_limit=255,
+    tags=True,
+    tokens=True,
+    atomic_count=True,
+    list_lag=timedelta(seconds=10),
+    ended_listed=timedelta(hours=1),
+    bill_ends=BillEnd.SHUTDOWN,
+)
+SLOW = CloudTraits(
+    name_limit=64, list_lag=timedelta(seconds=45), launch_every=timedelta(seconds=12)
+)
+
+
+class VmContract(ProviderContract, FaultTests):
+    """Each scenario must leave nothing that is billed."""
+
+    traits: CloudTraits
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Iterator[ProviderUnderTest]:
+        place = MemoryPlace(self.traits, tmp_path)
+        yield place
+        assert place.cloud.billed() == []
+
+    async def lose_reply(
+        self, place: ProviderUnderTest, provider: Provider, gang: GangSpec
+    ) -> None:
+        assert isinstance(place, MemoryPlace)
+        place.fail(0, LaunchFault.LOST)
+        with suppress(TryAgain):
+            await provider.launch(gang)
+        assert place.cloud.fault is None
+
+
+class TestBare(VmContract):
+    traits = BARE
+
+
+class TestTokens(VmContract):
+    traits = TOKENS
+
+
+class TestAtomic(VmContract):
+    traits = ATOMIC
+
+
+class TestSlow(VmContract):
+    traits = SLOW

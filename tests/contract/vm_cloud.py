@@ -1,0 +1,244 @@
+"""A cloud of virtual machines in memory, on a clock that tests move. It fails as real clouds do."""
+
+import asyncio
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from tests.contract.test_provider_aws import make_node_endpoint
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import Feature, Manifest, ProviderContext
+from cavvy.providers.contract import LaunchFault
+from cavvy.providers.state import MemoryProviderState, ProviderState
+from cavvy.providers.vm.cloud import (
+    BillEnd,
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+)
+from cavvy.providers.vm.provider import ABILITIES, VmProvider
+
+MANIFEST = Manifest(
+    name="memory-cloud",
+    title="a cloud in memory",
+    docs="it exists in tests only",
+    abilities=ABILITIES,
+    unsupported={
+        feature: "this cloud is a test"
+        for feature in (
+            Feature.SPOT,
+            Feature.NETWORK,
+            Feature.DISK,
+            Feature.VOLUMES,
+            Feature.CAPACITY,
+            Feature.RESULTS,
+            Feature.NOTICE,
+        )
+    },
+    visibility_delay=timedelta(minutes=1),
+)
+BOOT = timedelta(minutes=1)
+_FAULTS = {
+    LaunchFault.BUSY: CloudFault(429, "too-many-requests"),
+    LaunchFault.BROKEN: CloudFault(500, "internal-error"),
+    LaunchFault.BROKEN_LATE: CloudFault(503, "unavailable"),
+    LaunchFault.FULL: CloudFault(400, "insufficient-capacity"),
+    LaunchFault.REFUSED: CloudFault(403, "forbidden"),
+    LaunchFault.LOST: CloudFault(0, "no reply"),
+    LaunchFault.DROPPED: CloudFault(0, "no reply"),
+}
+_AFTER = {LaunchFault.LOST, LaunchFault.BROKEN_LATE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rented:
+    """A machine: billed from `at` until `ended`."""
+
+    id: str
+    name: str
+    at: datetime
+    tags: dict[str, str]
+    off: bool = False
+    ended: datetime | None = None
+
+
+class MemoryCloud:
+    """Implements `Cloud`. Machines are a list, so that two may have one name."""
+
+    def __init__(self, traits: CloudTraits) -> None:
+        self.traits = traits
+        self.time = datetime(2030, 1, 1, tzinfo=UTC)
+        self.machines: list[Rented] = []
+        self.requests: list[MachineRequest] = []
+        self.fault: tuple[int, LaunchFault] | None = None
+        self.fails_deletions = self.hides = False
+        self.left = 250  # free machines
+        self._tokens: dict[str, list[str]] = {}
+        self._ids = itertools.count(1)
+        self._last: datetime | None = None
+
+    def now(self) -> datetime:
+        return self.time
+
+    def billed(self) -> list[Rented]:
+        return [each for each in self.machines if each.ended is None]
+
+    async def offers(self) -> Sequence[Offer]:
+        offer = Offer(
+            provider="memory-cloud",
+            region="here",
+            instance_type="small",
+            vcpus=4,
+            memory_mib=16384,
+            rate=HourlyRate(100_000),
+        )
+        gpu = replace(offer, instance_type="gpu", accelerator="T4", accelerator_count=1)
+        return [offer, replace(gpu, accelerator_memory_mib=16384, rate=HourlyRate(500_000))]
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        await asyncio.sleep(0)
+        self.requests.append(request)
+        traits, now = self.traits, self.time
+        assert traits.atomic_count or len(request.names) == 1
+        assert all(len(name) <= traits.name_limit for name in request.names)
+        assert all(text.startswith("#!/bin/sh\n") for text in request.user_data)
+        if self._last is not None and now - self._last < traits.launch_every:
+            raise _FAULTS[LaunchFault.BUSY]
+        self._last = now
+        if request.offer.region != "here" or request.offer.instance_type not in ("small", "gpu"):
+            raise CloudFault(400, "unknown-type")
+        fault = self._take_fault(len(request.names))
+        if fault is not None and fault not in _AFTER:
+            raise _FAULTS[fault]
+        if traits.tokens and request.token in self._tokens:
+            return self._tokens[request.token]
+        if len(self.billed()) + len(request.names) > self.left:
+            raise _FAULTS[LaunchFault.FULL]
+        ids = [self.add(name, dict(request.tags) if traits.tags else {}) for name in request.names]
+        self._tokens[request.token] = ids
+        await asyncio.sleep(0)
+        if fault is not None:
+            raise _FAULTS[fault]
+        return ids
+
+    def add(self, name: str, tags: dict[str, str]) -> str:
+        new = f"vm-{next(self._ids):06d}"
+        self.machines.append(Rented(id=new, name=name, at=self.time, tags=tags))
+        return new
+
+    async def list(self) -> Sequence[CloudMachine]:
+        await asyncio.sleep(0)
+        shown = [self._show(each) for each in self.machines]
+        return [] if self.hides else [each for each in shown if each is not None]
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        await asyncio.sleep(0)
+        return next((self._show(each) for each in self.machines if each.id == machine), None)
+
+    async def delete(self, machine: str) -> None:
+        await asyncio.sleep(0)
+        if self.fails_deletions:
+            raise CloudFault(500, "internal-error")
+        if machine not in [each.id for each in self.billed()]:
+            raise CloudFault(404, "not-found")
+        self.change(machine, ended=self.time)
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return fault.code == "insufficient-capacity"
+
+    def change(self, machine: str, **values: object) -> None:
+        self.machines = [
+            replace(each, **values) if each.id == machine else each  # type: ignore[arg-type]
+            for each in self.machines
+        ]
+
+    def _take_fault(self, machines: int) -> LaunchFault | None:
+        if self.fault is None:
+            return None
+        number, what = self.fault
+        self.fault = None if number < machines else (number - machines, what)
+        return what if number < machines else None
+
+    def _show(self, rented: Rented) -> CloudMachine | None:
+        """What the cloud lists; None before the lag, and some time after the end."""
+        if self.time - rented.at < self.traits.list_lag:
+            return None
+        if rented.ended and self.time - rented.ended > self.traits.ended_listed:
+            return None
+        booted = self.time - rented.at >= BOOT
+        state = MachineState.RUNNING if booted else MachineState.STARTING
+        if rented.off:
+            state = MachineState.STOPPED
+        return CloudMachine(
+            id=rented.id,
+            name=rented.name,
+            state=MachineState.ENDED if rented.ended else state,
+            tags=rented.tags,
+            address="10.0.0.1" if booted else None,
+            created_at=rented.at,
+            ended_at=rented.ended,
+        )
+
+
+class MemoryPlace:
+    """One scenario's account; implements `ProviderUnderTest` and `FaultyPlace`."""
+
+    def __init__(self, traits: CloudTraits, home: Path) -> None:
+        self.cloud, self.home = MemoryCloud(traits), home
+        self.states: dict[str, ProviderState] = defaultdict(MemoryProviderState)
+
+    def provider(self, installation: str) -> VmProvider:
+        context = ProviderContext(
+            installation=installation,
+            home=self.home,
+            state=self.states[installation],
+            node_endpoint=make_node_endpoint(),
+            now=self.cloud.now,
+        )
+        return VmProvider(MANIFEST, context, self.cloud)
+
+    async def settle(self) -> None:
+        await self.wait(timedelta(minutes=3))
+
+    async def wait(self, length: timedelta) -> None:
+        self.cloud.time += length
+
+    async def end(self, gang: str) -> None:
+        """The machines shut themselves down, or, where this does not end the bill, a person deletes
+        them.
+        """
+        ends = self.cloud.traits.bill_ends
+        for each in self.cloud.billed():
+            if ends is BillEnd.SHUTDOWN:
+                self.cloud.change(each.id, off=True)
+            else:
+                self.cloud.change(each.id, ended=self.cloud.time)
+
+    def fail(self, number: int, fault: LaunchFault) -> None:
+        self.cloud.fault = (number, fault)
+
+    def failed(self) -> bool:
+        return self.cloud.fault is None
+
+    def fail_deletions(self, fails: bool) -> None:
+        self.cloud.fails_deletions = fails
+
+    def billed(self) -> int:
+        return len(self.cloud.billed())
+
+    def lose_records(self) -> None:
+        self.states.clear()
+
+    def double(self) -> None:
+        newest = self.cloud.billed()[-1]
+        self.cloud.add(newest.name, newest.tags)
+
+    def hide(self, hidden: bool) -> None:
+        self.cloud.hides = hidden

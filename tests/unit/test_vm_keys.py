@@ -1,0 +1,60 @@
+"""Where the API key of a cloud is found, and what a user is told if it is missing."""
+
+from pathlib import Path
+
+import pytest
+
+from cavvy.providers.base import Refused, SettingKind
+from cavvy.providers.vm.keys import ApiKeySource
+
+
+def source(file: Path) -> ApiKeySource:
+    return ApiKeySource(
+        provider="prairie",
+        variables=("PRAIRIE_KEY",),
+        files=(str(file),),
+        made_at="https://prairie.example/keys",
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["k-123\n", "api_key = k-123\n", 'other: 1\napi_key: "k-123"\nmore: 2\n']
+)
+def test_a_key_is_read_from_the_usual_file(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PRAIRIE_KEY", raising=False)
+    (tmp_path / "key").write_text(text)
+    assert source(tmp_path / "key").find({}) == ("k-123", str(tmp_path / "key"))
+
+
+def test_the_named_file_precedes_the_environment_which_precedes_the_usual_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRAIRIE_KEY", "from-environment")
+    (tmp_path / "usual").write_text("from-file")
+    (tmp_path / "named").write_text("from-named")
+    keys = source(tmp_path / "usual")
+    assert keys.read({"key_file": str(tmp_path / "named")}) == "from-named"
+    assert keys.find({}) == ("from-environment", "$PRAIRIE_KEY")
+    monkeypatch.setenv("PRAIRIE_KEY", "")
+    assert keys.read({}) == "from-file"
+
+
+def test_a_missing_key_is_refused_with_all_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PRAIRIE_KEY", raising=False)
+    keys = source(tmp_path / "none")
+    with pytest.raises(Refused) as found:
+        keys.read({})
+    for text in ("$PRAIRIE_KEY", str(tmp_path / "none"), "https://prairie.example/keys"):
+        assert text in str(found.value)
+    with pytest.raises(Refused, match="named"):
+        keys.read({"key_file": str(tmp_path / "named")})
+    (tmp_path / "empty").write_text("# no key here\n")
+    with pytest.raises(Refused, match="no API key"):
+        source(tmp_path / "empty").read({})
+    with pytest.raises(Refused, match="cannot be read"):
+        keys.read({"key_file": str(tmp_path)})
+    assert keys.setting().kind is SettingKind.KEY_FILE

@@ -1,0 +1,142 @@
+"""Details of the layer for clouds of virtual machines that the contract suite does not show."""
+
+import asyncio
+import json
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from tests.contract.test_provider_aws import make_node_endpoint
+from tests.contract.test_provider_vm import ATOMIC, BARE, SLOW, TOKENS
+from tests.contract.vm_cloud import MANIFEST, MemoryCloud, MemoryPlace
+
+from cavvy.domain.tasks import Task
+from cavvy.providers.base import (
+    AgentEndpoint,
+    GangSpec,
+    GangState,
+    ProviderContext,
+    QuotaTooSmall,
+    Refused,
+    TryAgain,
+)
+from cavvy.providers.contract import LaunchFault
+from cavvy.providers.hosts import boot
+from cavvy.providers.vm.cloud import CloudFault, CloudTraits, read_fault
+from cavvy.providers.vm.provider import VmProvider
+
+OURS = "an installation"
+
+
+def make_gang(place: MemoryPlace, nodes: int = 1) -> GangSpec:
+    offers = asyncio.run(place.cloud.offers())
+    return GangSpec(
+        name="rm-1-job-1",
+        installation=OURS,
+        offer=offers[0],
+        nodes=nodes,
+        agent_endpoint=AgentEndpoint(address="https://192.0.2.1:7443", token="t"),
+        lease=timedelta(hours=1),
+    )
+
+
+def test_each_node_gets_its_own_rank_and_token(tmp_path: Path) -> None:
+    place = MemoryPlace(BARE, tmp_path)
+    asyncio.run(place.provider(OURS).launch(make_gang(place, nodes=2)))
+    for rank, request in enumerate(place.cloud.requests):
+        (text,) = request.user_data
+        told = json.loads(text.split("END_OF_BOOT'\n")[1].split("\n")[0])
+        assert (told["metadata"]["rank"], told["metadata"]["address"]) == (rank, "")
+        assert told["tokens"] == [f"claim-rm-1-job-1-{rank}"]
+
+
+def test_a_node_without_metadata_service_uses_its_address_on_the_way_to_the_server() -> None:
+    metadata = {"rank": 3, "address": "", "headers": {}, "token": None}
+    assert boot.learn(metadata, "https://127.0.0.1:7443") == (3, "127.0.0.1")
+
+
+def test_a_machine_that_is_off_but_billed_is_deleted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        place = MemoryPlace(BARE, tmp_path)
+        provider, gang = place.provider(OURS), replace(spec, nodes=2)
+        await provider.launch(gang)
+        await place.settle()
+        await provider.gangs()
+        place.cloud.change(place.cloud.billed()[1].id, off=True)
+        await provider.gangs()
+        assert place.billed() == 1
+        await place.settle()
+        (seen,) = await provider.gangs(gang.name)
+        assert seen.state is GangState.RUNNING
+        assert [node.ended_at is None for node in seen.nodes] == [True, False]
+        await provider.remove(gang.name)
+        assert place.billed() == 0
+
+    spec = make_gang(MemoryPlace(BARE, tmp_path))
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("traits", [BARE, TOKENS, ATOMIC, SLOW])
+def test_a_lost_reply_buys_nothing_twice(traits: CloudTraits, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        place = MemoryPlace(traits, tmp_path)
+        provider = place.provider(OURS)
+        place.fail(1, LaunchFault.LOST)
+        for _ in range(20):
+            with suppress(TryAgain):
+                await provider.launch(spec)
+            await place.wait(timedelta(seconds=15))
+        assert len(place.cloud.machines) == 3
+        await place.settle()
+        (seen,) = await provider.gangs(spec.name)
+        assert [node.rank for node in seen.nodes] == [0, 1, 2]
+
+    spec = make_gang(MemoryPlace(traits, tmp_path), nodes=3)
+    asyncio.run(scenario())
+
+
+def test_gangs_that_take_too_many_requests_are_refused_beforehand(tmp_path: Path) -> None:
+    provider = MemoryPlace(SLOW, tmp_path).provider(OURS)
+    task = Task(name="t", run="true", nodes=36)
+    assert provider.check(task) == []
+    (objection,) = provider.check(replace(task, nodes=37))
+    assert (objection.field, "at most 36 nodes" in objection.reason) == ("nodes", True)
+
+
+def test_without_a_node_endpoint_nothing_is_launched(tmp_path: Path) -> None:
+    place = MemoryPlace(BARE, tmp_path)
+    provider = VmProvider(MANIFEST, ProviderContext(installation=OURS, home=tmp_path), place.cloud)
+    with pytest.raises(Refused, match=r"server\.tls_listen"):
+        asyncio.run(provider.launch(make_gang(place)))
+    assert [each.field for each in provider.check(Task(name="t", run="true"))] == ["providers"]
+    assert place.cloud.requests == []
+
+
+def test_user_data_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    place = MemoryPlace(replace(BARE, user_data_limit=1000), tmp_path)
+    with pytest.raises(Refused, match="at most 1000"):
+        asyncio.run(place.provider(OURS).launch(make_gang(place)))
+    assert place.billed() == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [(0, "no reply", TryAgain), (429, "busy", TryAgain), (400, "quota", QuotaTooSmall)],
+)
+def test_faults_become_errors_by_what_the_caller_does_next(
+    status: int, code: str, error: type[Exception]
+) -> None:
+    cloud = MemoryCloud(CloudTraits(quota_codes=frozenset({"quota"})))
+    assert isinstance(read_fault(cloud, CloudFault(status, code), "a launch", making=True), error)
+
+
+def test_a_reply_of_another_form_is_no_bug_of_the_provider(tmp_path: Path) -> None:
+    class Odd(MemoryCloud):
+        async def list(self) -> object:  # type: ignore[override]
+            return {}["data"]
+
+    context = ProviderContext(installation=OURS, home=tmp_path, node_endpoint=make_node_endpoint())
+    with pytest.raises(TryAgain, match="unreadable reply"):
+        asyncio.run(VmProvider(MANIFEST, context, Odd(BARE)).gangs())

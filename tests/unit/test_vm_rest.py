@@ -1,0 +1,121 @@
+"""The client of REST APIs, against a real HTTP server: errors, repetitions, pages and tokens."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.rest import RestClient
+
+
+class Api:
+    """Answers requests from a list of (status, body); None closes the connection."""
+
+    def __init__(self) -> None:
+        self.replies: list[tuple[int, object] | None] = []
+        self.requests: list[tuple[str, str, str, object]] = []
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                size = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(size)) if size else None
+                token = self.headers["Authorization"]
+                api.requests.append((self.command, self.path, token, body))
+                reply = api.replies.pop(0)
+                if reply is None:
+                    self.close_connection = True
+                    return
+                status, told = reply
+                data = told if isinstance(told, bytes) else json.dumps(told).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.send_header("Retry-After", "0")
+                self.send_header("Location", "/elsewhere")
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_POST = do_DELETE = answer
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    api = Api()
+    yield api
+    api.server.shutdown()
+    api.server.server_close()
+
+
+def client(api: Api) -> RestClient:
+    return RestClient(
+        api.url, lambda: "secret", lambda told: (told["error"]["code"], told["error"]["message"])
+    )
+
+
+def test_a_read_is_repeated_after_429_500_and_a_lost_reply(api: Api) -> None:
+    for first in [(429, {}), (500, {}), None]:
+        api.replies += [first, (200, {"data": [1]})]
+        assert asyncio.run(client(api).get("/things")) == {"data": [1]}
+    assert len(api.requests) == 6
+    assert api.requests[0] == ("GET", "/v1/things", "Bearer secret", None)
+
+
+def test_a_read_fails_after_three_attempts_and_at_once_if_it_cannot_succeed(api: Api) -> None:
+    api.replies += [(503, {})] * 3
+    with pytest.raises(CloudFault) as found:
+        asyncio.run(client(api).get("/things"))
+    assert (found.value.status, len(api.requests)) == (503, 3)
+    api.replies += [(404, {"error": {"code": "gone", "message": "no such thing"}})]
+    with pytest.raises(CloudFault, match="gone: no such thing"):
+        asyncio.run(client(api).get("/things/1"))
+    assert len(api.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "uncertain"),
+    [
+        (None, 0, True),
+        ((500, {}), 500, True),
+        ((200, b"<html>"), 0, True),
+        ((429, {}), 429, False),
+        ((302, {}), 302, False),
+        ((400, [1]), 400, False),
+    ],
+)
+def test_a_change_is_requested_once(
+    api: Api, reply: tuple[int, object] | None, status: int, uncertain: bool
+) -> None:
+    api.replies.append(reply)
+    with pytest.raises(CloudFault) as found:
+        asyncio.run(client(api).send("POST", "/things", {"name": "x"}))
+    assert (found.value.status, found.value.uncertain) == (status, uncertain)
+    assert api.requests == [("POST", "/v1/things", "Bearer secret", {"name": "x"})]
+
+
+def test_all_pages_are_read(api: Api) -> None:
+    api.replies += [
+        (200, {"items": [1], "next": f"{api.url}/things?page=2"}),
+        (200, {"items": [2], "next": None}),
+    ]
+    pages = asyncio.run(client(api).pages("/things", lambda page: page["next"]))
+    assert [page["items"] for page in pages] == [[1], [2]]
+    assert [path for _, path, _, _ in api.requests] == ["/v1/things", "/v1/things?page=2"]
+
+
+def test_an_empty_reply_is_none_and_nothing_answers_after_the_server_is_gone(api: Api) -> None:
+    api.replies.append((200, b""))
+    assert asyncio.run(client(api).send("DELETE", "/things/1")) is None
+    gone = RestClient("http://127.0.0.1:1", lambda: "secret", lambda told: ("", ""))
+    with pytest.raises(CloudFault, match="no reply"):
+        asyncio.run(gone.send("POST", "/things"))
