@@ -139,7 +139,9 @@ class StandInServer:
 def bring(monkeypatch: pytest.MonkeyPatch, server: StandInServer, target: Path) -> list[str]:
     told: list[str] = []
     monkeypatch.setattr(fetch, "TransferClient", server)
-    fetch.fetch_input(None, 0, "s3://x/y", str(target), told.append)  # type: ignore[arg-type]  # the client needs none
+    fetch.fetch_input(
+        None, AllowedFolders([str(target.parent)]), 0, "s3://x/y", str(target), told.append
+    )  # type: ignore[arg-type]  # the client needs none
     return told
 
 
@@ -358,9 +360,9 @@ def read_stream(
 ) -> bytes:
     """What comes through the pipe, to its end or up to `size` bytes."""
     pipe = tmp_path / "in" / "pipe"
-    stream.make_pipe(str(pipe))
+    stream.make_pipe(AllowedFolders([str(tmp_path)]), str(pipe))
     monkeypatch.setattr(stream, "TransferClient", server)
-    made = stream.InputStream(None, 0, "s3://x/y", str(pipe), -1)  # type: ignore[arg-type]  # as above
+    made = stream.InputStream(None, AllowedFolders([str(tmp_path)]), 0, "s3://x/y", str(pipe), -1)  # type: ignore[arg-type]  # as above
     thread = threading.Thread(target=made.run)
     thread.start()
     with pipe.open("rb") as file:
@@ -455,11 +457,12 @@ def fail_stream(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, An
 
     monkeypatch.setattr(stream.signal, "pause", pause)
     pipe, (channel, writer) = tmp_path / "in" / "pipe", os.pipe()
-    stream.make_pipe(str(pipe))
+    stream.make_pipe(AllowedFolders([str(tmp_path)]), str(pipe))
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    config: Any = SimpleNamespace(folder=str(tmp_path), home=str(tmp_path))
     try:
         with pytest.raises(Ended):
-            stream.stream_inputs(None, [(0, "s3://x/y", str(pipe))], writer)  # type: ignore[arg-type]  # as above
+            stream.stream_inputs(config, [(0, "s3://x/y", str(pipe))], writer)
         *_, last = os.read(channel, 65536).splitlines()
     finally:
         for file in (reader, channel, writer):
@@ -508,7 +511,9 @@ def test_an_input_whose_storage_never_answers_is_told_of_and_given_up(
     with pytest.raises(
         StorageTimeout, match=rf"deep/a: a request to {where} failed: no answer for 0.1 s$"
     ):
-        fetch.fetch_input(None, 0, "s3://x/y", str(tmp_path / "in"), told.append)  # type: ignore[arg-type]  # as above
+        fetch.fetch_input(
+            None, AllowedFolders([str(tmp_path)]), 0, "s3://x/y", str(tmp_path / "in"), told.append
+        )  # type: ignore[arg-type]  # as above
     waits = f"input s3://x/y waits: deep/a: a request to {where} failed: no answer for 0.1 s (for "
     assert told
     assert all(each.startswith(waits) for each in told)

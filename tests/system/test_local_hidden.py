@@ -66,6 +66,36 @@ def test_a_job_sees_nothing_of_the_server_or_of_other_jobs(user: User, tmp_path:
     assert "No such file" in user.cli("cp", f"still:{user.home}/token", "token", code=255)
 
 
+LINKS = """
+home=${CAVVY_PROGRESS_FILE%%/providers/*}
+mkdir out && echo mine >out/mine && ln -s mine out/last
+ln -s "$home/token" out/token
+ln -s "$home/token" "$(dirname "$CAVVY_PROGRESS_FILE")/exit.json"
+mv "$(dirname "$CAVVY_PROGRESS_FILE")" moved 2>/dev/null && echo moved || true
+"""
+
+
+def test_links_that_a_job_places_show_nothing_of_the_server(user: User, tmp_path: Path) -> None:
+    if "hidden from jobs" not in user.cli("check", "local"):
+        pytest.skip("this system offers no namespaces")
+    user.cli("secret", "list")  # starts the server
+    token = (user.home / "token").read_text()
+    script = "".join(f"  {line}\n" for line in LINKS.splitlines())
+    outputs = f"[{{source: out, target: {tmp_path}/copied}}]"
+    user.submit(f"name: linker\noutputs: {outputs}\nrun: |\n{script}")
+    assert user.ended("linker").phase == "done", user.log("linker")
+    [told] = user.log("linker").splitlines()
+    assert told == (
+        "cavvy: token of the output out was not copied: a symbolic link leads out of the job's "
+        f"folders, to {user.home}/token"
+    )
+    assert {each.name: each.read_text() for each in (tmp_path / "copied").iterdir()} == {
+        "mine": "mine\n",
+        "last": "mine\n",
+    }
+    assert (user.home / "token").read_text() == token
+
+
 def test_the_owner_may_show_it(user: User) -> None:
     user.settings("[providers.local]\nhide_server = false\n")
     assert "sees token" in look(user, "open")

@@ -96,6 +96,47 @@ def test_a_command_next_to_the_work_sees_what_the_work_sees(user: int) -> None:
     assert "umount" in done.stderr  # it may not remove the cover
 
 
+RENAME = """
+import os, sys
+sys.path.insert(0, {path!r})
+import hide
+try:
+    hide.hide({folder!r}, {shown!r})
+except OSError as error:
+    sys.exit(f"no namespaces: {{error}}")
+for name in {shown!r}:
+    try:
+        os.rename(name, name + ".moved")
+        print("moved", name)
+    except OSError:
+        pass
+open({shown!r}[-1] + "/file", "w").close()
+"""
+
+
+def test_work_cannot_replace_the_home_of_its_agent(folder: Path) -> None:
+    setup = {"setup": "x", "setup_key": "k"}
+    config = make_config(folder, **setup)
+    kept = f"{folder}/cache/setups/k@{os.uname().nodename}"
+    assert config.shown == [
+        f"{folder}/gangs/g",
+        f"{folder}/gangs/g/0",
+        f"{folder}/cache/mounts",
+        f"{kept}/dir",
+        f"{kept}/venv",
+        f"{folder}/storage/job",
+    ]
+    code = RENAME.format(
+        path=str(Path(hide.__file__).parent), folder=str(folder), shown=config.shown[:2]
+    )
+    python = [sys.executable, "-I", "-S", "-c", code]
+    done = subprocess.run(python, capture_output=True, text=True, cwd="/")
+    if "no namespaces" in done.stderr:
+        pytest.skip(done.stderr)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert (folder / "gangs/g/0/file").exists()
+
+
 def test_work_that_has_ended_cannot_be_entered(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

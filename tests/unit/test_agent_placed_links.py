@@ -3,12 +3,25 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from cavvy.agent.allowed_folders import LeadsOutside
+from cavvy.agent.checkpoint_sync import CheckpointSync
 from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
 from cavvy.agent.data import upload
-from cavvy.agent.data.paths import find_folders, find_output
+from cavvy.agent.data.mounts import link, list_binds
+from cavvy.agent.data.paths import find_folders, find_output, list_input_folders
+from cavvy.agent.data.stream import make_pipe, open_pipe
+from cavvy.agent.data.transfer import save_object
+from cavvy.agent.disk import read_text, write_whole
+from cavvy.agent.log import LogSpool
+from cavvy.agent.outbox import MessageOutbox
+from cavvy.agent.work.checkpoint_upload import CheckpointUpload, FileChanged, list_checkpoint
+from cavvy.agent.work.folder import CannotBuild
+from cavvy.agent.work.monitor import ProgressScanner
 from cavvy.agent.work.prepare import bring_inputs, carry_out
 from cavvy.agent.work.trees import copy_tree, replace_in
 
@@ -196,3 +209,161 @@ def test_a_copied_tree_contains_its_links_and_not_their_targets(
         with pytest.raises(OSError):
             replace_in(f"{tmp_path}/tree", path, b"secret", b"")
     assert (tmp_path / "others/secret").read_text() == "secret"
+
+
+# The checkpoint folder
+
+
+def test_a_checkpoint_folder_that_became_a_link_is_not_uploaded(
+    config: AgentConfig, tmp_path: Path
+) -> None:
+    folder = Path(config.folder, "state")
+    folder.mkdir()
+    (folder / "file").write_text("mine")
+    (folder / "link").symlink_to(tmp_path / "others/secret")
+    entries = list_checkpoint(config, str(folder))
+    assert [(each.path, each.link) for each in entries] == [
+        ("file", ""),
+        ("link", f"{tmp_path}/others/secret"),
+    ]
+    said: list[str] = []
+    loop: Any = SimpleNamespace(after=lambda seconds, call: None)
+    sync = CheckpointSync(
+        loop,
+        config,
+        str(folder),
+        every_s=None,
+        say=lambda kind, **fields: said.append(fields["text"]),
+    )
+    folder.rename(folder.with_name("moved"))
+    folder.symlink_to(tmp_path / "others")
+    sync._look()
+    sync._look()
+    assert said == [
+        "the checkpoint folder cannot be uploaded: a symbolic link leads out of the job's folders, "
+        f"to {tmp_path}/others"
+    ]
+    folder.unlink()
+    folder.symlink_to("moved")  # a link within the working folder is fine
+    assert list_checkpoint(config, str(folder)) == entries
+
+
+def test_a_file_that_becomes_a_link_is_not_part_of_the_checkpoint(
+    config: AgentConfig, tmp_path: Path
+) -> None:
+    """The other file has the same size and time, which the job can set on its own file."""
+    folder = Path(config.folder, "state")
+    (folder / "sub").mkdir(parents=True)
+    stolen = tmp_path / "others/secret"
+    for name in ("file", "sub/secret"):
+        (folder / name).write_text("fooled")
+        os.utime(folder / name, (10, 10))
+    os.utime(stolen, (10, 10))
+    entries = list_checkpoint(config, str(folder))
+    (folder / "file").unlink()
+    (folder / "file").symlink_to(stolen)
+    with pytest.raises(FileChanged, match="file"):
+        CheckpointUpload(config, str(folder), entries)
+    (folder / "file").unlink()
+    (folder / "sub").rename(folder / "moved")
+    (folder / "sub").symlink_to(tmp_path / "others")
+    with pytest.raises(FileChanged, match="sub/secret"):
+        CheckpointUpload(config, str(folder), entries[1:])
+
+
+def test_copies_of_a_checkpoint_stay_in_their_folder(config: AgentConfig, tmp_path: Path) -> None:
+    folder = Path(config.folder, "state")
+    folder.mkdir()
+    (folder / "file").write_text("mine")
+    Path(config.home, "copies").symlink_to(tmp_path / "others")
+    upload = CheckpointUpload(config, str(folder), list_checkpoint(config, str(folder)))
+    upload.copy()
+    upload.hash()
+    assert os.listdir(tmp_path / "others") == ["secret"]
+    assert not Path(config.home, "copies").is_symlink()
+
+
+# The agent's own files, which a container of the job shows and lets it change
+
+
+def test_the_agent_writes_and_reads_its_files_through_no_link(
+    config: AgentConfig, tmp_path: Path
+) -> None:
+    secret = tmp_path / "others/secret"
+    secret.write_text('{"seq": 1, "kind": "event", "step": 5}\n')
+    home, kept = Path(config.home), secret.read_text()
+    for name in ("outbox", "exit.json", "status", "progress.json", "links", "notice.json"):
+        (home / name).symlink_to(secret)
+    (home / f"exit.json.{os.getpid()}").symlink_to(secret)
+    (home / "log").symlink_to(tmp_path / "others")
+    log = LogSpool(config.log_folder, 1)
+    log.write(b"lines")
+    assert log.chunk()[2] == b"lines"  # kept in memory, as on a full disk
+    assert ProgressScanner(config.progress_file).look() == {}
+    assert read_text(str(home / "status")) == ""
+    with pytest.raises(OSError):
+        MessageOutbox(config.outbox_file)
+    with pytest.raises(OSError):
+        link(config, str(home), str(tmp_path / "seen"))
+    write_whole(config.exit_file, "{}")
+    assert Path(config.exit_file).read_text() == "{}"
+    assert not Path(config.exit_file).is_symlink()
+    assert os.listdir(tmp_path / "others") == ["secret"]
+    assert secret.read_text() == kept
+
+
+def test_a_log_folder_that_becomes_a_link_gets_no_output(
+    config: AgentConfig, tmp_path: Path
+) -> None:
+    log = LogSpool(config.log_folder, 1)
+    log.write(b"first")
+    os.rename(config.log_folder, tmp_path / "moved")
+    Path(config.log_folder).symlink_to(tmp_path / "others")
+    (tmp_path / "others" / f"{0:020d}").write_text("secret")
+    with pytest.raises(OSError):
+        log.chunk()
+    assert (tmp_path / "others" / f"{0:020d}").read_text() == "secret"
+
+
+def test_a_stream_writes_to_no_file_in_place_of_its_pipe(
+    config: AgentConfig, tmp_path: Path
+) -> None:
+    folders, pipe = list_input_folders(config), Path(config.folder, "data/pipe")
+    Path(config.folder, "data").mkdir()
+    pipe.symlink_to(tmp_path / "others/secret")
+    make_pipe(folders, str(pipe))
+    assert pipe.is_fifo()
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    os.close(open_pipe(folders, str(pipe)))
+    os.close(reader)
+    pipe.unlink()
+    pipe.symlink_to(tmp_path / "others/secret")
+    with pytest.raises(OSError):
+        open_pipe(folders, str(pipe))
+    pipe.unlink()
+    pipe.write_text("a file")
+    with pytest.raises(OSError, match="has replaced the pipe"):
+        open_pipe(folders, str(pipe))
+
+
+def test_a_download_replaces_links(config: AgentConfig, tmp_path: Path) -> None:
+    folders, path = list_input_folders(config), Path(config.folder, "data/file")
+    Path(config.folder, "data").mkdir()
+    for name in ("file", "file.cavvy-part"):
+        path.with_name(name).symlink_to(tmp_path / "others/secret")
+    download: Any = SimpleNamespace(read=lambda: iter([b"given"]))
+    save_object(folders, str(path), download)
+    assert path.read_text() == "given"
+    Path(config.folder, "away").symlink_to(tmp_path / "others")
+    with pytest.raises(LeadsOutside):
+        save_object(folders, f"{config.folder}/away/file", download)
+    assert (tmp_path / "others/secret").read_text() == "secret"
+
+
+def test_a_folder_of_the_working_folder_that_is_such_a_link_is_no_volume(
+    config: AgentConfig, tmp_path: Path
+) -> None:
+    Path(config.folder, "data").symlink_to(tmp_path / "others")
+    volume = {"kind": "folder", "source": "data", "path": "/data", "read_only": False}
+    with pytest.raises(CannotBuild, match="the volume at /data: a symbolic link leads out"):
+        list_binds(config, make_work(volumes=[volume]), config.folder)

@@ -1,9 +1,59 @@
-"""Records on disk, written by several at once."""
+"""Records on disk, written by several at once, in folders that jobs can change."""
 
+import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from cavvy.providers.hosts.records import AgentExit, read, write
+from cavvy.providers.hosts.supervisor.files import open_own, read_json, read_own
+from cavvy.providers.local import processes
+from cavvy.providers.local.gang_store import LocalGangStore
+
+
+def test_records_are_read_and_written_through_no_link(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text('{"reason": "secret"}')
+    (tmp_path / "exit.json").symlink_to(secret)
+    assert read(tmp_path / "exit.json", AgentExit) is None
+    assert read(secret, AgentExit) == AgentExit(reason="secret")
+    fresh = tmp_path / f".exit.json.{os.getpid()}-{threading.get_ident()}"
+    fresh.symlink_to(secret)
+    write(tmp_path / "exit.json", AgentExit())
+    assert secret.read_text() == '{"reason": "secret"}'
+    assert not (tmp_path / "exit.json").is_symlink()
+
+
+def test_the_log_of_an_agent_is_no_link_to_another_file(tmp_path: Path) -> None:
+    """The last line of the log is part of the reason that the job's user sees."""
+    rank, secret = tmp_path / "gangs/g/0", tmp_path / "token"
+    rank.mkdir(parents=True)
+    secret.write_text("secret")
+    (rank / "agent.log").symlink_to(secret)
+    store = LocalGangStore(
+        home=tmp_path,
+        installation="i",
+        command=[],
+        environ={},
+        engine=lambda: None,
+        now=lambda: datetime.now(UTC),
+    )
+    assert store._complaint("g", 0) == ""
+    for flags in (os.O_RDONLY, os.O_WRONLY | os.O_APPEND):
+        with pytest.raises(OSError):
+            open_own(str(rank / "agent.log"), flags)
+    with pytest.raises(OSError):
+        processes.start(["true"], {}, rank / "agent.log")
+    assert read_own(str(rank / "agent.log")) == ""
+    assert read_json(str(rank / "agent.log")) is None
+    assert secret.read_text() == "secret"
+    (rank / "agent.log").unlink()
+    (rank / "agent.log").write_text("first\nlast\n")
+    assert store._complaint("g", 0) == ": last"
+    assert read_own(str(rank / "agent.log")) == "first\nlast"
 
 
 def test_two_that_write_one_record_at_once_do_not_take_each_others_file(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 
+from .allowed_folders import LeadsOutside
 from .control_client import complain
 from .outbox import time_text
 from .sidecar import SidecarProcess
-from .work.checkpoint_upload import fingerprint, hand_over, list_folder, newest
+from .work.checkpoint_upload import fingerprint, hand_over, list_checkpoint, newest
 from .work.monitor import SHORTEST_S
 
 TYPE_CHECKING = False
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from .config import AgentConfig
     from .loop import EventLoop
+    from .work.checkpoint_upload import FileEntry
 
 LOOK_S = 3.0
 HURRY_S = 0.5  # seconds between checks when the node is about to be reclaimed
@@ -46,7 +48,8 @@ class CheckpointSync(SidecarProcess):
     ) -> None:
         super().__init__(loop, config, say, min(LOOK_S, every_s / 4) if every_s else LOOK_S)
         self._folder = folder
-        found = list_folder(folder)
+        self._led_outside = False  # whether the user was warned that the folder leads elsewhere
+        found = self._list()
         # This state is safe: the next attempt would restore it even without an upload.
         self._safe = self._last = fingerprint(found)
         self._newest_ns = newest(found)
@@ -65,11 +68,11 @@ class CheckpointSync(SidecarProcess):
 
     def find_unsafe(self) -> str:
         """The folder, or "" if all of it is safe or it is never uploaded."""
-        found = fingerprint(list_folder(self._folder))
+        found = fingerprint(self._list())
         return self._folder if found and found != self._safe and self._config.rank == 0 else ""
 
     def _look(self) -> None:
-        found = fingerprint(list_folder(self._folder))
+        found = fingerprint(self._list())
         still, self._last = found == self._last, found
         if not found or found == self._safe or self._off:
             self._restless_since = 0.0
@@ -79,6 +82,17 @@ class CheckpointSync(SidecarProcess):
             self._start()
         elif not still:
             self._look_for_rest()
+
+    def _list(self) -> list[FileEntry]:
+        """The files of the folder; [] if the work has replaced it by a link that leads out of the
+        working folder."""
+        try:
+            return list_checkpoint(self._config, self._folder)
+        except OSError as error:
+            if isinstance(error, LeadsOutside) and not self._led_outside:
+                self._led_outside = True
+                self._warn(f"the checkpoint folder cannot be uploaded: {error}")
+            return []
 
     def _look_for_rest(self) -> None:
         now = time.monotonic()
@@ -165,7 +179,7 @@ class CheckpointSync(SidecarProcess):
         self._say("checkpoint", newest_at=time_text(self._newest_ns / 1e9), **fields)
 
     def _finish(self, done: Callable[[], None]) -> None:
-        found = fingerprint(list_folder(self._folder))
+        found = fingerprint(self._list())
         if not found or found == self._safe or self._config.rank > 0:
             done()
         elif self._off or self._tries == LAST_TRIES:

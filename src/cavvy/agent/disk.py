@@ -1,4 +1,7 @@
-"""Reads and writes the agent's private files, and lists folders."""
+"""Reads and writes the agent's private files, and lists folders.
+
+The work can change the agent's home folder, so no link is followed there: see `open_own`.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,24 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+def open_own(path: str, flags: int) -> int:
+    """Open a file of the agent; use it as `opener` of `open`. A missing file is created for its
+    owner only. Raises OSError for a link, and does not wait for the other end of a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+
+
 def open_private(path: str, flags: int = 0) -> int:
     """Open a file for reading and writing. A missing file is created for its owner only."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
+    return open_own(path, os.O_RDWR | os.O_CREAT | flags)
+
+
+def open_entry(folder: str, name: str, flags: int) -> int:
+    """Open a file in a folder; neither may be a link. Raises OSError."""
+    here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=here)
+    finally:
+        os.close(here)
 
 
 def write_whole(path: str, text: str, *, sync: bool = False) -> None:
@@ -21,7 +39,11 @@ def write_whole(path: str, text: str, *, sync: bool = False) -> None:
     until the content is on the disk.
     """
     temporary = f"{path}.{os.getpid()}"
-    file = open_private(temporary, os.O_TRUNC)
+    try:
+        file = open_private(temporary, os.O_EXCL)
+    except FileExistsError:  # left over, or placed by the work
+        os.unlink(temporary)
+        file = open_private(temporary, os.O_EXCL)
     try:
         os.write(file, text.encode())
         if sync:
@@ -34,7 +56,7 @@ def write_whole(path: str, text: str, *, sync: bool = False) -> None:
 def read_text(path: str) -> str:
     """The text of a file without surrounding blanks, or "" if the file cannot be read."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=open_own) as file:
             return file.read().strip()
     except (OSError, ValueError):
         return ""
@@ -68,23 +90,24 @@ def read_process(pid: int) -> list[bytes]:
         return []
 
 
-def walk_files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the relative path and the status of everything below a folder except folders; files
-    that vanish meanwhile are left out.
+def walk_files(folder: str | int) -> Iterator[tuple[str, os.stat_result, str]]:
+    """Yield the relative path, the status, and the target if it is a link, of everything below a
+    folder except folders; files that vanish meanwhile are left out. `folder` may be open.
     """
-    todo = [""]
-    while todo:
-        below = todo.pop()
-        try:
-            entries = list(os.scandir(os.path.join(folder, below)))
-        except OSError:
-            continue
-        for entry in entries:
-            path = os.path.join(below, entry.name)
+    from .allowed_folders import walk_below
+
+    try:
+        top = open_own(folder, os.O_RDONLY | os.O_DIRECTORY) if isinstance(folder, str) else folder
+    except OSError:
+        return
+    try:
+        for path, entry, here in walk_below(top):
             try:
-                if entry.is_dir(follow_symlinks=False):
-                    todo.append(path)
-                else:
-                    yield path, entry.stat(follow_symlinks=False)
+                link = os.readlink(entry.name, dir_fd=here) if entry.is_symlink() else ""
+                if not entry.is_dir(follow_symlinks=False):
+                    yield path, entry.stat(follow_symlinks=False), link
             except OSError:
                 continue
+    finally:
+        if isinstance(folder, str):
+            os.close(top)

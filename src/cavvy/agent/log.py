@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from .disk import open_private
+from .disk import open_entry
 
 CHUNK = 256 * 1024  # maximum bytes of one request
 HELD = 4 * 1024 * 1024  # bytes kept in memory while the disk is full
@@ -119,7 +119,9 @@ class LogSpool:
     def _begin(self) -> None:
         self._end()
         os.makedirs(self._folder, exist_ok=True)
-        self._file = open_private(self._path(self.size), os.O_APPEND)
+        self._file = open_entry(
+            self._folder, _name(self.size), os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        )
         self._segments.append([self.size, 0])
 
     def _end(self) -> None:
@@ -156,17 +158,14 @@ class LogSpool:
         if not self._segments:
             self._end()
         if self._held.pop(position, None) is None:
-            os.unlink(self._path(position))
+            os.unlink(f"{self._folder}/{_name(position)}")
 
     def _read(self, position: int, skip: int, length: int = CHUNK) -> bytes:
         if position in self._held:
             return bytes(self._held[position][skip : skip + length])
-        with open(self._path(position), "rb") as file:
+        with open(open_entry(self._folder, _name(position), os.O_RDONLY), "rb") as file:
             file.seek(skip)
             return file.read(length)
-
-    def _path(self, position: int) -> str:
-        return f"{self._folder}/{position:020d}"
 
     def _load(self) -> None:
         """Take over the undelivered output of an earlier agent. The server's answers later show
@@ -177,7 +176,11 @@ class LogSpool:
         except FileNotFoundError:
             return
         for name in names:
-            self._segments.append([int(name), os.stat(os.path.join(self._folder, name)).st_size])
+            self._segments.append([int(name), os.lstat(os.path.join(self._folder, name)).st_size])
         if self._segments:
             self._acked = self._segments[0][0]
             self.size = sum(self._segments[-1])
+
+
+def _name(position: int) -> str:
+    return f"{position:020d}"

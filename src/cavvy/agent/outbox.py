@@ -8,7 +8,7 @@ import json
 import os
 import time
 
-from .disk import open_private
+from .disk import open_own, open_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def time_text(seconds: float) -> str:
 def _lines(path: str) -> list[str]:
     """The complete lines of the outbox file. A torn last line is left out; it was never sent."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=open_own) as file:
             return [line[:-1] for line in file if line.endswith("\n")]
     except FileNotFoundError:
         return []

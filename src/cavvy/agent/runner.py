@@ -11,7 +11,7 @@ import time
 from .access.execs import RankExecs
 from .config import BadConfig, WorkConfig
 from .control_client import LOST, ControlPlaneClient, complain
-from .disk import write_whole
+from .disk import open_own, write_whole
 from .ends import EX_TEMPFAIL, judge, may_leave
 from .log import LogSpool
 from .notices.faults import FAILURES, GPU, GpuFaultScanner, read_kernel
@@ -95,7 +95,7 @@ class RankRunner:
         """
         self._move(AgentState.EXITED if self._outbox.has("exited") else AgentState.OVER)
         try:
-            with open(self._config.exit_file, encoding="utf-8") as file:
+            with open(self._config.exit_file, encoding="utf-8", opener=open_own) as file:
                 self._exit = json.load(file)
             self._exit_stored = True
         except (FileNotFoundError, ValueError):
@@ -510,7 +510,7 @@ class RankRunner:
     def _lost_exit(self) -> tuple[str, int | None, str]:
         """The outcome, exit code and reason of work whose agent was killed."""
         try:
-            with open(self._config.status_file, encoding="ascii") as file:
+            with open(self._config.status_file, encoding="ascii", opener=open_own) as file:
                 code, interrupted = (int(word) for word in file.read().split())
             noticed = os.path.exists(self._config.notice_file)
             ending = (

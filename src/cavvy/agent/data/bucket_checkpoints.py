@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+from ..allowed_folders import AllowedFolders
 from ..http_client import TransferClient
 from .transfer import ObjectDownload, ObjectUpload, save_object
 
@@ -38,6 +41,5 @@ def fetch_file(config: AgentConfig, name: str, path: str, tell: Tell | None = No
         return transfers.read("GET")
 
     entry: dict[str, object] = {"size": None, "sha256": name, "signed": sign()}
-    save_object(
-        path, ObjectDownload(transfers, entry, f"checkpoint file {name[:12]}", tell, sign=sign)
-    )
+    download = ObjectDownload(transfers, entry, f"checkpoint file {name[:12]}", tell, sign=sign)
+    save_object(AllowedFolders([os.path.dirname(path)]), path, download)

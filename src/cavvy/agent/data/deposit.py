@@ -18,7 +18,7 @@ from ..disk import read_text
 from ..ends import may_leave
 from ..http_client import TransferFailed
 from ..step_runner import log_failure
-from ..work.checkpoint_upload import CheckpointUpload, FileChanged, FileEntry, list_folder
+from ..work.checkpoint_upload import CheckpointUpload, FileChanged, FileEntry, list_checkpoint
 from ..work.folder import CannotBuild, check_seen
 from ..work.prepare import copy_outputs
 from ..work.process import WorkProcess
@@ -160,7 +160,7 @@ class Results:
         """List the bytes to store. Raises CannotBuild, FileChanged, OSError."""
         for offset, lost, size, read in self._log.pieces():
             self.pieces.append(({"kind": "log", "offset": offset, "lost": lost}, size, read))
-        entries = list_folder(self._folder) if self._folder else []
+        entries = list_checkpoint(self._config, self._folder) if self._folder else []
         if entries:
             self._add_checkpoint(entries)
         if self._outputs:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
+    from ..allowed_folders import AllowedFolders
     from ..config import AgentConfig
 
     Entry = dict[str, object]
@@ -24,9 +25,15 @@ PENDING = 256  # maximum files queued for the workers; the listing is read no fa
 
 
 def fetch_input(
-    config: AgentConfig, index: int, source: str, target: str, tell: Callable[[str], None]
+    config: AgentConfig,
+    folders: AllowedFolders,
+    index: int,
+    source: str,
+    target: str,
+    tell: Callable[[str], None],
 ) -> None:
-    """Download everything at the URL `source` to `target`. Raises TransferFailed, OSError."""
+    """Download everything at the URL `source` to `target`, which must be in `folders`. Raises
+    TransferFailed, LeadsOutside, OSError."""
     meter = TransferProgress(f"input {source}", tell)
     pool = ThreadPoolExecutor(WORKERS)
     waiting: list[Future[None]] = []
@@ -34,14 +41,13 @@ def fetch_input(
     def bring(entry: Entry, path: str) -> None:
         if not has_content(path, entry):
             transfers = TransferClient(config, f"inputs/{index}", meter.waits)
-            save_object(path, open_input(transfers, entry, path, meter), meter)
+            save_object(folders, path, open_input(transfers, entry, path, meter), meter)
         meter.moved(0, 1)
 
     try:
         for entry in list_files(TransferClient(config, f"inputs/{index}", meter.waits)):
             path = str(entry["path"])
             whole = inside(target, path) if path else target
-            os.makedirs(os.path.dirname(whole), exist_ok=True)
             waiting.append(pool.submit(bring, entry, whole))
             if len(waiting) >= PENDING:
                 waiting.pop(0).result()

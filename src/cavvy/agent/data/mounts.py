@@ -11,7 +11,9 @@ import hashlib
 import os
 import subprocess
 
+from ..allowed_folders import AllowedFolders, LeadsOutside
 from ..config import AgentConfig, VolumeConfig, WorkConfig
+from ..disk import open_own
 from ..work.folder import CannotBuild, check_seen, inside
 
 MOUNT_S = 60.0
@@ -33,10 +35,14 @@ def find_source(config: AgentConfig, volume: VolumeConfig, folder: str) -> str:
     """
     if volume.kind == "folder":
         source = folder if volume.source == "." else inside(folder, volume.source)
-        if not os.path.exists(source):
+        try:
+            AllowedFolders([folder]).stat(source)
+        except FileNotFoundError as error:
             raise CannotBuild(
                 f"the volume at {volume.path} is missing: the working folder has no {volume.source}"
-            )
+            ) from error
+        except LeadsOutside as error:
+            raise CannotBuild(f"the volume at {volume.path}: {error}") from error
         return source
     if os.path.isabs(volume.path):
         made = volume.path
@@ -163,7 +169,8 @@ def link(config: AgentConfig, source: str, path: str) -> None:
     share the first one's link. Raises CannotBuild if another file is at `path`, or this user has no
     permission to create the link.
     """
-    with open(f"{config.home}/links", "a", encoding="utf-8", errors="surrogateescape") as file:
+    listed = f"{config.home}/links"
+    with open(listed, "a", encoding="utf-8", errors="surrogateescape", opener=open_own) as file:
         file.write(path + "\n")
     if os.path.islink(path) and (
         os.path.realpath(path) == os.path.realpath(source) or _is_shared(config, source, path)
@@ -199,7 +206,8 @@ def remove_links(config: AgentConfig) -> None:
     gang = os.path.dirname(config.home)
     try:
         others = [name for name in os.listdir(gang) if name.isdigit()]
-        with open(f"{config.home}/links", encoding="utf-8", errors="surrogateescape") as file:
+        listed = f"{config.home}/links"
+        with open(listed, encoding="utf-8", errors="surrogateescape", opener=open_own) as file:
             paths = file.read().splitlines()
     except OSError:  # no links were made
         return

@@ -26,6 +26,11 @@ def find_input(config: AgentConfig, index: int, target: str) -> str:
     return f"{config.home}/inputs/{index}"
 
 
+def list_input_folders(config: AgentConfig) -> AllowedFolders:
+    """The folders that contain the paths of `find_input`."""
+    return AllowedFolders([config.folder, config.home + "/inputs"])
+
+
 def link_input(config: AgentConfig, path: str, target: str) -> None:
     """Make the input visible at its absolute path, for work without a container. Raises
     CannotBuild."""

@@ -7,36 +7,53 @@ agent then ends the work.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import stat
 import threading
 
+from ..allowed_folders import AllowedFolders
 from ..config import AgentConfig
 from ..http_client import StorageTimeout, TransferClient, TransferFailed
 from ..notices.faults import NETWORK
 from ..work.reaper import report
+from ..work.trees import remove_below
 from .fetch import list_files, open_input
+from .paths import list_input_folders
 from .transfer import TransferProgress, tell_to
 
 
-def make_pipe(path: str) -> None:
-    """Create a named pipe in place of any file at `path`. Raises OSError."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    if os.path.lexists(path):
-        os.unlink(path)
-    os.mkfifo(path, 0o600)
+def make_pipe(folders: AllowedFolders, path: str) -> None:
+    """Create a named pipe in place of any file at `path`. Raises LeadsOutside, OSError."""
+    folder, name = folders.find(path, follow=False, make=True)
+    try:
+        remove_below(folder, name)
+        os.mkfifo(name, 0o600, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def open_pipe(folders: AllowedFolders, path: str) -> int:
+    """Open a named pipe once the work reads it. Raises OSError if the work has replaced the
+    pipe."""
+    pipe = folders.open(path, os.O_WRONLY, follow=False)
+    if not stat.S_ISFIFO(os.fstat(pipe).st_mode):
+        os.close(pipe)
+        raise OSError(errno.EINVAL, "the work has replaced the pipe by another file", path)
+    return pipe
 
 
 def stream_inputs(config: AgentConfig, wanted: list[tuple[int, str, str]], channel: int) -> int:
     """Fill the pipe of each input in `wanted` (index, URL, path) as fast as the work reads it;
     return when all are complete.
     """
-    lock = threading.Lock()
+    lock, folders = threading.Lock(), list_input_folders(config)
     failed: list[str] = []
 
     def run(index: int, source: str, path: str) -> None:
         try:
-            InputStream(config, index, source, path, channel).run()
+            InputStream(config, folders, index, source, path, channel).run()
         except (TransferFailed, OSError) as error:
             with lock:
                 if not failed:
@@ -61,15 +78,21 @@ class InputStream:
     """Stream one input into one pipe."""
 
     def __init__(
-        self, config: AgentConfig, index: int, source: str, path: str, channel: int
+        self,
+        config: AgentConfig,
+        folders: AllowedFolders,
+        index: int,
+        source: str,
+        path: str,
+        channel: int,
     ) -> None:
-        self._path = path
+        self._folders, self._path = folders, path
         self._meter = TransferProgress(f"input {source}", tell_to(channel))
         self._transfers = TransferClient(config, f"inputs/{index}", self._meter.waits)
 
     def run(self) -> None:
         """Write the input's files to the pipe one after another. Raises TransferFailed, OSError."""
-        pipe = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)  # blocks until the work reads
+        pipe = open_pipe(self._folders, self._path)  # blocks until the work reads
         try:
             for entry in list_files(self._transfers):
                 for data in open_input(self._transfers, entry, self._path, self._meter).read():

@@ -24,11 +24,14 @@ from ..http_client import (
     TransferFailed,
     request,
 )
+from ..work.trees import remove_below
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Protocol
+
+    from ..allowed_folders import AllowedFolders
 
     Tell = Callable[[str], None]
     Entry = dict[str, object]
@@ -152,16 +155,29 @@ class ObjectDownload:
             self._size = self._at
 
 
-def save_object(path: str, download: ObjectDownload, meter: TransferProgress | None = None) -> None:
-    """Download the object to a temporary file, which is renamed to `path` when it is complete.
-    Raises TransferFailed, OSError.
+def save_object(
+    folders: AllowedFolders,
+    path: str,
+    download: ObjectDownload,
+    meter: TransferProgress | None = None,
+) -> None:
+    """Download the object to a temporary file, which is renamed to `path` when it is complete. The
+    path must be in `folders`; missing folders are created. Raises TransferFailed, LeadsOutside,
+    OSError.
     """
-    with open(path + ".cavvy-part", "wb") as file:
-        for data in download.read():
-            file.write(data)
-            if meter is not None:
-                meter.moved(len(data))
-    os.replace(path + ".cavvy-part", path)
+    folder, name = folders.find(path, follow=False, make=True)
+    part = name + ".cavvy-part"
+    try:
+        remove_below(folder, part)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(part, flags, 0o666, dir_fd=folder), "wb") as file:
+            for data in download.read():
+                file.write(data)
+                if meter is not None:
+                    meter.moved(len(data))
+        os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 class ObjectUpload:

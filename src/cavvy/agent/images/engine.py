@@ -9,6 +9,7 @@ import json
 import os
 import signal
 
+from ..allowed_folders import AllowedFolders, LeadsOutside
 from ..config import AgentConfig, WorkConfig
 from ..disk import write_whole
 from ..work.folder import CannotBuild, build_folder, inside
@@ -99,11 +100,15 @@ def build(
         build_folder(config, work, context, env)
         folder = context if work.build.path in (".", "") else inside(context, work.build.path)
         dockerfile = inside(folder, work.build.dockerfile)
-        if not os.path.isfile(dockerfile):
+        try:
+            AllowedFolders([context]).stat(dockerfile)
+        except FileNotFoundError as error:
             raise CannotBuild(
                 f"the build folder {work.build.path} of the working folder has no "
                 f"{work.build.dockerfile}"
-            )
+            ) from error
+        except LeadsOutside as error:
+            raise CannotBuild(f"{work.build.dockerfile}: {error}") from error
         argv = ["build", "--tag", work.image or "", "--file", dockerfile]
         argv += ["--target", work.build.target] if work.build.target else []
         for name, value in sorted(work.build.args.items()):

@@ -9,6 +9,7 @@ import os
 
 from ..http_client import CHUNK, FAULTS, BlockingClient, TransferFailed
 from .cache import touch
+from .trees import remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -137,8 +138,9 @@ def write_anew(path: str, pieces: Iterable[bytes | None]) -> bool:
     """Write the pieces to `path` atomically; returns False, and writes no file, if a piece is
     None."""
     temporary = f"{path}.{os.getpid()}"
+    remove_tree(temporary)
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             for data in pieces:
                 if data is None:
                     return False

@@ -106,7 +106,7 @@ def _scan(folder: str) -> list[os.DirEntry[str]]:
 
 def _measure(folder: str) -> int:
     """The bytes on disk of everything below a path."""
-    return sum(seen.st_blocks * 512 for _, seen in walk_files(folder))
+    return sum(seen.st_blocks * 512 for _, seen, _ in walk_files(folder))
 
 
 def _remove(path: str, used: float) -> bool:

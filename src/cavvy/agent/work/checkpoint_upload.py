@@ -9,20 +9,21 @@ not answer; try again), `failed` (an error on this node; try again) or `refused`
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import stat
 import time
 from collections import namedtuple
-from contextlib import suppress
 from functools import partial
 
-from ..disk import read_known, read_number, read_text, walk_files, write_whole
+from ..allowed_folders import AllowedFolders, open_below
+from ..disk import open_own, read_known, read_number, read_text, walk_files, write_whole
 from ..http_client import CHUNK, FAULTS, BlockingClient, StorageTimeout, TransferFailed
 from ..outbox import time_text
 from .blobs import fetch_to
-from .trees import copy_file, remove_tree
+from .trees import copy_open, remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 # `link` is the target of a link, "" for a file.
 FileEntry = namedtuple("FileEntry", "path size mtime_ns inode mode link")
+# Errors of opening a file that the work has removed, or replaced by a link or another file.
+REPLACED = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
 FULL = 507
 MISMATCH = 422
 # A file read so shortly after its last change may change again with the same time.
@@ -58,14 +61,26 @@ FAILURES = {
 }
 
 
-def list_folder(folder: str) -> list[FileEntry]:
-    """Every file and link below the folder, by path; files that vanish meanwhile are left out."""
+def list_checkpoint(config: AgentConfig, folder: str) -> list[FileEntry]:
+    """Every file and link below the checkpoint folder, which must be in the working folder; [] if
+    it is missing. Raises LeadsOutside, OSError."""
+    try:
+        top = AllowedFolders([config.folder]).open_folder(folder)
+    except FileNotFoundError:
+        return []
+    try:
+        return list_folder(top)
+    finally:
+        os.close(top)
+
+
+def list_folder(folder: str | int) -> list[FileEntry]:
+    """Every file and link below the folder, by path; files that vanish meanwhile are left out.
+    `folder` may be open."""
     found: list[FileEntry] = []
-    for path, seen in walk_files(folder):
+    for path, seen, link in walk_files(folder):
         if stat.S_ISLNK(seen.st_mode):
-            with suppress(OSError):
-                target = os.readlink(os.path.join(folder, path))
-                found.append(FileEntry(path, 0, 0, 0, 0, target))
+            found.append(FileEntry(path, 0, 0, 0, 0, link))
         elif stat.S_ISREG(seen.st_mode):
             mode = stat.S_IMODE(seen.st_mode)
             size, mtime_ns = seen.st_size, seen.st_mtime_ns
@@ -103,8 +118,8 @@ def hand_over(
     os.nice(10)
     raise_limit()
     began = time.monotonic()
-    entries = list_folder(folder)
     try:
+        entries = list_checkpoint(config, folder)
         result = _send_checkpoint(config, folder, entries, quiet=quiet, copy_first=copy_first)
         result.update(
             {
@@ -129,7 +144,7 @@ def _send_checkpoint(
     config: AgentConfig, folder: str, entries: list[FileEntry], *, quiet: bool, copy_first: bool
 ) -> dict[str, object]:
     saving = CheckpointUpload(config, folder, entries, None if quiet else tell_waiting)
-    if list_folder(folder) != entries:
+    if list_checkpoint(config, folder) != entries:
         raise FileChanged("the folder")
     if copy_first:
         saving.copy()
@@ -158,7 +173,7 @@ class CheckpointUpload:
     ) -> None:
         self._config = config
         self._tell = tell
-        self._folder = folder
+        self._top = AllowedFolders([config.folder]).open_folder(folder)
         self._line = BlockingClient(config)
         self._entries = entries
         self._open: dict[str, int] = {}
@@ -169,11 +184,7 @@ class CheckpointUpload:
         for entry in entries:
             try:
                 if not entry.link:
-                    self._open[entry.path] = os.open(
-                        os.path.join(folder, entry.path), os.O_RDONLY | os.O_CLOEXEC
-                    )
-            except FileNotFoundError as error:
-                raise FileChanged(entry.path) from error
+                    self._open[entry.path] = self._open_entry(entry)
             except OSError:
                 # More files than this process may open: the others are opened and checked when
                 # they are read.
@@ -183,15 +194,15 @@ class CheckpointUpload:
         """Copy the files that the server may not have; they are then uploaded from the copies."""
         remove_tree(self._copies)
         os.makedirs(self._copies)
+        folder = open_own(self._copies, os.O_RDONLY | os.O_DIRECTORY)
         for count, entry in enumerate(self._entries):
             if entry.link or self._get_known(entry):
                 continue
-            target = f"{self._copies}/{count}"
-            copy_file(f"/dev/fd/{self.get_file(entry)}", target)
+            copy_open(self.get_file(entry), str(count), folder=folder)
             self._check(entry)
-            os.utime(target, ns=(entry.mtime_ns, entry.mtime_ns))
             os.close(self._open[entry.path])
-            self._open[entry.path] = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+            self._open[entry.path] = open_below(folder, str(count), os.O_RDONLY)
+        os.close(folder)
 
     def hash(self) -> None:
         """Hash every file's content."""
@@ -319,15 +330,25 @@ class CheckpointUpload:
     def get_file(self, entry: FileEntry) -> int:
         """A file descriptor of the file, which is the file that was listed. Raises FileChanged."""
         if entry.path not in self._open:
-            try:
-                opened = os.open(os.path.join(self._folder, entry.path), os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError as error:
-                raise FileChanged(entry.path) from error
+            opened = self._open_entry(entry)
             if len(self._open) > 100:
                 os.close(self._open.pop(next(iter(self._open))))
             self._open[entry.path] = opened
             self._check(entry)
         return self._open[entry.path]
+
+    def _open_entry(self, entry: FileEntry) -> int:
+        """Open a file as it was listed. Raises FileChanged, OSError."""
+        try:
+            file = open_below(self._top, entry.path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno in REPLACED:
+                raise FileChanged(entry.path) from error
+            raise
+        if os.fstat(file).st_ino != entry.inode:
+            os.close(file)
+            raise FileChanged(entry.path)
+        return file
 
     def _check(self, entry: FileEntry) -> None:
         """Raises FileChanged if the file differs from the listing."""

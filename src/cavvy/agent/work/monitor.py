@@ -8,7 +8,7 @@ import stat
 import struct
 import time
 
-from ..disk import walk_files
+from ..disk import open_own, walk_files
 from ..outbox import time_text
 
 TYPE_CHECKING = False
@@ -30,7 +30,7 @@ SHORTEST_S = 0.02  # seconds; a shorter write gives no useful rate
 IDLE_CPU_PERCENT = 1.0  # share of one CPU; housekeeping of a waiting process stays below it
 IDLE_GPU_PERCENT = 1.0
 WARN_S = 300.0  # how long before the end of idle work a warning is sent, or half of the idle limit
-_AT_FDCWD, _STATX_BTIME = -100, 0x800
+_AT_FDCWD, _NO_FOLLOW, _STATX_BTIME = -100, 0x100, 0x800  # linux/fcntl.h, linux/stat.h
 
 
 class ProgressScanner:
@@ -58,14 +58,12 @@ class ProgressScanner:
     def look(self) -> dict[str, object]:
         """The values in the file, or {} if it has not changed since the last call."""
         try:
-            found = os.stat(self._path)
+            found = os.lstat(self._path)
             changed = found.st_mtime_ns
-            if changed == self._seen or not stat.S_ISREG(
-                found.st_mode
-            ):  # opening a pipe would block the reader
+            if changed == self._seen or not stat.S_ISREG(found.st_mode):
                 return {}
             self._seen = changed
-            with open(self._path, "rb") as file:
+            with open(self._path, "rb", opener=open_own) as file:
                 lines = file.read(LONGEST_LINE).strip().splitlines()
         except OSError:
             return {}
@@ -235,7 +233,7 @@ def born_ns(path: str) -> int | None:
         from ctypes import CDLL, c_uint, create_string_buffer
 
         found = create_string_buffer(256)
-        if CDLL(None).statx(_AT_FDCWD, os.fsencode(path), 0, c_uint(_STATX_BTIME), found):
+        if CDLL(None).statx(_AT_FDCWD, os.fsencode(path), _NO_FOLLOW, c_uint(_STATX_BTIME), found):
             return None
     except (ImportError, OSError, AttributeError):  # Python without statx, or an old C library
         return None
@@ -265,7 +263,7 @@ def parse_progress(text: bytes) -> dict[str, object]:
 def measure(folder: str) -> tuple[int, int, int]:
     """The number of files, their total size, and the newest change (ns since the epoch)."""
     files = size = newest = 0
-    for _, seen in walk_files(folder):
+    for _, seen, _ in walk_files(folder):
         files, size, newest = files + 1, size + seen.st_size, max(newest, seen.st_mtime_ns)
     return files, size, newest
 

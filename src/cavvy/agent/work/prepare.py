@@ -120,28 +120,28 @@ def _send(config: AgentConfig, work: WorkConfig, index: int, channel: int) -> No
 def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
     """Copy every input to its path in the working folder. Raises CannotBuild, StorageTimeout,
     OSError."""
-    from ..data.paths import find_input, link_input, remember
+    from ..data.paths import find_input, link_input, list_input_folders, remember
 
+    folders = list_input_folders(config)
     for index, each in enumerate(work.inputs):
         source, target = each.source, each.target
         path = find_input(config, index, target)
         if index in work.streams:
             from ..data.stream import make_pipe
 
-            make_pipe(path)
+            make_pipe(folders, path)
             if work.image is None:
                 link_input(config, path, target)
             continue
         if "://" not in source:
             sources = AllowedFolders([], ["/"])  # the user named the source
-            targets = AllowedFolders([config.folder, config.home + "/inputs"])
-            transfer(config, sources, os.path.abspath(source), targets, path, "input")
+            transfer(config, sources, os.path.abspath(source), folders, path, "input")
         else:
             from ..data.fetch import fetch_input
             from ..data.transfer import tell_to
 
             try:
-                fetch_input(config, index, source, path, tell_to(channel))
+                fetch_input(config, folders, index, source, path, tell_to(channel))
             except TransferFailed as error:
                 kind = StorageTimeout if isinstance(error, StorageTimeout) else CannotBuild
                 raise kind(f"the input {source} cannot be copied: {error}") from error
@@ -155,9 +155,12 @@ def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
     """The folders below `config.hides` that the work sees: its setup, checkpoints and volumes, and
     the folders of all ranks of its gang on this machine, since ranks share links to their files.
     """
-    shown = [os.path.dirname(config.home), config.cache + "/mounts"]
-    if work.setup is not None:
-        shown.append(find_setup(config, work))
+    gang = os.path.dirname(config.home)
+    # Each rank's home is shown on its own: the work cannot replace a mounted folder by a link.
+    ranks = [f"{gang}/{name}" for name in sorted(os.listdir(gang)) if name.isdigit()]
+    shown = [gang, *ranks, config.cache + "/mounts"]
+    if work.setup is not None:  # but not `tree`, from which the agent copies later
+        shown += [f"{find_setup(config, work)}/{name}" for name in ("dir", "venv")]
     if work.checkpoint is not None and work.checkpoint.storage is not None:
         shown.append(work.checkpoint.storage)
     return shown

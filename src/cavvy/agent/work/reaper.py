@@ -15,7 +15,7 @@ import select
 import signal
 from collections.abc import Callable
 
-from ..disk import read_process
+from ..disk import open_own, read_process
 from ..loop import make_wake_pipe
 from .cgroup import count_oom_kills
 
@@ -169,7 +169,7 @@ class Reaper:
         self._alive = False
         if self._status_path and not self._killing:
             try:
-                with open(self._status_path, "w") as file:
+                with open(self._status_path, "w", opener=open_own) as file:
                     file.write(f"{code} {self._interrupted:d}\n")
             except OSError as error:  # The disk is full; the agent receives the code below.
                 _tell(f"cannot record the exit code: {error}")

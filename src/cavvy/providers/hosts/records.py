@@ -68,7 +68,12 @@ def write_bytes(path: Path, content: bytes) -> None:
     fresh = path.with_name(
         f".{path.name}.{os.getpid()}-{get_ident()}"
     )  # a unique name, since two threads may write concurrently
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        descriptor = os.open(fresh, flags, 0o600)
+    except FileExistsError:  # left over, or a link that a job has placed
+        os.unlink(fresh)
+        descriptor = os.open(fresh, flags, 0o600)
     try:
         with open(descriptor, "wb") as file:
             file.write(content)
@@ -87,6 +92,18 @@ def read(path: Path, kind: type[_T]) -> _T | None:
     if isinstance(kept, kind):
         return kept
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(read_file(path), type=kind)
+    except msgspec.MsgspecError:
         return None
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file, or b"" if it cannot be read or is a link, which a job may have placed
+    to show a file of the server.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

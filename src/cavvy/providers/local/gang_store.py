@@ -20,8 +20,7 @@ from threading import Lock, get_ident
 
 from cavvy.providers.base import GangSpec, NoCapacity, NodeSeen, Refused, TryAgain
 from cavvy.providers.hosts.configs import HostAgentConfig
-from cavvy.providers.hosts.devices import read_text
-from cavvy.providers.hosts.records import AgentExit, note, read, settle, write
+from cavvy.providers.hosts.records import AgentExit, note, read, read_file, settle, write
 from cavvy.providers.hosts.supervisor.processes import GANG_MARK, RANK_MARK
 from cavvy.providers.hosts.supervisor.service import find_death
 from cavvy.providers.local import processes
@@ -455,7 +454,8 @@ class LocalGangStore:
 
     def _complaint(self, gang: str, number: int) -> str:
         """The last line of the agent's log, with a leading colon; "" if the log is empty."""
-        lines = read_text(self._folder(gang) / str(number) / "agent.log").splitlines()
+        log = read_file(self._folder(gang) / str(number) / "agent.log")
+        lines = log.decode(errors="replace").strip().splitlines()
         return f": {lines[-1][:500]}" if lines else ""
 
     # Removing

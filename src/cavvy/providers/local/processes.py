@@ -37,7 +37,9 @@ def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> L
 
     posix_spawn does not copy the server's memory map, so the start takes well under a millisecond.
     """
-    log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    # the work can change the folder, so no link is followed
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    log = os.open(output, flags, 0o600)
     try:
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from cavvy.agent.allowed_folders import check_regular, open_below, walk_below
 from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 from cavvy.store.blobs import BlobStore
@@ -90,9 +91,17 @@ class CheckpointFolders:
         """Copy the files of the checkpoint folder into blobs and return their list, which may be
         empty. Raises HashMismatch, StoreFull, OSError.
         """
-        folder = self._job(project, job_id) / "checkpoint"
         blobs = self.blobs(project, job_id)
-        return [_take(blobs, folder, path) for path in sorted(_walk(folder))]
+        try:
+            folder = os.open(
+                self._job(project, job_id) / "checkpoint", os.O_RDONLY | os.O_DIRECTORY
+            )
+        except FileNotFoundError:
+            return []
+        try:
+            return [_take(blobs, folder, path, link) for path, link in sorted(_walk(folder))]
+        finally:
+            os.close(folder)
 
     def lay_out(self, project: str, job_id: str, files: Iterable[CheckpointFile]) -> None:
         """Make the checkpoint folder contain exactly these files. Files that an interrupted call
@@ -178,21 +187,24 @@ def _size_of(folder: Path) -> int:
     return size
 
 
-def _walk(folder: Path) -> Iterator[str]:
-    for parent, folders, files in os.walk(folder):
-        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
-        for name in (*files, *links):
-            path = os.path.join(parent, name)
-            if os.path.islink(path) or os.path.isfile(path):
-                yield os.path.relpath(path, folder)
+def _walk(folder: int) -> Iterator[tuple[str, str]]:
+    """Yield the path of each file and link below an open folder, and the target of the link or
+    "".
+    """
+    for path, entry, here in walk_below(folder, strict=True):
+        if entry.is_symlink():
+            yield path, os.readlink(entry.name, dir_fd=here)
+        elif entry.is_file():
+            yield path, ""
 
 
-def _take(blobs: BlobStore, folder: Path, path: str) -> CheckpointFile:
-    full = folder / path
-    if full.is_symlink():
-        return CheckpointFile(path=path, link=os.readlink(full))
+def _take(blobs: BlobStore, folder: int, path: str, link: str) -> CheckpointFile:
+    if link:
+        return CheckpointFile(path=path, link=link)
     for tries_left in reversed(range(_TRIES)):
-        with full.open("rb") as file:
+        # a job that has not ended yet may have replaced the file by a link or a pipe
+        opened = open_below(folder, path, os.O_RDONLY | os.O_NONBLOCK)
+        with open(check_regular(opened, path), "rb") as file:
             name = hashlib.file_digest(file, "sha256").hexdigest()
             file.seek(0)
             try:

@@ -34,7 +34,8 @@ def write_json(path: str, value: Fields) -> None:
 def write_text(path: str, text: str) -> None:
     """Write a file atomically, readable only by its user. Raises OSError."""
     fresh = f"{path}.{os.getpid()}.new"
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    remove_file(fresh)  # left over, or a link that a job has placed
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "w") as file:
             file.write(text)
@@ -46,7 +47,7 @@ def write_text(path: str, text: str) -> None:
 
 def read_json(path: str) -> Fields | None:
     try:
-        value = json.loads(read_text(path))
+        value = json.loads(read_own(path))
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
@@ -56,6 +57,21 @@ def read_text(path: str) -> str:
     """The text of a file, stripped; "" if the file is missing or unreadable."""
     try:
         with open(path, errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def open_own(path: str, flags: int) -> int:
+    """Open a file that the work can change; use it as `opener` of `open`. Raises OSError for a
+    link, and does not wait for the other end of a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+
+
+def read_own(path: str) -> str:
+    """Like `read_text`, but "" for a link, which the work may have placed."""
+    try:
+        with open(path, errors="replace", opener=open_own) as file:
             return file.read().strip()
     except OSError:
         return ""

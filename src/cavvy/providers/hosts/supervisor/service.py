@@ -26,7 +26,16 @@ import signal
 import subprocess
 import time
 
-from .files import FileLock, read_json, read_text, remove_file, write_json, write_text
+from .files import (
+    FileLock,
+    open_own,
+    read_json,
+    read_own,
+    read_text,
+    remove_file,
+    write_json,
+    write_text,
+)
 from .frames import FrameReader, encode_frame
 from .processes import GANG_MARK, RANK_MARK, boot, find_command, identify, list_marked, lives, send
 
@@ -44,8 +53,9 @@ SOON_S = 0.1  # polling interval for processes that should end
 POLL_S = 1.0  # polling interval for deliveries, and for agents without pidfd
 TOMBSTONE_S = 7 * 24 * 3600.0
 # Runs the agent and records its exit code. The shell ignores the signals that its process group,
-# and thus the agent, receives.
-WRAPPER = 'trap : TERM INT HUP; "$@"; code=$?; echo "$code" > "$0.new" && mv "$0.new" "$0"'
+# and thus the agent, receives. The work, which has ended by then, may have left a link at `.new`.
+WRAPPER = """trap : TERM INT HUP; "$@"; code=$?
+rm -rf "$0.new"; echo "$code" > "$0.new" && mv "$0.new" "$0\""""
 KEPT = frozenset(
     [
         *(
@@ -305,7 +315,7 @@ class HostSupervisor:
             key: value for key, value in os.environ.items() if key in KEPT or key.startswith("LC_")
         }
         environ.update({GANG_MARK: name, RANK_MARK: rank})
-        with open(folder + "/agent.log", "ab") as log:
+        with open(folder + "/agent.log", "ab", opener=open_own) as log:
             child = subprocess.Popen(
                 [
                     "/bin/sh",
@@ -352,7 +362,7 @@ class HostSupervisor:
         run = (
             self._start_missing(name, rank) if removing is None else read_json(folder + "/run.json")
         )
-        left = read_text(folder + "/left")
+        left = read_own(folder + "/left")
         seen = {"rank": int(rank), "pid": run["pid"] if run else None}
         if run is not None and not left and lives(run) and not overdue:
             self._alive.add(folder)
@@ -377,7 +387,7 @@ class HostSupervisor:
             at=self._died_at(folder),
             exit=read_json(folder + "/exit.json"),
             rebooted=run is not None and run["boot"] != boot(),
-            complaint=(read_text(folder + "/agent.log").splitlines() or [""])[-1][:500],
+            complaint=(read_own(folder + "/agent.log").splitlines() or [""])[-1][:500],
         )
         write_json(folder + "/dead.json", dead)
         self._alive.discard(folder)
@@ -429,7 +439,7 @@ class HostSupervisor:
             and lives(last["run"])
         ):
             return True
-        said = read_text(folder + "/delivered")
+        said = read_own(folder + "/delivered")
         unheard = said == str(os.EX_TEMPFAIL) and time.time() - self._died_at(folder) < TOMBSTONE_S
         if said == "0" or (last["tries"] >= DELIVERIES and not unheard):
             return False
