@@ -15,6 +15,7 @@ from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import Feature, Manifest, ProviderContext
 from cavvy.providers.contract import LaunchFault
 from cavvy.providers.state import MemoryProviderState, ProviderState
+from cavvy.providers.vm.abilities import ABILITIES
 from cavvy.providers.vm.cloud import (
     BillEnd,
     CloudFault,
@@ -23,7 +24,7 @@ from cavvy.providers.vm.cloud import (
     MachineRequest,
     MachineState,
 )
-from cavvy.providers.vm.provider import ABILITIES, VmProvider
+from cavvy.providers.vm.provider import VmProvider
 
 MANIFEST = Manifest(
     name="memory-cloud",

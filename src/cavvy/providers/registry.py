@@ -3,9 +3,10 @@ provider.
 
 A provider is a module or package in `cavvy.providers`, or in an entry point of the group
 `cavvy.providers`, that defines `MANIFEST: Manifest` and `make(context: ProviderContext) ->
-Provider`. A table `[providers.<name>]` enables it. A package that contains a file `on-by-default`
-needs no table; this applies only to this distribution's own providers, so that installing another
-package never spends money. `enabled = false` in its table disables any provider.
+Provider`. The suffix `_cloud` of a package is not part of the provider's name. A table
+`[providers.<name>]` enables it. A package that contains a file `on-by-default` needs no table; this
+applies only to this distribution's own providers, so that installing another package never spends
+money. `enabled = false` in its table disables any provider.
 
 `python -m cavvy.providers.registry` prints the reference page of all settings.
 """
@@ -43,6 +44,8 @@ ENABLED = ProviderSetting(
 )
 _GROUP = "cavvy.providers"
 _MARK = "on-by-default"
+# not part of a provider's name; for names that cannot be imported, such as `lambda`
+_SUFFIX = "_cloud"
 _NOT_PROVIDERS = frozenset(
     {
         "abilities",
@@ -255,14 +258,14 @@ def _suggest(name: str, known: Mapping[str, object]) -> str:
 def _own() -> dict[str, KnownProvider]:
     found = {}
     for path in Path(__file__).parent.iterdir():
-        name = path.stem
+        name, module = path.stem.removesuffix(_SUFFIX), f"cavvy.providers.{path.stem}"
         if name.startswith("_") or name in _NOT_PROVIDERS:
             continue
         if path.suffix == ".py":
-            found[name] = KnownProvider(name=name, module=f"cavvy.providers.{name}")
+            found[name] = KnownProvider(name=name, module=module)
         elif (path / "__init__.py").exists():
             found[name] = KnownProvider(
-                name=name, module=f"cavvy.providers.{name}", by_default=(path / _MARK).exists()
+                name=name, module=module, by_default=(path / _MARK).exists()
             )
     return found
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from cavvy.providers.base import GangSpec, Refused, TryAgain
+from cavvy.providers.base import GangSpec, NoCapacity, ProviderError, Refused, TryAgain
 from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.vm.cloud import CloudFault, MachineRequest, MachineState, read_fault
 from cavvy.providers.vm.machines import GangMachines, VmMachines
@@ -72,8 +72,13 @@ class VmLauncher:
         missing = [node for node in record.nodes if not node.id]
         groups = [missing] if self._traits.atomic_count else [[node] for node in missing]
         for group in groups:
-            if group:
+            if not group:
+                continue
+            try:
                 record = await self._start(gang, record, group)
+            except (NoCapacity, Refused):
+                await self.give_up(self._ledger.get(gang.name) or record)
+                raise
         await self._ledger.put(replace(record, launched=True))
 
     async def give_up(self, record: VmGangRecord) -> None:
@@ -115,27 +120,24 @@ class VmLauncher:
         await self._ledger.put(record)
         try:
             ids = await self._machines.create(request)
-        except CloudFault as fault:
-            raise await self._fail(record, group, fault) from fault
+        except (CloudFault, Refused) as error:
+            raise await self._fail(record, group, error) from error
         made = [replace(node, id=each) for node, each in zip(asked, ids, strict=True)]
         record = with_nodes(record, made)
         await self._ledger.put(record)
         return record
 
     async def _fail(
-        self, record: VmGangRecord, group: Sequence[VmNode], fault: CloudFault
-    ) -> Exception:
-        """Record a failed request, and return the error to raise. The launch is rolled back unless
-        the same request may succeed later.
-        """
-        error = read_fault(self._machines.cloud, fault, f"the launch of {record.name}", making=True)
-        if not fault.uncertain:
+        self, record: VmGangRecord, group: Sequence[VmNode], error: CloudFault | Refused
+    ) -> ProviderError:
+        """Record a failed request, and return the error to raise."""
+        if not isinstance(error, CloudFault) or not error.uncertain:
             asked = [replace(node, asked_at=None) for node in group]
-            record = with_nodes(record, asked)
-            await self._ledger.put(record)
-        if not isinstance(error, TryAgain):
-            await self.give_up(record)
-        return error
+            await self._ledger.put(with_nodes(record, asked))
+        if isinstance(error, Refused):
+            return error
+        what = f"the launch of {record.name}"
+        return read_fault(self._machines.cloud, error, what, making=True)
 
     def _await_listing(self, record: VmGangRecord, group: Sequence[VmNode]) -> None:
         """After a lost reply, wait until the cloud must list the machine: raises TryAgain. With a

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, Task
-from cavvy.providers.abilities import CHECKS_TASKS, CLOSEABLE, WHO_AM_I
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
@@ -24,11 +23,9 @@ from cavvy.providers.vm.machines import VmMachines
 from cavvy.providers.vm.records import MachineNames, VmGangRecord
 from cavvy.providers.vm.status import VmStatus
 
-ABILITIES = (CHECKS_TASKS, WHO_AM_I, CLOSEABLE)  # of `VmProvider`, for manifests
-
 
 class VmProvider:
-    """Implements `Provider` and the abilities in `ABILITIES`. `whoami` returns the identity that
+    """Implements `Provider` and the abilities in `vm.abilities`. `whoami` returns the identity that
     the cloud's author can show; `close` closes the cloud's connections.
     """
 
@@ -79,12 +76,11 @@ class VmProvider:
         return found
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
-        identity = list(self._identity())
         offers, shown = await self.offers(), await self._machines.list()
         regions = sorted({offer.region for offer in offers})
         endpoint = self._context.node_endpoint
         return [
-            *identity,
+            *self._identity(),
             ("offers", f"{len(offers)} in {len(regions)} regions"),
             ("machines", str(len(shown.found))),
             ("nodes call", endpoint.address if endpoint else f"nothing: {self._no_way()}"),

@@ -1,0 +1,18 @@
+"""Lambda Cloud: each node is one on-demand instance that starts the agent on boot.
+
+The package's name has a suffix, since `lambda` is a keyword of Python.
+"""
+
+from cavvy.providers.base import Provider, ProviderContext
+from cavvy.providers.lambda_cloud.manifest import MANIFEST
+
+__all__ = ["MANIFEST", "make"]
+
+
+def make(context: ProviderContext) -> Provider:
+    # imported here, so that listing the providers does not load it
+    from cavvy.providers.lambda_cloud.cloud import LambdaCloud
+    from cavvy.providers.vm.provider import VmProvider
+
+    cloud = LambdaCloud(context.settings, context.now)
+    return VmProvider(MANIFEST, context, cloud, identity=cloud.identity, close=cloud.close)

@@ -1,0 +1,168 @@
+"""Calls Lambda's Cloud API, version 1.10 (https://docs.lambda.ai/api/cloud)."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.catalog.accelerators import KnownAccelerator, identify
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import Refused
+from cavvy.providers.lambda_cloud.manifest import KEYS
+from cavvy.providers.vm.cloud import (
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+)
+from cavvy.providers.vm.rest import Json, RestClient
+
+_STATES = {  # the API's `InstanceStatus`
+    "booting": MachineState.STARTING,
+    "active": MachineState.RUNNING,
+    "unhealthy": MachineState.RUNNING,
+    "terminating": MachineState.ENDED,
+    "terminated": MachineState.ENDED,
+    "preempted": MachineState.ENDED,
+}
+_ARM = ("GH200", "GB200", "GB300")  # the API does not report the architecture of the CPUs
+_MICROS_PER_CENT = 10_000
+
+
+class LambdaCloud:
+    """Implements `Cloud`."""
+
+    # Limits of names, user data and requests are the API's. The listing lag is an assumption, since
+    # Lambda does not document one.
+    traits = CloudTraits(
+        name_limit=64,
+        tags=True,
+        launch_every=timedelta(seconds=12),
+        user_data_limit=1_000_000,
+        list_lag=timedelta(minutes=1),
+        quota_codes=frozenset({"global/quota-exceeded"}),
+    )
+
+    def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
+        self._settings, self._now = settings, now
+        self._api = RestClient(
+            str(settings["endpoint"]),
+            lambda: KEYS.read(settings),
+            lambda told: (told["error"]["code"], told["error"]["message"]),
+        )
+        self._regions = {each.strip() for each in str(settings.get("regions", "")).split(",")} - {
+            ""
+        }
+        self._unknown: Sequence[str] = ()
+        self._key_name = ""
+        self.close = self._api.close
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`, after a call of `offers`."""
+        unknown = [("unknown accelerators", ", ".join(self._unknown))] if self._unknown else []
+        return [("API key", KEYS.find(self._settings)[1]), *unknown]
+
+    async def offers(self) -> Sequence[Offer]:
+        told = (await self._api.get("/instance-types"))["data"].values()
+        self._unknown = sorted(
+            {str(each["instance_type"]["gpu_description"]) for each in told if not _is_known(each)}
+        )
+        return [
+            self._offer(each["instance_type"], region["name"])
+            for each in told
+            for region in each["regions_with_capacity_available"]
+            if _is_known(each) and (not self._regions or region["name"] in self._regions)
+        ]
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        body = {
+            "region_name": request.offer.region,
+            "instance_type_name": request.offer.instance_type,
+            "ssh_key_names": [await self._ssh_key()],
+            "name": request.names[0],
+            "user_data": request.user_data[0],
+            "tags": [{"key": key, "value": value} for key, value in request.tags.items()],
+        }
+        told = await self._api.send("POST", "/instance-operations/launch", body)
+        return [str(each) for each in told["data"]["instance_ids"]]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        return [_read(each) for each in (await self._api.get("/instances"))["data"]]
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        return _read((await self._api.get(f"/instances/{machine}"))["data"])
+
+    async def delete(self, machine: str) -> None:
+        body = {"instance_ids": [machine]}
+        await self._api.send("POST", "/instance-operations/terminate", body)
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return fault.code == "instance-operations/launch/insufficient-capacity"
+
+    def _offer(self, kind: Json, region: str) -> Offer:
+        specs, text = kind["specs"], str(kind["gpu_description"])
+        count = int(specs["gpus"])
+        known = _identify(text) if count else None
+        name, memory = (known.accelerator.name, known.memory_mib or 0) if known else (None, 0)
+        return Offer(
+            provider="lambda",
+            region=str(region),
+            instance_type=str(kind["name"]),
+            accelerator=name,
+            accelerator_count=count,
+            accelerator_memory_mib=memory,
+            vcpus=int(specs["vcpus"]),
+            memory_mib=int(specs["memory_gib"]) * 1024,
+            disk_gib=int(specs["storage_gib"]),
+            rate=HourlyRate(int(kind["price_cents_per_hour"]) * _MICROS_PER_CENT),
+            minimum_charge=timedelta(minutes=1),
+            architecture="arm64" if _model(text) in _ARM else "x86_64",
+            source="Lambda Cloud API",
+            as_of=self._now().date(),
+        )
+
+    async def _ssh_key(self) -> str:
+        if not self._key_name:
+            names = [str(each["name"]) for each in (await self._api.get("/ssh-keys"))["data"]]
+            wanted = str(self._settings.get("ssh_key") or (names[0] if names else ""))
+            if wanted not in names:
+                which = f"no SSH key named {wanted!r}" if wanted else "no SSH key"
+                raise Refused(
+                    f"[providers.lambda] ssh_key: the account has {which}; add one at "
+                    "https://cloud.lambda.ai/ssh-keys"
+                )
+            self._key_name = wanted
+        return self._key_name
+
+
+def _model(text: str) -> str:
+    """The name of the GPU, such as "A10" of "A10 (24 GB PCIe)"."""
+    return text.split(" (")[0]
+
+
+def _identify(text: str) -> KnownAccelerator | None:
+    """The accelerator of a description such as "A10 (24 GB PCIe)"; None if it is unknown."""
+    size = re.search(r"\((\d+) GB", text)
+    memory_mib = int(size[1]) * 1024 if size else None
+    return identify(text, memory_mib) or identify(_model(text), memory_mib)
+
+
+def _is_known(told: Json) -> bool:
+    """Whether the instance type has no accelerator, or one that the catalog knows."""
+    kind = told["instance_type"]
+    return int(kind["specs"]["gpus"]) == 0 or _identify(str(kind["gpu_description"])) is not None
+
+
+def _read(told: Json) -> CloudMachine:
+    status = str(told["status"])
+    return CloudMachine(
+        id=str(told["id"]),
+        name=str(told.get("name") or ""),
+        state=_STATES.get(status, MachineState.RUNNING),  # an unknown state may be billed
+        address=told.get("private_ip") or told.get("ip"),
+        tags={str(each["key"]): str(each["value"]) for each in told.get("tags") or ()},
+        preempted=status == "preempted",
+        reason="" if status in ("booting", "active") else f"Lambda reports: {status}",
+    )
