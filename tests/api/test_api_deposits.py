@@ -21,7 +21,7 @@ from cavvy.agent.data.deposit import Results, store
 from cavvy.agent.log import LogSpool
 from cavvy.agent.outbox import MessageOutbox
 from cavvy.control.agents import bucket_checkpoints, transfers
-from cavvy.control.agents.deposits import PARTS
+from cavvy.control.agents.deposit_objects import PARTS
 from cavvy.store.base import AtomicWrite
 from cavvy.store.objects.locations import open_place
 
@@ -45,6 +45,7 @@ async def api(
     """A server with a bucket, which all tasks can use."""
     keys = start_google()
     GoogleStandIn.objects.clear()
+    GoogleStandIn.failures.clear()
     for module in (transfers, bucket_checkpoints):
         monkeypatch.setattr(
             module, "open_place", lambda url, given, now: open_place(url, keys, now)
@@ -52,6 +53,7 @@ async def api(
     values = {"CAVVY_SERVER_RESULTS_URL": "gs://data/results"}
     async with open_api("memory", tmp_path, values=values) as opened:
         yield opened
+        GoogleStandIn.answers.set()
 
 
 async def begin(api: Api, text: str = IN_BUCKET) -> tuple[str, dict[str, Any]]:
@@ -106,7 +108,16 @@ async def end_node(api: Api, gang: str, silence: timedelta = timedelta(minutes=1
 
 async def _is_over(api: Api) -> dict[str, Any] | None:
     found: dict[str, Any] = (await api.http.get(JOB)).json()
-    return found if found["phase"] in ("done", "failed") else None
+    return found if found["phase"] in ("done", "failed", "stopped") else None
+
+
+async def _is_over_after_a_pass(api: Api) -> dict[str, Any] | None:
+    """Like `_is_over`; reconciles the job at once instead of after the polling interval."""
+    found = await _is_over(api)
+    if found is None:
+        api.app_state.control_plane.hint((await api.http.get(JOB)).json()["id"])
+        await asyncio.sleep(0.05)
+    return found
 
 
 async def _is_swept(api: Api) -> bool:
@@ -174,6 +185,59 @@ async def test_a_node_that_was_heard_just_before_its_end_has_results(
     assert (await until(lambda: _is_over(api)))["phase"] == "done"
 
 
+async def test_a_stop_does_not_wait_for_a_silent_bucket(api: Api, tmp_path: Path) -> None:
+    gang, work = await begin(api, IN_BUCKET + "grace: 1s")
+    await deposit(api, gang, end_work(tmp_path / "node", gang, work, EXIT))
+    [manifest] = [key for key in list_results() if key.endswith("/0/0")]
+    GoogleStandIn.objects[manifest.removesuffix("0/0") + "7/1"] = b"of no rank"
+    GoogleStandIn.answers.clear()
+    await end_node(api, gang)
+    assert (await api.http.post(JOB + "/stop")).status_code < 300
+    job = await until(lambda: _is_over(api))
+    assert job["phase"] == "stopped"
+    assert not await list_events(api, "stop")  # the node has ended: there is no agent to stop
+    GoogleStandIn.answers.set()
+    assert await until(lambda: _is_without(manifest.removesuffix("0/0") + "7/1"))
+    assert manifest in GoogleStandIn.objects  # results that were not read stay there
+
+
+async def _is_without(key: str) -> bool:
+    return key not in GoogleStandIn.objects
+
+
+async def test_interrupted_reading_goes_on(api: Api, tmp_path: Path) -> None:
+    """The bucket fails at two places, and the server stops reading several times."""
+    gang, work = await begin(api)
+    await deposit(api, gang, end_work(tmp_path / "node", gang, work, EXIT, LARGE))
+    GoogleStandIn.failures += ["/0/0", "/0/2"]
+    GoogleStandIn.answers.clear()
+    await end_node(api, gang)
+    for _ in range(3):
+        await _is_over_after_a_pass(api)
+        await api.app_state.control_plane.deposits.close()
+    GoogleStandIn.answers.set()
+    job = await until(lambda: _is_over_after_a_pass(api))
+    assert job["phase"] == "done"
+    assert GoogleStandIn.failures == []
+    assert GoogleStandIn.objects["data/out/large"] == LARGE
+    assert (await api.http.get(JOB + "/logs")).content == b"hello\nthe end\n"
+
+
+async def test_messages_that_the_server_has_lost_do_not_hide_the_exit(
+    api: Api, tmp_path: Path
+) -> None:
+    """After a crash of its machine, the server may lack messages that it had acknowledged."""
+    gang, work = await begin(api)
+    await deposit(api, gang, end_work(tmp_path / "node", gang, work, EXIT))
+    [key] = [key for key in list_results() if key.endswith("/0/0")]
+    manifest = json.loads(GoogleStandIn.objects[key])
+    for message in manifest["messages"]:
+        message["seq"] += 5
+    GoogleStandIn.objects[key] = json.dumps(manifest).encode()
+    await end_node(api, gang)
+    assert (await until(lambda: _is_over(api)))["phase"] == "done"
+
+
 def change(**fields: object) -> Callable[[dict[str, Any]], object]:
     return lambda manifest: manifest.update(fields)
 
@@ -195,6 +259,7 @@ def change_piece(kind: str, **fields: object) -> Callable[[dict[str, Any]], obje
         change(pieces=[{"kind": "log", "bytes": -1}]),
         change(pieces=[{"kind": "poem", "bytes": 1}]),
         change(messages="none"),
+        change(messages=[]),
         change(checkpoint={"made_at": "now", "files": []}),
         change_piece("output", name="../../x"),
         change_piece("output", index=1),

@@ -22,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from functools import wraps
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -302,11 +302,19 @@ class GoogleStandIn(BaseHTTPRequestHandler):
     public: rsa.RSAPublicKey
     objects: dict[str, bytes]
     uploads: dict[str, dict[int, bytes]]
+    answers: ClassVar[threading.Event] = threading.Event()  # reads wait while it is not set
+    answers.set()
+    failures: ClassVar[list[str]] = []  # substrings of URLs whose next read fails once
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         query = self.enter()
         if query is None:
+            return
+        self.answers.wait()
+        for each in [each for each in self.failures if each in self.path]:
+            self.failures.remove(each)
+            self.answer(503)
             return
         key = unquote(urlsplit(self.path).path)[1:]
         if "list-type" in query:

@@ -4,12 +4,18 @@ lease, without the rank's exit."""
 from dataclasses import replace
 from datetime import timedelta
 
-from tests.unit.test_decide_attempts import T0, at, view, with_exit
+from tests.unit.test_decide_attempts import T0, at, make_job, view, with_exit, with_order
 
+from cavvy.control.decide.attempt import (
+    AdvanceAttempt,
+    OrderRanks,
+    RecheckAttempt,
+    decide_attempt,
+)
 from cavvy.control.decide.attempt_snapshot import MARGIN, GangAbsence
-from cavvy.control.decide.deposits import list_unreported
+from cavvy.control.decide.deposits import find_patience, list_unreported
 from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
-from cavvy.domain.jobs import AttemptOutcome, AttemptPhase
+from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase
 
 LATER = at(3600)
 
@@ -64,3 +70,65 @@ def test_unclaimed_ranks_and_judged_attempts_have_no_results() -> None:
     assert list_unreported(view(seen=gang, claimed=False), LATER) == []
     for phase in (AttemptPhase.ENDING, AttemptPhase.ENDED, AttemptPhase.KEPT):
         assert list_unreported(view(phase, seen=gang), LATER) == []
+
+
+def test_no_rank_is_judged_while_its_results_are_read() -> None:
+    for gang in (seen(GangState.ENDED), seen(GangState.RUNNING, 0, 1)):
+        both = view(ranks=2, seen=gang)
+        assert isinstance(decide_attempt(both, LATER), AdvanceAttempt | OrderRanks)
+        reading = replace(both, collecting=frozenset({0, 1}))
+        assert isinstance(decide_attempt(reading, LATER), RecheckAttempt)
+    forgotten = view(seen=GangAbsence.ABSENT, missed_looks=2)
+    assert isinstance(decide_attempt(forgotten, LATER), AdvanceAttempt)
+    reading = replace(forgotten, collecting=frozenset({0}))
+    assert isinstance(decide_attempt(reading, LATER), RecheckAttempt)
+
+
+def test_the_first_failure_is_named_after_all_results_are_read() -> None:
+    ended = with_exit(view(ranks=2, seen=seen(GangState.ENDED)), 0, AttemptOutcome.EXIT, 1, 90)
+    reading = replace(ended, collecting=frozenset({1}))
+    assert isinstance(decide_attempt(reading, LATER), RecheckAttempt)
+    action = decide_attempt(with_exit(ended, 1, AttemptOutcome.EXIT, 9, 80), LATER)
+    assert isinstance(action, AdvanceAttempt)
+    assert (action.rank, action.exit_code) == (1, 9)
+
+
+def test_other_ranks_are_told_of_a_failure_while_results_are_read() -> None:
+    failed = with_exit(view(ranks=3, seen=seen(GangState.RUNNING, 1)), 0, AttemptOutcome.EXIT, 1)
+    action = decide_attempt(replace(failed, collecting=frozenset({1})), at(100))
+    assert isinstance(action, OrderRanks)
+    assert action.ranks == (2,)
+
+
+def test_a_stop_waits_for_results_no_longer_than_the_grace_period() -> None:
+    stopping = make_job(JobPhase.STOPPING, stop_reason="enough", since=at(100))
+    grace = stopping.task.grace + MARGIN
+    stopped = view(ranks=2, seen=seen(GangState.RUNNING, 1), job=stopping)
+    reading = replace(stopped, collecting=frozenset({1}))
+    action = decide_attempt(reading, at(101))
+    assert isinstance(action, OrderRanks)
+    assert action.ranks == (0,)
+    told = with_order(reading, 0, "stop", at(101))
+    assert isinstance(decide_attempt(told, at(102)), RecheckAttempt)
+    for late in (told, replace(told, collecting=frozenset({0, 1}))):
+        action = decide_attempt(late, at(100) + grace)
+        assert isinstance(action, AdvanceAttempt)
+        assert action.outcome is AttemptOutcome.STOPPED
+        assert ("bucket" in action.reason) is (late is not told)
+
+
+def test_a_reclaimed_gang_is_removed_in_time_unless_all_of_its_nodes_have_ended() -> None:
+    noticed = view(ranks=2, seen=seen(GangState.RUNNING, 1))
+    nodes = (replace(noticed.nodes[0], notice_until=at(120)), noticed.nodes[1])
+    noticed = with_order(replace(noticed, nodes=nodes), 0, "notice", at(60))
+    action = decide_attempt(replace(noticed, collecting=frozenset({1})), LATER)
+    assert isinstance(action, AdvanceAttempt)
+    assert action.outcome is AttemptOutcome.PREEMPTED
+    reading = replace(noticed, seen=seen(GangState.ENDED), collecting=frozenset({0, 1}))
+    assert isinstance(decide_attempt(reading, LATER), RecheckAttempt)
+
+
+def test_a_silent_bucket_is_given_up_sooner_while_other_nodes_are_billed() -> None:
+    whole, half = seen(GangState.ENDED), seen(GangState.RUNNING, 0)
+    whole_patience = find_patience(view(ranks=2, seen=whole), LATER)
+    assert find_patience(view(ranks=2, seen=half), LATER) < whole_patience

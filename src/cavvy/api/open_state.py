@@ -24,7 +24,8 @@ from cavvy.api.reported import read_batch
 from cavvy.api.state_dir import StateDir
 from cavvy.api.tokens import GangTokens, load_tokens
 from cavvy.client.state import write_private
-from cavvy.control.agents.deposits import DepositDependencies, DepositManifest
+from cavvy.control.agents.deposit_objects import DepositManifest
+from cavvy.control.agents.deposits import DepositDependencies
 from cavvy.control.clock import WallClock
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.domain.offers import Offer

@@ -6,7 +6,7 @@ provider is called only after the reason for the call is stored. `decide/` makes
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from cavvy.control.agents.deposits import Deposits
@@ -15,8 +15,9 @@ from cavvy.control.agents.uploads import UnfinishedUploads
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide import job as jobs
+from cavvy.control.decide.attempt_snapshot import AttemptSnapshot
 from cavvy.control.decide.bills import budget_left, paid_time, spending
-from cavvy.control.decide.deposits import list_unreported
+from cavvy.control.decide.deposits import find_patience, list_unreported
 from cavvy.control.decide.rows import NEVER, JobRows
 from cavvy.control.decide.standby import take_over
 from cavvy.control.decide.transitions import (
@@ -189,10 +190,8 @@ class JobReconciler:
         return await self._act(uow, attempt, self._clock.now())
 
     async def _act(self, uow: UnitOfWork, attempt: Attempt, now: datetime) -> timedelta | None:
-        view = self._operator.view(uow.rows, attempt)
-        unreported = list_unreported(view, now)
-        if unreported and not self._out.deposits.collect(uow.job, attempt, unreported):
-            return gangs.POLL
+        view = await self._view(uow, attempt, now)
+        attempt = view.attempt
         action = gangs.decide_attempt(view, now)
         match action:
             case gangs.RecheckAttempt():
@@ -215,6 +214,22 @@ class JobReconciler:
                 uow.apply(adjust_attempt(uow.rows, attempt, action, now))
         return None
 
+    async def _view(self, uow: UnitOfWork, attempt: Attempt, now: datetime) -> AttemptSnapshot:
+        """Everything that is known about the attempt now. Ranks that may have left results in a
+        bucket are not judged before the results are read; everything else goes on.
+        """
+        view, deposits = self._operator.view(uow.rows, attempt), self._out.deposits
+        collecting = deposits.collect(
+            uow.job, attempt, list_unreported(view, now), find_patience(view, now)
+        )
+        if collecting is None:
+            return view
+        await self._flush(uow)
+        attempt = uow.rows.attempts[attempt.number]
+        # The results may have been read after the nodes were: the exits are in the store.
+        uow.read_nodes(attempt, await self._store.nodes(attempt.id))
+        return replace(self._operator.view(uow.rows, attempt), collecting=collecting)
+
     async def _flush(self, uow: UnitOfWork) -> None:
         """Write the pending changes, and notify those affected."""
         if not uow.dirty:
@@ -226,10 +241,9 @@ class JobReconciler:
         for attempt in changes.attempts:
             self._out.warm.note(attempt)
             self._operator.note(attempt)
-            if attempt.phase is AttemptPhase.ENDED:
-                self._out.deposits.forget(uow.job, attempt)
-                if self._out.uploads.is_recorded(attempt.id):
-                    self._out.hint(UPLOADS)
+            self._out.deposits.note(uow.job, attempt)
+            if attempt.phase is AttemptPhase.ENDED and self._out.uploads.is_recorded(attempt.id):
+                self._out.hint(UPLOADS)
             if is_freed(attempt) and self._out.pool.free(attempt.gang, attempt.offer):
                 self._out.hint(QUEUE)
         written = {node.attempt_id for node in changes.nodes}

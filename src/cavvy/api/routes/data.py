@@ -17,7 +17,7 @@ from cavvy.api.reported import LARGEST, FilePath, Part, Size, Upload
 from cavvy.api.routes.agents import GangQuery, RankQuery, enter
 from cavvy.api.wire import MIB, BytesQuery, read, read_bytes, reply
 from cavvy.client.wire import Answer
-from cavvy.control.agents.deposits import MOST_BYTES
+from cavvy.control.agents.deposit_objects import MOST_BYTES
 from cavvy.control.agents.transfers import SignedObjects
 from cavvy.control.agents.uploads import UnfinishedUploads
 from cavvy.store.objects.base import ObjectDenied, ObjectMissing, ObjectTryAgain, SignedRequest

@@ -1,30 +1,35 @@
 """Results that nodes stored in a bucket while the server was away: signs the uploads beforehand,
-and applies what it finds as if the agent had sent it.
-
-Below the bucket's folder, PROJECT/JOB/results/ATTEMPT/RANK/0 is a rank's manifest: its messages,
-and a description of the bytes in the objects 1, 2 and so on.
+and applies what it finds as if the agent had sent it. The objects of an attempt stand below
+PROJECT/JOB/results/ATTEMPT/ in the bucket's folder.
 """
 
 import asyncio
 import re
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal
-
-from msgspec import Meta, Struct
+from functools import partial
 
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener, BucketCheckpoints
 from cavvy.control.agents.checkpoints import Checkpoints, FilesMissing, InvalidManifest
 from cavvy.control.agents.claims import find_objection
+from cavvy.control.agents.deposit_objects import (
+    AT_ONCE,
+    PARTS,
+    DepositedCheckpoint,
+    DepositManifest,
+    DepositPiece,
+    DepositReader,
+    InvalidDeposit,
+    Read,
+)
 from cavvy.control.agents.sessions import AgentSessions
 from cavvy.control.agents.transfers import Transfers
 from cavvy.control.clock import ControlClock
-from cavvy.domain.checkpoints import CheckpointFile
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import Attempt, Job, Node
+from cavvy.domain.jobs import COMING, Attempt, AttemptPhase, Job, Node, NodePhase
 from cavvy.domain.messages import AgentMessage, ClaimLost
 from cavvy.store.base import (
     AtomicWrite,
@@ -37,51 +42,21 @@ from cavvy.store.blobs import BlobStore
 from cavvy.store.logs import LogStore
 from cavvy.store.objects.base import (
     ObjectBucket,
+    ObjectDenied,
     ObjectError,
-    ObjectInfo,
+    ObjectMissing,
     ObjectTryAgain,
     SignedRequest,
 )
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 
-PARTS = 128  # uploads signed for the bytes of one rank
-MOST_BYTES = 256 << 20  # largest part, which the agent holds in memory
-_MANIFEST_BYTES = 16 << 20
-_AT_ONCE = 4 << 20  # bytes read from the bucket in one request
 _AGAIN = timedelta(hours=1)  # agents ask for new signatures this often
 _MARGIN = timedelta(hours=2)  # signatures outlive the lease by this, less up to `_AGAIN`
 _LONGEST = timedelta(days=7)  # limit of S3 and Google Cloud Storage
-_PATIENCE = timedelta(minutes=10)  # how long to try to read a bucket that does not answer
+_DENIED_PATIENCE = timedelta(minutes=2)  # how long to try to read a bucket that refuses
+_TRIES = 3  # tries to get further, before results that fail at the same place are given up
+_BATCH = 200  # messages that are applied in one write, as many as agents send at once
 _SHA256 = re.compile("[0-9a-f]{64}")
-_Position = Annotated[int, Meta(ge=0, lt=1 << 62)]
-
-
-class DepositPiece(Struct, frozen=True, kw_only=True):
-    """Some of the bytes: undelivered output, a file of the checkpoint, or a file of an output."""
-
-    kind: Literal["log", "blob", "output"]
-    bytes: Annotated[int, Meta(ge=0, le=PARTS * MOST_BYTES)]
-    offset: _Position = 0  # log: the position in the whole output
-    lost: _Position = 0  # log: bytes lost just before it
-    index: Annotated[int, Meta(ge=0, le=100_000)] = 0  # output: its number
-    name: Annotated[str, Meta(max_length=4096)] = ""  # blob: its SHA-256; output: its path
-
-
-class DepositedCheckpoint(Struct, frozen=True, kw_only=True):
-    """The unsent checkpoint, in the form of a commit."""
-
-    made_at: Annotated[datetime, Meta(tz=True)]
-    files: list[CheckpointFile]
-
-
-class DepositManifest(Struct, frozen=True, kw_only=True):
-    """A rank's undelivered messages and the description of its bytes."""
-
-    nonce: str
-    messages: list[dict[str, Any]]
-    part_bytes: Annotated[int, Meta(ge=1, le=MOST_BYTES)]
-    pieces: list[DepositPiece]
-    checkpoint: DepositedCheckpoint | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +80,6 @@ class DepositDependencies:
     read: Callable[[bytes, datetime], tuple[DepositManifest, Sequence[AgentMessage]]]
 
 
-class InvalidDeposit(Exception):
-    """The stored results do not fit together: the node lied, or the objects were changed."""
-
-
 class Deposits:
     """Signs deposits and collects them. Without dependencies, as in the simulator, no job has a
     bucket.
@@ -127,12 +98,9 @@ class Deposits:
         self._agents, self._transfers, self._checkpoints = services
         self._hint = hint
         self._dependencies = dependencies
-        self._settled: defaultdict[str, set[int]] = defaultdict(set)  # ranks, by gang
-        self._since: dict[str, datetime] = {}  # the first failed try, by gang
+        self._collections: dict[str, DepositCollection] = {}  # by gang
         self._told: set[str] = set()  # gangs with a reported failure to sign
-        self._refused: set[str] = set()  # gangs with results that cannot be used
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def find_url(self, job: Job) -> str:
         """The URL of the folder for the job's deposits, or "" if it has none."""
@@ -164,91 +132,144 @@ class Deposits:
                 await self._tell(attempt, None, f"results cannot be stored in a bucket: {error}")
         return SignedDeposit(uploads=uploads, valid=valid)
 
-    def collect(self, job: Job, attempt: Attempt, ranks: Sequence[int]) -> bool:
-        """Apply in the background what these ranks, whose nodes have ended, left in the bucket.
-        Returns whether that is over; until then, the ranks do not count as lost.
+    def collect(
+        self, job: Job, attempt: Attempt, ranks: Sequence[int], patience: timedelta
+    ) -> frozenset[int] | None:
+        """Read in the background what these ranks, whose nodes have ended, left in the bucket, and
+        apply it. Returns the ranks whose results are still being read; None if there is nothing to
+        read.
+
+        Reading that gets no further for the time `patience` is given up.
         """
         gang = attempt.gang
-        left = [rank for rank in ranks if rank not in self._settled[gang]]
-        if not left or not self.find_url(job):
-            return True
-        if gang not in self._tasks:
-            self._begin(gang, self._collect(job, attempt, left))
-        return False
+        if not ranks or not self.find_url(job):
+            self._stop(gang)
+            return None
+        now, found = self._clock.now(), self._collections.get(gang)
+        if found is None:
+            found = self._collections[gang] = DepositCollection(self._clock.now)
+        found.settled &= set(ranks)
+        left = frozenset(ranks) - found.settled
+        if left and found.is_stuck(now, patience):
+            self._stop(gang)
+            self._collections[gang] = done = DepositCollection(self._clock.now)
+            done.settled |= set(ranks)
+            for rank in sorted(left):
+                self._begin(self._give_up(attempt, rank, found.fault))
+            return frozenset()
+        if left and found.task is None:
+            found.begin()
+            found.task = self._begin(self._collect(found, job, attempt, left))
+            found.task.add_done_callback(found.ended)
+        return left
 
-    def forget(self, job: Job, attempt: Attempt) -> None:
-        """Remove the objects of an attempt that has ended, in the background."""
-        gang = attempt.gang
-        self._settled.pop(gang, None)
-        self._since.pop(gang, None)
-        self._told.discard(gang)
-        if self.find_url(job) and gang not in self._tasks and gang not in self._refused:
-            self._begin(gang, self._remove(job, attempt))
-        self._refused.discard(gang)
+    def note(self, job: Job, attempt: Attempt) -> None:
+        """Called after each write of the attempt. Once its work is judged, stop reading its
+        results. Once it has ended, remove its objects in the background.
+        """
+        if attempt.phase in COMING or attempt.phase is AttemptPhase.RUNNING:
+            return
+        self._stop(attempt.gang)
+        if attempt.phase is AttemptPhase.ENDED:
+            self._told.discard(attempt.gang)
+            if self.find_url(job):
+                self._begin(self._remove(job, attempt))
 
     async def close(self) -> None:
         """Cancel what runs; the next server starts it again."""
-        self._closed = True
-        tasks, self._tasks = list(self._tasks.values()), {}
+        for gang in list(self._collections):
+            self._stop(gang)
+        tasks, self._tasks = list(self._tasks), set()
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self, gang: str, work: Coroutine[None, None, None]) -> None:
-        task = self._tasks[gang] = asyncio.create_task(work)
-        task.add_done_callback(lambda done: self._ended(gang, done))
+    def _begin(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
-    def _ended(self, gang: str, task: "asyncio.Task[None]") -> None:
-        if self._tasks.get(gang) is task:
-            del self._tasks[gang]
+    def _stop(self, gang: str) -> None:
+        found = self._collections.pop(gang, None)
+        if found is not None:
+            found.stop()
 
     async def _open(self, job: Job, attempt: Attempt) -> tuple[ObjectBucket, str]:
         """The bucket, and the prefix of the attempt's objects. Raises ObjectError."""
         folder = f"results/{attempt.number}/"
         return await self._opener.open_folder(job, self.find_url(job), folder)
 
-    async def _collect(self, job: Job, attempt: Attempt, ranks: Sequence[int]) -> None:
-        for rank in ranks:
+    async def _collect(
+        self, found: "DepositCollection", job: Job, attempt: Attempt, ranks: Collection[int]
+    ) -> None:
+        fault: Exception | None = None
+        for rank in sorted(ranks):
             try:
-                await self._collect_rank(job, attempt, await self._store.node(attempt.id, rank))
-            except (ObjectTryAgain, StoreFull, StaleVersion, OSError) as error:
-                since = self._since.setdefault(attempt.gang, self._clock.now())
-                if self._clock.now() - since < _PATIENCE:
-                    return  # the reconciler asks again
+                await self._collect_rank(found, job, attempt, rank)
+            except (ObjectError, StoreFull, StaleVersion, OSError) as error:
+                fault = error  # the reconciler asks again
+                continue
+            except (InvalidDeposit, StoreError) as error:
                 await self._refuse(attempt, rank, error)
-            except (InvalidDeposit, ObjectError, StoreError) as error:
-                await self._refuse(attempt, rank, error)
-            self._settled[attempt.gang].add(rank)
-        self._tasks.pop(attempt.gang, None)
-        self._hint(job.id)
+            found.settle(rank)
+            self._hint(job.id)
+        if fault is not None:
+            raise fault
+        found.complete = True
 
-    async def _collect_rank(self, job: Job, attempt: Attempt, node: Node) -> None:
+    async def _collect_rank(
+        self, found: "DepositCollection", job: Job, attempt: Attempt, rank: int
+    ) -> None:
+        node = await self._store.node(attempt.id, rank)
+        if node.phase is NodePhase.EXITED:
+            return  # the agent itself has reported
         bucket, prefix = await self._open(job, attempt)
-        reader = DepositReader(bucket, f"{prefix}{node.rank}/", lambda: self._closed)
+        reader = DepositReader(bucket, f"{prefix}{rank}/", partial(found.read, rank))
         body = await in_thread(reader.read_manifest)
         if body is None:
             return  # the node was lost, or its agent could not store its results
         try:
-            manifest, messages = self._deps.read(body, self._clock.now())
+            manifest, messages = await in_thread(self._deps.read, body, self._clock.now())
         except (ValueError, RecursionError) as error:
             raise InvalidDeposit(f"the manifest cannot be read: {error}") from error
         if objection := find_objection(attempt, node, manifest.nonce):
             raise InvalidDeposit(objection.reason)
         reader.check(manifest)
-        await self._keep_files(attempt, node, manifest, reader)
+        await self._keep_files(attempt, node, manifest, reader, found)
         # The bucket's clock shows that the node was still alive; the node's own clock may lie.
         seen = [each for each in (reader.stored_at, node.heard_at) if each is not None]
         heard = min(self._clock.now(), max(seen, default=attempt.created_at))
-        await self._agents.messages(
-            attempt.gang, node.rank, manifest.nonce, messages, heard_at=heard
-        )
+        await self._apply(attempt, rank, manifest.nonce, messages, heard)
         text = "the results came from the bucket: the node ended while the server was away"
-        await self._tell(attempt, node.rank, text)
+        await self._tell(attempt, rank, text)
+
+    async def _apply(
+        self,
+        attempt: Attempt,
+        rank: int,
+        nonce: str,
+        messages: Sequence[AgentMessage],
+        heard: datetime,
+    ) -> None:
+        """Apply the messages, which must contain the exit of the rank."""
+        for at in range(0, len(messages), _BATCH):
+            batch = messages[at : at + _BATCH]
+            await self._agents.messages(attempt.gang, rank, nonce, batch, heard_at=heard)
+        if (await self._store.node(attempt.id, rank)).phase is not NodePhase.EXITED:
+            raise InvalidDeposit("the messages do not contain the exit of the work")
 
     async def _keep_files(
-        self, attempt: Attempt, node: Node, manifest: DepositManifest, reader: "DepositReader"
+        self,
+        attempt: Attempt,
+        node: Node,
+        manifest: DepositManifest,
+        reader: DepositReader,
+        found: "DepositCollection",
     ) -> None:
-        """Store log, checkpoint and outputs, in this order of the pieces."""
+        """Store log, checkpoint and outputs, in this order of the pieces. Pieces that were stored
+        before an interruption are not read again.
+        """
         checkpoint = manifest.checkpoint
         files = checkpoint.files if checkpoint is not None else []
         names = [each.sha256 for each in files if each.link is None]
@@ -256,29 +277,39 @@ class Deposits:
             raise InvalidDeposit("a file of its checkpoint has no valid hash")
         missing = set(await self._checkpoints.missing(attempt.gang, names)) if names else set()
         at = 0
-        for piece in manifest.pieces:
+        for number, piece in enumerate(manifest.pieces):
             read = reader.from_offset(at)
             at += piece.bytes
+            if number < found.pieces[node.rank]:
+                continue
             match piece.kind:
                 case "log":
                     await in_thread_to_its_end(self._keep_log, attempt, node.rank, piece, read)
                 case "output":
-                    output = await self._transfers.output(attempt.gang, piece.index)
-                    await in_thread_to_its_end(output.store, piece.name, piece.bytes, read)
+                    await self._keep_output(attempt, piece, read)
                 case "blob":
                     if piece.name in missing:
                         await self._keep_blob(attempt, piece, read)
+            found.pieces[node.rank] = number + 1
         if checkpoint is not None:
             await self._commit(attempt, node, manifest.nonce, checkpoint)
 
-    def _keep_log(self, attempt: Attempt, rank: int, piece: DepositPiece, read: "Read") -> None:
-        for at in range(0, max(1, piece.bytes), _AT_ONCE):
-            data, lost = read(at, min(_AT_ONCE, piece.bytes - at)), 0 if at else piece.lost
+    def _keep_log(self, attempt: Attempt, rank: int, piece: DepositPiece, read: Read) -> None:
+        for at in range(0, max(1, piece.bytes), AT_ONCE):
+            data, lost = read(at, min(AT_ONCE, piece.bytes - at)), 0 if at else piece.lost
             where = attempt.project, attempt.job_id, attempt.number, rank
             now_s = self._clock.now().timestamp()
             self._deps.logs.append(*where, piece.offset + at, data, lost, now_s)
 
-    async def _keep_blob(self, attempt: Attempt, piece: DepositPiece, read: "Read") -> None:
+    async def _keep_output(self, attempt: Attempt, piece: DepositPiece, read: Read) -> None:
+        output = await self._transfers.output(attempt.gang, piece.index)
+        try:
+            output.key(piece.name)
+        except ObjectDenied as error:
+            raise InvalidDeposit(str(error)) from error
+        await in_thread_to_its_end(output.store, piece.name, piece.bytes, read)
+
+    async def _keep_blob(self, attempt: Attempt, piece: DepositPiece, read: Read) -> None:
         bucket = await self._checkpoints.bucket_checkpoints(attempt.gang)
         if bucket is not None:
             await in_thread_to_its_end(bucket.file(piece.name).store, "", piece.bytes, read)
@@ -302,14 +333,28 @@ class Deposits:
                 raise InvalidDeposit(reason)
 
     async def _refuse(self, attempt: Attempt, rank: int, error: Exception) -> None:
-        self._refused.add(attempt.gang)
         text = f"the results in the bucket cannot be used and stay there: {error}"
         await self._tell(attempt, rank, text)
 
+    async def _give_up(self, attempt: Attempt, rank: int, fault: BaseException | None) -> None:
+        why = fault or "the bucket does not answer"
+        text = f"the results of this rank in the bucket could not be read and stay there: {why}"
+        with suppress(StoreFull):
+            await self._tell(attempt, rank, text)
+
     async def _remove(self, job: Job, attempt: Attempt) -> None:
+        """Remove the objects of an ended attempt, except results that were not applied: those of a
+        rank that has a manifest but no exit.
+        """
+        nodes = await self._store.nodes(attempt.id)
+        open_ranks = {f"{each.rank}" for each in nodes if each.phase is not NodePhase.EXITED}
         with suppress(ObjectError):  # objects that stay only cost storage
-            bucket, prefix = await self._open(job, attempt)
-            await in_thread(BucketCheckpoints(bucket, prefix).sweep, ())
+            files = BucketCheckpoints(*await self._open(job, attempt))
+            held = await in_thread(files.held)
+            unread = {rank for rank in open_ranks if held.get(f"{rank}/0")}
+            wanted = {name for name in held if name.partition("/")[0] in unread}
+            if len(wanted) < len(held):
+                await in_thread(files.sweep, wanted)
 
     async def _tell(self, attempt: Attempt, rank: int | None, text: str) -> None:
         event = Event(
@@ -329,60 +374,68 @@ class Deposits:
         return self._dependencies
 
 
-Read = Callable[[int, int], bytes]  # offset, length
+class DepositCollection:
+    """How far the results of one gang are read. Threads call `read`."""
 
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self._now = now
+        self.settled: set[int] = set()  # ranks whose results are applied, or are given up
+        self.pieces: defaultdict[int, int] = defaultdict(int)  # pieces stored, by rank
+        self.task: asyncio.Task[None] | None = None
+        self.complete = True  # whether every rank that was asked for is settled
+        self.fault: BaseException | None = None  # the last failure
+        self._stopped = False
+        self._furthest: dict[int, int] = {}  # the furthest position that was read, by rank
+        self._read_at = self._failing_since = now()
+        self._failures = 0  # since it last got further
 
-class DepositReader:
-    """Reads one rank's objects. Methods block on the network and raise ObjectError."""
+    def begin(self) -> None:
+        """Called before each try. After a complete one, the time of the next starts."""
+        if self.complete:
+            self._read_at, self._failures = self._now(), 0
+        self.complete = False
 
-    def __init__(self, bucket: ObjectBucket, prefix: str, stopped: Callable[[], bool]) -> None:
-        self._bucket, self._prefix, self._stopped = bucket, prefix, stopped
-        self._objects: dict[str, ObjectInfo] = {}
-        self._part_bytes = 1
+    def read(self, rank: int, position: int) -> None:
+        """Note that the bucket has answered. Raises ObjectTryAgain if the reading must end."""
+        if self._stopped:
+            raise ObjectTryAgain("the server no longer reads these results")
+        self._read_at = self._now()
+        if position > self._furthest.get(rank, -1):
+            self._furthest[rank] = position
+            self._failures = 0
 
-    def read_manifest(self) -> bytes | None:
-        """The manifest, or None if there is none. Raises InvalidDeposit if it is too large."""
-        objects, _ = self._bucket.list(self._prefix)
-        self._objects = {each.key[len(self._prefix) :]: each for each in objects}
-        if "0" not in self._objects:
-            return None
-        if (self._objects["0"].size or 0) > _MANIFEST_BYTES:
-            raise InvalidDeposit("the manifest is too large")
-        return self._bucket.get(f"{self._prefix}0", 0, _MANIFEST_BYTES)
+    def settle(self, rank: int) -> None:
+        self.settled.add(rank)
+        self._read_at = self._now()
+        self._failures = 0
 
-    @property
-    def stored_at(self) -> datetime | None:
-        """When the manifest was stored, by the bucket's clock."""
-        return self._objects["0"].changed_at
+    def ended(self, task: "asyncio.Task[None]") -> None:
+        """Note the end of a try. A failure of any kind is tried again."""
+        self.task = None
+        self.fault = None if task.cancelled() else task.exception()
+        if self.fault is not None:
+            self._failures += 1
+            if self._failures == 1:
+                self._failing_since = self._now()
 
-    def check(self, manifest: DepositManifest) -> None:
-        """Raise InvalidDeposit if the parts do not have the sizes that the manifest implies."""
-        self._part_bytes = manifest.part_bytes
-        size = sum(each.bytes for each in manifest.pieces)
-        for number, at in enumerate(range(0, size, manifest.part_bytes), 1):
-            part = self._objects.get(str(number))
-            if part is None or part.size != min(manifest.part_bytes, size - at):
-                raise InvalidDeposit(f"part {number} is missing or has another size")
+    def is_stuck(self, now: datetime, patience: timedelta) -> bool:
+        """Whether the reading has got no further for this time: the bucket has not answered, or
+        every try has failed at the same place.
+        """
+        if self.complete:
+            return False
+        if isinstance(self.fault, ObjectDenied | ObjectMissing):
+            patience = min(patience, _DENIED_PATIENCE)
+        failing = self._failures >= _TRIES and now - self._failing_since >= patience
+        return failing or now - self._read_at >= patience
 
-    def from_offset(self, start: int) -> Read:
-        """A function that reads bytes of the sequence, relative to `start`."""
-        return lambda offset, length: self._read(start + offset, length)
-
-    def _read(self, offset: int, length: int) -> bytes:
-        found = bytearray()
-        while len(found) < length:
-            if self._stopped():
-                raise ObjectTryAgain("the server stops")
-            part, at = divmod(offset + len(found), self._part_bytes)
-            wanted = min(length - len(found), self._part_bytes - at, _AT_ONCE)
-            data = self._bucket.get(f"{self._prefix}{part + 1}", at, wanted)
-            if len(data) != wanted:
-                raise InvalidDeposit(f"part {part + 1} has changed")
-            found += data
-        return bytes(found)
+    def stop(self) -> None:
+        self._stopped = True
+        if self.task is not None:
+            self.task.cancel()
 
 
 def _append(blobs: BlobStore, piece: DepositPiece, read: Read) -> None:
-    for at in range(0, max(1, piece.bytes), _AT_ONCE):
-        data = read(at, min(_AT_ONCE, piece.bytes - at))
+    for at in range(0, max(1, piece.bytes), AT_ONCE):
+        data = read(at, min(AT_ONCE, piece.bytes - at))
         blobs.append(piece.name, at, data, piece.bytes)

@@ -53,15 +53,23 @@ class ReportOutcome:
 
 
 def apply_messages(
-    job: Job, attempt: Attempt, node: Node, messages: Sequence[AgentMessage], now: datetime
+    job: Job,
+    attempt: Attempt,
+    node: Node,
+    messages: Sequence[AgentMessage],
+    now: datetime,
+    *,
+    skips: bool = False,
 ) -> ReportOutcome:
-    """Apply the messages that follow the last applied one, in order, each once.
+    """Apply the messages that follow the last applied one, in order, each once. Messages after a
+    gap are applied only if `skips`: the missing ones no longer exist.
 
     A message that cannot be applied is refused with an event; the messages after it are applied.
     """
     report = ReportOutcome(job=job, attempt=attempt, node=node)
     for message in sorted(messages, key=lambda item: item.seq):
-        if message.seq == report.node.last_seq + 1:
+        follows = message.seq - report.node.last_seq
+        if follows == 1 or (skips and follows > 1):
             rows, told = (report.attempt, report.node), len(report.events)
             try:
                 if not message.fault or message.kind in _NEEDED:

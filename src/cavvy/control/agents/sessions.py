@@ -155,7 +155,8 @@ class AgentSessions:
         """Apply each message once and in order; messages after a gap must be sent again. Messages
         that cannot be applied or stored are refused, but acknowledged.
 
-        `heard_at` is the time of messages that do not come from the agent itself.
+        `heard_at` is the time of messages that do not come from the agent itself, but from a
+        bucket: they are the last ones of their rank, so messages missing before them are skipped.
         """
         for _ in range(_TRIES):
             try:
@@ -429,7 +430,7 @@ class AgentSessions:
         if heard_at is None:
             self._heard[attempt.id, rank] = now
         job = await self._store.job(attempt.job_id)
-        report = apply_messages(job, attempt, node, messages, now)
+        report = apply_messages(job, attempt, node, messages, now, skips=heard_at is not None)
         if report.saved:
             await self._repace(report)
             self._warn_of_size(report, attempt)

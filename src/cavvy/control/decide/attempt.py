@@ -281,7 +281,7 @@ def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
     gone = seen.nodes if isinstance(seen, GangSeen) and seen.state is not GangState.ENDED else ()
     ends = {node.rank: node.ended_at for node in gone if node.ended_at}
     for node in view.nodes:
-        if node.phase is NodePhase.EXITED:
+        if node.phase is NodePhase.EXITED or node.rank in view.collecting:
             continue
         if isinstance(seen, GangSeen) and node.rank in ends:
             end = _lost(seen, node.rank)
@@ -348,10 +348,13 @@ def _let_others_save(
     if not all(node.claim for node in view.nodes):
         return None  # no rank has received its work
     left = [node for node in view.nodes if node.rank not in over]
+    working = _drop_collecting(view, left)
+    if left and not working:
+        return RecheckAttempt(after=POLL)  # their exits decide what the first failure was
     deadline = taken_at(view.attempt, view.nodes)
     taken = deadline is not None and first.exit_outcome is AttemptOutcome.PREEMPTED
     kinds = ("stop", "notice") if taken else ("stop",)
-    untold = tuple(node.rank for node in left if not _is_told(node, kinds))
+    untold = tuple(node.rank for node in working if not _is_told(node, kinds))
     grace = view.job.task.grace
     if untold:
         seconds = max(grace, deadline - now) if taken and deadline else grace
@@ -365,6 +368,13 @@ def _let_others_save(
     if taken and deadline:
         until = max(until, deadline)
     return RecheckAttempt(after=until - now) if left and now < until else None
+
+
+def _drop_collecting(view: AttemptSnapshot, nodes: Sequence[Node]) -> list[Node]:
+    """These nodes without those whose results are being read from a bucket: they have ended, so
+    they take no orders and are not billed.
+    """
+    return [node for node in nodes if node.rank not in view.collecting]
 
 
 def _is_told(node: Node, kinds: Sequence[str]) -> bool:
@@ -385,6 +395,7 @@ def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
         return None
     reason = job.stop_reason or "no longer wanted"
     left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]
+    working = _drop_collecting(view, left)
     if not left or job.phase is not JobPhase.STOPPING:
         return _ending(_stop_outcome(job), reason)
     grace, until = job.task.grace, job.since + job.task.grace + MARGIN
@@ -392,10 +403,10 @@ def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
         grace = min(grace, max(timedelta(0), view.pays - MARGIN))
         until = min(until, now + view.pays)
     if now >= until:
-        return _ending(
-            _stop_outcome(job), f"{reason}; it did not end within its grace period and was removed"
-        )
-    untold = tuple(node.rank for node in left if node.order is None or node.order.kind != "stop")
+        late = "it did not end within its grace period and was removed"
+        unread = "its results in the bucket could not be read within its grace period"
+        return _ending(_stop_outcome(job), f"{reason}; {late if working else unread}")
+    untold = tuple(node.rank for node in working if not _is_told(node, ("stop",)))
     if untold:
         return OrderRanks(ranks=untold, kind="stop", seconds=grace.total_seconds(), reason=reason)
     return RecheckAttempt(after=until - now)
@@ -410,6 +421,9 @@ def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
     drill = until == view.attempt.drill_until
     reason = _ours(view) if drill else "the provider reclaims the node"
     left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]
+    if left and not _drop_collecting(view, left):
+        return None  # the nodes have ended already
+    left = _drop_collecting(view, left)
     others = [] if drill else [node for node in left if node.notice_until is None]
     grace = view.job.task.grace
     until = max([until, *(at + grace + MARGIN for at in _told_at(others))])
@@ -444,11 +458,13 @@ def _gone(view: AttemptSnapshot, now: datetime) -> Action | None:
     seen, attempt = view.seen, view.attempt
     if isinstance(seen, GangSeen):
         if seen.state is GangState.ENDED:
-            return _lost(seen)
+            return None if view.collecting else _lost(seen)
         return ClearMisses() if attempt.missed_looks else None
     if seen is GangAbsence.UNKNOWN:
         return None
     if is_surely_absent(view) and _claimed(view) and not is_heard_lately(view, now):
+        if view.collecting:
+            return None
         reason = "the provider no longer knows the gang, and its agents do not report"
         return _ending(AttemptOutcome.NODE, reason, FailureKind.NETWORK)
     return CountMiss() if _counts(view, now) else None

@@ -42,6 +42,7 @@ class AttemptSnapshot:
     denied: bool = False  # the provider refused the last launch request
     spent: Money | None = None  # spent by the job until now, if it has a budget
     pays: timedelta | None = None  # how long the rest of the budget lasts at the current price
+    collecting: frozenset[int] = frozenset()  # ranks whose results are being read from a bucket
 
 
 def is_surely_absent(view: AttemptSnapshot) -> bool:

@@ -1,6 +1,6 @@
 """Decides which ranks may have left their results in a bucket."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from cavvy.control.decide.attempt_snapshot import (
     AttemptSnapshot,
@@ -11,6 +11,9 @@ from cavvy.control.decide.attempt_snapshot import (
 )
 from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import AttemptPhase, NodePhase
+
+_PATIENCE = timedelta(minutes=10)  # how long to try to read a bucket that does not answer
+_BILLED_PATIENCE = timedelta(minutes=2)  # the same, while other nodes of the gang are billed
 
 
 def list_unreported(view: AttemptSnapshot, now: datetime) -> list[int]:
@@ -25,13 +28,23 @@ def list_unreported(view: AttemptSnapshot, now: datetime) -> list[int]:
     ended: set[int] = set()
     if isinstance(view.seen, GangSeen):
         ended = {node.rank for node in view.seen.nodes if node.ended_at}
-        gone = view.seen.state is GangState.ENDED
-    else:
-        absent = view.seen is GangAbsence.ABSENT and is_surely_absent(view)
-        gone = absent and not is_heard_lately(view, now)
+    gone = _is_gone(view, now)
     return [
         node.rank
         for node in view.nodes
         if node.claim and node.phase is not NodePhase.EXITED
         if gone or node.rank in ended or now >= lease_end(view, node)
     ]
+
+
+def find_patience(view: AttemptSnapshot, now: datetime) -> timedelta:
+    """How long to try to read results without any progress before their ranks count as lost."""
+    return _PATIENCE if _is_gone(view, now) else _BILLED_PATIENCE
+
+
+def _is_gone(view: AttemptSnapshot, now: datetime) -> bool:
+    """Whether all nodes of the gang have ended."""
+    if isinstance(view.seen, GangSeen):
+        return view.seen.state is GangState.ENDED
+    absent = view.seen is GangAbsence.ABSENT and is_surely_absent(view)
+    return absent and not is_heard_lately(view, now)

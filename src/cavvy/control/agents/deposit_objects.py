@@ -1,0 +1,107 @@
+"""What nodes store in a bucket while the server is away: its format, and a reader.
+
+Below the attempt's folder, RANK/0 is a rank's manifest: its messages, and a description of the
+bytes in the objects 1, 2 and so on.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from cavvy.domain.checkpoints import CheckpointFile
+from cavvy.store.objects.base import ObjectBucket, ObjectInfo
+
+PARTS = 128  # uploads signed for the bytes of one rank
+MOST_BYTES = 256 << 20  # largest part, which the agent holds in memory
+AT_ONCE = 4 << 20  # bytes read from the bucket in one request
+_MANIFEST_BYTES = 16 << 20
+_Position = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Read = Callable[[int, int], bytes]  # offset, length
+
+
+class DepositPiece(Struct, frozen=True, kw_only=True):
+    """Some of the bytes: undelivered output, a file of the checkpoint, or a file of an output."""
+
+    kind: Literal["log", "blob", "output"]
+    bytes: Annotated[int, Meta(ge=0, le=PARTS * MOST_BYTES)]
+    offset: _Position = 0  # log: the position in the whole output
+    lost: _Position = 0  # log: bytes lost just before it
+    index: Annotated[int, Meta(ge=0, le=100_000)] = 0  # output: its number
+    name: Annotated[str, Meta(max_length=4096)] = ""  # blob: its SHA-256; output: its path
+
+
+class DepositedCheckpoint(Struct, frozen=True, kw_only=True):
+    """The unsent checkpoint, in the form of a commit."""
+
+    made_at: Annotated[datetime, Meta(tz=True)]
+    files: list[CheckpointFile]
+
+
+class DepositManifest(Struct, frozen=True, kw_only=True):
+    """A rank's undelivered messages and the description of its bytes."""
+
+    nonce: str
+    messages: list[dict[str, Any]]
+    part_bytes: Annotated[int, Meta(ge=1, le=MOST_BYTES)]
+    pieces: list[DepositPiece]
+    checkpoint: DepositedCheckpoint | None = None
+
+
+class InvalidDeposit(Exception):
+    """The stored results do not fit together: the node lied, or the objects were changed."""
+
+
+class DepositReader:
+    """Reads one rank's objects. `read` is called after each answer with the position in the
+    sequence of bytes; it raises ObjectTryAgain to end the reading. Methods block on the network and
+    raise ObjectError.
+    """
+
+    def __init__(self, bucket: ObjectBucket, prefix: str, read: Callable[[int], None]) -> None:
+        self._bucket, self._prefix, self._was_read = bucket, prefix, read
+        self._objects: dict[str, ObjectInfo] = {}
+        self._part_bytes = 1
+
+    def read_manifest(self) -> bytes | None:
+        """The manifest, or None if there is none. Raises InvalidDeposit if it is too large."""
+        objects, _ = self._bucket.list(self._prefix)
+        self._objects = {each.key[len(self._prefix) :]: each for each in objects}
+        if "0" not in self._objects:
+            return None
+        if (self._objects["0"].size or 0) > _MANIFEST_BYTES:
+            raise InvalidDeposit("the manifest is too large")
+        content = self._bucket.get(f"{self._prefix}0", 0, _MANIFEST_BYTES)
+        self._was_read(0)
+        return content
+
+    @property
+    def stored_at(self) -> datetime | None:
+        """When the manifest was stored, by the bucket's clock."""
+        return self._objects["0"].changed_at
+
+    def check(self, manifest: DepositManifest) -> None:
+        """Raise InvalidDeposit if the parts do not have the sizes that the manifest implies."""
+        self._part_bytes = manifest.part_bytes
+        size = sum(each.bytes for each in manifest.pieces)
+        for number, at in enumerate(range(0, size, manifest.part_bytes), 1):
+            part = self._objects.get(str(number))
+            if part is None or part.size != min(manifest.part_bytes, size - at):
+                raise InvalidDeposit(f"part {number} is missing or has another size")
+
+    def from_offset(self, start: int) -> Read:
+        """A function that reads bytes of the sequence, relative to `start`."""
+        return lambda offset, length: self._read(start + offset, length)
+
+    def _read(self, offset: int, length: int) -> bytes:
+        found = bytearray()
+        while len(found) < length:
+            part, at = divmod(offset + len(found), self._part_bytes)
+            wanted = min(length - len(found), self._part_bytes - at, AT_ONCE)
+            data = self._bucket.get(f"{self._prefix}{part + 1}", at, wanted)
+            if len(data) != wanted:
+                raise InvalidDeposit(f"part {part + 1} has changed")
+            found += data
+            self._was_read(offset + len(found))
+        return bytes(found)

@@ -1,0 +1,99 @@
+"""When the server gives up reading results from a bucket."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from cavvy.control.agents.deposits import DepositCollection
+from cavvy.store.objects.base import ObjectDenied, ObjectTryAgain
+
+pytestmark = pytest.mark.anyio
+PATIENCE = timedelta(minutes=10)
+
+
+class Reading:
+    """A collection whose time passes only by `wait`."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2030, 1, 1, tzinfo=UTC)
+        self.found = DepositCollection(lambda: self.now)
+        self.found.begin()
+
+    def wait(self, minutes: float) -> None:
+        self.now += timedelta(minutes=minutes)
+
+    async def fail(self, error: Exception) -> None:
+        async def work() -> None:
+            raise error
+
+        task = asyncio.create_task(work())
+        await asyncio.wait([task])
+        self.found.ended(task)
+        self.found.begin()
+
+    @property
+    def stuck(self) -> bool:
+        return self.found.is_stuck(self.now, PATIENCE)
+
+
+async def test_results_that_get_further_are_never_given_up() -> None:
+    reading = Reading()
+    for position in range(0, 50, 10):
+        reading.wait(9)
+        reading.found.read(0, position)
+        assert not reading.stuck
+        await reading.fail(ObjectTryAgain("no answer"))
+
+
+async def test_two_interruptions_long_after_each_other_are_no_reason_to_give_up() -> None:
+    reading = Reading()
+    reading.found.read(0, 100)
+    await reading.fail(ObjectTryAgain("no answer"))
+    for position in (20, 40, 60, 80, 100):  # the piece is read again from its start
+        reading.wait(9)
+        reading.found.read(0, position)
+    await reading.fail(ObjectTryAgain("no answer"))
+    assert not reading.stuck
+
+
+async def test_a_silent_bucket_is_given_up() -> None:
+    reading = Reading()
+    reading.found.read(0, 10)
+    reading.wait(9)
+    await reading.fail(ObjectTryAgain("no answer"))
+    assert not reading.stuck
+    reading.wait(1)
+    assert reading.stuck
+
+
+@pytest.mark.parametrize(
+    ("error", "minutes"), [(ObjectTryAgain(""), 10), (ObjectDenied(""), 3), (ValueError(""), 10)]
+)
+async def test_what_fails_at_the_same_place_again_and_again_is_given_up(
+    error: Exception, minutes: int
+) -> None:
+    reading, passed = Reading(), 0
+    while not reading.stuck:
+        reading.found.read(0, 10)
+        await reading.fail(error)
+        reading.wait(1)
+        passed += 1
+    assert passed == minutes
+
+
+async def test_results_of_a_later_end_get_the_whole_time() -> None:
+    reading = Reading()
+    reading.found.settle(0)
+    reading.found.complete = True
+    reading.wait(60)
+    assert not reading.stuck
+    reading.found.begin()
+    assert not reading.stuck
+
+
+async def test_reading_ends_at_the_next_answer_after_a_stop() -> None:
+    reading = Reading()
+    reading.found.stop()
+    with pytest.raises(ObjectTryAgain):
+        reading.found.read(0, 10)
