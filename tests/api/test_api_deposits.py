@@ -238,6 +238,27 @@ async def test_messages_that_the_server_has_lost_do_not_hide_the_exit(
     assert (await until(lambda: _is_over(api)))["phase"] == "done"
 
 
+async def test_a_log_goes_on_after_output_that_the_server_has_lost(
+    api: Api, tmp_path: Path
+) -> None:
+    """The server's machine crashed after the agent had deleted output that was acknowledged."""
+    gang, work = await begin(api)
+    await deposit(api, gang, end_work(tmp_path / "node", gang, work, EXIT))
+    [key] = [key for key in list_results() if key.endswith("/0/0")]
+    manifest = json.loads(GoogleStandIn.objects[key])
+    change_piece("log", offset=106)(manifest)
+    GoogleStandIn.objects[key] = json.dumps(manifest).encode()
+    await end_node(api, gang)
+    assert (await until(lambda: _is_over(api)))["phase"] == "done"
+    log, offset = b"", "0"
+    for _ in range(3):  # the first output, the gap, and the rest
+        answer = await api.http.get(JOB + "/logs", params={"offset": offset})
+        log, offset = log + answer.content, answer.headers["Cavvy-Log-Offset"]
+    assert log.startswith(b"hello\n")
+    assert b"100 bytes" in log
+    assert log.endswith(b"the end\n")
+
+
 def change(**fields: object) -> Callable[[dict[str, Any]], object]:
     return lambda manifest: manifest.update(fields)
 

@@ -295,11 +295,14 @@ class Deposits:
             await self._commit(attempt, node, manifest.nonce, checkpoint)
 
     def _keep_log(self, attempt: Attempt, rank: int, piece: DepositPiece, read: Read) -> None:
+        """Append output. Bytes that the log lacks before it no longer exist: the node dropped them,
+        or the server had stored them and lost them when its machine crashed.
+        """
+        where, logs = (attempt.project, attempt.job_id, attempt.number, rank), self._deps.logs
         for at in range(0, max(1, piece.bytes), AT_ONCE):
-            data, lost = read(at, min(AT_ONCE, piece.bytes - at)), 0 if at else piece.lost
-            where = attempt.project, attempt.job_id, attempt.number, rank
-            now_s = self._clock.now().timestamp()
-            self._deps.logs.append(*where, piece.offset + at, data, lost, now_s)
+            offset, data = piece.offset + at, read(at, min(AT_ONCE, piece.bytes - at))
+            lost = max(0, offset - logs.size(*where))
+            logs.append(*where, offset, data, lost, self._clock.now().timestamp())
 
     async def _keep_output(self, attempt: Attempt, piece: DepositPiece, read: Read) -> None:
         output = await self._transfers.output(attempt.gang, piece.index)
