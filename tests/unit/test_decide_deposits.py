@@ -13,7 +13,7 @@ from cavvy.control.decide.attempt import (
     decide_attempt,
 )
 from cavvy.control.decide.attempt_snapshot import MARGIN, GangAbsence
-from cavvy.control.decide.deposits import find_patience, list_unreported
+from cavvy.control.decide.deposits import is_gone, list_unreported
 from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase
 
@@ -128,7 +128,8 @@ def test_a_reclaimed_gang_is_removed_in_time_unless_all_of_its_nodes_have_ended(
     assert isinstance(decide_attempt(reading, LATER), RecheckAttempt)
 
 
-def test_a_silent_bucket_is_given_up_sooner_while_other_nodes_are_billed() -> None:
-    whole, half = seen(GangState.ENDED), seen(GangState.RUNNING, 0)
-    whole_patience = find_patience(view(ranks=2, seen=whole), LATER)
-    assert find_patience(view(ranks=2, seen=half), LATER) < whole_patience
+def test_waiting_for_results_costs_nothing_once_all_nodes_have_ended() -> None:
+    assert is_gone(view(ranks=2, seen=seen(GangState.ENDED)), LATER)
+    assert is_gone(view(seen=GangAbsence.ABSENT, missed_looks=2), LATER)
+    assert not is_gone(view(ranks=2, seen=seen(GangState.RUNNING, 0)), LATER)
+    assert not is_gone(view(seen=GangAbsence.UNKNOWN), LATER)

@@ -18,6 +18,10 @@ class Reading:
     def __init__(self) -> None:
         self.now = datetime(2030, 1, 1, tzinfo=UTC)
         self.found = DepositCollection(lambda: self.now)
+        self.start()
+
+    def start(self) -> None:
+        self.found.wait()
         self.found.begin()
 
     def wait(self, minutes: float) -> None:
@@ -30,7 +34,7 @@ class Reading:
         task = asyncio.create_task(work())
         await asyncio.wait([task])
         self.found.ended(task)
-        self.found.begin()
+        self.start()
 
     @property
     def stuck(self) -> bool:
@@ -88,8 +92,21 @@ async def test_results_of_a_later_end_get_the_whole_time() -> None:
     reading.found.complete = True
     reading.wait(60)
     assert not reading.stuck
+    reading.start()
+    assert not reading.stuck
+
+
+async def test_waiting_for_other_gangs_does_not_count() -> None:
+    reading = Reading()
+    reading.wait(9)
+    await reading.fail(ObjectTryAgain("no answer"))
+    reading.found.wait()
+    reading.wait(60)
+    assert not reading.stuck
     reading.found.begin()
     assert not reading.stuck
+    reading.wait(1)
+    assert reading.stuck
 
 
 async def test_reading_ends_at_the_next_answer_after_a_stop() -> None:

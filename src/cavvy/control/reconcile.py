@@ -17,7 +17,7 @@ from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide import job as jobs
 from cavvy.control.decide.attempt_snapshot import AttemptSnapshot
 from cavvy.control.decide.bills import budget_left, paid_time, spending
-from cavvy.control.decide.deposits import find_patience, list_unreported
+from cavvy.control.decide.deposits import is_gone, list_unreported
 from cavvy.control.decide.rows import NEVER, JobRows
 from cavvy.control.decide.standby import take_over
 from cavvy.control.decide.transitions import (
@@ -220,7 +220,7 @@ class JobReconciler:
         """
         view, deposits = self._operator.view(uow.rows, attempt), self._out.deposits
         collecting = deposits.collect(
-            uow.job, attempt, list_unreported(view, now), find_patience(view, now)
+            uow.job, attempt, list_unreported(view, now), billed=not is_gone(view, now)
         )
         if collecting is None:
             return view

@@ -6,8 +6,8 @@ PROJECT/JOB/results/ATTEMPT/ in the bucket's folder.
 import asyncio
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -53,7 +53,12 @@ from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 _AGAIN = timedelta(hours=1)  # agents ask for new signatures this often
 _MARGIN = timedelta(hours=2)  # signatures outlive the lease by this, less up to `_AGAIN`
 _LONGEST = timedelta(days=7)  # limit of S3 and Google Cloud Storage
-_DENIED_PATIENCE = timedelta(minutes=2)  # how long to try to read a bucket that refuses
+_PATIENCE = timedelta(minutes=10)  # how long to try to read a bucket that does not answer
+# The same, if the bucket refuses, and while other nodes of the gang are billed.
+_SHORT_PATIENCE = timedelta(minutes=2)
+# Gangs whose results are read at the same time. Each needs one of the threads that also serve the
+# transfers of running work.
+_GANGS = 8
 _TRIES = 3  # tries to get further, before results that fail at the same place are given up
 _BATCH = 200  # messages that are applied in one write, as many as agents send at once
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -101,6 +106,7 @@ class Deposits:
         self._collections: dict[str, DepositCollection] = {}  # by gang
         self._told: set[str] = set()  # gangs with a reported failure to sign
         self._tasks: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(_GANGS)
 
     def find_url(self, job: Job) -> str:
         """The URL of the folder for the job's deposits, or "" if it has none."""
@@ -133,13 +139,14 @@ class Deposits:
         return SignedDeposit(uploads=uploads, valid=valid)
 
     def collect(
-        self, job: Job, attempt: Attempt, ranks: Sequence[int], patience: timedelta
+        self, job: Job, attempt: Attempt, ranks: Sequence[int], *, billed: bool
     ) -> frozenset[int] | None:
         """Read in the background what these ranks, whose nodes have ended, left in the bucket, and
         apply it. Returns the ranks whose results are still being read; None if there is nothing to
         read.
 
-        Reading that gets no further for the time `patience` is given up.
+        Reading that gets no further is given up; sooner if other nodes of the gang are `billed`.
+        Otherwise it may have to wait until the results of other gangs are read.
         """
         gang = attempt.gang
         if not ranks or not self.find_url(job):
@@ -150,7 +157,7 @@ class Deposits:
             found = self._collections[gang] = DepositCollection(self._clock.now)
         found.settled &= set(ranks)
         left = frozenset(ranks) - found.settled
-        if left and found.is_stuck(now, patience):
+        if left and found.is_stuck(now, _SHORT_PATIENCE if billed else _PATIENCE):
             self._stop(gang)
             self._collections[gang] = done = DepositCollection(self._clock.now)
             done.settled |= set(ranks)
@@ -158,8 +165,9 @@ class Deposits:
                 self._begin(self._give_up(attempt, rank, found.fault))
             return frozenset()
         if left and found.task is None:
-            found.begin()
-            found.task = self._begin(self._collect(found, job, attempt, left))
+            found.wait()
+            slot = nullcontext() if billed else self._slots
+            found.task = self._begin(self._collect(slot, found, job, attempt, left))
             found.task.add_done_callback(found.ended)
         return left
 
@@ -201,34 +209,54 @@ class Deposits:
         return await self._opener.open_folder(job, self.find_url(job), folder)
 
     async def _collect(
-        self, found: "DepositCollection", job: Job, attempt: Attempt, ranks: Collection[int]
+        self,
+        slot: AbstractAsyncContextManager[None],
+        found: "DepositCollection",
+        job: Job,
+        attempt: Attempt,
+        ranks: frozenset[int],
+    ) -> None:
+        async with slot:
+            found.begin()
+            bucket, prefix = await self._open(job, attempt)
+            held = await in_thread(BucketCheckpoints(bucket, prefix).held)
+            # The other nodes were lost, or their agents could not store their results.
+            left = [rank for rank in sorted(ranks) if held.get(f"{rank}/0")]
+            found.settle(*ranks - set(left))
+            readers = {
+                rank: DepositReader(bucket, f"{prefix}{rank}/", partial(found.read, rank))
+                for rank in left
+            }
+            await self._collect_ranks(found, attempt, readers)
+        self._hint(job.id)
+
+    async def _collect_ranks(
+        self, found: "DepositCollection", attempt: Attempt, readers: Mapping[int, DepositReader]
     ) -> None:
         fault: Exception | None = None
-        for rank in sorted(ranks):
+        for rank, reader in readers.items():
             try:
-                await self._collect_rank(found, job, attempt, rank)
+                await self._collect_rank(found, attempt, rank, reader)
             except (ObjectError, StoreFull, StaleVersion, OSError) as error:
                 fault = error  # the reconciler asks again
                 continue
             except (InvalidDeposit, StoreError) as error:
                 await self._refuse(attempt, rank, error)
             found.settle(rank)
-            self._hint(job.id)
+            self._hint(attempt.job_id)
         if fault is not None:
             raise fault
         found.complete = True
 
     async def _collect_rank(
-        self, found: "DepositCollection", job: Job, attempt: Attempt, rank: int
+        self, found: "DepositCollection", attempt: Attempt, rank: int, reader: DepositReader
     ) -> None:
         node = await self._store.node(attempt.id, rank)
         if node.phase is NodePhase.EXITED:
             return  # the agent itself has reported
-        bucket, prefix = await self._open(job, attempt)
-        reader = DepositReader(bucket, f"{prefix}{rank}/", partial(found.read, rank))
         body = await in_thread(reader.read_manifest)
         if body is None:
-            return  # the node was lost, or its agent could not store its results
+            return  # the manifest was removed meanwhile
         try:
             manifest, messages = await in_thread(self._deps.read, body, self._clock.now())
         except (ValueError, RecursionError) as error:
@@ -388,15 +416,25 @@ class DepositCollection:
         self.complete = True  # whether every rank that was asked for is settled
         self.fault: BaseException | None = None  # the last failure
         self._stopped = False
+        self._waits_since: datetime | None = None
         self._furthest: dict[int, int] = {}  # the furthest position that was read, by rank
         self._read_at = self._failing_since = now()
         self._failures = 0  # since it last got further
 
-    def begin(self) -> None:
-        """Called before each try. After a complete one, the time of the next starts."""
+    def wait(self) -> None:
+        """Called when the next try must wait until the results of other gangs are read."""
         if self.complete:
             self._read_at, self._failures = self._now(), 0
         self.complete = False
+        self._waits_since = self._now()
+
+    def begin(self) -> None:
+        """Called when the try begins. The wait does not count."""
+        if self._waits_since is not None:
+            waited = self._now() - self._waits_since
+            self._read_at += waited
+            self._failing_since += waited
+            self._waits_since = None
 
     def read(self, rank: int, position: int) -> None:
         """Note that the bucket has answered. Raises ObjectTryAgain if the reading must end."""
@@ -407,8 +445,8 @@ class DepositCollection:
             self._furthest[rank] = position
             self._failures = 0
 
-    def settle(self, rank: int) -> None:
-        self.settled.add(rank)
+    def settle(self, *ranks: int) -> None:
+        self.settled.update(ranks)
         self._read_at = self._now()
         self._failures = 0
 
@@ -425,10 +463,10 @@ class DepositCollection:
         """Whether the reading has got no further for this time: the bucket has not answered, or
         every try has failed at the same place.
         """
-        if self.complete:
+        if self.complete or self._waits_since is not None:
             return False
         if isinstance(self.fault, ObjectDenied | ObjectMissing):
-            patience = min(patience, _DENIED_PATIENCE)
+            patience = _SHORT_PATIENCE
         failing = self._failures >= _TRIES and now - self._failing_since >= patience
         return failing or now - self._read_at >= patience
 

@@ -1,6 +1,6 @@
 """Decides which ranks may have left their results in a bucket."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from cavvy.control.decide.attempt_snapshot import (
     AttemptSnapshot,
@@ -11,9 +11,6 @@ from cavvy.control.decide.attempt_snapshot import (
 )
 from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import AttemptPhase, NodePhase
-
-_PATIENCE = timedelta(minutes=10)  # how long to try to read a bucket that does not answer
-_BILLED_PATIENCE = timedelta(minutes=2)  # the same, while other nodes of the gang are billed
 
 
 def list_unreported(view: AttemptSnapshot, now: datetime) -> list[int]:
@@ -28,7 +25,7 @@ def list_unreported(view: AttemptSnapshot, now: datetime) -> list[int]:
     ended: set[int] = set()
     if isinstance(view.seen, GangSeen):
         ended = {node.rank for node in view.seen.nodes if node.ended_at}
-    gone = _is_gone(view, now)
+    gone = is_gone(view, now)
     return [
         node.rank
         for node in view.nodes
@@ -37,13 +34,8 @@ def list_unreported(view: AttemptSnapshot, now: datetime) -> list[int]:
     ]
 
 
-def find_patience(view: AttemptSnapshot, now: datetime) -> timedelta:
-    """How long to try to read results without any progress before their ranks count as lost."""
-    return _PATIENCE if _is_gone(view, now) else _BILLED_PATIENCE
-
-
-def _is_gone(view: AttemptSnapshot, now: datetime) -> bool:
-    """Whether all nodes of the gang have ended."""
+def is_gone(view: AttemptSnapshot, now: datetime) -> bool:
+    """Whether all nodes of the gang have ended, so that waiting for results costs nothing."""
     if isinstance(view.seen, GangSeen):
         return view.seen.state is GangState.ENDED
     absent = view.seen is GangAbsence.ABSENT and is_surely_absent(view)
