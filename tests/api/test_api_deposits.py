@@ -317,6 +317,7 @@ async def test_an_unreadable_manifest_is_refused(api: Api, tmp_path: Path, conte
     GoogleStandIn.objects[key] = content
     await end_node(api, gang)
     assert (await until(lambda: _is_over(api)))["phase"] == "failed"
+    assert bool(await list_events(api, "results")) is bool(content)  # an empty manifest is none
 
 
 async def test_a_node_that_stored_nothing_was_lost(api: Api) -> None:

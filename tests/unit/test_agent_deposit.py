@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from cavvy.agent.data.deposit import Results, SignedUploads
+from cavvy.agent.data.deposit import Results, SignedUploads, store
 from cavvy.agent.data.transfer import ObjectUpload
 from cavvy.agent.http_client import TransferFailed
 from cavvy.agent.log import LogSpool
@@ -73,3 +73,28 @@ def test_parts_of_a_deposit_go_to_the_uploads_in_order(monkeypatch: pytest.Monke
     assert sent == [("first", b"abcd"), ("second", b"ef")]
     with pytest.raises(TransferFailed):
         SignedUploads(uploads, 4).ask("PUT", "/bytes")
+
+
+def test_an_earlier_manifest_is_emptied_before_its_parts_are_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sent: list[tuple[object, bytes]] = []
+
+    def put(self: ObjectUpload, part: dict[str, object], data: bytes) -> str:
+        sent.append((self._transfers.read("POST", "/parts", part)["url"], data))
+        if data == b"new":
+            raise TransferFailed("the bucket refuses")
+        return "tag"
+
+    monkeypatch.setattr(ObjectUpload, "_put", put)
+    (tmp_path / "claim").write_text("n")
+    uploads: list[dict[str, object]] = [{"url": "manifest"}, {"url": "first"}]
+    log = LogSpool(str(tmp_path / "log"), 1)
+    log.write(b"old")
+    assert store(make_results(tmp_path, log), uploads, 1 << 28) == 0
+    assert [url for url, _ in sent] == ["manifest", "first", "manifest"]
+    log.acknowledge(3)
+    log.write(b"new")
+    sent.clear()
+    assert store(make_results(tmp_path, log), uploads, 1 << 28) == 1
+    assert sent == [("manifest", b""), ("first", b"new")]

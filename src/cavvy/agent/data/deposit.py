@@ -234,7 +234,11 @@ class SignedUploads:
 
 
 def store(results: Results, uploads: list[Entry], most_bytes: int) -> int:
-    """Send the results, and the manifest last. Returns an exit code; runs in its own process."""
+    """Send the results, and the manifest last. Returns an exit code; runs in its own process.
+
+    An earlier manifest is emptied first: it would describe the new parts wrongly if the node ended
+    before the new manifest is sent.
+    """
     try:
         results.collect()
         size = sum(size for _, size, _ in results.pieces)
@@ -242,17 +246,22 @@ def store(results: Results, uploads: list[Entry], most_bytes: int) -> int:
         if part_bytes > most_bytes:
             raise TransferFailed(f"the results are too large: {say_size(size)}")
         manifest = results.make_manifest(part_bytes)
+        send_manifest(uploads, b"")
         if size:
             target = SignedUploads(uploads[1:], part_bytes)
             ObjectUpload(target, {}, "the results", None).send(size, results.read)
-        target = SignedUploads(uploads[:1], MANIFEST_BYTES)
-        ObjectUpload(target, {}, "the manifest of the results", None).send(
-            len(manifest), lambda offset, length: manifest[offset : offset + length]
-        )
+        send_manifest(uploads, manifest)
     except (TransferFailed, CannotBuild, FileChanged, OSError) as error:
         os.write(2, f"the results cannot be stored now: {error}\n".encode())
         return 1
     return 0
+
+
+def send_manifest(uploads: list[Entry], content: bytes) -> None:
+    target = SignedUploads(uploads[:1], MANIFEST_BYTES)
+    ObjectUpload(target, {}, "the manifest of the results", None).send(
+        len(content), lambda offset, length: content[offset : offset + length]
+    )
 
 
 def read_file(
