@@ -73,7 +73,8 @@ def end_work(
         (home / "work" / path).parent.mkdir(parents=True, exist_ok=True)
         (home / "work" / path).write_bytes(data)
     (home / "claim").write_text("n1")
-    config = SimpleNamespace(gang=gang, rank=0, home=str(home), folder=str(home / "work"))
+    where = {"home": str(home), "folder": str(home / "work"), "hides": ""}
+    config = SimpleNamespace(gang=gang, rank=0, **where)
     log, outbox = LogSpool(str(home / "log"), 1024), MessageOutbox(str(home / "outbox"))
     log.write(b"hello\nthe end\n")
     log.acknowledge(6)
