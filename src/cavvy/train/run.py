@@ -23,6 +23,7 @@ from cavvy.train.checkpoint.again import leave
 from cavvy.train.checkpoint.async_saver import LEAVE, SAVE, AsyncSaver, CheckpointNotSaved
 from cavvy.train.clock import StepClock
 from cavvy.train.data import Batch, BatchShare, Data, move, open_source
+from cavvy.train.data.staging import BatchReader, open_batches
 from cavvy.train.evaluate import Measure, evaluate
 from cavvy.train.loss import spread
 from cavvy.train.parallel.replicas import align_placed
@@ -231,9 +232,10 @@ class Run:
                 self._save_last()  # an earlier attempt may have ended before its upload
             return
         plan = self.plan
-        stream = data.read(
+        batches = data.read(
             share, until, workers=plan.workers, threads=plan.threads, prefetch=plan.prefetch
         )
+        stream = open_batches(batches, self._move, self.world.device.torch)
         try:
             while (values := self._next(stream, data, share)) is not None:
                 yield values
@@ -252,18 +254,22 @@ class Run:
                 f"{self.keeper.store.folder}: the warnings above state the reason"
             )
 
-    def _next(self, stream: Iterator[Any], data: Data, share: BatchShare) -> Any:
+    def _move(self, values: Any) -> Any:
+        plan = self.plan
+        return move(values, self.world.device.torch, pin=plan.pin, channels_last=plan.channels_last)
+
+    def _next(self, stream: BatchReader, data: Data, share: BatchShare) -> Any:
         """The next batch of a stream on this rank's device, or None at the end of the stream."""
-        plan, device, (low, high) = self.plan, self.world.device.torch, share.bounds
+        low, high = share.bounds
         self.clock.begin(self.steps, data.global_batch)
         with self.clock.part("data"):
-            values = next(stream, None)
+            values = stream.read()
         if values is None:
             self.clock.forget()
             self._batch = None
             return None
         with self.clock.part("transfer"):
-            values = move(values, device, pin=plan.pin, channels_last=plan.channels_last)
+            values = stream.place(values)
         self._read, self._used, self._counted = self._read + 1, False, False
         self._batch = Batch(values, high - low, data.global_batch, share.largest)
         self._reading = data

@@ -28,18 +28,18 @@ class ModelBuffers:
     def keep(self) -> None:
         if self._live and not self._kept:
             self._kept = [torch.empty_like(b) for b in self._live]
-        for kept, buffer in zip(self._kept, self._live, strict=True):
-            kept.copy_(buffer)
+        if self._live:
+            torch._foreach_copy_(self._kept, [buffer.data for buffer in self._live])
 
     def undo(self) -> None:
-        for kept, buffer in zip(self._kept, self._live, strict=True):
-            buffer.data.copy_(kept)
+        if self._kept:
+            torch._foreach_copy_([buffer.data for buffer in self._live], self._kept)
 
     def align(self) -> None:
         for group in self._groups:
             flat = torch.cat([b.detach().reshape(-1).float() for b in self._means])
             dist.broadcast(flat, src=dist.get_global_rank(group, 0), group=group)
-            for buffer, part in zip(
-                self._means, torch.split(flat, [b.numel() for b in self._means]), strict=True
-            ):
-                buffer.data.copy_(part.view(buffer.shape))
+            means = [b.data for b in self._means]
+            parts = torch.split(flat, [each.numel() for each in means])
+            views = [p.view(each.shape) for p, each in zip(parts, means, strict=True)]
+            torch._foreach_copy_(means, views)

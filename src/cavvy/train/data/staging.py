@@ -1,0 +1,150 @@
+"""Copies batches to the device of a rank: on an accelerator ahead of their use, in a thread and on
+a stream of its own.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from queue import Empty, Full, Queue
+from threading import Event, Thread
+from typing import Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+WITH_STREAMS = ("cuda", "xpu")  # ROCm is "cuda" for torch; MPS has one stream
+LOOK_S = 0.1  # seconds between two looks of a waiting thread at whether it is to end
+Move = Callable[[Any], Any]
+
+
+class BatchReader(Protocol):
+    """Batches for one rank, in two parts that the step's clock measures separately."""
+
+    def read(self) -> Any:
+        """The next batch, or None at the end. It must be placed before it is used."""
+
+    def place(self, values: Any) -> Any:
+        """The batch on the device, ready for the operations that follow."""
+
+    def close(self) -> None:
+        """Stop reading. Later calls do nothing."""
+
+
+def open_batches(batches: Generator[Any], move: Move, device: Any) -> BatchReader:
+    """Read batches for a device. `move` copies a batch to it."""
+    if device.type in WITH_STREAMS:
+        return StagedBatches(batches, move, AcceleratorStream(device))
+    return DirectBatches(batches, move)
+
+
+class DirectBatches:
+    """Batches that are copied when they are placed."""
+
+    def __init__(self, batches: Generator[Any], move: Move) -> None:
+        self._batches, self._move = batches, move
+
+    def read(self) -> Any:
+        return next(self._batches, None)
+
+    def place(self, values: Any) -> Any:
+        return self._move(values)
+
+    def close(self) -> None:
+        self._batches.close()
+
+
+class CopyStream(Protocol):
+    """The stream on which a thread copies, besides the stream on which the model computes."""
+
+    def begin(self) -> None:
+        """Use the stream for the operations of the calling thread."""
+
+    def mark(self) -> Any:
+        """An event that is complete when the copies so far are complete."""
+
+    def wait(self, event: Any, values: Any) -> None:
+        """Let the current stream of the calling thread wait for an event, and keep the memory of
+        the batch from being used again before the operations of this stream have used it.
+        """
+
+
+class AcceleratorStream:
+    """A stream of a CUDA, ROCm or XPU device."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._stream: Any = None
+
+    def begin(self) -> None:
+        if self._device.index is not None:  # each thread has its own current device and stream
+            torch.accelerator.set_device_index(self._device.index)
+        self._stream = torch.Stream(self._device)
+        torch.accelerator.set_stream(self._stream)
+
+    def mark(self) -> Any:
+        return self._stream.record_event()
+
+    def wait(self, event: Any, values: Any) -> None:
+        current = torch.accelerator.current_stream(self._device)
+        current.wait_event(event)
+        for value in tree_leaves(values):
+            if isinstance(value, torch.Tensor) and value.device.type == self._device.type:
+                value.record_stream(current)
+
+
+class StagedBatches:
+    """Batches that a thread reads, puts into page-locked memory and copies, while the model
+    computes. At most two batches are ahead: one waits to be read and one is being copied.
+    """
+
+    def __init__(self, batches: Generator[Any], move: Move, stream: CopyStream) -> None:
+        self._batches, self._move, self._stream = batches, move, stream
+        self._ready: Queue[tuple[Any, Any, BaseException | None]] = Queue(maxsize=1)
+        self._ended = Event()
+        self._thread = Thread(target=self._stage, name="batch stager", daemon=True)
+        self._thread.start()
+
+    def read(self) -> Any:
+        """The next batch with its event, or None. Raises the error of the thread, if any."""
+        if self._ended.is_set():
+            return None
+        values, event, error = self._ready.get()
+        if values is None:
+            self.close()
+            if error is not None:
+                raise error
+            return None
+        return values, event
+
+    def place(self, values: Any) -> Any:
+        batch, event = values
+        self._stream.wait(event, batch)
+        return batch
+
+    def close(self) -> None:
+        self._ended.set()
+        with suppress(Empty):
+            self._ready.get_nowait()
+        self._thread.join()
+
+    def _stage(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._stream.begin()
+            for values in self._until_ended():
+                moved = self._move(values)
+                self._put(moved, self._stream.mark(), None)
+        except BaseException as raised:  # noqa: BLE001 - the training loop raises it
+            error = raised
+        finally:
+            self._batches.close()
+        self._put(None, None, error)
+
+    def _until_ended(self) -> Iterator[Any]:
+        while not self._ended.is_set() and (values := next(self._batches, None)) is not None:
+            yield values
+
+    def _put(self, values: Any, event: Any, error: BaseException | None) -> None:
+        while not self._ended.is_set():
+            with suppress(Full):
+                return self._ready.put((values, event, error), timeout=LOOK_S)
+        return None
