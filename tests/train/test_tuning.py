@@ -29,6 +29,7 @@ from cavvy.tuning.diagnose import Diagnoser
 from cavvy.tuning.every import StepHistory
 from cavvy.tuning.findings import CostFinding, Diagnosis
 from cavvy.tuning.paired import compare
+from cavvy.tuning.plain import judge_plain
 from cavvy.tuning.probe.look import (
     BusyLines,
     StackSample,
@@ -46,6 +47,7 @@ from cavvy.tuning.text import describe
 from cavvy.tuning.tune import PlanTrial, PlanTuner, list_changes
 
 SCRIPT = str(Path(__file__).with_name("tuned.py"))
+PLAIN_SCRIPT = str(Path(__file__).with_name("plain.py"))
 FACTS: dict[str, Any] = {
     "name": "cpu",
     "device": "cpu",
@@ -159,16 +161,56 @@ def test_the_planted_fault_is_first(fault: str, ranks: int, cause: str, tmp_path
     assert all(len(each["steps"]) == len(each["parts"]["communication"]) == 3 for each in told)
 
 
-def test_a_script_with_a_loop_of_its_own_ends_after_a_few_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "ranks", "cause", "word"),
+    [
+        ("data", 1, "too few workers", "num_workers=0"),
+        ("memory", 2, "batch preparation", "plain.py:"),
+        ("save", 1, "work between steps", "plain.py:"),
+    ],
+)
+def test_a_plain_loop_is_measured_and_leaves_no_files(
+    fault: str, ranks: int, cause: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with TuningSession(PLAIN_SCRIPT, [fault], ranks=ranks) as session:
+        assert session.is_plain
+        found = judge_plain(session.reports)
+        assert [each["rank"] for each in session.reports] == list(range(ranks))
+    assert list(tmp_path.iterdir()) == []
+    assert found.findings[0].cause == cause
+    assert word in found.findings[0].evidence
+    assert 0.02 < found.findings[0].lost_s <= found.step_s
+    assert (found.facts["global_batch"], found.facts["samples"]) == (8 * ranks, 800)
+    assert "samples/s" in describe(found, 1.0)
+    assert all(each["parts"]["checkpoint"] > 0 for each in session.reports) == (fault == "save")
+
+
+def test_a_script_with_a_run_and_a_loop_of_its_own_ends_after_a_few_steps(tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text(
         "import torch\n"
+        "from cavvy import train\n"
+        "train.Run(device='cpu')\n"
         "weight = torch.nn.Parameter(torch.ones(1))\n"
         "while True:\n"
         "    torch.optim.SGD([weight]).step()\n"
     )
     with pytest.raises(ScriptError, match=r"has no loop over `run\.batches`"):
         TuningSession(str(script)).close()
+
+
+def test_a_plain_loop_is_not_tuned(tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(
+        "import torch\n"
+        "weight = torch.nn.Parameter(torch.ones(1))\n"
+        "for _ in range(20):\n"
+        "    torch.optim.SGD([weight]).step()\n"
+    )
+    with pytest.raises(ScriptError, match="`cavvy profile` shows where the time"):
+        list(PlanTuner(str(script)).run())
 
 
 def test_a_session_ends_at_its_time_limit_and_leaves_nothing(
@@ -552,6 +594,14 @@ class Reading(Played):
 def test_data_that_comes_late_on_one_rank_alone_makes_it_a_straggler() -> None:
     assert first(Reading(2, waits=(0.0, 8.0))) == ("straggler rank", 8.0)
     assert first(Reading(2, waits=(7.0, 8.0))) == ("slow decode", 8.0)
+
+
+def test_data_in_memory_that_comes_late_is_found() -> None:
+    assert first(Played(1, double={"step": 100.0}, **{"": {"step": 14.0}})) == (
+        "slow data in memory",
+        4.0,
+    )
+    assert first(Played(1, double={"step": 100.0}, **{"": {"step": 10.2}})) == ("", 0.0)
 
 
 def test_data_that_comes_late_in_few_steps_costs_something_in_each() -> None:

@@ -81,10 +81,10 @@ def command(
     rounds: int,
     trace: str | None,
 ) -> None:
-    """Measure a script that uses cavvy.train and show where its time and money go, with evidence
-    and fixes.
+    """Measure a training script and show where its time and money go, with evidence and fixes.
 
-    The script trains on this machine for a few hundred steps; its checkpoints are not changed. For
+    The script trains on this machine for a few hundred steps; its checkpoints are not changed. A
+    script without cavvy.train runs for up to 110 steps or about 30 seconds, without a trace. For
     TensorBoard, write the trace as NAME.pt.trace.json into a log directory.
 
     \b
@@ -93,6 +93,7 @@ def command(
     """
     need_torch()
     from cavvy.tuning.diagnose import Diagnoser
+    from cavvy.tuning.plain import judge_plain
     from cavvy.tuning.session import ScriptError, TuningSession
     from cavvy.tuning.text import describe
 
@@ -104,17 +105,21 @@ def command(
             TuningSession(script, arguments, ranks=ranks, until=until) as session,
         ):
             path = os.path.abspath(trace) if trace else ""
-            found = Diagnoser(
-                session,
-                steps=steps,
-                rounds=rounds,
-                trace=path,
-                patience_s=PATIENCE_S,
-                limit_s=(until - monotonic()) / 2,  # the rest is for windows after the rounds
-            ).diagnose()
+            if session.is_plain:
+                found, trace = judge_plain(session.reports), None
+            else:
+                found = Diagnoser(
+                    session,
+                    steps=steps,
+                    rounds=rounds,
+                    trace=path,
+                    patience_s=PATIENCE_S,
+                    limit_s=(until - monotonic()) / 2,  # the rest is for windows after the rounds
+                ).diagnose()
     except ScriptError as error:
         raise CommandFailure(f"{script} could not be measured: {error}") from error
-    click.echo(describe(found, price if price is not None else find_price()))
+    price = price if price is not None else find_price()
+    click.echo(describe(found, price if found.facts["samples"] else None))
     if trace:
         click.echo(f"wrote {trace}: open it at ui.perfetto.dev", err=True)
 

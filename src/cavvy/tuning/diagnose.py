@@ -10,14 +10,12 @@ from time import monotonic
 from typing import Any
 
 from cavvy.tuning.every import StepHistory
-from cavvy.tuning.findings import LEAST, CostFinding, Diagnosis, StepWindow, rank_findings
+from cavvy.tuning.findings import LEAST, MEMORY, CostFinding, Diagnosis, StepWindow, rank_findings
 from cavvy.tuning.paired import PairedDifference, compare
 from cavvy.tuning.session import ScriptError, TuningSession, count_ready
 
 MORE_THREADS = 8
-MORE_WORKERS = (
-    16  # maximum number of worker processes; each prepares batches, which a window must skip
-)
+MORE_WORKERS = 16  # maximum of worker processes; a window must skip the batches of each
 LOOKED_AT = 24  # samples to read and time separately
 FAR = 4.0  # limit of a stall, as a multiple of a batch's read time; a longer one has another cause
 MOST_ROUNDS = 5  # maximum number of rounds, as a multiple of the requested rounds
@@ -207,14 +205,17 @@ class Diagnoser:
         waits, seldom = self._data_waits()
         late = waits.index(max(waits))
         lost = self._lost_to_data(seldom[late])
-        if lost.median < LEAST * median(self._seconds[""]) or self._facts["in_memory"]:
+        if lost.median < LEAST * median(self._seconds[""]):
+            return
+        if self._facts["in_memory"]:
+            self._add("slow data in memory", lost, *MEMORY)
             return
         look = self._session.ask({"look": LOOKED_AT})[late]
         walls = {name: seconds * 1e3 for name, (seconds, _) in look.items()}
         if not plan["workers"] and lost.median > FAR * self._batch_s(walls.values()):
             return  # reading a whole batch is much faster, so the stall has another cause
-        parts = [f"{ms:.2f} ms to {name}" for name, ms in walls.items()]
-        evidence = "a sample takes " + ", ".join(parts)
+        parts = (f"{ms:.2f} ms to {name}" for name, ms in walls.items())
+        evidence = f"a sample takes {', '.join(parts)}"
         others = median_low(waits)
         if waits[late] - others > ALONE * lost.median:
             evidence = (

@@ -7,6 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 LEAST = 0.03  # share of a step; costs below it are not reported
+MEMORY = (  # evidence and fix of slow data in memory
+    "steps that reuse the last batch are faster: each batch is copied from tensors in memory",
+    "keep the tensors in a smaller type, such as uint8, and convert each batch on the device; or "
+    "keep the tensors on the device",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,12 @@ class TuningSession:
         order = sorted(range(ranks), key=lambda n: said[n].get("rank", 0))
         self._links = [self._links[n] for n in order]
         self.facts: dict[str, Any] = said[order[0]]
+        self.reports = [said[n] for n in order]  # the first report of each rank
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the script has a plain loop: its first reports are complete, and it has ended."""
+        return bool(self.facts.get("plain"))
 
     def _start(
         self, command: list[str], plan: "dict[str, Any] | None"

@@ -12,6 +12,11 @@ from typing import Any
 from cavvy.tuning.paired import PairedDifference, compare
 from cavvy.tuning.session import ScriptError, TuningSession, count_ready
 
+PLAIN = (
+    "the script has a plain training loop, and `cavvy tune` changes the plan of cavvy.train; "
+    "`cavvy profile` shows where the time of a plain loop goes"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class PlanTrial:
@@ -63,6 +68,8 @@ class PlanTuner:
         best = self._start(None)
         try:
             self.facts = best.facts
+            if self.facts.get("plain"):
+                raise ScriptError(PLAIN)
             self.plan = {**self.facts["plan"], "replicas": 0}  # 0 is valid for any number of ranks
             told = best.measure(steps=self._steps, skip=2 + count_ready(self.plan))
             self.before_s = self.after_s = fmean(each["seconds"] for each in told)

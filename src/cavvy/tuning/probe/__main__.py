@@ -13,8 +13,10 @@ def main() -> int:
     where, script, *arguments = sys.argv[1:]
     channel = ProbeChannel(where)
     try:
-        with ScriptProbe(channel).installed():
+        probe = ScriptProbe(channel)
+        with probe.installed():
             run_script(script, arguments)
+            probe.plain.finish()
     except ProbeDone:
         return 0
     except BaseException as error:

@@ -28,12 +28,12 @@ from cavvy.tuning.probe.look import (
     traced,
 )
 from cavvy.tuning.probe.modes import WindowModes
+from cavvy.tuning.probe.plain import FREE_STEPS, LEAST_STEPS, PlainLoop
 
 NO_LOOP = (
-    "the script has no loop over `run.batches` of cavvy.train; `cavvy estimate` works for any "
-    "script"
+    "the script has no loop over `run.batches` of cavvy.train, and no plain loop with at least "
+    f"{FREE_STEPS + LEAST_STEPS + 2} steps of an optimizer; `cavvy estimate` works for any script"
 )
-_FREE_STEPS = 10  # optimizer steps before the script's loop, such as those of a warm-up
 _CLOSE_S = 5.0  # seconds that the script has to end by itself after the session has ended
 
 
@@ -88,6 +88,7 @@ class ScriptProbe:
 
     def __init__(self, channel: ProbeChannel) -> None:
         self._channel, self._modes = channel, WindowModes()
+        self.plain = PlainLoop(channel.folder, self._report_plain)
         self._run: Any = None
         self._records: list[StepRecord] = []
         self._every = _none()
@@ -124,6 +125,7 @@ class ScriptProbe:
 
         watch, steps = self._attach, register_optimizer_step_pre_hook(self._count_early)
         runs.observers.append(watch)
+        self.plain.install()
         with self._modes.installed():
             Run.__init__, Run.resume, Run.batches = start, lambda _: False, batches  # type: ignore[method-assign, assignment]
             try:
@@ -132,14 +134,19 @@ class ScriptProbe:
                 Run.__init__, Run.resume, Run.batches = begin, resume, old_batches  # type: ignore[method-assign]
                 runs.observers.remove(watch)
                 steps.remove()
+                self.plain.remove()
 
     def _count_early(self, *_: Any) -> None:
-        """End a script that trains in a loop of its own, which cannot be measured."""
-        self._early += self._pass[0] is None
-        if self._early > _FREE_STEPS:
+        """End a script that has a run but trains in a loop of its own, which cannot be measured."""
+        self._early += self._run is not None and self._pass[0] is None
+        if self._early > FREE_STEPS:
             self._early = 0
             self._channel.say({"failed": NO_LOOP})
             raise ProbeDone
+
+    def _report_plain(self, report: dict[str, Any]) -> None:
+        self._channel.say(report)
+        raise ProbeDone
 
     def _make_pass(self, batches: Any, run: Any, this: tuple[Any, float]) -> Iterator[Any]:
         """Yield endless batches until the command `epoch`, and then let the script's own loop
@@ -184,6 +191,7 @@ class ScriptProbe:
 
     def _attach(self, run: Any) -> None:
         if self._run is None:
+            self.plain.remove()
             self._run = self._modes.run = run
             run.clock.listeners[:] = [
                 self._hear

@@ -1,0 +1,229 @@
+"""Measures the training loop of a script that does not use cavvy.train. A step ends with each
+`step` of the script's first optimizer.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from statistics import fmean
+from time import perf_counter
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules import module as modules
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._pytree import tree_leaves
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from cavvy.train.clock import StepClock, StepRecord
+from cavvy.train.device import TrainDevice
+from cavvy.tuning.probe.look import BusyLines, StackSampler, code_at_work
+
+FREE_STEPS = 10  # optimizer steps that are not measured, such as those of a warm-up
+MOST_STEPS, MOST_S = 100, 30.0  # the end of the measurement, whichever comes first
+LEAST_STEPS = 5
+Timed = Callable[..., Any]
+
+
+class PlainLoop:
+    """Measures one rank's loop. `done` is called with the report and ends the script.
+
+    The report has the facts of the rank, `steps` (the seconds of each step), `parts` (the mean
+    seconds of their parts), and `lines`: the script's lines that run most often, with their shares
+    of all time. The part `prepare` is the script's own code before the first forward pass of a
+    step, without code that runs before a DataLoader returns the batch. `own` is the remaining code.
+    """
+
+    def __init__(self, folder: str, done: Callable[[dict[str, Any]], None]) -> None:
+        self._folder, self._done = folder, done
+        self._rank = int(os.environ.get("RANK", "0"))
+        self.clock = StepClock(self._rank)
+        self.clock.listeners.append(self._hear)
+        self._records: list[StepRecord] = []
+        self._main: Any = None  # the first parameter of the optimizer whose steps are counted
+        self._model: Any = None  # the first module that is called in a step
+        self._count, self._began, self._step_began = 0, 0.0, 0.0
+        # seconds of the script's own code in this step: before it gets its batch from a DataLoader,
+        # and from then to the first forward pass
+        self._own_before = 0.0
+        self._prepared: float | None = None
+        self._samples = self._workers = self._length = 0
+        self._sampler: StackSampler | None = None
+        self._depth = 0  # of modules that call each other
+        self._device: TrainDevice | None = None
+        self._most = MOST_STEPS  # steps to measure
+        self._stack = ExitStack()
+
+    def install(self) -> None:
+        """Observe the loops of a script until `remove`. Files that it writes with `torch.save` are
+        written to the session's temporary folder instead.
+        """
+        handles = (
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+            modules.register_module_forward_pre_hook(self._before_forward),
+            modules.register_module_forward_hook(self._after_forward, always_call=True),
+        )
+        for handle in handles:
+            self._stack.callback(handle.remove)
+        changes: list[tuple[Any, str, Any]] = [
+            (_BaseDataLoaderIter, "__next__", self._watch_loader(_BaseDataLoaderIter.__next__)),
+            (torch.autograd, "backward", self._timed("compute", torch.autograd.backward)),
+            (torch.Tensor, "to", self._timed("transfer", torch.Tensor.to)),
+            (torch.Tensor, "cuda", self._timed("transfer", torch.Tensor.cuda)),
+            (torch, "save", self._timed("checkpoint", self._elsewhere(torch.save))),
+        ]
+        for where, name, new in changes:
+            self._stack.enter_context(patch.object(where, name, new))
+
+    def remove(self) -> None:
+        """Stop observing. Later calls do nothing."""
+        self._stack.close()
+
+    def finish(self) -> bool:
+        """Report the steps so far, if there are enough. Returns whether there are."""
+        if self._sampler is None or self._device is None or len(self._records) < LEAST_STEPS:
+            return False
+        self._sampler.stop()
+        seen = self._sampler.read(BusyLines(), None, len(self._records))["lines"]
+        device = self._device
+        report = {
+            "plain": True,
+            "rank": self._rank,
+            "ranks": int(os.environ.get("WORLD_SIZE", "1")),
+            "device": device.kind,
+            "name": device.name,
+            "cores": len(os.sched_getaffinity(0)),
+            "batch": self._mean("samples"),
+            "samples": self._length,
+            "workers": self._workers,
+            "steps": [record.seconds for record in self._records],
+            "parts": self._parts(),
+            "lines": sorted(
+                (each for lines in seen.values() for each in lines), key=lambda each: -each[1]
+            ),
+        }
+        self._sampler = None
+        self._done(report)
+        return True
+
+    def _parts(self) -> dict[str, float]:
+        """The mean seconds per step of each part."""
+        names = self._records[0].parts
+        parts = {name: fmean(each.parts[name] for each in self._records) for name in names}
+        prepare = self._mean("prepare")
+        own = fmean(each.seconds - sum(each.parts.values()) for each in self._records) - prepare
+        return {**parts, "prepare": prepare, "own": max(own, 0.0)}
+
+    def _mean(self, name: str) -> float:
+        return fmean(float(str(each.values[name])) for each in self._records)
+
+    def _begin(self) -> None:
+        """Begin to measure. All ranks measure the same number of steps."""
+        on = self._main.device
+        name = "cpu" if on.type == "cpu" else str(torch.get_device_module(on).get_device_name(on))
+        self._device = TrainDevice(on, on.type, name)
+        seconds = (perf_counter() - self._began) / (FREE_STEPS - 1)
+        most = torch.tensor(min(max(int(MOST_S / seconds), LEAST_STEPS), MOST_STEPS), device=on)
+        if dist.is_initialized():
+            dist.all_reduce(most, dist.ReduceOp.MIN)
+        self._most = int(most)
+        self._sampler = StackSampler(self.clock, code_at_work())
+
+    def _hear(self, record: StepRecord) -> None:
+        if self._count > FREE_STEPS + 1:  # the step in which the tools begin is not counted
+            self._records.append(record)
+        if len(self._records) >= self._most:
+            self.finish()
+
+    def _is_main(self, optimizer: Any) -> bool:
+        first = optimizer.param_groups[0]["params"][0]
+        self._main = first if self._main is None else self._main
+        return self._main is first
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if self._is_idle():
+            self.clock.part("optimizer").__enter__()
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        part, is_main = self.clock.part("optimizer"), self._is_main(optimizer)
+        if is_main and self._device is not None:
+            self._device.synchronize()
+        if part.begun:
+            part.__exit__()
+        if not is_main:
+            return
+        self._count += 1
+        if self._count == 1:
+            self._began = perf_counter()
+        if self._count == FREE_STEPS:
+            self._begin()
+        if self._count >= FREE_STEPS:
+            self.clock.note(prepare=self._prepared or 0.0, samples=self._samples)
+            self.clock.begin(self._count, 0)
+            self._step_began, self._own_before = perf_counter(), 0.0
+            self._prepared, self._samples = None, 0
+
+    def _before_forward(self, module: Any, values: Any) -> None:
+        if self._prepared is None:
+            self._prepared = max(self._own() - self._own_before, 0.0)
+        self._model = self._model or module
+        if module is self._model:
+            first = next((v for v in tree_leaves(values) if isinstance(v, torch.Tensor)), None)
+            self._samples += len(first) if first is not None and first.dim() else 0
+        if not self._depth and self._is_idle():
+            self.clock.part("compute").__enter__()
+            self._depth = 1
+        elif self._depth:
+            self._depth += 1
+
+    def _after_forward(self, module: Any, values: Any, output: Any) -> None:
+        if self._depth:
+            self._depth -= 1
+            if not self._depth:
+                self.clock.part("compute").__exit__()
+
+    def _own(self) -> float:
+        """Seconds of this step in the script's own code so far."""
+        return perf_counter() - self._step_began - sum(self.clock.parts.values())
+
+    def _is_idle(self) -> bool:
+        return not any(self.clock.part(name).begun for name in self.clock.parts)
+
+    def _timed(self, name: str, work: Timed) -> Timed:
+        """Wrap a function so that its calls count as this part of a step, unless they are within
+        another part.
+        """
+
+        def call(*given: Any, **options: Any) -> Any:
+            with self.clock.part(name) if self._is_idle() else nullcontext():
+                return work(*given, **options)
+
+        return call
+
+    def _watch_loader(self, work: Timed) -> Timed:
+        timed = self._timed("data", work)
+
+        def read(loader: Any) -> Any:
+            self._workers, data = loader._num_workers, loader._dataset
+            self._length = len(data) if hasattr(data, "__len__") else 0
+            self._own_before = self._own()
+            return timed(loader)
+
+        return read
+
+    def _elsewhere(self, save: Timed) -> Timed:
+        def write(thing: Any, file: Any, *given: Any, **options: Any) -> None:
+            if not isinstance(file, str | os.PathLike):
+                save(thing, file, *given, **options)
+                return
+            with tempfile.TemporaryFile(dir=self._folder) as instead:
+                save(thing, instead, *given, **options)
+
+        return write
