@@ -8,70 +8,77 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from benchmarks import estimate as bench
+from benchmarks.estimate_steps import (
+    Step,
+    error_of,
+    fit,
+    flatten,
+    read_mpt,
+    read_steps,
+    read_vision,
+)
 
-from cavvy.planner.estimate.devices import DeviceRates, device_of
+from cavvy.planner.estimate.devices import DeviceRates
 from cavvy.planner.estimate.memory import estimate_memory
-from cavvy.planner.estimate.roofline import CALIBRATED, estimate_step
+from cavvy.planner.estimate.roofline import CALIBRATED, RooflineConstants
 from cavvy.planner.estimate.transfer import MeasuredRate, carry
 
 pytestmark = pytest.mark.skipif(not bench.DATA.is_dir(), reason=f"no measurements in {bench.DATA}")
 
 
 @pytest.fixture(scope="module")
-def steps() -> list[bench.Step]:
-    return bench.read_steps()
+def steps() -> list[Step]:
+    return read_steps()
 
 
 @pytest.fixture(scope="module")
-def h200() -> DeviceRates:
-    device = device_of("H200")
-    assert device is not None
-    return device
+def published() -> list[Step]:
+    return [*read_vision(), *read_mpt()]
 
 
-def test_step_time_of_a_model_that_calibration_has_not_seen(
-    steps: list[bench.Step], h200: DeviceRates
+def off(steps: list[Step], constants: RooflineConstants = CALIBRATED) -> list[float]:
+    return [abs(error_of(step, constants)) for step in steps]
+
+
+def test_step_time_of_models_that_calibration_has_not_seen(
+    steps: list[Step], published: list[Step]
 ) -> None:
-    off = []
-    for model in {step.model for step in steps}:
-        constants = bench.fit([step for step in steps if step.model != model], h200)
-        mine = [step for step in steps if step.model == model]
-        off += [
-            abs(estimate_step(s.profile, h200, s.run, constants).total / s.step_s - 1) for s in mine
-        ]
-    assert len(off) == len(steps) == 28
-    assert statistics.median(off) <= 0.15
+    """Two families, since a fit takes half a minute; docs/reference/estimate.md has all."""
+    families = {"BERT", "transformers for images"}
+    known = [each for each in (*steps, *published) if each.family not in families]
+    unseen = off(
+        [each for each in steps if each.family in families], fit(known, CALIBRATED, rounds=2)
+    )
+    assert len(unseen) == 9
+    assert statistics.median(unseen) <= 0.10
+    assert max(unseen) <= 0.30
+
+
+def test_step_time_of_published_measurements(published: list[Step]) -> None:
+    mpt = off([each for each in published if each.source == "MPT"])
+    assert len(mpt) > 70
+    assert statistics.median(mpt) <= 0.10
+    assert len(published) - len(mpt) > 70
 
 
 def test_the_shipped_constants_are_those_of_the_fit(
-    steps: list[bench.Step], h200: DeviceRates
+    steps: list[Step], published: list[Step]
 ) -> None:
-    fitted = bench.fit(steps, h200)
-    for name in (
-        "half",
-        "tf32",
-        "fp32",
-        "conv",
-        "attention",
-        "memory",
-        "reduction",
-        "layout",
-        "host_us",
-    ):
-        assert getattr(CALIBRATED, name) == pytest.approx(getattr(fitted, name), rel=0.01)
+    fitted = flatten(fit([*steps, *published], CALIBRATED, rounds=1))
+    assert flatten(CALIBRATED) == pytest.approx(fitted, rel=0.06)
 
 
-def test_peak_memory(steps: list[bench.Step]) -> None:
-    off = [abs(estimate_memory(s.profile, s.run).peak / s.allocated_mib - 1) for s in steps]
-    assert statistics.median(off) <= 0.10
-    assert max(off) <= 0.20
+def test_peak_memory(steps: list[Step]) -> None:
+    shares = [abs(estimate_memory(s.profile, s.run).peak / s.allocated_mib - 1) for s in steps]
+    assert statistics.median(shares) <= 0.01
+    assert max(shares) <= 0.10
 
 
-def test_the_need_is_never_below_what_was_held(steps: list[bench.Step]) -> None:
+def test_the_need_is_more_than_was_held_and_not_much_more(steps: list[Step]) -> None:
     for step in steps:
-        assert estimate_memory(step.profile, step.run).needed >= max(
-            step.allocated_mib, step.reserved_mib
-        )
+        needed = estimate_memory(step.profile, step.run).needed
+        assert max(step.allocated_mib, step.reserved_mib) <= needed
+        assert needed <= 1.25 * step.reserved_mib + 1024
 
 
 @pytest.mark.parametrize(("title", "read"), bench.TITLES)
@@ -82,7 +89,7 @@ def test_rates_on_an_accelerator_that_was_not_seen(
     for key, name, count, rate, precision in read():
         if device := bench.find_device(name):
             groups[key].append((device, count, rate, precision))
-    off = [
+    shares = [
         abs(carry(others, device, count, precision) / rate - 1)
         for rows in groups.values()
         for device, count, rate, precision in rows
@@ -94,8 +101,8 @@ def test_rates_on_an_accelerator_that_was_not_seen(
             ]
         )
     ]
-    assert len(off) > 100
-    assert statistics.median(off) <= 0.15
+    assert len(shares) > 100
+    assert statistics.median(shares) <= 0.15
 
 
 def test_the_range_of_a_scaled_duration_holds_four_of_five_measurements() -> None:

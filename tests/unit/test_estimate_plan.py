@@ -66,7 +66,7 @@ def small(**changes: object) -> dict[str, object]:
                 "bytes": 1e9,
                 "fixed_bytes": 1e8,
                 "fused_bytes": 1e9,
-                "size": [1, 1, 1, 1],
+                "size": [1, 100_000, 5000, 1000],
                 "count": 2,
             }
         ],

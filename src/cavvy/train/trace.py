@@ -40,6 +40,7 @@ class KernelEvent:
     """
 
     kind: str
+    name: str  # PyTorch's name of the operation, such as "native_layer_norm"
     dtype: str
     backward: bool
     flops: float
@@ -88,13 +89,14 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
             return out  # a view
         kind = classify(str(func.overloadpacket))
         if kind:
-            flops, size = count_flops(kind, str(func.overloadpacket), args, outs)
+            name = str(func.overloadpacket).removeprefix("aten.")
+            flops, size = count_flops(kind, name, args, outs)
             wide = ins[0] if ins and kind in ("matmul", "conv", "attention") else outs[0]
             moved = moved_bytes(kind, ins, outs)
             backward = torch._C._current_graph_task_id() != -1
-            name = str(wide.dtype).removeprefix("torch.")
+            dtype = str(wide.dtype).removeprefix("torch.")
             self.tape.events.append(
-                KernelEvent(kind, name, backward, flops, moved, size, reads, writes)
+                KernelEvent(kind, name, dtype, backward, flops, moved, size, reads, writes)
             )
         return out
 
@@ -208,16 +210,35 @@ def summarize(
 def _count_kernels(tape: TraceTape, fused: list[int]) -> list[dict[str, Any]]:
     """The different kernels, each with the number of times it runs."""
     ops: Counter[tuple[Any, ...]] = Counter()
+    cast = _list_casts(tape)
     for event, bytes_left in zip(tape.events, fused, strict=True):
-        fixed = sum(tape.storages[each].bytes for each in {*event.reads} if _is_kept(tape, each))
-        what = (event.kind, event.dtype, event.backward, event.flops, event.bytes)
+        fixed = sum(
+            tape.storages[each].bytes
+            for each in {*event.reads, *(each for each in event.writes if each in cast)}
+            if each in cast or _is_kept(tape, each)
+        )
+        what = (event.kind, event.name, event.dtype, event.backward, event.flops, event.bytes)
         ops[*what, fixed, bytes_left, event.size] += 1
-    names = ("kind", "dtype", "backward", "flops", "bytes", "fixed_bytes", "fused_bytes", "size")
+    names = (
+        *("kind", "name", "dtype", "backward", "flops", "bytes"),
+        *("fixed_bytes", "fused_bytes", "size"),
+    )
     return [dict(zip(names, key, strict=True), count=count) for key, count in ops.items()]
 
 
 def _is_kept(tape: TraceTape, number: int) -> bool:
     return number >= 0 and tape.storages[number].kept == "parameter"
+
+
+def _list_casts(tape: TraceTape) -> set[int]:
+    """The storages that are made of parameters only: parameters cast to another type."""
+    return {
+        each
+        for event in tape.events
+        if event.reads and all(_is_kept(tape, read) for read in event.reads)
+        for each in event.writes
+        if each >= 0
+    }
 
 
 def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
@@ -284,12 +305,7 @@ def _list_size_changes(tape: TraceTape, gone: frozenset[int]) -> dict[int, list[
     """The changes of memory at each event, by the event's index: a kind (0: activations, 1: cast
     parameters, 2: gradients) and a number of bytes.
     """
-    cast = {
-        each
-        for event in tape.events
-        if all(_is_kept(tape, read) for read in event.reads)
-        for each in event.writes
-    }
+    cast = _list_casts(tape)
     changes: dict[int, list[tuple[int, int]]] = {}
     for number, storage in enumerate(tape.storages):
         if number in gone or storage.kept in ("parameter", "buffer"):

@@ -19,10 +19,11 @@ WORKSPACE_MIB = 64
 KEPT_COMPILED = 0.15
 
 # Because of fragmentation, the allocator reserves more than its peak: on an H200 at most 25 % more
-# than a step's allocations, or 34 % if compiled (docs/reference/estimate.md). CONTEXT_MIB, for the
-# driver's context and loaded kernels, is added to this.
-MARGIN, MARGIN_COMPILED = 0.30, 0.40
-CONTEXT_MIB = 768
+# than a step's own tensors (docs/reference/estimate.md). Parameters and optimizer state are
+# allocated once, so a smaller margin is assumed for them. CONTEXT_MIB, for the driver's context,
+# loaded kernels and cuDNN's workspaces, is added to this.
+MARGIN, STATE_MARGIN = 0.25, 0.10
+CONTEXT_MIB = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,6 @@ def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
     step = whole_gradients + (profile.parameter_bytes / shards if state_per_parameter else 0)
     dynamic = max(high, step)
     held = (parameters + state + profile.buffer_bytes) / MIB
-    margin = 1 + (MARGIN_COMPILED if run.compile else MARGIN)
     return MemoryEstimate(
         parameters=parameters / MIB,
         gradients=whole_gradients / MIB,
@@ -63,7 +63,10 @@ def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
         activations=made / MIB,
         workspace=WORKSPACE_MIB,
         peak=held + dynamic * ROUNDING / MIB + WORKSPACE_MIB,
-        needed=held + dynamic * margin / MIB + WORKSPACE_MIB + CONTEXT_MIB,
+        needed=held * (1 + STATE_MARGIN)
+        + dynamic * ROUNDING * (1 + MARGIN) / MIB
+        + WORKSPACE_MIB
+        + CONTEXT_MIB,
     )
 
 

@@ -25,9 +25,11 @@ class KernelProfile:
     bytes: float
     fixed_bytes: float  # the part of `bytes` that is parameters and does not grow with the batch
     fused_bytes: float  # the bytes that remain if a compiler fuses kernels
-    # for attention only: heads x batch, queries, keys, and the width of a head
+    # Matrix products: their number, rows, columns and inner length. Convolutions: groups, pixels,
+    # channels and inputs of a result. Attention: heads x batch, queries, keys and width of a head.
     size: tuple[int, int, int, int]
     count: int
+    name: str = ""  # PyTorch's name of the operation; "" in profiles of earlier versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +145,7 @@ def _kernel(data: Mapping[str, object]) -> KernelProfile:
         fused_bytes=_number(data["fused_bytes"]),
         size=(int(size[0]), int(size[1]), int(size[2]), int(size[3])),
         count=int(_number(data["count"])),
+        name=str(data.get("name", "")),
     )
 
 

@@ -1,0 +1,231 @@
+"""Estimate the time of one kernel on a device: its arithmetic at a rate that depends on its kind
+and shape, and its memory traffic at a share of the bandwidth that depends on its kind.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from cavvy.planner.estimate.devices import DeviceRates
+from cavvy.planner.estimate.profile import KernelProfile
+from cavvy.planner.estimate.settings import StepSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelConstants:
+    """The calibrated constants of kernels."""
+
+    # The rates of large matrix products, as shares of the best rate over all shapes
+    # (`DeviceRates.achieved`)
+    half: float = 0.8755
+    tf32: float = 0.4872
+    fp32: float = 0.9351
+    # Half-precision products of inner length k reach k / (k + depth) of the rate. For slower
+    # precisions, `depth` is smaller by their share of the half-precision peak.
+    depth: float = 209.9
+
+    # Rates as shares of the rates of large matrix products
+    conv: float = 0.8977  # convolutions in half precision
+    wide_conv: float = 0.7155  # convolutions in tf32 and fp32
+    conv_depth: float = 96.32  # like `depth`, for convolutions
+    # Convolutions with n results per pixel reach n / (n + conv_columns) of their rate.
+    conv_columns: float = 36.46
+    grouped_conv: float = 0.3008
+    attention: float = 0.2532  # in half precision
+    wide_attention: float = 0.682  # in tf32 and fp32
+    # The power of the half-precision peak by which attention falls behind on faster devices
+    attention_falloff: float = 0.2858
+    depthwise_rate: float = 0.1465  # one channel per group: a share of the fp32 peak
+
+    # Real bandwidths grow with the power (1 - bandwidth_falloff) of those of the data sheets.
+    bandwidth_falloff: float = 0.1661
+    # Shares of the bandwidth
+    operands: float = 0.4997  # operands and results of products, dense convolutions and attention
+    depthwise: float = 0.3298
+    pointwise: float = 0.4878
+    copy: float = 0.8224
+    batch_norm: float = 0.4382
+    group_norm: float = 0.3115
+    layer_norm: float = 0.3712
+    softmax: float = 0.4254
+    pooling: float = 0.3974  # also interpolation
+    look_up: float = 0.4044  # embeddings, indexing and scattering
+    reduction: float = 0.4114  # sums, means, maxima and scans
+    # A half-precision convolution that is not channels-last also moves this many times its bytes
+    # at the full bandwidth.
+    layout: float = 8.489
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSetting:
+    """The conditions of a kernel: the device, the step's settings and precision, and the batch as a
+    multiple of the profile's batch.
+    """
+
+    device: DeviceRates
+    run: StepSettings
+    precision: str
+    scale: float
+    constants: KernelConstants
+
+
+PRODUCTS = frozenset({"matmul", "conv", "attention"})  # kinds that are limited by arithmetic
+
+# Slower devices come closer to the FLOP/s of their data sheets: real rates grow with the power 0.9
+# (1 - _FALLOFF) of these. In the three tables of docs/reference/estimate.md the exponents of
+# arithmetic and bandwidth add up to about 0.9.
+_FALLOFF = 0.1
+_H200_FLOPS, _H200_BANDWIDTH = 989.4e12, 4.8e12  # the device of the measurements
+
+# Seconds from the end of one kernel to the start of the next on a busy device (assumed from the
+# times that profilers show for CUDA streams).
+_GAP_S = 2e-6
+# Arithmetic and memory traffic of one kernel overlap: the time of both is (a^3 + b^3)^(1/3).
+_OVERLAP = 3
+# Library kernels compute tiles of about 128 x 128 results, and split an inner length of more than
+# 512 where a product has fewer tiles than a device has processors (an H200 has 132).
+_TILE, _SPLIT, _PROCESSORS = 128, 512, 132
+# Rows and columns of a product are padded to a multiple of this, in half and in full precision
+# (NVIDIA, "Matrix Multiplication Background User's Guide": dimensions aligned to 128 bytes).
+_PAD_HALF, _PAD_WIDE, _PAD_CONV = 64, 32, 32
+
+_NORMS = {
+    "native_group_norm": "group_norm",
+    "native_group_norm_backward": "group_norm",
+    "native_layer_norm": "layer_norm",
+    "native_layer_norm_backward": "layer_norm",
+    "_fused_rms_norm": "layer_norm",
+    "_fused_rms_norm_backward": "layer_norm",
+    "_softmax": "softmax",
+    "_softmax_backward_data": "softmax",
+    "_log_softmax": "softmax",
+    "_log_softmax_backward_data": "softmax",
+}
+
+
+def kernel_time(kernel: KernelProfile, setting: KernelSetting) -> float:
+    """The seconds of one kernel."""
+    moved = kernel.fused_bytes if setting.run.compile else kernel.bytes
+    fixed = min(kernel.fixed_bytes, moved)
+    moved = (moved - fixed) * setting.scale + fixed
+    kind = _kind_of(kernel)
+    seconds = moved / (
+        bandwidth_of(setting.device, setting.constants) * _share(kind, setting.constants)
+    )
+    if kernel.kind in PRODUCTS:
+        arithmetic = _arithmetic(kernel, kind, setting)
+        seconds = (arithmetic**_OVERLAP + seconds**_OVERLAP) ** (1 / _OVERLAP)
+    elif setting.run.compile:
+        return seconds  # the compiler makes a few kernels of many
+    return seconds + _extra(kernel, moved, setting) + _GAP_S
+
+
+def bandwidth_of(device: DeviceRates, constants: KernelConstants) -> float:
+    """The bytes per second of which the constants are shares."""
+    ratio = _H200_BANDWIDTH / device.bandwidth
+    return float(device.bandwidth * ratio**constants.bandwidth_falloff)
+
+
+def _kind_of(kernel: KernelProfile) -> str:
+    """The kind that decides a kernel's rate; finer than `kernel.kind`."""
+    if kernel.kind == "conv" and kernel.size[0] > 1:
+        return "depthwise" if kernel.size[2] <= 1 else "grouped_conv"
+    if kernel.kind == "reduction":
+        if "batch_norm" in kernel.name:
+            return "batch_norm"
+        return _NORMS.get(kernel.name, "reduction")
+    if kernel.kind == "index":
+        return "pooling" if "pool" in kernel.name or "upsample" in kernel.name else "look_up"
+    return kernel.kind
+
+
+def _share(kind: str, constants: KernelConstants) -> float:
+    if kind in ("matmul", "conv", "grouped_conv", "attention"):
+        return constants.operands
+    share: float = getattr(constants, kind, constants.pointwise)
+    return share
+
+
+def _arithmetic(kernel: KernelProfile, kind: str, setting: KernelSetting) -> float:
+    """Seconds of a kernel's arithmetic."""
+    constants, wide = setting.constants, not _is_half(kernel, setting.precision)
+    groups, rows, columns, depth = _shape(kernel, setting.scale)
+    rate = _rate(kernel, setting)
+    flops = kernel.flops * setting.scale
+    if kind == "attention":
+        behind = (_H200_FLOPS / setting.device.half) ** constants.attention_falloff
+        share = constants.wide_attention if wide else constants.attention * behind
+        return flops / (rate * share)
+    if kind == "depthwise":
+        return flops / (setting.device.fp32 * constants.depthwise_rate)
+    if kind == "grouped_conv":
+        return flops / (rate * constants.grouped_conv)
+    slower = _peak(kernel, setting) / setting.device.half
+    if kind == "conv":
+        rate *= constants.wide_conv if wide else constants.conv
+        rate *= depth / (depth + constants.conv_depth * slower)
+        rate *= columns / (columns + constants.conv_columns)
+        return flops * _padded(columns, _PAD_CONV) * _padded(depth, _PAD_CONV) / rate
+    rate *= depth / (depth + constants.depth * slower)
+    pad = _PAD_WIDE if wide else _PAD_HALF
+    tiles = groups * ceil(rows / _TILE) * ceil(columns / _TILE) * max(1.0, depth / _SPLIT)
+    busy = min(1.0, max(0.02, tiles / _PROCESSORS))
+    return flops * _padded(rows, pad) * _padded(columns, pad) / (rate * busy)
+
+
+def _padded(size: float, step: int) -> float:
+    """The size rounded up to a multiple of `step`, as a multiple of the size."""
+    return ceil(size / step) * step / size
+
+
+def _shape(kernel: KernelProfile, scale: float) -> tuple[float, float, float, float]:
+    """The shape as a matrix product (groups, rows, columns, inner length) at another batch. The
+    batch is the number of products, the rows of a product with parameters, or else the inner length
+    of the product that makes the gradient of parameters.
+    """
+    groups, rows, columns, depth = (max(1.0, float(each)) for each in kernel.size)
+    if kernel.kind == "conv" or kernel.fixed_bytes:
+        return groups, max(1.0, rows * scale), columns, depth
+    if groups > 1:
+        return max(1.0, groups * scale), rows, columns, depth
+    return groups, rows, columns, max(1.0, depth * scale)
+
+
+def _extra(kernel: KernelProfile, moved: float, setting: KernelSetting) -> float:
+    """Seconds for what a better choice of layout or attention would avoid."""
+    constants = setting.constants
+    bandwidth = bandwidth_of(setting.device, constants)
+    is_half = _is_half(kernel, setting.precision)
+    dense = kernel.kind == "conv" and _kind_of(kernel) != "depthwise"
+    if dense and is_half and not setting.run.channels_last:
+        return constants.layout * moved / bandwidth
+    if kernel.kind == "attention" and setting.run.math_attention:
+        heads, queries, keys, _ = kernel.size
+        # Scores, mask, softmax and product are each written to memory and read again.
+        passes = 10 if kernel.backward else 8
+        scores = heads * queries * keys * setting.scale * (4 if kernel.wide else 2)
+        return passes * scores / (bandwidth * constants.softmax)
+    return 0.0
+
+
+def _is_half(kernel: KernelProfile, precision: str) -> bool:
+    return not kernel.wide and precision in ("bf16", "fp16", "fp8")
+
+
+def _rate(kernel: KernelProfile, setting: KernelSetting) -> float:
+    """The FLOP/s of a large product in the kernel's precision."""
+    device, constants = setting.device, setting.constants
+    share = constants.half
+    if not _is_half(kernel, setting.precision):
+        share = constants.tf32 if setting.precision == "tf32" else constants.fp32
+        if device.tf32 == device.fp32:
+            share = constants.fp32
+    rate = _peak(kernel, setting) * share * device.achieved
+    return float(rate * (_H200_FLOPS / device.half) ** _FALLOFF)
+
+
+def _peak(kernel: KernelProfile, setting: KernelSetting) -> float:
+    """The data sheet's FLOP/s in the kernel's precision."""
+    device, precision = setting.device, setting.precision
+    if not _is_half(kernel, precision):
+        return device.tf32 if precision == "tf32" else device.fp32
+    return device.fp8 if precision == "fp8" and kernel.kind == "matmul" else device.half
