@@ -13,6 +13,7 @@ from tests.contract.test_provider_aws import PROOF
 from tests.ec2.machines import Ec2, ec2_at
 from tests.ec2.rules import allow_only
 from tests.system.digits import ARGUMENTS, train_undisturbed, write_digits
+from tests.system.named_machines import play_machine
 from tests.system.trust import User, user_at, wait_until
 
 from cavvy.domain.units import parse_rate
@@ -90,6 +91,11 @@ def test_a_job_runs(ec2: Ec2, user: User) -> None:
     (life,) = ec2.cloud.history
     assert f"on {life.id}" in user.log(name)
     assert ec2.cloud.left().get("instances") is None
+
+
+def test_jobs_share_a_machine(ec2: Ec2, user: User) -> None:
+    play_machine(user, "resources: {gpu: T4}", lambda: len(ec2.cloud.history))
+    wait_until(lambda: ec2.cloud.left().get("instances") is None)
 
 
 @pytest.mark.proves(PROOF, "notice")

@@ -14,6 +14,7 @@ from tests.contract.test_provider_kubernetes import PROOF
 from tests.system.kubernetes import users
 from tests.system.kubernetes.cluster import Cluster
 from tests.system.kubernetes.users import SMALL, check_gone, configure
+from tests.system.named_machines import play_machine
 from tests.system.trust import PATIENCE_S, User, counting, user_at, wait_until
 
 pytestmark = [
@@ -36,6 +37,15 @@ def test_a_job_runs_and_is_billed_its_gpus(user: User, cluster: Cluster) -> None
     assert user.log(name).count("GPU-") == 2
     (charge,) = user.json("cost", job.id)["charges"]
     assert charge["rate_micros_per_hour"] == 7200 * 10**6
+    check_gone(cluster)
+
+
+def test_jobs_share_a_machine(user: User, cluster: Cluster) -> None:
+    def count_scheduled() -> int:
+        found = cluster.api("/api/v1/namespaces/default/events")["items"]
+        return sum(each["reason"] == "Scheduled" for each in found)
+
+    play_machine(user, "resources: {gpu: H100:2}", count_scheduled)
     check_gone(cluster)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.system.named_machines import play_machine
 from tests.system.slurm import Cluster, cluster_at, why_not
 from tests.system.trust import User, counting, user_at, wait_until
 from tests.waits import PATIENCE_S
@@ -74,6 +75,11 @@ def test_a_job_runs_to_its_end_with_its_log_and_its_bill(user: User, cluster: Cl
     assert job.spent_micros == charge["amount_micros"]
     check_gone(user, cluster)
     assert [cluster.job(each) for each in cluster.jobs()] == ["COMPLETED"]
+
+
+def test_jobs_share_a_machine(user: User, cluster: Cluster) -> None:
+    play_machine(user, "resources: {gpu: H100:2}", lambda: len(cluster.jobs()))
+    check_gone(user, cluster)
 
 
 def test_ranks_of_a_gang_have_a_node_each_and_meet(user: User, cluster: Cluster) -> None:
