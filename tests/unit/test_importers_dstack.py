@@ -257,6 +257,13 @@ def test_what_becomes_something_near_is_noted() -> None:
     assert keys(found, refused=False) == ["nvcc", "registry_auth", "utilization_policy"]
 
 
+def test_the_shortest_length_is_named() -> None:
+    with pytest.raises(SpecError) as caught:
+        run("utilization_policy: {min_gpu_utilization: 10, time_window: 6s}")
+    assert "6s is too short" in str(caught.value)
+    assert "a length of time of at least 5m00s, such as 90" in str(caught.value)
+
+
 def test_files_are_submitted() -> None:
     found = run("files: [a.txt, ~/b:/etc/b, {local_path: ../c, path: ~/c}]")
     assert found.task is not None

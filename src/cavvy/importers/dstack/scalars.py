@@ -4,8 +4,10 @@ string, but true does not count as a string.
 
 import re
 from collections.abc import Iterable
+from datetime import timedelta
 from functools import partial
 
+from cavvy.domain.units import format_duration
 from cavvy.importers.scalars import describe_value, is_string, make_flag, make_text, no_choice
 from cavvy.importers.shapes import ScalarRule
 from cavvy.importers.yaml11 import UnquotedDate
@@ -106,7 +108,8 @@ def duration(low: float | None = None) -> ScalarRule:
             return f"{describe_value(node)} is not a length of time"
         return f"{node.text} is too short" if low is not None and value < low else ""
 
-    return ScalarRule("a length of time such as 90, 30s, 10m, 2h or 1d", test)
+    bound = f" of at least {format_duration(timedelta(seconds=low))}" if low else ""
+    return ScalarRule(f"a length of time{bound}, such as 90, 30s, 10m, 2h or 1d", test)
 
 
 def switched(low: float | None = 0) -> ScalarRule:
