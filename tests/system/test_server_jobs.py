@@ -250,3 +250,22 @@ def test_a_machine_is_reused_with_its_setup_and_entered_by_its_name(home: Path) 
         client.stop_machine("default", "dev")
         wait_until(lambda: client.machine("default", "dev").state == "stopped")
         assert client.job("default", "second").phase == "stopped"
+
+
+def test_a_small_job_starts_beside_a_larger_one_that_waits(home: Path) -> None:
+    cpus = len(os.sched_getaffinity(0))
+    if cpus < 2:
+        pytest.skip("needs two CPUs")
+    task = "{{name: {0}, resources: {{cpu: {1}}}, run: 'while [ ! -e {2} ]; do sleep 0.05; done'}}"
+    with connect() as client:
+        client.submit(task.format("most", cpus - 0.5, home.parent / "go"))
+        wait_until(lambda: client.job("default", "most").phase == "running")
+        client.submit(task.format("waits", 1, home.parent / "go"))
+        wait_until(lambda: "waits for free capacity" in client.job("default", "waits").reason)
+        client.submit("{name: beside, resources: {cpu: 0.5}, run: 'true'}")
+        assert run_to_end(client, "beside") == "done"
+        assert client.job("default", "waits").phase == "queued"
+        client.submit(f"{{name: delays, resources: {{cpu: {cpus - 0.5}}}, run: 'true'}}")
+        wait_until(lambda: "waits" in client.job("default", "delays").reason)
+        (home.parent / "go").touch()
+        assert [run_to_end(client, name) for name in ("waits", "delays")] == ["done", "done"]

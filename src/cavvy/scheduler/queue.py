@@ -9,6 +9,7 @@ from fractions import Fraction
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.jobs import Job
 from cavvy.domain.offers import Offer
+from cavvy.scheduler.backfill import CHECKS, HostWait, may_delay
 from cavvy.scheduler.packing import AllocationOwner, allocate_across, hosts_of
 from cavvy.scheduler.pools import count_left, take
 
@@ -57,9 +58,10 @@ class JobWait:
 class JobScheduler:
     """Decides for each waiting job, in the queue's order, whether and where it starts.
 
-    The order is strict for every host and offer: while a job waits for a host, no later job gets
-    that host, so small jobs cannot starve a large one. A later job that can use another host is not
-    delayed.
+    The order is strict for every host and offer: while a job waits for an offer, no later job gets
+    that offer. While a job waits for a shared host, a later job gets a part of that host only if it
+    cannot delay the earlier one (`backfill`). So small jobs cannot starve a large one. A later job
+    that can use another host is not delayed.
     """
 
     def __init__(self, capacity: QueueCapacity) -> None:
@@ -67,6 +69,8 @@ class JobScheduler:
         self._allocations = list(capacity.allocations)
         self._used = dict(capacity.used)
         self.blocked: set[str] = set()  # hosts and offers that earlier jobs wait for
+        self._waits: list[list[HostWait]] = []  # earlier jobs that wait for shared hosts
+        self._checks = CHECKS  # how many jobs may still be checked for backfill
 
     def decide(self, waiting_job: WaitingJob, *others: WaitingJob) -> JobPlacement | JobWait:
         """Decide about the next job. A placement reduces the capacity for later jobs. `others` are
@@ -81,6 +85,7 @@ class JobScheduler:
             self.blocked.update(
                 *(self._lanes(offer, each.avoid) for each in choices for offer in each.offers)
             )
+            self._waits += [waits] if (waits := self._waits_of(choices)) else []
             return JobWait(
                 job=waiting_job.job, reason=_reason(offers, behind, earlier), behind=behind
             )
@@ -95,13 +100,10 @@ class JobScheduler:
     def _place(self, waiting_job: WaitingJob) -> JobPlacement | None:
         task = waiting_job.job.task
         owner = AllocationOwner(gang=waiting_job.gang, project=waiting_job.job.project)
-        hosts = (
-            [host for host in self._hosts if host.name not in waiting_job.avoid]
-            if waiting_job.avoid
-            else self._hosts
-        )
+        hosts = self._hosts_for(waiting_job)
         for offer in waiting_job.offers:
-            if not self.blocked.isdisjoint(self._lanes(offer, waiting_job.avoid)):
+            held = not self.blocked.isdisjoint(self._lanes(offer, waiting_job.avoid))
+            if held and not offer.shared:
                 continue
             if not offer.shared:
                 left = count_left(offer, self._used)
@@ -109,9 +111,37 @@ class JobScheduler:
                     return JobPlacement(job=waiting_job.job, offer=offer)
                 continue
             mine = allocate_across(task, offer, hosts, self._allocations, owner)
-            if mine is not None:
+            if mine is not None and not (held and self._may_delay(mine)):
                 return JobPlacement(job=waiting_job.job, offer=offer, allocations=mine)
         return None
+
+    def _hosts_for(self, waiting_job: WaitingJob) -> list[Host]:
+        return (
+            [host for host in self._hosts if host.name not in waiting_job.avoid]
+            if waiting_job.avoid
+            else self._hosts
+        )
+
+    def _waits_of(self, choices: Sequence[WaitingJob]) -> list[HostWait]:
+        """What a job waits for on shared hosts."""
+        return [
+            HostWait(
+                task=each.job.task,
+                offer=offer,
+                hosts=tuple(self._hosts_for(each)),
+                owner=AllocationOwner(gang=each.gang, project=each.job.project),
+            )
+            for each in choices
+            for offer in each.offers
+            if offer.shared
+        ]
+
+    def _may_delay(self, mine: Sequence[Allocation]) -> bool:
+        """Whether a job with these allocations may delay an earlier job."""
+        if not self._checks:
+            return True
+        self._checks -= 1
+        return may_delay(mine, self._waits, self._allocations)
 
     def _lanes(self, offer: Offer, avoid: frozenset[str]) -> set[str]:
         """What a job for this offer waits for: the offer or its host and, for a group, each host
