@@ -348,24 +348,6 @@ def test_a_request_is_named_after_its_gang_and_installation() -> None:
     assert all(len(name) <= 64 for name in names)
 
 
-def test_an_account_without_a_default_vpc_is_told_to_name_one(
-    provider_rig: Callable[..., ProviderRig],
-) -> None:
-    here = provider_rig()
-    fault = "VPCIdNotSpecified: No default VPC for this user"
-    here.cloud.rules.fault = lambda service, action: (
-        fault if action == "CreateSecurityGroup" else None
-    )
-
-    async def scenario() -> None:
-        with pytest.raises(Refused, match="no default VPC; set `vpc`"):
-            await here.provider.launch(await here.gang("t3.medium"))
-        here.cloud.rules.fault = None
-        await here.clear()
-
-    play(scenario)
-
-
 def test_reads_that_are_throttled_are_asked_again_beside_the_loop(
     provider_rig: Callable[..., ProviderRig], account: requests.Direct
 ) -> None:

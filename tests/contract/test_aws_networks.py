@@ -320,6 +320,78 @@ def test_a_vpc_s_other_zones_are_tried_where_one_has_no_capacity(own: Own) -> No
     play(scenario)
 
 
+def test_other_default_zones_are_tried_if_the_zone_that_ec2_chose_is_full(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    here, kind = provider_rig(instances="g4dn.xlarge"), "g4dn.xlarge"
+    zones = here.cloud.rules.zones[REGION]
+    here.cloud.rules.picks = zones[0]
+    for zone in (zones[0], *zones[2:]):
+        here.cloud.rules.stock[kind, zone, "on-demand"] = 0
+
+    async def scenario() -> None:
+        gang = await here.gang(kind, nodes=2)
+        await here.provider.launch(gang)
+        tried = [params for name, params in here.cloud.requests if name == "RunInstances"]
+        assert "SubnetId" not in tried[0]
+        assert all("SubnetId" in each for each in tried[1:])
+        assert len({each["ClientToken"] for each in tried}) == len(tried) >= 2
+        assert {life.zone for life in here.cloud.history} == {zones[1]}
+        await here.provider.launch(gang)  # again, as after a restart: nothing new
+        assert len(here.cloud.history) == 2
+        await here.clear()
+
+    try:
+        play(scenario)
+    finally:
+        here.cloud.rules.picks = None
+
+
+@pytest.fixture
+def no_default(own: Own) -> Iterator[Own]:
+    """The account has no default subnet any more, but an own VPC with a route to the server."""
+    own.backend.create_route(own.table, "0.0.0.0/0", nat_gateway_id="nat-0")
+    default = [each for each in own.backend.describe_subnets() if each.default_for_az]
+    for each in default:
+        each.default_for_az = False
+    yield own
+    for each in default:
+        each.default_for_az = True
+
+
+def test_without_a_default_subnet_the_only_vpc_is_used(
+    no_default: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, backend = no_default.here, no_default.backend
+    before = dict(backend.subnets)
+    for zone in before:  # only the subnet of the own VPC is left
+        kept = {name: each for name, each in before[zone].items() if each.vpc_id == no_default.vpc}
+        monkeypatch.setitem(backend.subnets, zone, kept)
+
+    async def scenario() -> None:
+        await here.provider.launch(await here.gang(KIND))
+        (life,) = here.cloud.history
+        assert here.launch()["SubnetId"] == no_default.subnet
+        assert here.cloud.groups.get(life.groups[0]).vpc == no_default.vpc
+        await clear(no_default)
+
+    play(scenario)
+
+
+def test_without_a_default_subnet_one_of_several_vpcs_must_be_named(no_default: Own) -> None:
+    here = no_default.here
+
+    async def scenario() -> None:
+        with pytest.raises(Refused, match=f"several VPCs .*{no_default.vpc}.*; set `vpc`"):
+            await here.provider.launch(await here.gang(KIND))
+        named = await here.gang(KIND, network=NetworkNeed(vpc=no_default.vpc))
+        await here.provider.launch(named)
+        assert here.launch()["SubnetId"] == no_default.subnet
+        await clear(no_default)
+
+    play(scenario)
+
+
 def test_a_card_that_takes_one_interface_gets_its_first(
     own: Own, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,7 +111,9 @@ class Cloud:
                 ids[zone.zone_id] = zone.name
                 self.zone_ids[zone.name] = zone.zone_id
             backend.tags.clear()
-        self.groups = Groups(vpcs=self.vpcs, used=self.group_in_use)
+        self.groups = Groups(
+            vpcs=self.vpcs, default=self.default_vpc, used=self.group_in_use
+        )
         self._images: dict[str, frozenset[str]] = {}
         self._facts: dict[str, Mapping[str, Any]] = {}
         self._forget_at = self.hours.now()
@@ -283,6 +285,8 @@ class Cloud:
                 for each in zones
                 if any(p.zone == each and p.type == kind for p in self.rules.spot)
             ]
+        if self.rules.picks is not None and not zone:
+            zones = [self.rules.picks]
         rich = [
             each
             for each in zones
@@ -367,6 +371,13 @@ class Cloud:
                 each.id for each in self.backend(region).describe_images()
             )
         return self._images[region]
+
+    def default_vpc(self, region: str) -> str:
+        """The VPC of a request that names none. Raises Answer if the region has no default one."""
+        default = [each.id for each in self.backend(region).describe_vpcs() if each.is_default]
+        if not default:
+            raise Answer("VPCIdNotSpecified", "No default VPC for this user.")
+        return str(default[0])
 
     def vpcs(self, region: str) -> Sequence[str]:
         """The default one first."""

@@ -27,14 +27,15 @@ class Group:
 class Groups:
     """Every group of an account but for the VPCs' own."""
 
-    vpcs: Callable[[str], Sequence[str]]  # of a region, the default one first
+    vpcs: Callable[[str], Sequence[str]]  # of a region
+    default: Callable[[str], str]  # the default VPC of a region
     used: Callable[[str], bool]
     known: dict[str, Group] = field(default_factory=dict)
     made: int = 0
 
     def make(self, region: str, params: Mapping[str, str], tags: Mapping[str, str]) -> Group:
         vpcs, name = self.vpcs(region), params["GroupName"]
-        vpc = params.get("VpcId", vpcs[0])
+        vpc = params.get("VpcId") or self.default(region)
         if vpc not in vpcs:
             raise Answer("InvalidVpcID.NotFound", f"The vpc ID '{vpc}' does not exist")
         if any(

@@ -132,7 +132,11 @@ def _check_network(cloud: "Cloud", region: str, params: Params) -> None:
     subnet = params.get("SubnetId") or params.get("NetworkInterface.1.SubnetId")
     if subnet and subnet not in {each.id for each in backend.describe_subnets()}:
         raise Answer("InvalidSubnetID.NotFound", f"The subnet ID '{subnet}' does not exist")
-    vpc = backend.get_subnet(subnet).vpc_id if subnet else cloud.vpcs(region)[0]
+    vpc = backend.get_subnet(subnet).vpc_id if subnet else cloud.default_vpc(region)
+    default = [each for each in backend.describe_subnets() if each.default_for_az]
+    if not subnet and not any(each.vpc_id == vpc for each in default):
+        text = f"No subnets found for the default VPC '{vpc}'. Please specify a subnet."
+        raise Answer("MissingInput", text)
     for each in list_groups(params):
         if cloud.groups.get(each).vpc != vpc:
             raise Answer(

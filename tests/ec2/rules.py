@@ -81,6 +81,7 @@ class Rules:
     missing: set[tuple[str, str]] = field(
         default_factory=set
     )  # (type, zone): it is not there at all
+    picks: str | None = None  # the zone that EC2 chooses if the request names none, rich or poor
     parameters: dict[str, str] = field(default_factory=dict)  # the account's own of Systems Manager
     boot: timedelta = timedelta(seconds=5)
     hidden: timedelta = timedelta(

@@ -176,12 +176,14 @@ class AwsLauncher:
         offer = gang.offer
         disks, zone = await self._volumes.plan(gang)
         zone = _choose_zone(gang, zone)
-        subnets = await self._choose_subnets(
+        subnets, free = await self._choose_subnets(
             gang, shape, launch_options, zone, chooses=bool(disks) and zone is None
         )
-        if subnets and disks:
+        if disks and not free:
             zone, subnets = zone or str(subnets[0]["AvailabilityZone"]), subnets[:1]
         names = [str(each["SubnetId"]) for each in subnets]
+        if free:  # EC2 chooses first; with `zone`, its choice is the only one
+            names = ["", *(names if zone is None else ())]
         reserved = await self._reserve(offer, gang.nodes)
         image = await self._images.choose(offer.region, shape, str(gang.options.get("image") or ""))
         together = gang.nodes > 1 and shape.efa > 0 and shape.cluster
@@ -196,7 +198,7 @@ class AwsLauncher:
             image=image.id,
             root=image.root,
             disk_gib=max(launch_options.disk_gib, image.size_gib),
-            subnet=names[0] if names else None,
+            subnet=names[0] or None,
             others=names[1:],
             **_describe(reserved),
             makes_group=not launch_options.groups,
@@ -231,9 +233,9 @@ class AwsLauncher:
         zone: str | None,
         *,
         chooses: bool,
-    ) -> Sequence[Json]:
-        """The subnets to try, one for each zone; none if EC2 chooses the subnet. If `chooses` is
-        True, the caller needs the zone of a subnet, so the result is never empty. Raises
+    ) -> tuple[Sequence[Json], bool]:
+        """The subnets to try, one for each zone, and whether EC2 may choose among them. If
+        `chooses` is True, the caller needs the zone of a subnet, so EC2 may not choose. Raises
         NoCapacity, Refused, TryAgain.
         """
         asked, region = launch_options, gang.offer.region
@@ -241,14 +243,16 @@ class AwsLauncher:
         many = asked.efa and gang.nodes > 1 and shape.efa + shape.efa_card > 1
         many = many and asked.public_ip is not True
         named = bool(asked.subnet or asked.vpc)
-        if not (named or many or asked.public_ip is not None or chooses):
-            return ()
+        found = await self._networks.list_subnets(region, asked.subnet, asked.vpc, zones)
+        default = all(each.get("DefaultForAz") for each in found)
+        if default and not (named or many or asked.public_ip is not None or chooses):
+            return _first_of_each_zone(found), True
         server = self._server
         if many and not named and is_name(server):
             server = f"https://{_SOME_PUBLIC_ADDRESS}"
-        usable: dict[str, Json] = {}
+        usable: list[Json] = []
         refusals = []
-        for subnet in await self._networks.list_subnets(region, asked.subnet, asked.vpc, zones):
+        for subnet in found:
             given = bool(subnet.get("MapPublicIpOnLaunch")) and not many
             public = given if asked.public_ip is None else asked.public_ip
             try:
@@ -256,7 +260,7 @@ class AwsLauncher:
             except Refused as error:
                 refusals.append(error)
             else:
-                usable.setdefault(str(subnet["AvailabilityZone"]), subnet)
+                usable.append(subnet)
         if not usable and many and not named:
             raise Refused(
                 f"network: {gang.offer.instance_type} has {shape.efa} network adapters, so its "
@@ -266,7 +270,7 @@ class AwsLauncher:
             )
         if not usable:
             raise refusals[0]
-        return list(usable.values())
+        return _first_of_each_zone(usable), False
 
     async def _make_network(
         self,
@@ -372,6 +376,14 @@ class AwsLauncher:
             await self._ledger.drop(record.name)
         else:
             await self._ledger.put(replace(record, ended_at=self._now()))
+
+
+def _first_of_each_zone(subnets: Sequence[Json]) -> list[Json]:
+    """The first subnet of each zone."""
+    found: dict[str, Json] = {}
+    for each in subnets:
+        found.setdefault(str(each["AvailabilityZone"]), each)
+    return list(found.values())
 
 
 def _choose_zone(gang: GangSpec, zone: str | None) -> str | None:

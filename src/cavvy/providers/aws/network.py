@@ -62,17 +62,23 @@ class GangNetworks:
         self, region: str, named: str | None, vpc: str | None, zones: Collection[str]
     ) -> Sequence[Json]:
         """Return the named subnet, or the VPC's subnets in these zones, those with the most free
-        addresses first. If `vpc` is None, the default subnets are listed.
+        addresses first. If `vpc` is None, the default subnets are listed, or the subnets of the
+        account's only VPC if the region has no default subnet.
 
-        Raises Refused if there is no subnet at all, and NoCapacity if there is none in these zones.
+        Raises Refused if there is no subnet at all, or if there are several VPCs and none of them
+        is the default; NoCapacity if there is no subnet in these zones.
         """
         if named:
-            found, what = [await self.find_subnet(region, named)], f"the subnet {named} is not"
+            found: Sequence[Json] = [await self.find_subnet(region, named)]
+            what = f"the subnet {named} is not"
+        elif vpc is not None:
+            found = await self._account.items(region, "describe_subnets", {"vpc-id": vpc})
+            what = f"the VPC {vpc} has no subnet"
         else:
-            key, value = ("vpc-id", vpc) if vpc is not None else ("default-for-az", "true")
-            found = await self._account.items(region, "describe_subnets", {key: value})
-            owner = f"the VPC {vpc}" if vpc is not None else "the account"
-            what = f"{owner} has no {'default ' * (vpc is None)}subnet"
+            default = {"default-for-az": "true"}
+            found = await self._account.items(region, "describe_subnets", default)
+            what = f"the account has no {'default ' if found else ''}subnet"
+            found = found or await self._list_only_vpc(region)
         if not found:
             raise Refused(f"network: {what} in {region}; set `subnet` or another `vpc`")
         fits = [each for each in found if each.get("AvailabilityZone") in zones]
@@ -86,6 +92,17 @@ class GangNetworks:
             key=lambda each: (int(each.get("AvailableIpAddressCount", 0)), str(each["SubnetId"])),
             reverse=True,
         )
+
+    async def _list_only_vpc(self, region: str) -> Sequence[Json]:
+        """The subnets of a region that has one VPC. Raises Refused if it has several."""
+        found = await self._account.items(region, "describe_subnets")
+        vpcs = sorted({str(each["VpcId"]) for each in found})
+        if len(vpcs) > 1:
+            raise Refused(
+                f"network: {region} has no default subnet and several VPCs ({', '.join(vpcs)}); "
+                "set `vpc` or `subnet` in `resources.network` or in [providers.aws]"
+            )
+        return found
 
     async def check_way(self, region: str, subnet: Json, server: str, *, public: bool) -> None:
         """Raise Refused if the routes of a subnet do not lead to the server's public address.
