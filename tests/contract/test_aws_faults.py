@@ -9,12 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from tests.contract import test_aws_requests as requests
 from tests.contract.test_aws_requests import BASE, REGION, ProviderRig, play
+from tests.ec2.cloud import Cloud
+from tests.ec2.direct import Direct
 from tests.ec2.rules import Reserved
-from tests.ec2.server import served
+from tests.ec2.server import Front, served
 
 from cavvy.agent.config import ConfigFields, NoticeAddress
 from cavvy.agent.notices.poll import find_events, seconds_left
@@ -23,9 +26,10 @@ from cavvy.domain.tasks import NetworkNeed, Volume, VolumeKind
 from cavvy.providers.aws import market
 from cavvy.providers.aws.account import AwsAccount, Json, in_thread
 from cavvy.providers.aws.launch import make_token
-from cavvy.providers.aws.manifest import NOTICES
+from cavvy.providers.aws.manifest import MANIFEST, NOTICES
 from cavvy.providers.base import GangState, NoCapacity, ProviderError, Refused, TryAgain
 from cavvy.providers.notices import make_notice_fields
+from cavvy.providers.registry import check_settings
 
 account, provider_rig = requests.account, requests.provider_rig
 DATA = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
@@ -158,6 +162,27 @@ def test_quotas_that_cannot_be_read_again_stay_as_they_were(
         here.cloud.hours.jump(timedelta(minutes=2))  # it asks again sooner than it would
         assert "p4d.24xlarge" in await offered()
         assert here.provider.silent() == []
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("account")  # its credentials
+def test_a_region_that_the_account_has_not_enabled_is_reported_as_such(tmp_path: Path) -> None:
+    other = "eu-west-2"
+    cloud, table = Cloud(regions=(REGION, other)), {"regions": f"{other}, {REGION}"}
+    direct = Direct(check_settings(MANIFEST, {**BASE, **table}), Front(cloud))
+    here = ProviderRig(cloud, direct, tmp_path, table)
+    cloud.rules.disabled = frozenset({other})
+
+    async def scenario() -> None:
+        assert {offer.region for offer in await here.provider.offers()} == {REGION}
+        (problem,) = here.provider.silent()
+        assert "has not enabled the region eu-west-2" in problem
+        assert "enable-region --region-name eu-west-2" in problem
+        cloud.rules.disabled = frozenset()
+        offers = await here.provider.offers()
+        assert here.provider.silent() == []
+        assert {offer.region for offer in offers} == {REGION, other}
 
     play(scenario)
 

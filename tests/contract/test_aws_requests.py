@@ -405,6 +405,42 @@ def test_everything_that_is_made_carries_the_tags(provider_rig: Callable[..., Pr
     play(scenario)
 
 
+def test_a_user_s_own_name_tag_is_kept(provider_rig: Callable[..., ProviderRig]) -> None:
+    here = provider_rig()
+
+    async def scenario() -> None:
+        await here.provider.launch(await here.gang("t3.medium", labels={"Name": "ada's node"}))
+        await here.provider.launch(await here.gang("t3.medium", name="rm-b-1"))
+        assert [life.tags["Name"] for life in here.cloud.history] == ["ada_s node", "rm-b-1"]
+        await here.clear()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("profile", ["training", "arn:aws:iam::123456789012:instance-profile/t"])
+def test_nodes_get_the_instance_profile_of_the_settings(
+    provider_rig: Callable[..., ProviderRig], profile: str
+) -> None:
+    here = provider_rig(instance_profile=profile)
+    here.cloud.rules.profiles = frozenset([profile])
+
+    async def scenario() -> None:
+        gang = await here.gang("t3.medium")
+        with pytest.raises(Refused, match=r"iam:PassRole.*check aws --policy"):
+            await here.provider.launch(gang)  # the policy of an account without profiles
+        allow_only(here.cloud.rules, here.provider.policy())
+        await here.provider.launch(gang)
+        kind = "Arn" if profile.startswith("arn:") else "Name"
+        assert here.launch()[f"IamInstanceProfile.{kind}"] == profile
+        assert "iam:PassRole" in here.cloud.used
+        here.cloud.rules.profiles = frozenset()
+        with pytest.raises(Refused, match=f"{profile}.*is invalid"):
+            await here.provider.launch(await here.gang("t3.medium", name="rm-b-1"))
+        await here.clear()
+
+    play(scenario)
+
+
 @pytest.mark.proves(PROOF, "disk")
 def test_a_disk_is_as_asked_and_never_smaller_than_its_image(
     provider_rig: Callable[..., ProviderRig],

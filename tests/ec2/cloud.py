@@ -111,9 +111,7 @@ class Cloud:
                 ids[zone.zone_id] = zone.name
                 self.zone_ids[zone.name] = zone.zone_id
             backend.tags.clear()
-        self.groups = Groups(
-            vpcs=self.vpcs, default=self.default_vpc, used=self.group_in_use
-        )
+        self.groups = Groups(vpcs=self.vpcs, default=self.default_vpc, used=self.group_in_use)
         self._images: dict[str, frozenset[str]] = {}
         self._facts: dict[str, Mapping[str, Any]] = {}
         self._forget_at = self.hours.now()

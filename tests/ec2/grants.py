@@ -37,7 +37,9 @@ def read_policy(policy: str) -> Sequence[Grant]:
         assert statement["Effect"] == "Allow"
         named, condition = statement["Action"], dict(statement.get("Condition", {}))
         tagged = condition.pop("Null", None) == {f"aws:ResourceTag/{TAG}": "false"}
-        creating = condition.pop("StringEquals", {}).get("ec2:CreateAction", ())
+        equal = condition.pop("StringEquals", {})
+        creating = equal.pop("ec2:CreateAction", ())
+        assert equal in ({}, {"iam:PassedToService": "ec2.amazonaws.com"}), equal
         assert condition.keys() <= {"StringLike"}, condition
         actions = frozenset([named] if isinstance(named, str) else named)
         resource = str(statement["Resource"])

@@ -30,6 +30,11 @@ def check_request(cloud: "Cloud", region: str, params: Params) -> None:
     key = params.get("KeyName")
     if key and key not in cloud.backend(region).key_pairs:
         raise Answer("InvalidKeyPair.NotFound", f"The key pair '{key}' does not exist")
+    for form in ("Name", "Arn"):
+        profile = params.get(f"IamInstanceProfile.{form}")
+        if profile is not None and profile not in cloud.rules.profiles:
+            text = f"Value ({profile}) for parameter iamInstanceProfile.{form.lower()} is invalid."
+            raise Answer("InvalidParameterValue", text)
     _check_market(cloud, params)
     _check_disk(params)
     _check_tags(params)

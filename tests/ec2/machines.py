@@ -41,6 +41,7 @@ mount --bind {var} /var/lib
 mkdir -p /dev/disk
 mount --bind {disks} /dev/disk
 mount --bind {hosts} /etc/hosts
+mount --bind {apt} /etc/apt/apt.conf.d
 PATH={bin}:$PATH; export PATH
 HOME={home}; export HOME
 cd /
@@ -64,11 +65,11 @@ class Machine:
         self._process: subprocess.Popen[bytes] | None = None
 
     def boot(self) -> None:
-        for name in ("home", "var", "bin", "disks/by-id"):
+        for name in ("home", "var", "bin", "disks/by-id", "apt"):
             (self.folder / name).mkdir(parents=True)
         for name in ("shutdown", "poweroff", "halt"):
-            (self.folder / "bin" / name).write_text(_SHUTDOWN)
-            (self.folder / "bin" / name).chmod(0o755)
+            self._write_command(name, _SHUTDOWN)
+        self._write_command("systemctl", f'#!/bin/sh\necho "$@" >>{self.folder}/systemctl\n')
         (self.folder / "home/user-data").write_bytes(self.life.user_data)
         (self.folder / "hosts").write_text(
             f"127.0.0.1 localhost\n{self.address} {self.life.id}\n"
@@ -82,6 +83,7 @@ class Machine:
             bin=self.folder / "bin",
             disks=self.folder / "disks",
             hosts=self.folder / "hosts",
+            apt=self.folder / "apt",
             log=self.log,
         )
         spaces = ["unshare", "--uts", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"]
@@ -94,6 +96,10 @@ class Machine:
             env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8"},
         )
         threading.Thread(target=self._watch, args=(self._process,), daemon=True).start()
+
+    def _write_command(self, name: str, text: str) -> None:
+        (self.folder / "bin" / name).write_text(text)
+        (self.folder / "bin" / name).chmod(0o755)
 
     def kill(self) -> None:
         """The power is cut. What it wrote can still be read."""

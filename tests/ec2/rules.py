@@ -81,6 +81,8 @@ class Rules:
     missing: set[tuple[str, str]] = field(
         default_factory=set
     )  # (type, zone): it is not there at all
+    disabled: frozenset[str] = frozenset()  # regions that the account has not enabled
+    profiles: frozenset[str] = frozenset()  # names and ARNs of the account's instance profiles
     picks: str | None = None  # the zone that EC2 chooses if the request names none, rich or poor
     parameters: dict[str, str] = field(default_factory=dict)  # the account's own of Systems Manager
     boot: timedelta = timedelta(seconds=5)

@@ -30,7 +30,7 @@ _IMAGES = (
     "/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id",
 )
 _OWN = re.compile(
-    r"TagSpecification|(NetworkInterface\.\d+\.)?SecurityGroupId|Placement\.GroupName|UserData"
+    r"TagSpecification|(NetworkInterface\.\d+\.)?SecurityGroupId|Placement\.GroupName|UserData|IamInstanceProfile"
 )
 _NAMES = {"service-quotas": "servicequotas"}
 
@@ -68,6 +68,11 @@ class Front:
                     raise Answer("Unavailable", "The service is unavailable.", 503)
                 if fault and ": " in fault:
                     raise Answer(*fault.split(": ", 1))
+                if region in cloud.rules.disabled:
+                    text = "AWS was not able to validate the provided access credentials"
+                    raise Answer(
+                        "AuthFailure" if service == "ec2" else "UnrecognizedClientException", text
+                    )
                 self._authorize(service, action, region, params)
                 content, kind = self._answer(service, action, region, params, body, environ)
             except Answer as error:
@@ -84,6 +89,12 @@ class Front:
         if not permits(grants, name, list(self._targets(action, region, params))):
             raise Answer("UnauthorizedOperation", f"You are not authorized to perform {name}.", 403)
         self.cloud.used.add(name)
+        if any(each.startswith("IamInstanceProfile.") for each in params):
+            if not permits(grants, "iam:PassRole", []):
+                raise Answer(
+                    "UnauthorizedOperation", "You are not authorized to perform iam:PassRole.", 403
+                )
+            self.cloud.used.add("iam:PassRole")
         if _makes_tags(params):
             if not permits_tags(grants, action):
                 raise Answer(
@@ -314,8 +325,14 @@ class Front:
     def _do_DescribeRegions(
         self, region: str, params: dict[str, str], environ: dict[str, Any]
     ) -> bytes:
+        disabled = self.cloud.rules.disabled
+        named = _list(params, "RegionName")
         items = "".join(
-            f"<item><regionName>{each}</regionName></item>" for each in self.cloud.regions
+            f"<item><regionName>{each}</regionName><optInStatus>"
+            f"{'not-opted-in' if each in disabled else 'opted-in'}</optInStatus></item>"
+            for each in self.cloud.regions
+            if (params.get("AllRegions") == "true" or each not in disabled)
+            and (not named or each in named)
         )
         return _xml(action="DescribeRegions", inner=f"<regionInfo>{items}</regionInfo>")
 

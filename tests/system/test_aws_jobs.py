@@ -90,6 +90,11 @@ def test_a_job_runs(ec2: Ec2, user: User) -> None:
     assert job.phase == "done"
     (life,) = ec2.cloud.history
     assert f"on {life.id}" in user.log(name)
+    machine = ec2.machines[life.id]
+    held_back = (machine.folder / "apt/99cavvy").read_text()  # upgrades, and waits for the lock
+    assert 'Periodic::Enable "0"' in held_back
+    assert 'Lock::Timeout "300"' in held_back
+    assert "apt-daily-upgrade.timer" in (machine.folder / "systemctl").read_text()
     assert ec2.cloud.left().get("instances") is None
 
 

@@ -16,6 +16,7 @@ from cavvy.packages import extra_command
 from cavvy.providers.aws.errors import AwsFault, translate
 from cavvy.providers.base import Refused
 
+HOME = "us-east-1"  # a region that is always enabled; it answers questions about other regions
 _CONNECT_S, _READ_S = 5, 30
 _MOST_PAGES = 500
 _THREADS = ThreadPoolExecutor(

@@ -64,6 +64,9 @@ LATER = frozenset(
 SAME_TOKEN = frozenset(
     {"IdempotentParameterMismatch", "IdempotentInstanceTerminated"}
 )  # an earlier call with the same client token launched the gang
+NOT_ENABLED = frozenset(
+    {"AuthFailure", "UnrecognizedClientException", "InvalidClientTokenId", "OptInRequired"}
+)  # the answers of a region that the account has not enabled, among other causes
 _SPOT_QUOTA = "MaxSpotInstanceCountExceeded"
 _HINTS = {
     "VcpuLimitExceeded": "the account's vCPU quota for this instance family is used up; request "

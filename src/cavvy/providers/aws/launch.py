@@ -37,6 +37,7 @@ class LaunchOptions:
     subnet: str | None
     groups: Sequence[str]
     key: str | None
+    profile: str | None  # the instance profile: its name or ARN
     public_ip: bool | None
     disk_gib: int
     disk_type: str
@@ -55,6 +56,7 @@ def make_launch_options(gang: GangSpec, settings: Mapping[str, Scalar]) -> Launc
         subnet=need.subnet or (None if need.vpc else text("subnet")),
         groups=need.security_groups or split_patterns(text("security_groups") or ""),
         key=need.key or text("key"),
+        profile=text("instance_profile"),
         public_ip=need.public_ip,
         disk_gib=max(
             gang.disk_gib or 0, int(settings.get("disk_gib", 100) if gang.disk_gib is None else 8)
@@ -349,6 +351,9 @@ class AwsLauncher:
         }
         if launch_options.key:
             request["KeyName"] = launch_options.key
+        if launch_options.profile:
+            kind = "Arn" if launch_options.profile.startswith("arn:") else "Name"
+            request["IamInstanceProfile"] = {kind: launch_options.profile}
         request |= make_market_options(record)
         adapters = self._adapters(record, shape, launch_options)
         if adapters or launch_options.public_ip is not None:

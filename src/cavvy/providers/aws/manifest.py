@@ -106,12 +106,14 @@ MANIFEST = Manifest(
         text("disk_type", "The type of the root disk, unless the task names one.", "gp3"),
         text(
             "vpc",
-            "The VPC of nodes, unless the task names one. The default is the region's default VPC.",
+            "The VPC of nodes, unless the task names one. The default is the region's default VPC, "
+            "or the region's only VPC if it has no default subnet.",
         ),
         text(
             "subnet",
             "The subnet of nodes, unless the task names one. By default, Cavvy tries the "
-            "VPC's subnets in turn, or EC2 chooses a default subnet.",
+            "VPC's subnets in turn. Without a VPC, EC2 chooses a default subnet; if it has no "
+            "capacity, Cavvy tries the default subnets of the other zones.",
         ),
         text(
             "security_groups",
@@ -123,6 +125,12 @@ MANIFEST = Manifest(
             "key",
             "The key pair for SSH to nodes, unless the task names one. Without a key pair, nodes "
             "accept no SSH logins.",
+        ),
+        text(
+            "instance_profile",
+            "The instance profile of nodes, as a name or an ARN. Its role lets work on the nodes "
+            "use AWS without keys, for example S3, and pull images from ECR. By default, nodes "
+            "have no role.",
         ),
         text(
             "reservations",

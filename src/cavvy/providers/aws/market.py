@@ -12,11 +12,12 @@ from typing import Any
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
-from cavvy.providers.aws.account import AwsAccount, Json
+from cavvy.providers.aws.account import HOME, AwsAccount, Json
+from cavvy.providers.aws.errors import NOT_ENABLED, AwsFault
 from cavvy.providers.aws.prices import fetch_on_demand, fetch_spot
 from cavvy.providers.aws.quotas import Quotas, allows, fetch_quotas, read_quotas
 from cavvy.providers.aws.shapes import InstanceShape, is_offered, read_shape, split_patterns
-from cavvy.providers.base import ProviderError, TryAgain
+from cavvy.providers.base import ProviderError, Refused, TryAgain
 from cavvy.providers.hosts.records import read, write
 
 _FACTS_AGE = timedelta(days=1)
@@ -195,7 +196,10 @@ class AwsMarket:
             kept = read(self._file(region), RegionFacts)
             known.facts = kept if kept is not None and kept.asked == asked else None
         if known.facts is None or now - known.facts.as_of >= _FACTS_AGE:
-            known.facts = await self._fetch_facts(region, asked)
+            try:
+                known.facts = await self._fetch_facts(region, asked)
+            except Refused as error:
+                raise await self._explain(region, error) from error
             write(self._file(region), known.facts)
         work: list[Callable[[str, _Region], Awaitable[None]]] = []
         if known.quotas_after is None or now >= known.quotas_after:
@@ -234,6 +238,27 @@ class AwsMarket:
             if each["InstanceType"] in shapes:
                 zones.setdefault(str(each["InstanceType"]), []).append(str(each["Location"]))
         return RegionFacts(as_of=self._now(), asked=asked, shapes=shapes, zones=zones, rates=micros)
+
+    async def _explain(self, region: str, error: Refused) -> Refused:
+        """The error of a region's first call. AWS rejects all credentials in a region that the
+        account has not enabled, so ask another region whether this one is enabled.
+        """
+        fault = error.__cause__
+        if not isinstance(fault, AwsFault) or fault.code not in NOT_ENABLED:
+            return error
+        try:
+            told = await self._account.items(
+                HOME, "describe_regions", AllRegions=True, RegionNames=[region]
+            )
+        except ProviderError:
+            return error
+        if not any(each.get("OptInStatus") == "not-opted-in" for each in told):
+            return error
+        return Refused(
+            f"the account has not enabled the region {region}; enable it with `aws account "
+            f"enable-region --region-name {region}`, which takes some minutes, or remove it from "
+            "`regions` in [providers.aws]"
+        )
 
     async def _read_spot(self, region: str, known: _Region) -> None:
         types = (

@@ -24,15 +24,15 @@ def mark_of(installation: str) -> str:
 
 
 def make_tags(mark: str, gang: str, labels: Mapping[str, str]) -> list[Mapping[str, str]]:
-    """Tags in AWS's form. The user's tags keep their names; tags with names that AWS reserves are
-    left out.
+    """Tags in AWS's form. The user's tags keep their names, `Name` included, which otherwise is the
+    gang's name; tags with names that AWS reserves are left out.
     """
-    own = {TAG: mark, GANG: gang, "Name": gang}
+    own = {TAG: mark, GANG: gang}
     users = {_fit(key, 128): _fit(value, 256) for key, value in sorted(labels.items())[:_MOST_TAGS]}
     users = {
         key: value for key, value in users.items() if key and not key.lower().startswith("aws:")
     }
-    return [{"Key": key, "Value": value} for key, value in {**users, **own}.items()]
+    return [{"Key": key, "Value": value} for key, value in {"Name": gang, **users, **own}.items()]
 
 
 def filters(mark: str, gang: str | None = None) -> Mapping[str, str]:

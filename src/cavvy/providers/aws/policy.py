@@ -43,9 +43,11 @@ CHANGES_OURS = (
 TAG = "cavvy:installation"
 
 
-def make_policy() -> str:
-    """The policy as IAM JSON. Tags can be set only by the call that creates the object."""
-    statements = [
+def make_policy(*, profile: bool = False) -> str:
+    """The policy as IAM JSON. Tags can be set only by the call that creates the object. With
+    `profile`, nodes may be given an instance profile.
+    """
+    statements: list[dict[str, object]] = [
         {"Sid": "Look", "Effect": "Allow", "Action": list(READS), "Resource": "*"},
         {"Sid": "Make", "Effect": "Allow", "Action": list(MAKES), "Resource": "*"},
         {
@@ -86,4 +88,14 @@ def make_policy() -> str:
             "Condition": {"StringLike": {"iam:AWSServiceName": "spot.amazonaws.com"}},
         },
     ]
+    if profile:
+        statements.append(
+            {
+                "Sid": "GiveProfile",
+                "Effect": "Allow",
+                "Action": "iam:PassRole",
+                "Resource": "*",
+                "Condition": {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}},
+            }
+        )
     return json.dumps({"Version": "2012-10-17", "Statement": statements}, indent=2)

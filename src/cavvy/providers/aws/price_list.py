@@ -10,12 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.aws.account import HOME, AwsAccount
 from cavvy.providers.aws.prices import fetch_on_demand, fetch_spot
 from cavvy.providers.base import ProviderError, Refused, wall_clock
 from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery, PriceSource, ProviderPrices
-
-_HOME = "us-east-1"  # used for the call that lists all regions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +38,7 @@ class AwsPrices:
     async def _read(self, account: AwsAccount, query: PriceQuery) -> ProviderPrices:
         offers: list[Offer] = []
         unknown: set[str] = set()
-        told = await account.items(_HOME, "describe_regions")
+        told = await account.items(HOME, "describe_regions")
         for region in sorted(str(each["RegionName"]) for each in told):
             query.progress(f"{self.title}: {len(offers):,} prices, {region}")
             rates = await fetch_on_demand(account, region, ())

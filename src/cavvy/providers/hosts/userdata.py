@@ -20,7 +20,7 @@ _ENGINE = """\
 command -v podman || command -v docker || command -v apptainer || (
   umask 022
   if command -v dnf; then dnf install -qy docker || dnf install -qy podman
-  else apt-get update -q; apt-get install -qy -o DPkg::Lock::Timeout=300 docker.io; fi
+  else apt-get update -q; apt-get install -qy docker.io; fi
   systemctl start docker
 )"""
 FOLDER = "/var/lib/cavvy"
