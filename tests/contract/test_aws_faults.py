@@ -365,6 +365,60 @@ def test_a_node_is_never_asked_for_where_its_type_is_not(
         backend.delete_vpc(vpc.id)
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_launch_that_fails_late_is_no_capacity_and_costs_nothing(
+    provider_rig: Callable[..., ProviderRig], lost: bool
+) -> None:
+    """EC2 accepts the request and ends the pending instances. If the reply was lost as well, the
+    repeated request is refused with IdempotentInstanceTerminated.
+    """
+    here = provider_rig()
+
+    async def scenario() -> None:
+        gang = await here.gang("g4dn.xlarge", spot=True, nodes=2)
+        zone = gang.offer.zone or ""
+        here.cloud.rules.fails_late = {zone: "Server.InsufficientInstanceCapacity"}
+        if lost:
+            here.cloud.rules.fault = lambda service, action: (
+                "lose" if action == "RunInstances" else None
+            )
+            with pytest.raises(TryAgain):
+                await here.provider.launch(gang)
+            here.cloud.rules.fault = None
+            for _ in range(2):
+                here.cloud.hours.jump(timedelta(minutes=1))
+                here.cloud.tick()
+        await here.provider.launch(gang)
+        await here.pass_time()
+        await here.pass_time()
+        (seen,) = await here.provider.gangs()
+        assert (seen.state, seen.no_capacity, seen.preempted) == (GangState.ENDED, True, False)
+        assert [node.started_at for node in seen.nodes] == [None, None]
+        assert seen.reason == "Server.InsufficientInstanceCapacity: The launch failed"
+        assert len(here.cloud.history) == 2
+        await here.clear()
+
+    play(scenario)
+
+
+def test_an_instance_that_ec2_could_not_start_for_its_disk_is_not_billed(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    here = provider_rig()
+
+    async def scenario() -> None:
+        gang = await here.gang("g4dn.xlarge", spot=True)
+        here.cloud.rules.fails_late = {gang.offer.zone or "": "Client.VolumeLimitExceeded"}
+        await here.provider.launch(gang)
+        await here.pass_time()
+        (seen,) = await here.provider.gangs()
+        assert (seen.state, seen.no_capacity) == (GangState.ENDED, False)
+        assert [node.started_at for node in seen.nodes] == [None]
+        await here.clear()
+
+    play(scenario)
+
+
 def test_a_request_is_named_after_its_gang_and_installation() -> None:
     """EC2 grants what bears one name once, to whoever asks: 64 characters at most."""
     names = {make_token(mark, gang) for mark in ("ours", "theirs") for gang in ("rm-a-1", "rm-a-2")}

@@ -359,14 +359,8 @@ def no_default(own: Own) -> Iterator[Own]:
         each.default_for_az = True
 
 
-def test_without_a_default_subnet_the_only_vpc_is_used(
-    no_default: Own, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here, backend = no_default.here, no_default.backend
-    before = dict(backend.subnets)
-    for zone in before:  # only the subnet of the own VPC is left
-        kept = {name: each for name, each in before[zone].items() if each.vpc_id == no_default.vpc}
-        monkeypatch.setitem(backend.subnets, zone, kept)
+def test_without_a_default_subnet_the_only_vpc_is_used(no_default: Own) -> None:
+    here, known = no_default.here, no_default.backend.subnets
 
     async def scenario() -> None:
         await here.provider.launch(await here.gang(KIND))
@@ -375,7 +369,11 @@ def test_without_a_default_subnet_the_only_vpc_is_used(
         assert here.cloud.groups.get(life.groups[0]).vpc == no_default.vpc
         await clear(no_default)
 
-    play(scenario)
+    with pytest.MonkeyPatch.context() as patch:  # only the subnet of the own VPC is left
+        for zone, there in dict(known).items():
+            kept = {name: each for name, each in there.items() if each.vpc_id == no_default.vpc}
+            patch.setitem(known, zone, kept)
+        play(scenario)
 
 
 def test_without_a_default_subnet_one_of_several_vpcs_must_be_named(no_default: Own) -> None:

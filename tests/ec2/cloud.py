@@ -148,6 +148,11 @@ class Cloud:
                     if forget and life.shut_at and now >= life.shut_at + _FORGOTTEN:
                         self._forget(life)
                     continue
+                if life.state == "pending" and life.zone in self.rules.fails_late:
+                    if now >= life.visible_at:
+                        code = self.rules.fails_late[life.zone]
+                        self.end(life, code, "The launch failed")
+                    continue
                 if life.state == "pending" and now >= life.launched_at + self.rules.boot:
                     life.set_state("running", 16)
                 if life.lives and self._is_cleared(life, now):
@@ -242,6 +247,10 @@ class Cloud:
         known = self.tokens.get((region, token)) if token else None
         if known is None:
             return None
+        made = [each for each in self.history if each.request.get("ClientToken") == token]
+        if made and all(each.state == "terminated" for each in made):
+            text = f"The instance that client token {token} launched is terminated"
+            raise Answer("IdempotentInstanceTerminated", text)
         if known[0] != _digest(params):
             raise Answer(
                 "IdempotentParameterMismatch",

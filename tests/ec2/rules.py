@@ -81,6 +81,9 @@ class Rules:
     missing: set[tuple[str, str]] = field(
         default_factory=set
     )  # (type, zone): it is not there at all
+    fails_late: dict[str, str] = field(
+        default_factory=dict
+    )  # zone: the StateReason with which launches there fail while they are pending
     disabled: frozenset[str] = frozenset()  # regions that the account has not enabled
     profiles: frozenset[str] = frozenset()  # names and ARNs of the account's instance profiles
     picks: str | None = None  # the zone that EC2 chooses if the request names none, rich or poor

@@ -444,6 +444,8 @@ class Front:
                 "InvalidInstanceID.NotFound",
                 f"The instance ID '{params['InstanceId']}' does not exist",
             )
+        if not life.lives:
+            raise Answer("IncorrectInstanceState", f"Instance '{life.id}' is '{life.state}'.")
         device = params["BlockDeviceMapping.1.DeviceName"]
         disk = next((each for each in self.cloud.disks.of(life) if each.device == device), None)
         if disk is None:

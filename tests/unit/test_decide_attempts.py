@@ -360,6 +360,16 @@ class TestRunning:
         )
         assert ends_as(decide_attempt(view(seen=gone()), at(10)), AttemptOutcome.NODE)
 
+    @pytest.mark.parametrize("state", [GangState.ENDED, GangState.STARTING])
+    def test_capacity_that_is_missing_after_the_launch_is_no_failure_of_a_node(
+        self, state: GangState
+    ) -> None:
+        late = replace(gone(), state=state, no_capacity=True, reason="none left")
+        action = decide_attempt(view(AttemptPhase.BOOTING, claimed=False, seen=late), at(10))
+        assert ends_as(action, AttemptOutcome.CAPACITY)
+        assert isinstance(action, a.AdvanceAttempt)
+        assert action.reason == "none left"
+
     def test_a_cancelled_gang_was_stopped_even_if_its_agents_took_it_for_a_preemption(self) -> None:
         cancelled = replace(gone(), cancelled=True, reason="cancelled in Slurm")
         assert ends_as(decide_attempt(view(seen=cancelled), at(10)), AttemptOutcome.STOPPED)

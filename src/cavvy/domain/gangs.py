@@ -42,6 +42,8 @@ class GangSeen:
     engine_id: str = ""
     reason: str = ""  # why the gang waits or ended, for users
     preempted: bool = False  # the provider reclaimed the gang or one of its nodes
+    # the provider accepted the launch, but then found no capacity for one of the nodes
+    no_capacity: bool = False
     cancelled: bool = False  # a person ended it with the provider's own tools
     exit_code: int | None = None
     eta: datetime | None = None

@@ -473,6 +473,12 @@ def _gone(view: AttemptSnapshot, now: datetime) -> Action | None:
 def _lost(seen: GangSeen, rank: int | None = None) -> AdvanceAttempt:
     if seen.cancelled:
         return _ending(AttemptOutcome.STOPPED, seen.reason or "a person cancelled the gang")
+    if seen.no_capacity:
+        return _ending(
+            AttemptOutcome.CAPACITY,
+            seen.reason or "the provider found no capacity after the launch",
+            rank=rank,
+        )
     if seen.preempted:
         return _ending(
             AttemptOutcome.PREEMPTED, seen.reason or "the provider reclaimed the gang", rank=rank

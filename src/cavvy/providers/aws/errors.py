@@ -59,6 +59,7 @@ LATER = frozenset(
         "DependencyViolation",
         "InvalidPlacementGroup.InUse",
         "IncorrectState",
+        "IncorrectInstanceState",
     }
 )
 SAME_TOKEN = frozenset(

@@ -183,9 +183,7 @@ class AwsLauncher:
         )
         if disks and not free:
             zone, subnets = zone or str(subnets[0]["AvailabilityZone"]), subnets[:1]
-        names = [str(each["SubnetId"]) for each in subnets]
-        if free:  # EC2 chooses first; with `zone`, its choice is the only one
-            names = ["", *(names if zone is None else ())]
+        first, others = _order_names(subnets, free=free, zone=zone)
         reserved = await self._reserve(offer, gang.nodes)
         image = await self._images.choose(offer.region, shape, str(gang.options.get("image") or ""))
         together = gang.nodes > 1 and shape.efa > 0 and shape.cluster
@@ -200,8 +198,8 @@ class AwsLauncher:
             image=image.id,
             root=image.root,
             disk_gib=max(launch_options.disk_gib, image.size_gib),
-            subnet=names[0] or None,
-            others=names[1:],
+            subnet=first,
+            others=others,
             **_describe(reserved),
             makes_group=not launch_options.groups,
             makes_placement=together and launch_options.placement_group and reserved is None,
@@ -252,27 +250,45 @@ class AwsLauncher:
         server = self._server
         if many and not named and is_name(server):
             server = f"https://{_SOME_PUBLIC_ADDRESS}"
+        try:
+            usable = await self._list_usable(region, found, server, asked.public_ip, many=many)
+        except Refused:
+            if named or not many:
+                raise
+            raise Refused(
+                f"network: {gang.offer.instance_type} has {shape.efa} network adapters, so its "
+                "nodes get no public address, and without one they cannot reach the server from "
+                "any default subnet; name a subnet with a NAT gateway, or set `public_ip: true` "
+                "to use only one adapter"
+            ) from None
+        return _first_of_each_zone(usable), False
+
+    async def _list_usable(
+        self,
+        region: str,
+        subnets: Sequence[Json],
+        server: str,
+        public_ip: bool | None,
+        *,
+        many: bool,
+    ) -> Sequence[Json]:
+        """The subnets whose routes lead to the server. Nodes with `many` network cards get no
+        public address by default. Raises Refused if there is no such subnet.
+        """
         usable: list[Json] = []
         refusals = []
-        for subnet in found:
+        for subnet in subnets:
             given = bool(subnet.get("MapPublicIpOnLaunch")) and not many
-            public = given if asked.public_ip is None else asked.public_ip
+            public = given if public_ip is None else public_ip
             try:
                 await self._networks.check_way(region, subnet, server, public=public)
             except Refused as error:
                 refusals.append(error)
             else:
                 usable.append(subnet)
-        if not usable and many and not named:
-            raise Refused(
-                f"network: {gang.offer.instance_type} has {shape.efa} network adapters, so its "
-                "nodes get no public address, and without one they cannot reach the server from "
-                "any default subnet; name a subnet with a NAT gateway, or set `public_ip: true` "
-                "to use only one adapter"
-            )
         if not usable:
             raise refusals[0]
-        return _first_of_each_zone(usable), False
+        return usable
 
     async def _make_network(
         self,
@@ -349,12 +365,7 @@ class AwsLauncher:
             "BlockDeviceMappings": [{"DeviceName": record.root, "Ebs": disk}],
             "TagSpecifications": [{"ResourceType": kind, "Tags": list(tags)} for kind in kinds],
         }
-        if launch_options.key:
-            request["KeyName"] = launch_options.key
-        if launch_options.profile:
-            kind = "Arn" if launch_options.profile.startswith("arn:") else "Name"
-            request["IamInstanceProfile"] = {kind: launch_options.profile}
-        request |= make_market_options(record)
+        request |= _make_identity(launch_options) | make_market_options(record)
         adapters = self._adapters(record, shape, launch_options)
         if adapters or launch_options.public_ip is not None:
             request["NetworkInterfaces"] = make_interfaces(
@@ -383,6 +394,18 @@ class AwsLauncher:
             await self._ledger.put(replace(record, ended_at=self._now()))
 
 
+def _order_names(
+    subnets: Sequence[Json], *, free: bool, zone: str | None
+) -> tuple[str | None, Sequence[str]]:
+    """The name of the subnet to try first, or None to let EC2 choose, and the names of the others.
+    If EC2 is `free` to choose, its choice comes first; in a single zone, no other choice is left.
+    """
+    names = [str(each["SubnetId"]) for each in subnets]
+    if free:
+        return None, names if zone is None else ()
+    return names[0], names[1:]
+
+
 def _first_of_each_zone(subnets: Sequence[Json]) -> list[Json]:
     """The first subnet of each zone."""
     found: dict[str, Json] = {}
@@ -408,6 +431,17 @@ def _describe(reserved: CapacityReservation | None) -> dict[str, Any]:
     if reserved is None:
         return {}
     return {"reservation": reserved.id, "block": reserved.block, "ends_at": reserved.ends_at}
+
+
+def _make_identity(launch_options: LaunchOptions) -> dict[str, object]:
+    """The parts of a request that set the key pair and the role of the nodes."""
+    request: dict[str, object] = {}
+    if launch_options.key:
+        request["KeyName"] = launch_options.key
+    if launch_options.profile:
+        kind = "Arn" if launch_options.profile.startswith("arn:") else "Name"
+        request["IamInstanceProfile"] = {kind: launch_options.profile}
+    return request
 
 
 def make_market_options(record: AwsGangRecord) -> dict[str, object]:

@@ -20,6 +20,7 @@ class AwsInstance:
     address: str | None = None
     reason: str = ""
     preempted: bool = False
+    failure: str = ""  # EC2's code if the instance ended before it ran, which costs nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

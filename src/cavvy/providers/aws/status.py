@@ -18,6 +18,18 @@ from cavvy.providers.ledger import LaunchLedger
 _ENDED = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
 # the time in a StateTransitionReason
 _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+_NO_CAPACITY = "Server.InsufficientInstanceCapacity"
+# The reasons of instances that ended during their launch. EC2 charges from the state `running` on.
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
+_NEVER_RAN = frozenset(
+    {
+        _NO_CAPACITY,
+        "Server.InternalError",
+        "Client.InternalError",
+        "Client.InvalidSnapshot.NotFound",
+        "Client.VolumeLimitExceeded",
+    }
+)
 _RATES_AGE = timedelta(minutes=10)
 
 
@@ -161,11 +173,12 @@ def make_seen(record: AwsGangRecord, states: Mapping[str, str]) -> GangSeen:
         engine_id=min(each.id for each in record.instances),
         reason="; ".join(dict.fromkeys(each.reason for each in record.instances if each.reason)),
         preempted=any(each.preempted for each in record.instances),
+        no_capacity=any(each.failure == _NO_CAPACITY for each in record.instances),
         nodes=tuple(
             NodeSeen(
                 rank=each.rank,
                 engine_id=each.id,
-                started_at=each.started_at,
+                started_at=None if each.failure else each.started_at,
                 ended_at=each.ended_at,
                 unseen=each.unseen,
                 address=each.address,
@@ -199,7 +212,15 @@ def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInst
         or (was.address if was else None),
         reason=str(reason.get("Message", "")) if state in _ENDED else (was.reason if was else ""),
         preempted=(was.preempted if was else False) or (state in _ENDED and taken),
+        failure=_read_failure(state, code, was),
     )
+
+
+def _read_failure(state: str, code: str, was: AwsInstance | None) -> str:
+    """The code of the reason why an instance never ran; "" if it ran, or may still run."""
+    if state in _ENDED and code in _NEVER_RAN:
+        return code
+    return was.failure if was is not None else ""
 
 
 def _read_end(text: str, now: datetime) -> datetime | None:
