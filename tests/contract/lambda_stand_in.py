@@ -5,19 +5,16 @@ It does not enforce the general limit of one request per second, since its clock
 """
 
 import asyncio
-import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.contract.rest_stand_in import RestStandIn, must_exist
 from tests.contract.vm_cloud import MemoryCloud
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineRequest, MachineState
 
-KEY = "secret_lambda_1.test"
 TYPES = {  # name: description of the GPU, cents an hour, vCPUs, GiB of memory and of disk, GPUs
     "cpu_4x_general": ("N/A", 20, 4, 16, 512, 0),
     "gpu_1x_a10": ("A10 (24 GB PCIe)", 129, 30, 200, 1400, 1),
@@ -46,56 +43,24 @@ _STATES = {
 }
 
 
-class LambdaStandIn:
+class LambdaStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    key = "secret_lambda_1.test"
+    denied = CloudFault(401, "global/invalid-api-key", "API key was invalid.")
+
     def __init__(self, cloud: MemoryCloud) -> None:
-        self.cloud = cloud
+        super().__init__(cloud, "/api/v1")
         self.keys = ["laptop"]
         self.quota = 1000
-        self._lock = threading.Lock()
-        stand_in = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                size = int(self.headers.get("Content-Length") or 0)
-                body = json.loads(self.rfile.read(size)) if size else None
-                try:
-                    if self.headers["Authorization"] != f"Bearer {KEY}":
-                        raise CloudFault(401, "global/invalid-api-key", "API key was invalid.")
-                    with stand_in._lock:
-                        told = stand_in.answer(self.command, self.path, body)
-                    self.reply(200, {"data": told})
-                except CloudFault as fault:
-                    if not fault.status:
-                        self.close_connection = True
-                        return
-                    code = _CODES.get(fault.code, fault.code)
-                    self.reply(fault.status, {"error": {"code": code, "message": fault.message}})
+    def describe(self, fault: CloudFault) -> object:
+        return {"error": {"code": _CODES.get(fault.code, fault.code), "message": fault.message}}
 
-            do_GET = do_POST = answer
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, object]:
+        return 200, {"data": self._answer(method, path, body)}
 
-            def reply(self, status: int, told: object) -> None:
-                data = json.dumps(told).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/api/v1"
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-    def answer(self, method: str, path: str, body: Any) -> Any:
-        path = path.removeprefix("/api/v1")
+    def _answer(self, method: str, path: str, body: Any) -> Any:
         match method, path:
             case "GET", "/instance-types":
                 return {name: self._type(name) for name in TYPES}
@@ -107,7 +72,7 @@ class LambdaStandIn:
                 return [self._show(each) for each in asyncio.run(self.cloud.list())]
             case "GET", _ if path.startswith("/instances/"):
                 found = asyncio.run(self.cloud.get(path.rpartition("/")[2]))
-                return self._show(_known(found))
+                return self._show(must_exist(found))
             case "POST", "/instance-operations/launch":
                 return {"instance_ids": self._launch(body)}
             case "POST", "/instance-operations/terminate":
@@ -190,12 +155,6 @@ class LambdaStandIn:
         if machine.address:
             told |= {"ip": "198.51.100.2", "private_ip": machine.address}
         return told
-
-
-def _known(machine: CloudMachine | None) -> CloudMachine:
-    if machine is None:
-        raise CloudFault(404, "global/object-does-not-exist", "Specified instance does not exist.")
-    return machine
 
 
 def _ids(body: Any) -> list[str]:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.contract.lambda_stand_in import KEY, LambdaStandIn
+from tests.contract.lambda_stand_in import LambdaStandIn
 from tests.contract.test_provider_aws import make_node_endpoint
 from tests.contract.test_provider_vm import VmContract
 from tests.contract.vm_cloud import MemoryPlace
@@ -36,7 +36,7 @@ class LambdaPlace(MemoryPlace):
         super().__init__(TRAITS, home)
         self.api = LambdaStandIn(self.cloud)
         self.file = home / "key"
-        self.file.write_text(f"api_key = {KEY}\n")
+        self.file.write_text(f"api_key = {LambdaStandIn.key}\n")
         self.providers: list[VmProvider] = []
 
     def provider(self, installation: str, **table: Scalar) -> VmProvider:
@@ -105,7 +105,7 @@ def test_offers_have_live_prices_and_unknown_gpus_are_reported(account: LambdaPl
     facts = dict(asyncio.run(provider.whoami()))
     assert facts["unknown accelerators"] == "Z9000 (999 GB SXM9)"
     assert facts["API key"] == str(account.file)
-    assert KEY not in str(facts)
+    assert LambdaStandIn.key not in str(facts)
 
 
 def test_a_wrong_key_is_refused(account: LambdaPlace) -> None:

@@ -1,0 +1,158 @@
+"""Calls DigitalOcean's API, version 2 (https://docs.digitalocean.com/reference/api)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.catalog.accelerators import KnownAccelerator, Vendor, find_accelerator, identify
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import parse_rate
+from cavvy.providers.digitalocean.manifest import KEYS
+from cavvy.providers.vm.cloud import (
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+)
+from cavvy.providers.vm.rest import Json, RestClient
+
+_STATES = {
+    "new": MachineState.STARTING,
+    "active": MachineState.RUNNING,
+    "off": MachineState.STOPPED,
+    "archive": MachineState.ENDED,
+}
+_PLAIN_IMAGE, _AMD_IMAGE = "ubuntu-24-04-x64", "gpu-amd-base"
+_NVIDIA_IMAGE, _NVIDIA_8_IMAGE = "gpu-h100x1-base", "gpu-h100x8-base"  # for all NVIDIA GPUs
+
+
+class DigitalOceanCloud:
+    """Implements `Cloud`."""
+
+    # Limits of names and user data are the API's. The listing lag is an assumption, since
+    # DigitalOcean does not document one.
+    traits = CloudTraits(
+        name_limit=255, tags=True, user_data_limit=65536, list_lag=timedelta(minutes=1)
+    )
+
+    def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
+        self._settings, self._now = settings, now
+        self._api = RestClient(
+            str(settings["endpoint"]),
+            lambda: KEYS.read(settings),
+            lambda told: (told["id"], told["message"]),
+        )
+        self._unknown: Sequence[str] = ()
+        self.close = self._api.close
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`, after a call of `offers`."""
+        unknown = [("unknown accelerators", ", ".join(self._unknown))] if self._unknown else []
+        return [("API key", KEYS.find(self._settings)[1]), *unknown]
+
+    async def offers(self) -> Sequence[Offer]:
+        sizes = [each for each in await self._all("/sizes", "sizes") if each["available"]]
+        unknown = {_model(each) for each in sizes if _model(each) and _identify(each) is None}
+        self._unknown = sorted(unknown)
+        regions = self._listed("regions")
+        return [
+            self._offer(size, region)
+            for size in sizes
+            for region in size["regions"]
+            if _model(size) not in unknown and (not regions or region in regions)
+        ]
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        body = {
+            "name": request.names[0],
+            "region": request.offer.region,
+            "size": request.offer.instance_type,
+            "image": str(self._settings.get("image") or _image(request.offer)),
+            "ssh_keys": self._listed("ssh_keys"),
+            "user_data": request.user_data[0],
+            "tags": [f"{key}:{value}" for key, value in request.tags.items()],
+        }
+        told = await self._api.send("POST", "/droplets", body)
+        return [str(told["droplet"]["id"])]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        plain = await self._all("/droplets", "droplets", "type=droplets&")
+        gpus = await self._all("/droplets", "droplets", "type=gpus&")  # by default, none is listed
+        by_id = {str(each["id"]): _read(each) for each in [*plain, *gpus]}
+        return list(by_id.values())
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        return _read((await self._api.get(f"/droplets/{machine}"))["droplet"])
+
+    async def delete(self, machine: str) -> None:
+        await self._api.send("DELETE", f"/droplets/{machine}")
+
+    def is_full(self, fault: CloudFault) -> bool:
+        """DigitalOcean answers with the same code if a size is not available, the account's limit
+        is reached, or a value is wrong. The message, which users see, differs.
+        """
+        return fault.status == 422
+
+    async def _all(self, path: str, field: str, query: str = "") -> Sequence[Json]:
+        pages = await self._api.pages(
+            f"{path}?{query}per_page=200",
+            lambda page: ((page.get("links") or {}).get("pages") or {}).get("next"),
+        )
+        return [each for page in pages for each in page[field]]
+
+    def _listed(self, setting: str) -> Sequence[str]:
+        words = str(self._settings.get(setting, "")).split(",")
+        return [each.strip() for each in words if each.strip()]
+
+    def _offer(self, size: Json, region: str) -> Offer:
+        known = _identify(size)
+        return Offer(
+            provider="digitalocean",
+            region=str(region),
+            instance_type=str(size["slug"]),
+            accelerator=known.accelerator.name if known else None,
+            accelerator_count=int(size["gpu_info"]["count"]) if known else 0,
+            accelerator_memory_mib=(known.memory_mib or 0) if known else 0,
+            vcpus=int(size["vcpus"]),
+            memory_mib=int(size["memory"]),
+            disk_gib=int(size["disk"]),
+            rate=parse_rate(str(size["price_hourly"])),
+            architecture="x86_64",
+            source="DigitalOcean API",
+            as_of=self._now().date(),
+        )
+
+
+def _model(size: Json) -> str:
+    """The API's name of the GPU, such as "nvidia_h100"; "" without GPU."""
+    return str((size.get("gpu_info") or {}).get("model") or "")
+
+
+def _identify(size: Json) -> KnownAccelerator | None:
+    if not _model(size):
+        return None
+    return identify(_model(size), int(size["gpu_info"]["vram"]["amount"]) * 1024)
+
+
+def _image(offer: Offer) -> str:
+    known = find_accelerator(offer.accelerator or "")
+    if known is None:
+        return _PLAIN_IMAGE
+    if known.accelerator.vendor is Vendor.AMD:
+        return _AMD_IMAGE
+    return _NVIDIA_8_IMAGE if offer.accelerator_count == 8 else _NVIDIA_IMAGE
+
+
+def _read(told: Json) -> CloudMachine:
+    addresses = {each["type"]: str(each["ip_address"]) for each in told["networks"]["v4"]}
+    status = str(told["status"])
+    return CloudMachine(
+        id=str(told["id"]),
+        name=str(told["name"]),
+        state=_STATES.get(status, MachineState.RUNNING),  # an unknown state may be billed
+        address=addresses.get("private") or addresses.get("public"),
+        tags=dict(each.split(":", 1) for each in told["tags"] if ":" in each),
+        created_at=datetime.fromisoformat(told["created_at"]),
+        reason="" if status in ("new", "active") else f"DigitalOcean reports: {status}",
+    )

@@ -1,0 +1,53 @@
+"""The manifest of the DigitalOcean provider."""
+
+from datetime import timedelta
+
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import text
+from cavvy.providers.vm.abilities import ABILITIES
+from cavvy.providers.vm.keys import ApiKeySource
+
+KEYS = ApiKeySource(
+    provider="digitalocean",
+    variables=("DIGITALOCEAN_ACCESS_TOKEN", "DIGITALOCEAN_TOKEN"),
+    files=("~/.config/doctl/config.yaml",),
+    names=("access-token",),
+    made_at="https://cloud.digitalocean.com/account/api/tokens",
+)
+
+MANIFEST = Manifest(
+    name="digitalocean",
+    title="DigitalOcean",
+    docs="docs/guides/digitalocean.md",
+    abilities=ABILITIES,
+    visibility_delay=timedelta(minutes=1),
+    unsupported={
+        Feature.SPOT: "DigitalOcean rents on-demand Droplets only",
+        Feature.CAPACITY: "DigitalOcean reports whether a region has a size, but not how many",
+        Feature.SELF_END: "DigitalOcean bills a Droplet until its API deletes it, even if it is "
+        "off; the server deletes Droplets that are off",
+        Feature.VOLUMES: "block storage cannot be attached yet; copy from and to a bucket",
+        Feature.NETWORK: "Droplets are in the region's default VPC, and their network cannot be "
+        "selected",
+        Feature.DISK: "the size of the disk depends on the size of the Droplet",
+        Feature.NOTICE: "DigitalOcean's API describes no notice before a Droplet is reclaimed",
+        Feature.RESULTS: "a Droplet ends with its disk. If the server is away when work has "
+        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; with "
+        "no bucket, the Droplet waits until its lease ends",
+    },
+    settings=(
+        KEYS.setting(),
+        text("regions", "The regions to use, separated by commas. The default is all regions."),
+        text(
+            "ssh_keys",
+            "The ids or fingerprints of the account's SSH keys that Droplets accept, separated by "
+            "commas. By default, Droplets accept none.",
+        ),
+        text(
+            "image",
+            "The image of Droplets, as a slug. The default is DigitalOcean's AI/ML-ready image for "
+            "GPUs, and Ubuntu 24.04 for sizes without GPUs.",
+        ),
+        text("endpoint", "The address of the API.", "https://api.digitalocean.com/v2"),
+    ),
+)

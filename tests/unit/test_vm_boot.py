@@ -1,0 +1,46 @@
+"""What a machine of a cloud without metadata service does at boot: the boot program of its user
+data runs as a process, with a stand-in for the agent.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.contract.test_provider_vm import BARE
+from tests.contract.vm_cloud import MemoryPlace
+from tests.unit.test_vm_layer import OURS, make_gang
+
+AGENT = """
+import pathlib, sys
+config = pathlib.Path(sys.argv[1])
+config.with_name("seen.json").write_bytes(config.read_bytes())
+"""
+
+
+def part(script: str, end: str) -> str:
+    """The file that the script writes between the lines with this word."""
+    return script.split(f"<<'{end}'\n")[1].split(f"\n{end}\n")[0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_agent_starts_with_the_nodes_own_rank_token_and_address(
+    rank: int, tmp_path: Path
+) -> None:
+    place = MemoryPlace(BARE, tmp_path)
+    asyncio.run(place.provider(OURS).launch(make_gang(place, nodes=2)))
+    (script,) = place.cloud.requests[rank].user_data
+    subprocess.run(["sh", "-n"], input=script, text=True, check=True)
+    boot = json.loads(part(script, "END_OF_BOOT"))
+    boot["config"]["address"] = "https://127.0.0.1:7443"  # the test's machine may have no network
+    (tmp_path / "boot.json").write_text(json.dumps(boot))
+    (tmp_path / "boot.py").write_text(part(script, "END_OF_PYTHON"))
+    (tmp_path / "agent.pyz").write_text(AGENT)
+    command = [sys.executable, "-I", "-S", str(tmp_path / "boot.py"), sys.executable]
+    subprocess.run(command, check=True, timeout=60)
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert (seen["rank"], seen["token"]) == (rank, f"claim-rm-1-job-1-{rank}")
+    assert (seen["gang"], seen["node_address"]) == ("rm-1-job-1", "127.0.0.1")
+    assert not (tmp_path / "boot.json").exists()
