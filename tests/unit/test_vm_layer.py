@@ -97,6 +97,26 @@ def test_a_lost_reply_buys_nothing_twice(traits: CloudTraits, tmp_path: Path) ->
     asyncio.run(scenario())
 
 
+def test_a_gang_with_a_hashed_name_and_no_record_is_one_gang_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        place = MemoryPlace(BARE, tmp_path)
+        await place.provider(OURS).launch(spec)
+        await place.settle()
+        place.lose_records()
+        provider = place.provider(OURS)
+        (hashed,) = await provider.gangs()
+        assert hashed.name != spec.name
+        (seen,) = await provider.gangs(spec.name)
+        assert (seen.name, seen.state) == (spec.name, GangState.RUNNING)
+        assert [each.name for each in await provider.gangs()] == [spec.name]
+        assert place.billed() == 1
+        await provider.remove(spec.name)
+        assert place.billed() == 0
+
+    spec = replace(make_gang(MemoryPlace(BARE, tmp_path)), name="rm-" + "y" * 60)
+    asyncio.run(scenario())
+
+
 def test_gangs_that_take_too_many_requests_are_refused_beforehand(tmp_path: Path) -> None:
     provider = MemoryPlace(SLOW, tmp_path).provider(OURS)
     task = Task(name="t", run="true", nodes=36)

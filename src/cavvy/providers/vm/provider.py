@@ -56,7 +56,7 @@ class VmProvider:
             await self._launcher.launch(gang)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
-        await self._ledger.refresh()
+        await self._ledger.refresh(name)
         return await self._status.look(name)
 
     async def remove(self, name: str) -> None:

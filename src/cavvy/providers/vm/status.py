@@ -42,13 +42,11 @@ class VmStatus:
         self._sighted |= dict.fromkeys(shown.by_id, self._now())
         await self._recall(shown, name)
         for record in list(self._ledger.records.values()):
-            urgent = record.given_up_at is not None or bool(record.leftovers)
-            if name not in (None, record.name) and not urgent:
-                continue
-            if self._ledger.lock(record.name).locked():
-                continue  # a launch or a removal of this process is changing the record
-            async with self._ledger.lock(record.name):
+            if name in (None, record.name):
                 await self._update(record, shown)
+            elif record.given_up_at is not None or record.leftovers:
+                with suppress(ProviderError):  # another gang's machines must not hide this gang
+                    await self._update(record, shown)
         found = [
             record
             for record in self._ledger.records.values()
@@ -75,17 +73,28 @@ class VmStatus:
         return self._machines.traits.list_lag
 
     async def _recall(self, shown: GangMachines, name: str | None) -> None:
-        """Make records for gangs that the cloud lists but the ledger lacks."""
-        names = set() if name is None or self._ledger.get(name) else {name}
-        names |= set(shown.unknown({*self._ledger.records, *names}))
-        for each in sorted(names):
-            if not self._ledger.lock(each).locked():
-                record = recall(each, shown.of(each), self._now())
-                if record is not None:
-                    await self._ledger.put(record)
+        """Make records for gangs that the cloud lists but the ledger lacks. A gang recorded under
+        its hash gets its name when the control plane asks for it by name.
+        """
+        names = shown.unknown(self._ledger.records) if name is None else [name]
+        for each in names:
+            if self._ledger.get(each) is not None or self._ledger.lock(each).locked():
+                continue
+            record = recall(each, shown.of(each), self._now())
+            if record is not None:
+                await self._ledger.put(record)
+                hashed = {part.gang for part, _ in shown.of(each)} - {each}
+                for other in hashed & self._ledger.records.keys():
+                    await self._ledger.drop(other)
 
     async def _update(self, record: VmGangRecord, shown: GangMachines) -> None:
-        """Bring one record up to date, and delete the machines that the gang may not keep."""
+        """Bring a record up to date, unless a launch or a removal of this process changes it."""
+        if not self._ledger.lock(record.name).locked():
+            async with self._ledger.lock(record.name):
+                await self._update_locked(record, shown)
+
+    async def _update_locked(self, record: VmGangRecord, shown: GangMachines) -> None:
+        """Bring a record up to date, and delete the machines that the gang may not keep."""
         now = self._now()
         if record.ended_at is not None and now - record.ended_at >= KEPT:
             return await self._ledger.drop(record.name)
