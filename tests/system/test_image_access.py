@@ -113,8 +113,11 @@ def test_exec_ssh_and_cp_land_in_the_container(
             assert cavvy("cp", "boxed:/link", str(tmp_path / "stolen")).returncode
             assert not (tmp_path / "stolen").exists()
             cavvy("exec", "boxed", "--", "mkdir", "-p", str(tmp_path))
-            assert cavvy("cp", str(tmp_path / "here"), "boxed:/link").returncode == 0
-            assert cavvy("exec", "boxed", "--", "cat", str(secret)).stdout == b"brought\n"
+            # `cavvy cp` writes `other.cavvy-part` first
+            made = cavvy("exec", "boxed", "--", "ln", "-s", str(secret), "/other.cavvy-part")
+            assert made.returncode == 0
+            assert cavvy("cp", str(tmp_path / "here"), "boxed:/other").returncode == 0
+            assert cavvy("exec", "boxed", "--", "cat", "/other").stdout == b"brought\n"
             assert secret.read_text() == "of the machine\n"
             if shutil.which("ssh"):
                 assert cavvy("ssh", "--setup").returncode == 0

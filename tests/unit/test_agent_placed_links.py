@@ -18,6 +18,7 @@ from cavvy.agent.data.stream import make_pipe, open_pipe
 from cavvy.agent.data.transfer import save_object
 from cavvy.agent.disk import read_text, write_whole
 from cavvy.agent.log import LogSpool
+from cavvy.agent.main import clear
 from cavvy.agent.outbox import MessageOutbox
 from cavvy.agent.work.checkpoint_upload import CheckpointUpload, FileChanged, list_checkpoint
 from cavvy.agent.work.folder import CannotBuild
@@ -367,3 +368,14 @@ def test_a_folder_of_the_working_folder_that_is_such_a_link_is_no_volume(
     volume = {"kind": "folder", "source": "data", "path": "/data", "read_only": False}
     with pytest.raises(CannotBuild, match="the volume at /data: a symbolic link leads out"):
         list_binds(config, make_work(volumes=[volume]), config.folder)
+
+
+def test_a_kept_node_keeps_no_link_in_place_of_a_file(config: AgentConfig, tmp_path: Path) -> None:
+    home = Path(config.home)
+    (home / "cache").symlink_to(tmp_path / "others")
+    (home / "work/link").symlink_to(tmp_path / "others")
+    for name in ("lock", "config.json"):
+        (home / name).touch()
+    clear(config)
+    assert sorted(os.listdir(home)) == ["config.json", "lock"]
+    assert os.listdir(tmp_path / "others") == ["secret"]

@@ -65,13 +65,13 @@ def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
 
 
 def clear(config: AgentConfig) -> None:
-    """Remove all files of the finished work. The claim is removed first, so that a later agent
-    does not report about this work.
+    """Remove all files of the finished work, and links that it has put in place of the agent's
+    files. The claim is removed first, so that a later agent does not report about this work.
     """
     from .work.trees import remove_tree
 
     with os.scandir(config.home) as found:
-        entries = [entry for entry in found if entry.name not in KEPT]
+        entries = [entry for entry in found if entry.name not in KEPT or entry.is_symlink()]
     for entry in sorted(entries, key=lambda entry: entry.name != "claim"):
         remove_tree(entry.path)
 
