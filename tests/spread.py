@@ -19,13 +19,14 @@ REAL_SERVERS = ("tests/system/", "tests/contract/test_provider_", "tests/api/")
 # Files of real servers with one of these in their names use some that are brought up once, and stay
 # in one process.
 SHARED_SERVERS = {
-    "ray": ("_ray",),
+    "ray": ("_provider_ray", "test_ray_"),
     "storages": ("_data_", "_bucket"),
     "images": ("_image", "_container"),  # one engine, and images of one name in it
     "kubernetes": ("_kubernetes",),
 }
-# Groups whose servers keep a core busy by themselves, and files of Slurm: no more than HEAVY_AT_ONCE run side by side.
+# Groups whose servers keep a core busy by themselves: no more than HEAVY_AT_ONCE run side by side.
 HEAVY = ("ray", "kubernetes")
+HEAVY_FILES = ("_slurm", "_gang_ray")  # such files outside of these groups have this in their names
 HEAVY_AT_ONCE = 2
 SECONDS = Path(__file__).with_name("seconds.json")
 BUILT = Path("~/.cache/cavvy/kubernetes-1.20.2/bin").expanduser()
@@ -70,7 +71,8 @@ def put_in_order(items: list[pytest.Item]) -> None:
 
 
 def is_heavy(group: str) -> bool:
-    return group in HEAVY or (group.startswith(REAL_SERVERS) and "_slurm" in group)
+    in_file = group.startswith(REAL_SERVERS) and any(mark in group for mark in HEAVY_FILES)
+    return group in HEAVY or in_file
 
 
 def next_group(waiting: Iterable[str], running: Iterable[str]) -> str:

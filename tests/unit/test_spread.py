@@ -22,6 +22,9 @@ def items(*nodeids: str) -> list[Any]:
         ("tests/system/test_kubernetes_jobs.py", "kubernetes"),
         ("tests/contract/test_provider_kubernetes.py", "kubernetes"),
         ("tests/unit/test_kubernetes_reading.py", "tests/unit/test_kubernetes_reading.py"),
+        ("tests/contract/test_provider_ray.py", "ray"),
+        ("tests/system/test_ray_jobs.py", "ray"),
+        ("tests/system/test_gang_ray.py", "tests/system/test_gang_ray.py"),  # starts Ray itself
         ("tests/system/test_checkpoints_bucket.py", "storages"),
         ("tests/system/test_data_jobs.py", "storages"),
         ("tests/system/test_slurm_jobs.py", "tests/system/test_slurm_jobs.py"),
@@ -79,6 +82,7 @@ def test_kubernetes_goes_first_where_it_is_built(
         (["kubernetes", "b"], ["ray"], "kubernetes"),
         (["kubernetes", "b"], ["ray", "tests/system/test_slurm_jobs.py"], "b"),
         (["tests/system/test_slurm_jobs.py", "b"], ["ray", "kubernetes"], "b"),
+        (["tests/system/test_gang_ray.py", "b"], ["ray", "kubernetes"], "b"),
         (["kubernetes"], ["ray", "tests/system/test_slurm_jobs.py"], "kubernetes"),
         (
             ["tests/unit/test_slurm_reading.py"],
