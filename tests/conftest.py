@@ -10,6 +10,7 @@ A test has five minutes (`timeout` in pyproject.toml), each further try of it ha
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest_timeout
 from hypothesis import settings
 from tests import tiers
 from tests.proofs import Notary, note
+from tests.rewriting import rewrite_share
 from tests.spread import REAL_SERVERS, InOrder, Watch, put_in_order
 from tests.verdict import Verdict, pytest_runtest_makereport
 
@@ -30,6 +32,11 @@ for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(
             number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL
         )
+
+# PYTHONDONTWRITEBYTECODE, which images of Python often set, would keep pytest from caching the tests
+# that it has rewritten: each process of a run would rewrite and compile the asserts of all tests.
+# Programs that tests start still obey the variable.
+sys.dont_write_bytecode = False
 
 os.environ["TZ"] = "UTC"  # commands show local time
 time.tzset()
@@ -69,6 +76,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Watch(Path(seconds) if seconds else None))
     reruns = os.environ.get("CAVVY_TEST_RERUNS_FILE")
     config.pluginmanager.register(Verdict(Path(reruns) if reruns else None))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    told = getattr(session.config, "workerinput", None)  # in one of several processes
+    if told is not None:
+        process = int(told["workerid"].removeprefix("gw"))
+        rewrite_share(session.config, process, told["workercount"])
 
 
 @pytest.hookimpl(trylast=True)
