@@ -1,8 +1,8 @@
 """Measured against estimated, on the GPU at hand, for models that no constant was fitted on; one
-table, a few minutes.
+table, a few minutes. It needs PyTorch and no network, Grain or data.
 
-python benchmarks/gpu/estimate.py [--steps 20] python benchmarks/gpu/estimate.py --small    # tiny
-models: that the script itself works, on a CPU too
+    python benchmarks/gpu/estimate.py [--steps 20]
+    python benchmarks/gpu/estimate.py --smoke    # tiny models, to try the script on a CPU
 """
 
 import argparse
@@ -196,15 +196,15 @@ def main() -> None:
         "--only-estimate", metavar="NAME", help="no GPU: what is expected of this accelerator"
     )
     parser.add_argument(
-        "--small",
+        "--smoke",
         action="store_true",
-        help="tiny models: that the script itself works, on a CPU too",
+        help="tiny models, to try the script on a CPU",
     )
     given = parser.parse_args()
     here = "cuda" if torch.cuda.is_available() else "cpu"
-    if here == "cpu" and not (given.small or given.only_estimate):
+    if here == "cpu" and not (given.smoke or given.only_estimate):
         raise SystemExit(
-            "PyTorch sees no CUDA GPU here: give --only-estimate NAME, or --small to try the script"
+            "PyTorch sees no CUDA GPU here: give --only-estimate NAME, or --smoke to try the script"
         )
     name = given.only_estimate or (torch.cuda.get_device_name() if here == "cuda" else PRETENDED)
     device = device_of(name)
@@ -219,7 +219,7 @@ def main() -> None:
         )
     print("| model | precision | step ms | estimated | off | peak GiB | estimated | off | need |")
     print("|---|---|--:|--:|--:|--:|--:|--:|--:|")
-    for case in cases(given.small):
+    for case in cases(given.smoke):
         time, peak, need = estimate(case, device)
         real, held = (0.0, 0.0) if given.only_estimate else measure(case, here, given.steps)
         how = f"{case.run.precision}{' compiled' if case.run.compile else ''}"

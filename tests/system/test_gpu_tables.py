@@ -1,4 +1,6 @@
-"""The tables that are made on a GPU: their scripts run to their ends here, with tiny models."""
+"""The tables that are made on a GPU: their scripts run to their ends here, with tiny models and
+without Grain, which a machine with a GPU may lack.
+"""
 
 import os
 import subprocess
@@ -11,11 +13,21 @@ pytest.importorskip("torch", reason="the tables of GPUs are made by PyTorch")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "gpu"
 
 
-def make(script: str, *arguments: str) -> str:
+@pytest.fixture
+def lacks_grain(tmp_path: Path) -> Path:
+    """A folder for PYTHONPATH that makes `import grain` fail."""
+    package = tmp_path / "grain"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ModuleNotFoundError('none', name='grain')\n")
+    return tmp_path
+
+
+def make(folder: Path, script: str, *arguments: str) -> str:
     """What a table's script prints; without compiling, which takes minutes here."""
+    hidden = {"TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(folder)}
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / script), *arguments],
-        env={**os.environ, "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, **hidden},
         capture_output=True,
         text=True,
         timeout=240,
@@ -23,8 +35,8 @@ def make(script: str, *arguments: str) -> str:
     return done.stdout if done.returncode == 0 else done.stderr
 
 
-def test_training_is_saved_diagnosed_and_tuned() -> None:
-    told = make("train.py", "--small", "--only", "gpt2")
+def test_training_is_saved_diagnosed_and_tuned(lacks_grain: Path) -> None:
+    told = make(lacks_grain, "train.py", "--smoke", "--only", "gpt2")
     assert "failed" not in told
     lines = told.splitlines()[1:]  # below the heading
     begins = ["notice to durable", "causes in gpt2 sync", "  reverted", "tune gpt2 from fp32"]
@@ -35,5 +47,14 @@ def test_training_is_saved_diagnosed_and_tuned() -> None:
     assert lines[-1].endswith("s in all")
 
 
-def test_estimates_are_refused_without_a_gpu() -> None:
-    assert make("estimate.py").startswith("PyTorch sees no CUDA GPU here")
+def test_estimates_are_compared_with_steps(lacks_grain: Path) -> None:
+    told = make(lacks_grain, "estimate.py", "--smoke", "--steps", "2")
+    rows = [line.split(" | ") for line in told.splitlines() if line.startswith("| ")][1:]
+    assert [row[1] for row in rows] == ["tf32", "bf16", "bf16 compiled"] * 2
+    for row in rows:
+        assert float(row[2]) > 0
+        assert float(row[3]) > 0
+
+
+def test_estimates_are_refused_without_a_gpu(lacks_grain: Path) -> None:
+    assert make(lacks_grain, "estimate.py").startswith("PyTorch sees no CUDA GPU here")

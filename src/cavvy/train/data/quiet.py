@@ -1,13 +1,21 @@
-"""Imports Grain without its warning that JAX is missing."""
+"""Imports Grain at its first use, without its warning that JAX is missing. Data in memory needs no
+Grain unless it is very long, so training on such data works where Grain is not installed.
+"""
 
-from absl import logging as absl
+from functools import cache
+from typing import Any
 
-_before = absl.get_verbosity()
-absl.set_verbosity(absl.ERROR)
-try:
-    import grain
-    from grain.experimental import index_shuffle
-finally:
-    absl.set_verbosity(_before)
 
-__all__ = ["grain", "index_shuffle"]
+@cache
+def load_grain() -> Any:
+    """The package `grain`, with `grain.experimental`. Raises ModuleNotFoundError."""
+    from absl import logging as absl
+
+    before = absl.get_verbosity()
+    absl.set_verbosity(absl.ERROR)
+    try:
+        import grain
+        import grain.experimental
+    finally:
+        absl.set_verbosity(before)
+    return grain

@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_map
 from torch.utils.data import default_collate
 
-from cavvy.train.data.quiet import grain, index_shuffle
+from cavvy.train.data.quiet import load_grain
 from cavvy.train.data.samplers import count_indices, list_indices
 from cavvy.train.data.sources import Source
 from cavvy.train.loss import takes_several
@@ -148,11 +148,9 @@ class Data:
         if not self.shuffle or length == 1:
             return np.arange(low, high)
         seed = (self.seed + first) % 2**32
+        shuffle = load_grain().experimental.index_shuffle
         return np.array(
-            [
-                index_shuffle(p, max_index=length - 1, seed=seed, rounds=ROUNDS)
-                for p in range(low, high)
-            ]
+            [shuffle(p, max_index=length - 1, seed=seed, rounds=ROUNDS) for p in range(low, high)]
         )
 
     def fetch(self, positions: range) -> Any:
@@ -199,6 +197,7 @@ class Data:
         ):  # reading threads would only compete with the training loop for the interpreter
             yield from map(fetch, range(count))
             return
+        grain = load_grain()
         steps = grain.MapDataset.range(count).map(
             lambda step: _pack(fetch(step)) if workers else fetch(step)
         )
