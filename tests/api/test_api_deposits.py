@@ -3,6 +3,7 @@ had sent them; and refused if the node lies.
 """
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -206,6 +207,19 @@ async def _is_without(key: str) -> bool:
     return key not in GoogleStandIn.objects
 
 
+async def test_a_damaged_upload_of_a_checkpoint_is_replaced(api: Api, tmp_path: Path) -> None:
+    """The agent had sent a part of a file, which was damaged when the server's machine crashed."""
+    gang, work = await begin(api, TASK.replace("STORAGE", "every: 60s"))
+    results = end_work(tmp_path / "node", gang, work, EXIT)
+    blobs = await api.app_state.control_plane.checkpoints.blobs(gang)
+    assert blobs.append(hashlib.sha256(b"7").hexdigest(), 0, b"8", 2) == 1
+    await deposit(api, gang, results)
+    await end_node(api, gang)
+    job = await until(lambda: _is_over(api))
+    assert job["phase"] == "done"
+    assert len(await api.app_state.store.checkpoints(job["id"])) == 1
+
+
 async def test_interrupted_reading_goes_on(api: Api, tmp_path: Path) -> None:
     """The bucket fails at two places, and the server stops reading several times."""
     gang, work = await begin(api)
@@ -260,6 +274,13 @@ async def test_a_log_goes_on_after_output_that_the_server_has_lost(
     assert log.endswith(b"the end\n")
 
 
+async def _remove_job(api: Api) -> dict[str, Any] | None:
+    """Remove the job once its last attempt has ended."""
+    answer = await api.http.delete(JOB)
+    found: dict[str, Any] | None = answer.json() if answer.status_code == 200 else None
+    return found
+
+
 def change(**fields: object) -> Callable[[dict[str, Any]], object]:
     return lambda manifest: manifest.update(fields)
 
@@ -308,6 +329,9 @@ async def test_a_lying_deposit_is_refused(
     assert "cannot be used" in told
     assert not [key for key in GoogleStandIn.objects if ".." in key or key.endswith("/x")]
     assert not list(tmp_path.rglob("x"))
+    assert list_results()  # they stay until the job is removed
+    assert (await until(lambda: _remove_job(api)))["kept"] == ""
+    assert list_results() == []
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"\xff", b"{}", b"{" + b" " * (17 << 20)])

@@ -559,7 +559,7 @@ def test_rm_removes_ended_jobs_only(client: FakeClient) -> None:
     client.removed = wire.JobRemoved(freed_bytes=3 << 19, kept="s3://b/kept: status 403")
     ended = run("rm", "--ended", "-y")
     assert ended.stdout == "bad is removed; its checkpoints had 1.5 MiB\n"
-    assert ended.stderr == "some checkpoints of bad stay in s3://b/kept: status 403\n"
+    assert ended.stderr == "some files of bad stay in s3://b/kept: status 403\n"
     assert set(client.all_jobs) == {"next", "now"}
 
 

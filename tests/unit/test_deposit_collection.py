@@ -88,7 +88,7 @@ async def test_what_fails_at_the_same_place_again_and_again_is_given_up(
 
 async def test_results_of_a_later_end_get_the_whole_time() -> None:
     reading = Reading()
-    reading.found.settle(0)
+    reading.found.settle({0: reading.now})
     reading.found.complete = True
     reading.wait(60)
     assert not reading.stuck
@@ -114,3 +114,12 @@ async def test_reading_ends_at_the_next_answer_after_a_stop() -> None:
     reading.found.stop()
     with pytest.raises(ObjectTryAgain):
         reading.found.read(0, 10)
+
+
+async def test_a_rank_that_was_heard_again_is_looked_up_again() -> None:
+    reading = Reading()
+    before = reading.now
+    reading.found.settle({0: before, 1: before})
+    assert reading.found.list_left({0: before, 1: before}) == frozenset()
+    reading.wait(1)
+    assert reading.found.list_left({0: before, 1: reading.now, 2: None}) == {1, 2}

@@ -66,4 +66,4 @@ def _remove(client: "Client", project: str, name: str, *, skip_busy: bool) -> No
     size = f"; its checkpoints had {show_size(removed.freed_bytes)}" if removed.freed_bytes else ""
     click.echo(f"{name} is removed{size}")
     if removed.kept:
-        click.echo(f"some checkpoints of {name} stay in {removed.kept}", err=True)
+        click.echo(f"some files of {name} stay in {removed.kept}", err=True)

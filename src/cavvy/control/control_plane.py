@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -38,6 +38,7 @@ from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmPool
 from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
 from cavvy.control.worklist import Worklist
+from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import Job
 from cavvy.domain.tasks import Delivery, Task
 from cavvy.providers.abilities import (
@@ -145,8 +146,13 @@ class ControlPlane:
             hint=self.hint,
             arrived=self._arrived,
             notify=self._notify,
-            remove_checkpoints=self.checkpoints.remove,
+            remove_checkpoints=self._remove_files,
         )
+
+    async def _remove_files(self, job: Job) -> RemovedCheckpoints:
+        """Delete the checkpoints of a job that has ended, and its results in a bucket."""
+        removed, left = await self.checkpoints.remove(job), await self.deposits.remove(job)
+        return replace(removed, kept="; ".join(each for each in (removed.kept, left) if each))
 
     def _make_machines(self) -> MachineService:
         pool = MachinePool(self._store, self._warm)

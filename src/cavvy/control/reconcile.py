@@ -219,9 +219,9 @@ class JobReconciler:
         bucket are not judged before the results are read; everything else goes on.
         """
         view, deposits = self._operator.view(uow.rows, attempt), self._out.deposits
-        collecting = deposits.collect(
-            uow.job, attempt, list_unreported(view, now), billed=not is_gone(view, now)
-        )
+        unreported = list_unreported(view, now)
+        ranks = {node.rank: node.heard_at for node in view.nodes if node.rank in unreported}
+        collecting = deposits.collect(uow.job, attempt, ranks, billed=not is_gone(view, now))
         if collecting is None:
             return view
         await self._flush(uow)

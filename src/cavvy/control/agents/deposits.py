@@ -6,7 +6,7 @@ PROJECT/JOB/results/ATTEMPT/ in the bucket's folder.
 import asyncio
 import re
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -33,6 +33,7 @@ from cavvy.domain.jobs import COMING, Attempt, AttemptPhase, Job, Node, NodePhas
 from cavvy.domain.messages import AgentMessage, ClaimLost
 from cavvy.store.base import (
     AtomicWrite,
+    HashMismatch,
     StaleVersion,
     Store,
     StoreError,
@@ -50,6 +51,7 @@ from cavvy.store.objects.base import (
 )
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 
+_FOLDER = "results/"  # the job's folder of results in the bucket
 _AGAIN = timedelta(hours=1)  # agents ask for new signatures this often
 _MARGIN = timedelta(hours=2)  # signatures outlive the lease by this, less up to `_AGAIN`
 _LONGEST = timedelta(days=7)  # limit of S3 and Google Cloud Storage
@@ -62,6 +64,8 @@ _GANGS = 8
 _TRIES = 3  # tries to get further, before results that fail at the same place are given up
 _BATCH = 200  # messages that are applied in one write, as many as agents send at once
 _SHA256 = re.compile("[0-9a-f]{64}")
+
+Ranks = Mapping[int, datetime | None]  # rank -> when its agent was last heard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,35 +143,33 @@ class Deposits:
         return SignedDeposit(uploads=uploads, valid=valid)
 
     def collect(
-        self, job: Job, attempt: Attempt, ranks: Sequence[int], *, billed: bool
+        self, job: Job, attempt: Attempt, ranks: Ranks, *, billed: bool
     ) -> frozenset[int] | None:
         """Read in the background what these ranks, whose nodes have ended, left in the bucket, and
         apply it. Returns the ranks whose results are still being read; None if there is nothing to
-        read.
+        read. A rank whose agent was heard again is looked up again.
 
         Reading that gets no further is given up; sooner if other nodes of the gang are `billed`.
         Otherwise it may have to wait until the results of other gangs are read.
         """
         gang = attempt.gang
         if not ranks or not self.find_url(job):
-            self._stop(gang)
-            return None
+            return None  # a started reading goes on: one poll of the provider may have failed
         now, found = self._clock.now(), self._collections.get(gang)
         if found is None:
             found = self._collections[gang] = DepositCollection(self._clock.now)
-        found.settled &= set(ranks)
-        left = frozenset(ranks) - found.settled
+        left = found.list_left(ranks)
         if left and found.is_stuck(now, _SHORT_PATIENCE if billed else _PATIENCE):
             self._stop(gang)
             self._collections[gang] = done = DepositCollection(self._clock.now)
-            done.settled |= set(ranks)
-            for rank in sorted(left):
-                self._begin(self._give_up(attempt, rank, found.fault))
+            done.settled.update(ranks)
+            self._begin(self._give_up(attempt, left, found.fault))
             return frozenset()
         if left and found.task is None:
             found.wait()
             slot = nullcontext() if billed else self._slots
-            found.task = self._begin(self._collect(slot, found, job, attempt, left))
+            asked = {rank: ranks[rank] for rank in left}
+            found.task = self._begin(self._collect(slot, found, job, attempt, asked))
             found.task.add_done_callback(found.ended)
         return left
 
@@ -182,6 +184,18 @@ class Deposits:
             self._told.discard(attempt.gang)
             if self.find_url(job):
                 self._begin(self._remove(job, attempt))
+
+    async def remove(self, job: Job) -> str:
+        """Remove all results of a job that has ended. Returns where some stay and why, or ""."""
+        url = self.find_url(job)
+        if not url:
+            return ""
+        try:
+            files = BucketCheckpoints(*await self._opener.open_folder(job, url, _FOLDER))
+            kept = (await in_thread_to_its_end(files.sweep, ())).kept
+        except (ObjectError, StoreError) as error:
+            kept = str(error)
+        return kept and f"{url}: {kept}"
 
     async def close(self) -> None:
         """Cancel what runs; the next server starts it again."""
@@ -205,7 +219,7 @@ class Deposits:
 
     async def _open(self, job: Job, attempt: Attempt) -> tuple[ObjectBucket, str]:
         """The bucket, and the prefix of the attempt's objects. Raises ObjectError."""
-        folder = f"results/{attempt.number}/"
+        folder = f"{_FOLDER}{attempt.number}/"
         return await self._opener.open_folder(job, self.find_url(job), folder)
 
     async def _collect(
@@ -214,7 +228,7 @@ class Deposits:
         found: "DepositCollection",
         job: Job,
         attempt: Attempt,
-        ranks: frozenset[int],
+        ranks: Ranks,
     ) -> None:
         async with slot:
             found.begin()
@@ -222,16 +236,20 @@ class Deposits:
             held = await in_thread(BucketCheckpoints(bucket, prefix).held)
             # The other nodes were lost, or their agents could not store their results.
             left = [rank for rank in sorted(ranks) if held.get(f"{rank}/0")]
-            found.settle(*ranks - set(left))
+            found.settle({rank: heard for rank, heard in ranks.items() if rank not in left})
             readers = {
                 rank: DepositReader(bucket, f"{prefix}{rank}/", partial(found.read, rank))
                 for rank in left
             }
-            await self._collect_ranks(found, attempt, readers)
+            await self._collect_ranks(found, attempt, ranks, readers)
         self._hint(job.id)
 
     async def _collect_ranks(
-        self, found: "DepositCollection", attempt: Attempt, readers: Mapping[int, DepositReader]
+        self,
+        found: "DepositCollection",
+        attempt: Attempt,
+        ranks: Ranks,
+        readers: Mapping[int, DepositReader],
     ) -> None:
         fault: Exception | None = None
         for rank, reader in readers.items():
@@ -242,7 +260,7 @@ class Deposits:
                 continue
             except (InvalidDeposit, StoreError) as error:
                 await self._refuse(attempt, rank, error)
-            found.settle(rank)
+            found.settle({rank: ranks[rank]})
             self._hint(attempt.job_id)
         if fault is not None:
             raise fault
@@ -346,7 +364,7 @@ class Deposits:
             await in_thread_to_its_end(bucket.file(piece.name).store, "", piece.bytes, read)
         else:
             blobs = await self._checkpoints.blobs(attempt.gang)
-            await in_thread_to_its_end(_append, blobs, piece, read)
+            await in_thread_to_its_end(_store_blob, blobs, piece, read)
 
     async def _commit(
         self, attempt: Attempt, node: Node, nonce: str, checkpoint: DepositedCheckpoint
@@ -367,19 +385,22 @@ class Deposits:
         text = f"the results in the bucket cannot be used and stay there: {error}"
         await self._tell(attempt, rank, text)
 
-    async def _give_up(self, attempt: Attempt, rank: int, fault: BaseException | None) -> None:
+    async def _give_up(
+        self, attempt: Attempt, ranks: Collection[int], fault: BaseException | None
+    ) -> None:
+        which = ", ".join(str(rank) for rank in sorted(ranks))
         why = fault or "the bucket does not answer"
-        text = f"the results of this rank in the bucket could not be read and stay there: {why}"
+        text = f"results of rank {which} in the bucket could not be read and stay there: {why}"
         with suppress(StoreFull):
-            await self._tell(attempt, rank, text)
+            await self._tell(attempt, None, text)
 
     async def _remove(self, job: Job, attempt: Attempt) -> None:
         """Remove the objects of an ended attempt, except results that were not applied: those of a
         rank that has a manifest but no exit.
         """
-        nodes = await self._store.nodes(attempt.id)
-        open_ranks = {f"{each.rank}" for each in nodes if each.phase is not NodePhase.EXITED}
-        with suppress(ObjectError):  # objects that stay only cost storage
+        with suppress(ObjectError, StoreError):  # objects that stay only cost storage
+            nodes = await self._store.nodes(attempt.id)
+            open_ranks = {f"{each.rank}" for each in nodes if each.phase is not NodePhase.EXITED}
             files = BucketCheckpoints(*await self._open(job, attempt))
             held = await in_thread(files.held)
             unread = {rank for rank in open_ranks if held.get(f"{rank}/0")}
@@ -410,7 +431,8 @@ class DepositCollection:
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
-        self.settled: set[int] = set()  # ranks whose results are applied, or are given up
+        # Ranks whose results are applied or given up.
+        self.settled: dict[int, datetime | None] = {}
         self.pieces: defaultdict[int, int] = defaultdict(int)  # pieces stored, by rank
         self.task: asyncio.Task[None] | None = None
         self.complete = True  # whether every rank that was asked for is settled
@@ -445,7 +467,15 @@ class DepositCollection:
             self._furthest[rank] = position
             self._failures = 0
 
-    def settle(self, *ranks: int) -> None:
+    def list_left(self, ranks: Ranks) -> frozenset[int]:
+        """The ranks that are not settled, or whose agents were heard after that."""
+        return frozenset(
+            rank
+            for rank, heard in ranks.items()
+            if rank not in self.settled or self.settled[rank] != heard
+        )
+
+    def settle(self, ranks: Ranks) -> None:
         self.settled.update(ranks)
         self._read_at = self._now()
         self._failures = 0
@@ -474,6 +504,16 @@ class DepositCollection:
         self._stopped = True
         if self.task is not None:
             self.task.cancel()
+
+
+def _store_blob(blobs: BlobStore, piece: DepositPiece, read: Read) -> None:
+    """Store a file of the checkpoint. If the hash differs, the file is sent once more, because an
+    upload of the agent may have left a damaged beginning, which is then deleted.
+    """
+    try:
+        _append(blobs, piece, read)
+    except HashMismatch:
+        _append(blobs, piece, read)
 
 
 def _append(blobs: BlobStore, piece: DepositPiece, read: Read) -> None:
