@@ -67,15 +67,20 @@ async def begin(api: Api, text: str = IN_BUCKET) -> tuple[str, dict[str, Any]]:
 
 
 def end_work(
-    home: Path, gang: str, work: dict[str, Any], exit: dict[str, object], large: bytes = b"x"
+    home: Path,
+    gang: str,
+    work: dict[str, Any],
+    exit: dict[str, object],
+    large: bytes = b"x",
+    rank: int = 0,
 ) -> Results:
     """What the agent of this work has when it ends while the server is away."""
     for path, data in {"out/deep/a": b"result", "out/large": large, "state/step": b"7"}.items():
         (home / "work" / path).parent.mkdir(parents=True, exist_ok=True)
         (home / "work" / path).write_bytes(data)
-    (home / "claim").write_text("n1")
+    (home / "claim").write_text(f"n{rank + 1}")
     where = {"home": str(home), "folder": str(home / "work"), "hides": ""}
-    config = SimpleNamespace(gang=gang, rank=0, **where)
+    config = SimpleNamespace(gang=gang, rank=rank, **where)
     log, outbox = LogSpool(str(home / "log"), 1024), MessageOutbox(str(home / "outbox"))
     log.write(b"hello\nthe end\n")
     log.acknowledge(6)
@@ -84,13 +89,13 @@ def end_work(
     outbox.put("progress", values={"loss": float("nan"), "step": 7})
     assigned = WorkConfig(ConfigFields(work, "work"))
     messages = outbox.finish(exit)
-    folder = str(home / "work" / "state")
+    folder = "" if rank else str(home / "work" / "state")
     return Results(cast(AgentConfig, config), assigned, messages, log, folder, [0])
 
 
-async def deposit(api: Api, gang: str, results: Results) -> None:
+async def deposit(api: Api, gang: str, results: Results, rank: int = 0) -> None:
     """Store the results by the uploads that the server signs."""
-    query = {"gang": gang, "rank": 0}
+    query = {"gang": gang, "rank": rank}
     answer = await api.http.get("/agent/v1/data/deposit", params=query, headers=api.agent(gang))
     signed = answer.json()
     assert len(signed["uploads"]) == PARTS + 1
@@ -164,6 +169,29 @@ async def test_work_that_failed_keeps_its_exit_code(api: Api, tmp_path: Path) ->
     await end_node(api, gang)
     job = await until(lambda: _is_over(api))
     assert (job["phase"], job["attempts"][0]["exit_code"]) == ("failed", 3)
+
+
+@pytest.mark.parametrize("codes", [(0, 0), (0, 3), (None, 3), (0, None)])
+async def test_a_gang_is_judged_by_the_results_of_all_ranks(
+    api: Api, tmp_path: Path, codes: tuple[int | None, int | None]
+) -> None:
+    """Each rank left its exit code in the bucket, or, with None, nothing."""
+    gang = await start(api, IN_BUCKET + "grace: 1s\nnodes: 2")
+    await claim(api, gang)
+    work = (await claim(api, gang, rank=1, nonce="n2")).json()["work"]
+    for rank, code in enumerate(codes):
+        if code is None:
+            continue
+        outcome = "exit" if code else "succeeded"
+        exit: dict[str, object] = {"outcome": outcome, "exit_code": code, "reason": ""}
+        results = end_work(tmp_path / f"{rank}", gang, work, exit, rank=rank)
+        await deposit(api, gang, results, rank)
+    await end_node(api, gang)
+    job = await until(lambda: _is_over(api))
+    assert job["phase"] == ("done" if codes == (0, 0) else "failed")
+    expected = None if None in codes and 3 not in codes else max(each or 0 for each in codes)
+    assert job["attempts"][0]["exit_code"] == expected
+    assert await until(lambda: _is_swept(api))
 
 
 async def test_a_report_of_the_agent_comes_before_its_deposit(api: Api, tmp_path: Path) -> None:
