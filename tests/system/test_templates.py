@@ -29,11 +29,15 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 SHORT = {
     "cnn": (["--epochs", "2", "--width", "8"], r"accuracy (\S+)", 0.5),
     "rnn": (["--epochs", "5", "--width", "32"], r"accuracy (\S+)", 0.3),
-    "lstm": (["--letters", "30000", "--width", "32", "--lr", "0.01"], r"loss (\S+)", -4.3),
+    "lstm": (
+        ["--epochs", "1", "--letters", "30000", "--width", "32", "--lr", "0.01"],
+        r"loss (\S+)",
+        -4.3,
+    ),
     "attention": (["--epochs", "8", "--lr", "0.01"], r"accuracy (\S+)", 0.3),
     "mnist-ddp": (["--epochs", "1"], r"accuracy (\S+)", 0.5),
     "gpt-pretrain": (
-        ["--letters", "20000", "--width", "32", "--layers", "2", "--lr", "0.01"],
+        ["--epochs", "1", "--letters", "20000", "--width", "32", "--layers", "2", "--lr", "0.01"],
         r"loss (\S+)",
         -4.3,
     ),

@@ -45,7 +45,7 @@ class Writer(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--lr", type=float, default=0.003)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--letters", type=int, default=200_000)
