@@ -187,6 +187,41 @@ def test_a_plain_loop_is_measured_and_leaves_no_files(
     assert all(each["parts"]["checkpoint"] > 0 for each in session.reports) == (fault == "save")
 
 
+@pytest.mark.parametrize(
+    ("device", "parts", "workers", "cause", "lost_ms", "fix"),
+    [
+        ("cpu", {"transfer": 2.0, "prepare": 3.0}, 0, "batch preparation", 5.0, "DataLoader"),
+        ("cuda", {"transfer": 4.0, "prepare": 1.0}, 0, "host-device copies", 4.0, "pin_memory"),
+        ("cpu", {"data": 4.0}, 0, "too few workers", 4.0, "DataLoader(num_workers=4)"),
+        ("cpu", {"data": 4.0}, 4, "slow data", 4.0, "convert the data once"),
+        ("cpu", {"checkpoint": 4.0}, 0, "slow checkpoint", 4.0, "in the background"),
+        ("cpu", {"own": 30.0}, 0, "work between steps", 10.0, "vectorize"),
+    ],
+)
+def test_the_parts_of_a_plain_loop_are_its_costs(
+    device: str, parts: dict[str, float], workers: int, cause: str, lost_ms: float, fix: str
+) -> None:
+    names = ("data", "transfer", "compute", "optimizer", "checkpoint", "prepare", "own")
+    report = {
+        "rank": 0,
+        "ranks": 1,
+        "name": device,
+        "device": device,
+        "cores": 4,
+        "workers": workers,
+        "batch": 8.0,
+        "samples": 800,
+        "steps": [0.01] * 5,
+        "parts": {name: parts.get(name, 0.0) / 1e3 for name in names},
+        "lines": [("a.py:1", 0.5)],
+    }
+    found = judge_plain([report])
+    assert found.findings[0].cause == cause
+    assert found.findings[0].lost_s == pytest.approx(lost_ms / 1e3)
+    assert fix in found.findings[0].fix
+    assert found.step_s == pytest.approx(0.01)
+
+
 def test_a_script_with_a_run_and_a_loop_of_its_own_ends_after_a_few_steps(tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text(

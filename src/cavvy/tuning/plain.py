@@ -14,6 +14,8 @@ def judge_plain(reports: Sequence[dict[str, Any]]) -> Diagnosis:
     first = reports[0]
     step = fmean(fmean(each["steps"]) for each in reports)
     slowest = {name: max(each["parts"][name] for each in reports) for name in first["parts"]}
+    if first["device"] == "cpu":  # Tensor.to converts the batch there, and copies nothing
+        slowest["prepare"] += slowest["transfer"]
     batch = sum(each["batch"] for each in reports)
     facts = {**first, "global_batch": batch or 1}
     found = [_judge_data(first, slowest["data"]), *_judge_own(first, slowest)]
