@@ -35,7 +35,8 @@ for number in (signal.SIGINT, signal.SIGQUIT):
 
 # PYTHONDONTWRITEBYTECODE, which images of Python often set, would keep pytest from caching the tests
 # that it has rewritten: each process of a run would rewrite and compile the asserts of all tests.
-# Programs that tests start still obey the variable.
+# Tests themselves, and the programs that they start, still obey the variable.
+OBEYED = sys.dont_write_bytecode
 sys.dont_write_bytecode = False
 
 os.environ["TZ"] = "UTC"  # commands show local time
@@ -96,6 +97,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         note(item)
         if tries and (needs_real_servers(item) or needs_ranks(item)):
             item.add_marker(pytest.mark.flaky(reruns=tries, reruns_delay=2))
+
+
+def pytest_collection_finish() -> None:
+    sys.dont_write_bytecode = OBEYED
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
