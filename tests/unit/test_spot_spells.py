@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavvy.planner.spot.cycle import CycleProblem, plan_cycle, plan_trust, plan_wait
+from cavvy.planner.spot.cycle import CycleProblem, find_price, plan_cycle, plan_trust, plan_wait
 from cavvy.planner.spot.spells import SpellLengths
 
 
@@ -130,3 +130,27 @@ def test_the_thresholds_found_are_the_best_of_all(
     if left:
         assert plan_wait(rest, price, launch, 0.0).cost == pytest.approx(min(waits), abs=1e-6)
         assert plan_trust(rest, saving, launch)[1] == pytest.approx(max(0, *gains), abs=1e-6)
+
+
+@given(st.floats(0, 100), st.floats(0, 100), st.floats(0, 5))
+def test_a_guess_does_not_change_the_price_that_is_found(
+    slack: float, before: float, rate: float
+) -> None:
+    def need(price: float) -> float:
+        return 100 / (1 + rate * price)
+
+    guess = find_price(need, before)
+    assert find_price(need, slack, guess) == find_price(need, slack)
+
+
+def test_a_guess_that_still_holds_saves_the_search() -> None:
+    tried = []
+
+    def need(price: float) -> float:
+        tried.append(price)
+        return 100 / (1 + price)
+
+    guess = find_price(need, 20.0)
+    tried.clear()
+    assert find_price(need, 20.0, guess) == guess
+    assert len(tried) == 3

@@ -58,8 +58,11 @@ class PolicySession:
 
         Ask again at the decision's `again_s`, at `changes_at`, and after each observation.
         """
-        own = view.market if view.mode is RunMode.SPOT else NOWHERE
-        return self._policy.decide(view._replace(quotes=self.quotes(view.now_s, own)))
+        now_s, left_s, mode, market, loading_s, _, unsaved_s, budget_usd = view
+        quotes = self.quotes(now_s, market if mode is RunMode.SPOT else NOWHERE)
+        return self._policy.decide(
+            PolicyView(now_s, left_s, mode, market, loading_s, quotes, unsaved_s, budget_usd)
+        )
 
     def changes_at(self, now_s: float) -> float:
         """The time when an assumed quote changes next without an observation; may be infinite."""

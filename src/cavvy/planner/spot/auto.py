@@ -48,6 +48,9 @@ class AutoPolicy(MarketPolicy):
         self._learned = [MarketMemory(self._unit) for _ in terms.markets]
         self._watches = self._learned  # `decide` replaces them with copies that know the view
         self._home = NOWHERE
+        # The latest price of slack in each market, and on spot alone. The next search tries it
+        # first; this does not change the result.
+        self._prices = [0.0] * (len(terms.markets) + 1)
 
     def learn(self, at_s: float, quotes: Sequence[SpotQuote]) -> None:
         for watch, quote in zip(self._learned, quotes, strict=True):
@@ -113,7 +116,7 @@ class AutoPolicy(MarketPolicy):
             return self._stay(view, _LOOK_AGAIN_HR, "spot is unavailable")
         if spare < 0:
             return self._stay(view, inf, "there is too little slack to change to spot")
-        cycle = problem.solve()
+        cycle = self._solve(problem, self._home)
         entry = self._overhead * (1 + cycle.price) + cycle.wait.cost
         trust, *_ = plan_trust(watch.stays.beyond(watch.age), watch.saving, entry)
         if trust <= 0:
@@ -131,7 +134,7 @@ class AutoPolicy(MarketPolicy):
             if moment.slack >= self._enters:
                 return PolicyDecision(RunMode.SPOT, self._home, reason="spot is available")
             return self._on_demand(view, "there is too little slack left to start on spot")
-        cycle = problem.solve()
+        cycle = self._solve(problem, self._home)
         launch = self._overhead * (1 + cycle.price)
         patience = inf
         if cycle.price > 0:
@@ -154,9 +157,10 @@ class AutoPolicy(MarketPolicy):
         field = RoamingView(
             self._watches, targets, self._moves[view.market], self._home, self._overhead
         )
-        course = plan_course(field, moment, view.mode is RunMode.SPOT)
+        course = plan_course(field, moment, view.mode is RunMode.SPOT, self._prices[NOWHERE])
         if course is None:
             return None
+        self._prices[NOWHERE] = course.price or self._prices[NOWHERE]
         if course.target is None:
             return self._idle(view, moment, course.patience, course.reason)
         starts = view.mode is not RunMode.SPOT or course.target != view.market
@@ -196,7 +200,7 @@ class AutoPolicy(MarketPolicy):
         """
         if moment.slack < self._enters:
             return None
-        cycle = problem.solve()
+        cycle = self._solve(problem, self._home)
         here = self._prospect_here(view, moment, cycle)
         hurdle = here + (_WORTH_MOVING * moment.work if view.market != NOWHERE else 0.0)
         best, there = hurdle, None
@@ -241,11 +245,16 @@ class AutoPolicy(MarketPolicy):
         watch = self._watches[index]
         move = self._moves[view.market][index]
         after = TimeLeft.later(moment, self._overhead)
-        own = self._problem(watch, after).solve()
+        own = self._solve(self._problem(watch, after), index)
         launch = self._overhead * (1 + cycle.price)
         stays = watch.stays.mean_beyond(watch.age)
         later = own.gain / own.hours * max(0.0, moment.left - stays - watch.away.mean)
         return watch.saving * min(stays, moment.work) - own.wait.cost + later - launch - move
+
+    def _solve(self, problem: CycleProblem, market: int) -> SpotCycle:
+        cycle = problem.solve(self._prices[market])
+        self._prices[market] = cycle.price
+        return cycle
 
     def _problem(self, watch: MarketMemory, moment: TimeLeft) -> CycleProblem:
         return CycleProblem(

@@ -88,12 +88,29 @@ def plan_trust(
     return inf, 0.0, 0.0, 0.0
 
 
-def find_price(need: Callable[[float], float], slack: float) -> float:
+def _list_brackets(low: float, high: float) -> dict[float, float]:
+    """The final bounds of every search between these bounds, as upper bound: lower bound."""
+    if high <= low * _CLOSE:
+        return {high: low}
+    middle = sqrt(low * high)
+    return _list_brackets(low, middle) | _list_brackets(middle, high)
+
+
+_BRACKETS = _list_brackets(_CHEAP, SCARCE)
+
+
+def find_price(need: Callable[[float], float], slack: float, guess: float = 0.0) -> float:
     """The lowest price of slack at which at most `slack` hours are needed; SCARCE if the search
-    finds none. `need` returns the hours that are needed at a price.
+    finds none. `need` returns the hours that are needed at a price, which fall as it rises.
+
+    `guess` is the result of an earlier search. It does not change the result: it saves the search
+    if the bounds of the earlier one still hold.
     """
     if need(0.0) <= slack:
         return 0.0
+    low, high = _BRACKETS.get(guess, 0.0), guess
+    if low and (high == SCARCE or need(high) <= slack) and (low == _CHEAP or need(low) > slack):
+        return high
     low, high = _CHEAP, SCARCE
     while high > low * _CLOSE:
         middle = sqrt(low * high)
@@ -172,9 +189,10 @@ class CycleProblem(NamedTuple):
         """Whether the slack lasts at price 0."""
         return self._need(self._cycles())(0.0) <= self.slack
 
-    def solve(self) -> SpotCycle:
+    def solve(self, guess: float = 0.0) -> SpotCycle:
+        """Solve; `guess` is the price of an earlier solution, to save time."""
         cycles = self._cycles()
-        return cycles[find_price(self._need(cycles), self.slack)]
+        return cycles[find_price(self._need(cycles), self.slack, guess)]
 
     def _cycles(self) -> _CyclesByPrice:
         return _find_cycles(self.stays, self.away, self.saving, self.overhead)

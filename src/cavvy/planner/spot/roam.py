@@ -45,11 +45,15 @@ class RoamingTarget(NamedTuple):
     target: int | None
     patience: float
     reason: str
+    price: float = 0.0  # the price of slack, if it was computed
 
 
-def plan_course(field: RoamingView, moment: TimeLeft, running: bool) -> RoamingTarget | None:
+def plan_course(
+    field: RoamingView, moment: TimeLeft, running: bool, guess: float = 0.0
+) -> RoamingTarget | None:
     """Decide where to run or how long to wait; None if the slack is not enough for spot alone, so
-    that on-demand has to be considered.
+    that on-demand has to be considered. `guess` is the price of slack of an earlier course, to save
+    time.
     """
     slack = _SlackOfCourse(field, moment)
     if not slack.suffices():
@@ -59,22 +63,26 @@ def plan_course(field: RoamingView, moment: TimeLeft, running: bool) -> RoamingT
         if home.up:
             return RoamingTarget(field.home, inf, _LASTS if running else _AVAILABLE)
         return RoamingTarget(None, inf, "no market has spot, and there is enough slack to wait")
-    price = slack.price()
+    price = slack.price(guess)
     costs = {index: _cost_there(field, moment, index, price) for index in (field.home, *field.open)}
     best = min(field.open, key=costs.__getitem__)
     if home.up:
         stay = costs[field.home] - (field.overhead * (home.ratio + price) if running else 0.0)
         if costs[best] < stay - (_WORTH_MOVING * stay if running else 0.0):
-            return RoamingTarget(best, 0.0, "another market is cheaper, even with the move")
-        return RoamingTarget(field.home, inf, _LASTS if running else _AVAILABLE)
+            return RoamingTarget(best, 0.0, "another market is cheaper, even with the move", price)
+        return RoamingTarget(field.home, inf, _LASTS if running else _AVAILABLE, price)
     back = field.overhead * (home.ratio + price)
     leave = max(costs[best] - (costs[field.home] - back), back)
     patience = plan_wait(home.away.beyond(home.age), price, leave, back).patience
     if patience <= 0:
         return RoamingTarget(
-            best, 0.0, "spot is unavailable for too long in this market: the job moves to another"
+            best,
+            0.0,
+            "spot is unavailable for too long in this market: the job moves to another",
+            price,
         )
-    return RoamingTarget(None, patience, "spot is expected back before a move would pay off")
+    reason = "spot is expected back before a move would pay off"
+    return RoamingTarget(None, patience, reason, price)
 
 
 class _SlackOfCourse:
@@ -98,9 +106,9 @@ class _SlackOfCourse:
             return False
         return self._need(0.0) <= self._slack or self._need(SCARCE) <= self._slack
 
-    def price(self) -> float:
+    def price(self, guess: float) -> float:
         """The lowest price of slack at which the slack is enough."""
-        return find_price(self._need, self._slack)
+        return find_price(self._need, self._slack, guess)
 
     def _need(self, price: float) -> float:
         field, home, gap = self._field, self._home, self._gap
