@@ -1,8 +1,9 @@
 """Runs every spot policy over the public traces, keeps each run, and writes
 docs/reference/policies.md with its plots.
 
-    python benchmarks/policies.py    # run all (about 10 minutes of CPU), then write the page
-    python benchmarks/policies.py serving    # run these again: single, several, serving, speed
+    python benchmarks/policies.py    # run all (about 15 minutes of CPU), then write the page
+    python benchmarks/policies.py serving    # run these again: single, several, serving, left-out,
+                                             # speed
     python benchmarks/policies.py --page     # write the page again from the runs that are kept
 
 The traces are read from ../shared/data, or CAVVY_DATA. Every run is kept, one row each, in
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
+from left_out import run_left_out
 from policies_page import keep, make_page, read_results
 
 from cavvy.planner.deadline.policy import PolicyMargins
@@ -46,6 +48,7 @@ POLICIES = ("auto", "uniform-progress", "greedy")
 # `auto` as production runs it: it knows launches, preemptions and prices only; then also with the
 # margins of a task that writes a checkpoint every ten minutes
 IN_PRODUCTION = {"auto-launches": NO_MARGINS, "auto-margins": PolicyMargins(again_s=600.0)}
+_NAMES = {"auto-launches": "auto (launches only)", "auto-margins": "auto (with margins)"}
 FEW_WINDOWS = 5  # the first of the windows, for the slower runs
 # SkyNomad's artifact, V100: the windows, job and zones of its figure 9b
 STARTS_HR = (179.725, 299.5417, 419.3583, 479.2667, 838.7167)
@@ -59,6 +62,7 @@ def main() -> None:
         "single": run_single,
         "several": run_several,
         "serving": run_serving,
+        "left-out": run_left_out,
         "speed": run_speed,
     }
     wanted = [name for name in sys.argv[1:] if name in parts] or (
@@ -211,7 +215,10 @@ def run_serving() -> Iterator[Row]:
 def run_speed() -> Iterator[Row]:
     """Jobs per second of CPU time, the optimum not counted; and the Philly queue."""
     worlds = {path: make_world([read_series(path)]) for path in list_traces([V100])}
-    for policy in POLICIES:
+    kinds = {policy: (Knows.EVERYTHING, NO_MARGINS) for policy in POLICIES}
+    kinds |= {policy: (Knows.LAUNCHES, margins) for policy, margins in IN_PRODUCTION.items()}
+    for policy, (knows, margins) in kinds.items():
+        make = find_policy("auto" if policy in IN_PRODUCTION else policy)
         jobs, started = 0, time.process_time()
         while time.process_time() - started < 5:
             for number, world in enumerate(worlds.values()):
@@ -222,10 +229,11 @@ def run_speed() -> Iterator[Row]:
                         overhead_s=720.0,
                         markets=world.markets,
                     )
-                    run_job(world, 195.0 * (997 * number + jobs % 9000), terms, find_policy(policy))
+                    start_s = 195.0 * (997 * number + jobs % 9000)
+                    run_job(world, start_s, terms, make, knows=knows, margins=margins)
                     jobs += 1
         yield {
-            "what": f"jobs per CPU second: {policy}",
+            "what": f"jobs per CPU second: {_NAMES.get(policy, policy)}",
             "value": f"{jobs / (time.process_time() - started):.0f}",
         }
     philly = DATA / "traces/philly"

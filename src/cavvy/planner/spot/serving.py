@@ -11,20 +11,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 _HOUR_S, _DAY_S = 3600.0, 86400.0
-_PRIOR_LOSSES, _PRIOR_HR = 0.6, 0.5  # losses and hours that are added to the record of each zone
 _MOST_SPARES = 2
-# The shortfall that `availability` allows may all occur while there is no spare, so the risk that
-# is allowed at one moment is this many times the average.
-_THRIFT = 3.0
-# The additional on-demand replicas while there are fewer spot replicas than the service needs
-_SCARCE_BACKING = 2
-_STORM = 3  # after this many lost zones within an hour, on-demand backs up the remaining spot
-# The weights of the service's replicas in the zone, of those in its region, and of a recent failure
-_SPREAD, _NEAR, _RECENT = (
-    4.0,
-    4.0,
-    4.0,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,21 +104,47 @@ class SpotHedge:
         return free[self._turn % len(free)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteadyWeights:
+    """The constants of `SteadyPlacement`. The defaults were chosen on windows of the four SpotHedge
+    traces; benchmarks/left_out.py measures how well such a choice carries over to other traces.
+    """
+
+    # Losses and hours that are added to the record of each zone
+    prior_losses: float = 0.6
+    prior_hr: float = 0.5
+    # The shortfall that `availability` allows may all occur while there is no spare, so the risk
+    # that is allowed at one moment is this many times the average.
+    thrift: float = 3.0
+    # The additional on-demand replicas while there are fewer spot replicas than the service needs
+    scarce_backing: int = 2
+    storm: int = 3  # after this many lost zones within an hour, on-demand backs up the other spot
+    # The weights of the service's replicas in the zone, of those in its region, and of a recent
+    # failure
+    spread: float = 4.0
+    near: float = 4.0
+    recent: float = 4.0
+
+
+_DEFAULTS = SteadyWeights()
+
+
 class SteadyPlacement:
     """Cavvy's policy: it prefers zones that have kept replicas longest, and adds spares only while
     the risk of a loss requires them.
 
-    Launches go to the zones with the lowest loss rate, (losses + 0.6) / (hours with replicas +
-    0.5), and preferably not to zones and regions that already have replicas of the service. The
-    policy assumes that a zone loses all its replicas at once, at a rate of 0.6 / (age of its oldest
-    replica in hours + 0.5) per hour: zones that have lasted tend to last. If a loss leaves too few
+    Launches go to the zones with the lowest loss rate, (losses + prior losses) / (hours with
+    replicas + prior hours), and preferably not to zones and regions that already have replicas of
+    the service. The policy assumes that a zone loses all its replicas at once, at a rate of prior
+    losses / (age of its oldest replica in hours + prior hours) per hour: zones that have lasted
+    tend to last. If a loss leaves too few
     replicas, the service is short for one cold start and one tick. Spares are added while the
     expected shortfall exceeds the allowed one. On-demand fills the gap until spot is ready, and
     backs up spot that is scarce or at risk.
     """
 
-    def __init__(self, service: ServiceTerms) -> None:
-        self._service = service
+    def __init__(self, service: ServiceTerms, weights: SteadyWeights = _DEFAULTS) -> None:
+        self._service, self._weights = service, weights
         self._losses = [0.0] * service.zones
         self._held_hr = [0.0] * service.zones
         self._failed_at = [-_DAY_S] * service.zones
@@ -156,14 +169,16 @@ class SteadyPlacement:
         # Replicas in the same zone are lost together, so try one more in an empty zone.
         if risk > self._allowed() and max(spot) > 1 and empty:
             spot[min(empty, key=lambda zone: (self._failed_at[zone], self.rate(zone)))] += 1
-        backed = int(risk > self._allowed() or self._recently_lost() >= _STORM)
+        backed = int(risk > self._allowed() or self._recently_lost() >= self._weights.storm)
         if sum(held) < need:
-            backed = _SCARCE_BACKING
+            backed = self._weights.scarce_backing
         return ReplicaPlacement(tuple(spot), min(need, max(0, need + backed - seen.ready)))
 
     def rate(self, zone: int) -> float:
         """The expected losses per hour in a zone, from its record."""
-        return (self._losses[zone] + _PRIOR_LOSSES) / (self._held_hr[zone] + _PRIOR_HR)
+        return (self._losses[zone] + self._weights.prior_losses) / (
+            self._held_hr[zone] + self._weights.prior_hr
+        )
 
     def _recently_lost(self) -> int:
         """The number of zones that lost a replica within the last hour."""
@@ -172,7 +187,7 @@ class SteadyPlacement:
     def _allowed(self) -> float:
         """The allowed rate of losses that leave the service with too few replicas, per hour."""
         return (
-            _THRIFT
+            self._weights.thrift
             * (1 - self._service.availability)
             * _HOUR_S
             / (self._service.cold_start_s + self._service.tick_s)
@@ -225,7 +240,7 @@ class SteadyPlacement:
         """The expected losses per hour in a zone at its current age: zones that have lasted tend
         to last.
         """
-        return _PRIOR_LOSSES / (self._age_hr[zone] + _PRIOR_HR)
+        return self._weights.prior_losses / (self._age_hr[zone] + self._weights.prior_hr)
 
     def _worst(self, spot: list[int]) -> int:
         """The zone to remove a replica from: the one that leaves the lowest risk. Ties go to
@@ -247,8 +262,8 @@ class SteadyPlacement:
         def badness(zone: int) -> float:
             since = (now_s - self._failed_at[zone]) / _HOUR_S
             near = sum(spot[other] for other in self._service.together(zone))
-            return self.rate(zone) * (1 + _SPREAD * spot[zone] + _NEAR * near) + _RECENT / (
-                0.05 + since
-            )
+            return self.rate(zone) * (
+                1 + self._weights.spread * spot[zone] + self._weights.near * near
+            ) + self._weights.recent / (0.05 + since)
 
         return min(range(self._service.zones), key=badness)

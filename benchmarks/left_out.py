@@ -1,0 +1,163 @@
+"""Measures the serving policy `steady` on a trace that did not tune it: its weights are chosen on
+the other three SpotHedge traces.
+
+    python benchmarks/left_out.py    # about 3 minutes of CPU
+
+The service asks for the availability that SpotHedge reaches in the same windows. The weights are
+the best of 32 draws from powers of two: those with the lowest cost over SpotHedge's in the mean of
+the three traces, where a point of availability below SpotHedge's counts as much as all of the
+cost. Then ten seeds draw the windows in which the policy with these weights is compared with
+SpotHedge on the trace that was left out.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from functools import cache
+from multiprocessing import get_context
+from os import cpu_count, environ
+from pathlib import Path
+from random import Random
+
+from cavvy.planner.spot.serving import (
+    PlacementPolicy,
+    ServiceTerms,
+    SpotHedge,
+    SteadyPlacement,
+    SteadyWeights,
+)
+from cavvy.sim.traces.serving import SpotCapacity, read_capacity, serve, window
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = Path(environ.get("CAVVY_DATA", ROOT.parent / "shared" / "data"))
+TRACES = ("AWS1", "AWS2", "AWS3", "GCP1")
+TICKS, TICK_S, COLD_START_S = 2880, 30.0, 120.0  # a day; as in the evaluation of SpotHedge
+TUNING_WINDOWS, DRAWS = 6, 32
+SEEDS, WINDOWS = 10, 10
+SHORT = 100.0  # the cost of missing SpotHedge's availability, per share of the time
+CHOICES: Mapping[str, Sequence[float]] = {
+    "prior_losses": (0.25, 0.5, 1.0, 2.0),
+    "prior_hr": (0.25, 0.5, 1.0, 2.0),
+    "thrift": (0.5, 1.0, 2.0, 4.0),
+    "scarce_backing": (1, 2, 3),
+    "storm": (2, 3, 4),
+    "spread": (1.0, 2.0, 4.0, 8.0),
+    "near": (1.0, 2.0, 4.0, 8.0),
+    "recent": (1.0, 2.0, 4.0, 8.0),
+}
+Windows = tuple[tuple[tuple[int, ...], ...], ...]
+
+
+@cache
+def read_trace(trace: str) -> SpotCapacity:
+    return read_capacity(
+        DATA / "traces/spothedge" / trace, tick_s=TICK_S, unlimited=trace == "AWS3"
+    )
+
+
+@cache
+def draw_windows(trace: str, seed: str, count: int) -> Windows:
+    capacity, random = read_trace(trace), Random(f"{trace}/{seed}")
+    starts = [random.randrange(capacity.ticks - TICKS) for _ in range(count)]
+    return tuple(tuple(window(capacity, start, TICKS)) for start in starts)
+
+
+def serve_all(
+    trace: str, windows: Windows, weights: SteadyWeights | None, availability: float
+) -> tuple[float, float]:
+    """The mean cost and availability of `steady` with these weights, or of SpotHedge if None."""
+    cost = ready = 0.0
+    for part in windows:
+        service = ServiceTerms(
+            replicas=3,
+            zones=len(part),
+            cold_start_s=COLD_START_S,
+            tick_s=TICK_S,
+            availability=availability,
+            regions=read_trace(trace).regions,
+        )
+        policy: PlacementPolicy = (
+            SpotHedge(service) if weights is None else SteadyPlacement(service, weights)
+        )
+        served = serve(part, service, policy)
+        cost += served.cost / len(windows)
+        ready += served.availability / len(windows)
+    return cost, ready
+
+
+@cache
+def compare(
+    trace: str, seed: str, count: int, weights: SteadyWeights
+) -> tuple[float, float, float, float]:
+    """The cost and availability of SpotHedge and of `steady` in the windows of one seed."""
+    windows = draw_windows(trace, seed, count)
+    cost, ready = _serve_hedge(trace, seed, count)
+    return cost, ready, *serve_all(trace, windows, weights, ready)
+
+
+@cache
+def _serve_hedge(trace: str, seed: str, count: int) -> tuple[float, float]:
+    return serve_all(trace, draw_windows(trace, seed, count), None, 0.99)
+
+
+def draw_weights() -> list[SteadyWeights]:
+    random, drawn = Random("weights"), []
+    for _ in range(DRAWS):
+        values = {name: random.choice(choices) for name, choices in CHOICES.items()}
+        whole = {name: int(values.pop(name)) for name in ("scarce_backing", "storm")}
+        drawn.append(SteadyWeights(**values, **whole))  # type: ignore[arg-type]  # two kinds
+    return drawn
+
+
+def score(trace: str, weights: SteadyWeights) -> float:
+    """The cost over SpotHedge's on this trace, plus the price of missing availability."""
+    cost, ready, ours, our_ready = compare(trace, "tuning", TUNING_WINDOWS, weights)
+    return ours / cost + SHORT * max(0.0, ready - our_ready)
+
+
+def _score(task: tuple[str, SteadyWeights]) -> float:
+    return score(*task)
+
+
+def _test(task: tuple[str, int, SteadyWeights]) -> Mapping[str, object]:
+    trace, seed, weights = task
+    found = compare(trace, f"test {seed}", WINDOWS, weights)
+    names = ("hedge_cost", "hedge_availability", "cost", "availability")
+    return {
+        "trace": trace,
+        "seed": seed,
+        "windows": WINDOWS,
+        **{name: f"{100 * value:.4f}" for name, value in zip(names, found, strict=True)},
+        **asdict(weights),
+    }
+
+
+def run_left_out() -> Iterator[Mapping[str, object]]:
+    """A row for each trace that is left out and each seed."""
+    drawn = draw_weights()
+    tasks = [(trace, weights) for trace in TRACES for weights in drawn]
+    with ProcessPoolExecutor(cpu_count(), mp_context=get_context("spawn")) as pool:
+        scores = dict(zip(tasks, pool.map(_score, tasks, chunksize=DRAWS // 4), strict=True))
+        chosen = {trace: _choose(trace, drawn, scores) for trace in TRACES}
+        tests = [(trace, seed, chosen[trace]) for trace in TRACES for seed in range(SEEDS)]
+        yield from pool.map(_test, tests)
+
+
+def _choose(
+    left_out: str, drawn: Sequence[SteadyWeights], scores: Mapping[tuple[str, SteadyWeights], float]
+) -> SteadyWeights:
+    """The best weights on the other traces."""
+    others = [trace for trace in TRACES if trace != left_out]
+    return min(drawn, key=lambda weights: sum(scores[trace, weights] for trace in others))
+
+
+def main() -> None:
+    began = time.monotonic()
+    for row in run_left_out():
+        print(" ".join(f"{name}={value}" for name, value in row.items()), flush=True)
+    print(f"{time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
