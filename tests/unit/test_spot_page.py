@@ -50,3 +50,11 @@ def test_serving_costs_less_than_its_bar(trace: str, bar: float) -> None:
         if (row["trace"], row["policy"]) == (trace, "steady")
     ]
     assert sum(costs) / len(costs) < bar
+
+
+@pytest.mark.parametrize("trace", ["AWS1", "AWS2", "AWS3", "GCP1"])
+def test_serving_costs_less_than_spothedge_on_a_trace_that_did_not_tune_it(trace: str) -> None:
+    rows = [row for row in read_results()["left-out"] if row["trace"] == trace]
+    assert len(rows) == 10
+    ours, theirs = (sum(float(row[name]) for row in rows) for name in ("cost", "hedge_cost"))
+    assert ours < theirs

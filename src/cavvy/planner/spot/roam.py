@@ -59,9 +59,10 @@ def plan_course(
     if not slack.suffices():
         return None
     home = field.watches[field.home]
+    stays = RoamingTarget(field.home, inf, _LASTS if running else _AVAILABLE)
     if not field.open:
         if home.up:
-            return RoamingTarget(field.home, inf, _LASTS if running else _AVAILABLE)
+            return stays
         return RoamingTarget(None, inf, "no market has spot, and there is enough slack to wait")
     price = slack.price(guess)
     costs = {index: _cost_there(field, moment, index, price) for index in (field.home, *field.open)}
@@ -70,7 +71,7 @@ def plan_course(
         stay = costs[field.home] - (field.overhead * (home.ratio + price) if running else 0.0)
         if costs[best] < stay - (_WORTH_MOVING * stay if running else 0.0):
             return RoamingTarget(best, 0.0, "another market is cheaper, even with the move", price)
-        return RoamingTarget(field.home, inf, _LASTS if running else _AVAILABLE, price)
+        return stays._replace(price=price)
     back = field.overhead * (home.ratio + price)
     leave = max(costs[best] - (costs[field.home] - back), back)
     patience = plan_wait(home.away.beyond(home.age), price, leave, back).patience
@@ -81,8 +82,7 @@ def plan_course(
             "spot is unavailable for too long in this market: the job moves to another",
             price,
         )
-    reason = "spot is expected back before a move would pay off"
-    return RoamingTarget(None, patience, reason, price)
+    return RoamingTarget(None, patience, "spot is expected back before a move would pay off", price)
 
 
 class _SlackOfCourse:
