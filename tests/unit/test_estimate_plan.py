@@ -285,6 +285,18 @@ def test_estimate_says_what_is_wrong(arguments: list[str], says: str) -> None:
     assert says in out
 
 
+def test_the_errors_below_the_table_are_those_of_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "estimate.md").read_text()
+    assert "Step time: median 8.6%, worst 27% off" in page
+    assert "9 % off in the median of 28 steps, and 27 % at most" in " ".join(
+        run("estimate", "--model", "gpt2", "--gpu", "H200")[1].split()
+    )
+    assert "| all | 181 | 15.0% | 51% |" in page
+    assert "15 % off in the median of 181 steps, and 51 % or less" in " ".join(
+        run("estimate", "--model", "gpt2")[1].split()
+    )
+
+
 def test_a_number_of_accelerators_is_read_as_in_a_task() -> None:
     options = ("estimate", "--model", "gpt2", "-o", "json")
     assert run(*options, "--gpu", "H100:8") == run(*options, "--gpu", "H100", "--gpus", "8")
