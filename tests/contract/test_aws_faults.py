@@ -389,6 +389,8 @@ def test_a_launch_that_fails_late_is_no_capacity_and_costs_nothing(
                 here.cloud.hours.jump(timedelta(minutes=1))
                 here.cloud.tick()
         await here.provider.launch(gang)
+        for seen in await here.provider.gangs():  # pending, if its reply was not lost
+            assert [node.started_at for node in seen.nodes] == [None, None]
         await here.pass_time()
         await here.pass_time()
         (seen,) = await here.provider.gangs()
@@ -397,6 +399,27 @@ def test_a_launch_that_fails_late_is_no_capacity_and_costs_nothing(
         assert seen.reason == "Server.InsufficientInstanceCapacity: The launch failed"
         assert len(here.cloud.history) == 2
         await here.clear()
+
+    play(scenario)
+
+
+def test_an_instance_is_billed_from_its_launch_once_it_runs(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    """EC2 charges nothing for an instance that is pending."""
+    here = provider_rig()
+
+    async def scenario() -> None:
+        await here.provider.launch(await here.gang("g4dn.xlarge"))
+        (seen,) = await here.provider.gangs()
+        assert (seen.state, seen.nodes[0].started_at) == (GangState.STARTING, None)
+        await here.pass_time()
+        (seen,) = await here.provider.gangs()
+        launched_at = here.cloud.history[0].launched_at.replace(microsecond=0)  # as EC2 writes it
+        assert (seen.state, seen.nodes[0].started_at) == (GangState.RUNNING, launched_at)
+        await here.clear()
+        (seen,) = await here.provider.gangs()
+        assert seen.nodes[0].started_at == launched_at
 
     play(scenario)
 

@@ -20,7 +20,14 @@ class AwsInstance:
     address: str | None = None
     reason: str = ""
     preempted: bool = False
+    ran: bool = False  # EC2 has listed it in another state than `pending`
     failure: str = ""  # EC2's code if the instance ended before it ran, which costs nothing
+
+    @property
+    def billed_from(self) -> datetime | None:
+        """The launch time; None while EC2 has charged nothing, because the instance never ran."""
+        waits = not self.ran and self.ended_at is None
+        return None if waits or self.failure else self.started_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

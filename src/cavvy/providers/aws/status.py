@@ -178,7 +178,7 @@ def make_seen(record: AwsGangRecord, states: Mapping[str, str]) -> GangSeen:
             NodeSeen(
                 rank=each.rank,
                 engine_id=each.id,
-                started_at=None if each.failure else each.started_at,
+                started_at=each.billed_from,
                 ended_at=each.ended_at,
                 unseen=each.unseen,
                 address=each.address,
@@ -212,6 +212,7 @@ def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInst
         or (was.address if was else None),
         reason=str(reason.get("Message", "")) if state in _ENDED else (was.reason if was else ""),
         preempted=(was.preempted if was else False) or (state in _ENDED and taken),
+        ran=state != "pending" or (was is not None and was.ran),
         failure=_read_failure(state, code, was),
     )
 
