@@ -1,3 +1,3 @@
 """The agent: the process on each node that claims, runs, reports on, checkpoints and stops a task.
-It uses only the standard library.
+The agent uses only Python's standard library.
 """

@@ -1,10 +1,10 @@
-"""Opens files in folders that the work can change, so that the work's symbolic links lead the agent
-to no other files.
+"""Opens files in folders that the work can change, without following the work's symbolic links to
+other files.
 
 The agent may see more files than the work, which may run in a container or in its own namespaces.
 So every path is opened name by name, each name relative to the folder opened before it, and the
 kernel follows no link. This module follows a link itself if the link's target is in an allowed
-folder. A link that appears between two steps causes an error.
+folder. A link that appears after the check of a name causes an error.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _STEP = (
 
 
 class LeadsOutside(OSError):
-    """A path is not in an allowed folder, or a symbolic link on it leads to a place that is not."""
+    """A path, or the target of a symbolic link on it, is not in an allowed folder."""
 
 
 class AllowedFolders:
-    """The folders that paths and links may lead to.
+    """The folders that the agent may access: opened files and the targets of links must be in one
+    of them.
 
     `own` are folders that the work might replace by a link: such a link is not followed. `given`
     are folders that the user named: their paths may contain links.
@@ -47,8 +48,9 @@ class AllowedFolders:
 
     @classmethod
     def of_root(cls, root: str) -> AllowedFolders:
-        """A container's root folder, which is at `root` on this machine. Paths and links start in
-        it, as they do for the container's processes."""
+        """Allow the root folder of a container, which is at `root` on this machine. Paths and links
+        start at this folder, as they do for the container's processes.
+        """
         made = cls([])
         made._opened["/"] = root + "/."
         return made
@@ -57,7 +59,7 @@ class AllowedFolders:
         """Open the folder that contains `path`. Returns its descriptor, which the caller must
         close, and the name of `path` in it, or "." if `path` is an allowed folder.
 
-        With `follow`, the name is the one that the last link leads to. With `make`, missing folders
+        With `follow`, a link at the end of `path` is resolved first. With `make`, missing folders
         above `path` are created. Raises LeadsOutside, OSError.
         """
         walk = _Walk(self._opened)
@@ -184,7 +186,9 @@ class _Walk:
         self.names.append(name)
 
     def take(self) -> int:
-        """The descriptor of the current folder, which `close` then leaves open."""
+        """Return the descriptor of the current folder. After this call, `close` leaves the
+        descriptor open.
+        """
         return self._open.pop()
 
     def close(self) -> None:

@@ -17,17 +17,17 @@ def make_command() -> list[str]:
     """The command that starts the agent from this installation; the caller appends the path of the
     configuration file.
 
-    The files run in place, so that Python can cache their compiled forms, which it cannot do for
-    files in an archive.
+    The files run in place, so that Python can cache their compiled forms. Python cannot cache
+    compiled files of an archive.
     """
     return [sys.executable, "-I", "-S", os.path.join(HERE, "__main__.py")]
 
 
 def make_archive(folder: str = HERE) -> bytes:
-    """Return a zip application with a folder's files, by default the agent's. Its entries are
-    sorted and have no timestamps, so that equal sources give equal bytes.
+    """Return a zip application with a folder's files, by default the agent's. The archive's entries
+    are sorted and have no timestamps, so that equal sources give equal bytes.
 
-    `python -I -S agent.pyz CONFIG` starts it with Python 3.8 or later.
+    `python -I -S agent.pyz CONFIG` starts the archive with Python 3.8 or later.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:

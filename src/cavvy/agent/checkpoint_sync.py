@@ -1,8 +1,9 @@
 """Uploads checkpoints to the control plane when the checkpoint folder is not on shared storage.
 
-The folder is checked every few seconds while the work runs. If it has changed since the last
-upload, but not since the previous check, a separate process uploads the changes; only one upload
-runs at a time. A checkpoint is complete, and is reported, once the control plane has all of it.
+The folder is checked every few seconds while the work runs. If the folder has changed since the
+last upload, but not since the previous check, a separate process uploads the changes. Only one
+upload runs at a time. A checkpoint is complete, and is reported, once the control plane has all of
+it.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class CheckpointSync(SidecarProcess):
     ) -> None:
         super().__init__(loop, config, say, min(LOOK_S, every_s / 4) if every_s else LOOK_S)
         self._folder = folder
-        self._led_outside = False  # whether the user was warned that the folder leads elsewhere
+        self._led_outside = False  # whether the user was warned about a link out of the folder
         found = self._list()
-        # This state is safe: the next attempt would restore it even without an upload.
+        # The files that exist now need no upload: the next attempt would restore them anyway.
         self._safe = self._last = fingerprint(found)
         self._newest_ns = newest(found)
         self._began_ns = time.time_ns()
@@ -67,7 +68,9 @@ class CheckpointSync(SidecarProcess):
         self._every_s = min(self._every_s, HURRY_S)
 
     def find_unsafe(self) -> str:
-        """The folder, or "" if all of it is safe or it is never uploaded."""
+        """The checkpoint folder if it has changes that are not uploaded, else "". Also "" on a rank
+        that never uploads.
+        """
         found = fingerprint(self._list())
         return self._folder if found and found != self._safe and self._config.rank == 0 else ""
 
@@ -84,8 +87,9 @@ class CheckpointSync(SidecarProcess):
             self._look_for_rest()
 
     def _list(self) -> list[FileEntry]:
-        """The files of the folder; [] if the work has replaced it by a link that leads out of the
-        working folder."""
+        """The files of the checkpoint folder; [] if the work has replaced the folder by a link that
+        leads out of the working folder.
+        """
         try:
             return list_checkpoint(self._config, self._folder)
         except OSError as error:

@@ -32,7 +32,7 @@ def _is_list_of(kind: type) -> Callable[[object], bool]:
     return lambda value: isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
-# type -> its name in errors, and a test for a value
+# type -> its name in errors, and a function that tests whether a value has this type
 KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "str": ("text", lambda value: isinstance(value, str)),
     "int": ("a whole number", lambda value: type(value) is int),
@@ -69,8 +69,9 @@ class ConfigFields:
     def read(self, name: str, kind: str, default: object = None) -> Any:
         """Read a field whose type is `kind`, an annotation such as "int" or "list[VolumeConfig]".
 
-        If the field is missing or null, the result is the default. Without a default, it is an
-        empty list or object, False, or None if `kind` allows that; else BadConfig is raised.
+        If the field is missing or null, the result is the default. Without a default, the result is
+        an empty list or object, False or None, as `kind` allows. For other kinds, BadConfig is
+        raised.
         """
         value, plain = self._raw.get(name), kind.replace(" | None", "")
         if value is None and (default is not None or plain != kind):
@@ -117,11 +118,12 @@ class ReclaimSignal(ConfigRecord):
 
     source: str
     seconds: float  # grace period in seconds, between SIGTERM and SIGKILL
-    # If this file exists, SIGTERM comes from Cavvy itself. None: Cavvy sends an order instead.
+    # If this file exists, the SIGTERM comes from Cavvy, not from the provider. If None, Cavvy never
+    # sends SIGTERM: it sends an order instead.
     unless: str | None
     warning: str | None
     signal: str | None  # a signal such as USR1
-    warning_s: float = 0  # seconds from the warning to the end
+    warning_s: float = 0  # seconds from the warning until the node is reclaimed
 
 
 class NoticeTokenConfig(ConfigRecord):
@@ -137,7 +139,7 @@ class NoticeTokenConfig(ConfigRecord):
 class NoticeHoldConfig(ConfigRecord):
     """The parameters of a long poll, which the server answers when its state changes."""
 
-    query: str  # {tag}: the ETag of the last answer
+    query: str  # {tag} is replaced by the ETag of the last answer
     first_tag: str
     longest_s: float
 
@@ -232,20 +234,20 @@ class AgentConfig(ConfigRecord, RankPaths):
     pin: str = ""  # SHA-256 of the control plane's certificate, if it is self-signed
     cache: str = ""
     hides: str = ""  # a folder that the work must not see, except this rank's parts of it
-    covers: bool  # whether namespaces can hide this folder from programs on this machine
+    covers: bool  # whether namespaces can hide the folder `hides` on this machine
     lease_s: float = 21600
     grace_s: float = 10
-    # if 0, the agent waits for the server, because the provider deletes the rank's home with the
-    # node
+    # seconds of the server's silence after which the agent exits. If 0, the agent waits for the
+    # server, because the provider deletes the rank's home with the node.
     leaves_after_s: float = 0
-    boxed: bool  # the node itself was started from the work's image
+    boxed: bool  # whether the node itself was started from the work's image
     devices: list[str] | None  # None means all GPUs of the node
     device_indices: list[int]
     vendor: str = ""
     cpus: float | None
     memory_mib: int = 0
     node_address: str = "127.0.0.1"
-    storage: str | None  # the nodes' persistent folder, if it differs from the one in the work
+    storage: str | None  # the nodes' persistent folder, if WorkConfig has another path
     taken: ReclaimSignal | None
     notices: list[NoticeAddress]
 
@@ -269,7 +271,7 @@ class CheckpointConfig(ConfigRecord):
 
     path: str
     storage: str | None
-    sync: bool  # upload checkpoints, since there is no shared storage
+    sync: bool  # whether to upload checkpoints, for lack of shared storage
     every_s: float | None
 
 
@@ -284,7 +286,7 @@ class VolumeConfig(ConfigRecord):
 
 
 class TransferConfig(ConfigRecord):
-    """An input or output; one end is on this node."""
+    """An input or output. Either its source or its target is on this node."""
 
     source: str
     target: str
@@ -302,8 +304,8 @@ class BuildConfig(ConfigRecord):
 
 
 class CheckConfig(ConfigRecord):
-    """What the node check requires: a share of the nominal figures of the GPU model, and a link
-    speed.
+    """What the node check requires: the memory of the GPU model, a share of the model's memory
+    bandwidth, and a link speed.
     """
 
     share: float
@@ -342,7 +344,7 @@ class WorkConfig(ConfigRecord):
     gang_key: str = ""
     setup: str | None
     setup_key: str | None
-    setup_uses: list[str] | None  # None means the whole folder
+    setup_uses: list[str] | None  # None: the setup may use the whole folder
     image: str | None
     image_login: str | None  # USER:PASSWORD
     build: BuildConfig | None
@@ -358,11 +360,11 @@ class WorkConfig(ConfigRecord):
     volumes: list[VolumeConfig]
     grace_s: float = 10
     keep_s: float = 0  # seconds to wait for other work after this work ends
-    machine: bool  # wait for other work also if this work was stopped or its setup failed
+    machine: bool  # whether to wait for other work also after a stop or a failed setup
     idle_s: float | None
     log_limit_mib: int = 1024
-    # after the work, store the results in the bucket once the server has been silent for this long;
-    # 0: there is no bucket
+    # seconds of the server's silence after which the results of ended work are stored in the
+    # bucket; 0 if there is no bucket
     deposit_after_s: float = 0
 
     def __init__(self, fields: ConfigFields) -> None:

@@ -52,7 +52,7 @@ REFUSALS = (
     410,
     426,
 )  # statuses that refuse a claim permanently
-LOST = (409, 410)  # statuses after the claim: another agent now holds it
+LOST = (409, 410)  # after the claim, these statuses mean that another agent now holds it
 
 
 class RetryingConnection:
@@ -78,8 +78,9 @@ class RetryingConnection:
         reply: Callable[[ConfigFields], None],
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Send a request and pass a successful answer to `reply`; all other answers are handled
-        here."""
+        """Send a request and pass a successful answer to `reply`. This method handles all other
+        answers.
+        """
         route = path.partition("?")[0]
 
         def replied(status: int, data: bytes) -> None:
@@ -147,7 +148,7 @@ class ControlPlaneClient:
         self.refusals: tuple[int, ...] = REFUSALS
         self.closed = False
         self.answered = False  # whether the server has ever answered, even with an error
-        self.hurry = False  # the log is complete: send the rest at once
+        self.hurry = False  # whether the log is complete, so that its rest is sent at once
         self._log_at = 0.0
         self._log_timer: LoopTimer | None = None
         self.lease_until = time.monotonic() + config.lease_s
@@ -159,7 +160,7 @@ class ControlPlaneClient:
         self.query = f"?gang={config.gang}&rank={config.rank}"
 
     def claim(self, go: Callable[[ConfigFields], None]) -> None:
-        """Request the work until it is granted, then pass it to `go` once."""
+        """Request the work until the server grants it, then pass the work to `go`."""
         self._go = go
         self._claim()
 
@@ -193,7 +194,7 @@ class ControlPlaneClient:
             go(work)
 
     def _take_token(self, token: str | None) -> None:
-        """Store and use the token that came with the claim, since the old one is valid only once.
+        """Store and use the token that came with the claim, since the old token is valid only once.
         Later agents of this rank read the stored token.
         """
         if token is None:
@@ -212,7 +213,7 @@ class ControlPlaneClient:
         """Long-poll the control plane for the next order, as long as the agent runs."""
         wait_s = max(
             1.0, min(ORDERS_WAIT_S, self._lease_s / 3)
-        )  # each answer renews the lease, so it must arrive before the lease expires
+        )  # each answer renews the lease, so an answer must arrive before the lease expires
         path = f"/agent/v1/orders{self.query}&after={self._order}&wait_s={wait_s:.1f}"
         if self._orders.idle and not self.closed:
             self._asked_at = time.monotonic()
@@ -225,7 +226,7 @@ class ControlPlaneClient:
             self._claim()
 
     def pump(self) -> None:
-        """Send pending messages and log output; must be called after adding either."""
+        """Send pending messages and log output. Call this after adding messages or output."""
         if self.closed or self._go is not None:
             return
         if self._messages.idle:
@@ -260,7 +261,9 @@ class ControlPlaneClient:
         return ExecStream(self, f"/agent/v1/execs/{exec_id}{self.query}")
 
     def heard(self, fields: ConfigFields) -> None:
-        """Renew the lease after a successful answer, and apply its checkpoint interval, if any."""
+        """Renew the lease after a successful answer, and adopt the checkpoint interval in the
+        answer, if any.
+        """
         self._lease_s = fields.read("lease_s", "float | None") or self._lease_s
         self.heard_at = time.monotonic()
         self.lease_until = self.heard_at + self._lease_s
@@ -308,8 +311,8 @@ class ControlPlaneClient:
 
 
 class ExecStream:
-    """Delivers the output of one command in order. Undelivered output is kept in memory; the
-    command is paused when it exceeds LIMIT bytes.
+    """Delivers the output of one command in order. Undelivered output is kept in memory. When this
+    output exceeds LIMIT bytes, the command is paused.
     """
 
     LIMIT = 8 * 1024 * 1024
@@ -391,6 +394,6 @@ def complain(text: str) -> None:
     try:
         os.write(
             2, f"cavvy-agent: {text}\n".encode()
-        )  # unbuffered, so that no write can fail at exit
+        )  # an unbuffered write, so that nothing is left to write at exit
     except OSError:
         return  # The disk is full; the work must go on without this line.

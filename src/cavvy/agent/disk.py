@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def open_own(path: str, flags: int) -> int:
-    """Open a file of the agent; use it as `opener` of `open`. A missing file is created for its
-    owner only. Raises OSError for a link, and does not wait for the other end of a pipe."""
+    """Open a file of the agent. This function is an `opener` for `open`. A missing file is created
+    for its owner only. Raises OSError for a link, and does not wait for the other end of a pipe.
+    """
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
@@ -41,7 +42,7 @@ def write_whole(path: str, text: str, *, sync: bool = False) -> None:
     temporary = f"{path}.{os.getpid()}"
     try:
         file = open_private(temporary, os.O_EXCL)
-    except FileExistsError:  # left over, or placed by the work
+    except FileExistsError:  # left by an earlier agent, or placed by the work
         os.unlink(temporary)
         file = open_private(temporary, os.O_EXCL)
     try:
@@ -91,8 +92,9 @@ def read_process(pid: int) -> list[bytes]:
 
 
 def walk_files(folder: str | int) -> Iterator[tuple[str, os.stat_result, str]]:
-    """Yield the relative path, the status, and the target if it is a link, of everything below a
-    folder except folders; files that vanish meanwhile are left out. `folder` may be open.
+    """Yield the relative path, the status and the link target of each file below a folder. The
+    target is "" for all files but links. Files that vanish meanwhile are left out. `folder` may be
+    an open folder.
     """
     from .allowed_folders import walk_below
 

@@ -8,8 +8,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .config import ConfigFields
 
-EX_TEMPFAIL = 75  # of sysexits.h: the task has saved a checkpoint and asks to be run again
-LONGEST_ERROR = 1000  # characters
+EX_TEMPFAIL = 75  # from sysexits.h: the task has saved a checkpoint and asks to be run again
+LONGEST_ERROR = 1000  # maximum characters of a reported error
 # Signals that end a program by default and usually come from outside. A shell reports signal N as
 # exit code 128 + N.
 DEADLY = (
@@ -37,9 +37,9 @@ DEADLY = (
 
 
 def may_leave(leaves_after_s: float, silent_s: float, *, stored: bool) -> bool:
-    """Whether the agent may exit after its work although the server does not answer, so that its
-    node is not billed until the lease expires. This is safe if the exit, log and messages are
-    `stored` where they outlive the node.
+    """Whether the agent may exit after its work although the server does not answer. Exiting early
+    saves the cost of the node until the lease expires. Exiting early is safe if the work's result,
+    log and messages are `stored` where they outlive the node.
     """
     return stored and 0 < leaves_after_s <= silent_s
 
@@ -55,8 +55,8 @@ def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
     """The outcome, exit code and reason of work that ended by itself or was ended because of
     `ending`.
 
-    Exit code 0 after a signal does not mean success here: the control plane decides that from the
-    work's reports.
+    Exit code 0 after a signal does not count as success here: the control plane decides about
+    success from the work's reports.
     """
     if ending is not None:
         return ending[0], code, ending[1]

@@ -1,5 +1,5 @@
 """The blocking HTTP client of the agent's helper processes: requests to the control plane, and
-signed requests to storages. The agent's own process never blocks; it uses `wire`.
+signed requests to storages. The agent's own process must never block, so it uses `wire` instead.
 
 * TransferFailed     the request was refused, or failed too often; do not retry
   + StorageTimeout   a storage gave no good answer; retry later
@@ -37,7 +37,7 @@ TRIES = 8  # consecutive failures of one request; a failure without any answer c
 TOLD_EVERY_S = 10.0
 FAULTS = (OSError, http.client.HTTPException)  # urllib.error.URLError is an OSError
 REFUSALS = (401, 403, 404, 409, 410)
-PASSING = (408, 425, 429)  # those 4xx statuses after which the same request may succeed later
+PASSING = (408, 425, 429)  # statuses of the form 4xx after which the same request may succeed later
 TROUBLE = "data-trouble"  # error code for a failing storage behind the control plane
 
 
@@ -78,8 +78,8 @@ class RetryBudget:
         time.sleep(self._delay.next())
 
     def lose_request(self, name: str, error: Exception, url: object) -> int:
-        """Like `lose`, after a request to a storage raised `error`. Returns the answer's status, or
-        0 without an answer.
+        """Like `lose`, for a request to a storage that raised `error`. Returns the answer's status,
+        or 0 without an answer.
         """
         status = error.code if isinstance(error, urllib.error.HTTPError) else 0
         if isinstance(error, urllib.error.HTTPError):
@@ -168,8 +168,8 @@ class BlockingClient:
                 self.wait()
 
     def check(self, status: int, asked: str) -> None:
-        """Raise TransferFailed if a retry cannot change the status; `asked` is what was
-        requested.
+        """Raise TransferFailed if a retry cannot change the status. `asked` describes the request
+        for the error message.
         """
         if status in REFUSALS:
             raise TransferFailed(f"the control plane refused {asked} (status {status})")
@@ -181,7 +181,9 @@ class BlockingClient:
             self._connection = None
 
     def wait(self) -> None:
-        """Wait before the next try. This process may block: it is killed when the work stops."""
+        """Wait before the next try. This process may block, because the agent kills it when the
+        work stops.
+        """
         self.drop()
         time.sleep(self._delay.next())
 
@@ -301,8 +303,9 @@ def connect(address: ServerAddress) -> http.client.HTTPConnection:
 
 
 class BlockingMailboxConnection(http.client.HTTPConnection):
-    """An HTTP connection for http.client over a mailbox. It sends one request at a time and waits
-    for the answer."""
+    """An HTTP connection for http.client over a mailbox. The connection sends one request at a time
+    and waits for the answer.
+    """
 
     def __init__(self, path: str) -> None:
         super().__init__("localhost")

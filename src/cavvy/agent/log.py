@@ -2,7 +2,7 @@
 blocking the task.
 
 `home/log/` holds undelivered output in files named by the position of their first byte in the whole
-output. If they exceed the limit, the oldest segments are dropped, except the output at the very
+output. If the files exceed the limit, the oldest of them are dropped, except the output at the very
 beginning (up to a tenth of the limit).
 """
 
@@ -19,12 +19,14 @@ HELD = 4 * 1024 * 1024  # bytes kept in memory while the disk is full
 
 
 class LogSpool:
-    """A queue of bytes: `write` appends, `chunk` and `acknowledge` take from the start."""
+    """A queue of bytes: `write` appends bytes, `chunk` reads the first bytes, and `acknowledge`
+    removes them.
+    """
 
     def __init__(self, folder: str, limit_mib: float) -> None:
         self._folder = folder
         self.limit(limit_mib)
-        self._segments: list[list[int]] = []  # [position, size], oldest first
+        self._segments: list[list[int]] = []  # [position, size] of each segment, oldest first
         self._held: dict[int, bytearray] = {}  # segments held in memory, by position
         self._file = -1
         self.size = 0  # length of the whole output so far, including dropped bytes
@@ -62,7 +64,7 @@ class LogSpool:
             self._segments[-1][1] += written
         self.size += written
         if written < len(data):
-            self._end()  # the rest did not fit on the disk and begins a new segment
+            self._end()  # the rest of the data did not fit on the disk and begins a new segment
             self._hold(data[written:])
         self._trim()
 
@@ -95,8 +97,8 @@ class LogSpool:
         return self._read(position, skip + offset, length)
 
     def acknowledge(self, wanted: int) -> None:
-        """Continue at the position `wanted`, where the server wants output to start. It may be
-        before the last position, as long as the bytes there are still stored.
+        """Continue at the position `wanted`, where the output begins that the server does not have.
+        This position may be before the last one, as long as the bytes there are still stored.
         """
         self._acked = min(wanted, self.size)
         while self._segments and sum(self._segments[0]) <= self._acked:
@@ -130,7 +132,9 @@ class LogSpool:
             self._file = -1
 
     def _trim(self) -> None:
-        """Drop the oldest segments after the first tenth until the size is within the limit."""
+        """Drop the oldest segments until the size is within the limit. The first tenth of the limit
+        is kept.
+        """
         while sum(size for _, size in self._segments) > self._limit:
             for index, (position, _) in enumerate(self._segments[:-1]):
                 if position >= self._head:

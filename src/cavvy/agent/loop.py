@@ -23,7 +23,9 @@ class LoopTimer:
 
 
 class EventLoop:
-    """Calls handlers when their files are ready, and timers when they are due, until `stop`."""
+    """Calls handlers when their files are ready, and timers when they are due, until `stop` is
+    called.
+    """
 
     def __init__(self, lock: int = -1) -> None:
         self.lock = lock  # the file descriptor of the rank's lock; reapers get a copy of it
@@ -43,7 +45,7 @@ class EventLoop:
         self._handlers[fd] = handler
 
     def unwatch(self, fd: int) -> None:
-        """Forget `fd`; call it before closing the file."""
+        """Forget `fd`. Must be called before the file is closed."""
         if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
@@ -70,8 +72,9 @@ class EventLoop:
         self._running = False
 
     def close(self) -> None:
-        """Stop receiving signals, so that another loop can. They must stay blocked until that loop
-        has its own handlers."""
+        """Stop receiving signals, so that another loop can. The signals must stay blocked until the
+        other loop has its own handlers.
+        """
         if self._wake is not None:
             signal.set_wakeup_fd(-1)
             for end in self._wake:
@@ -86,8 +89,8 @@ class EventLoop:
                 for fd, events in self._poll.poll(self._wait_ms())
             ]
             for handler, fd, events in ready:
-                # An earlier handler of this round may have closed the file, and its number may
-                # belong to a new file by now.
+                # An earlier handler of this round may have closed the file, and the file's number
+                # may belong to a new file by now.
                 if handler is not None and self._handlers.get(fd) is handler:
                     handler(events)
 

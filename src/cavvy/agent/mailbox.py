@@ -2,9 +2,9 @@
 login-node helper share.
 
 A request is a file `SENDER@NUMBER` next to the sender's folder; its answer is the file `NUMBER` in
-that folder. Both are written under another name and renamed once complete. Network file systems do
-not announce new files, so the agent polls with growing pauses. It lists the folder, since that
-makes the file system ask its server instead of its cache.
+that folder. Requests and answers are written under another name and renamed once complete. Network
+file systems do not announce new files, so the agent polls with growing pauses. The agent lists the
+folder, because listing makes the file system ask its server instead of its cache.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AgentMailbox:
             while rest:
                 rest = rest[os.write(file, rest) :]
         except OSError:
-            os.unlink(fresh)  # a full disk must not collect partial requests
+            os.unlink(fresh)  # partial requests must not fill the disk further
             raise
         finally:
             os.close(file)

@@ -54,8 +54,8 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
-    """Run the work, then any further work that arrives while the node is kept. Each of them gets a
-    new runner, as if a new agent had been started.
+    """Run the work, then any further work that arrives while the node is kept. Each work gets a new
+    runner, as if a new agent had been started.
     """
     code, keep_s = act(config, lock, deliver, None)
     while keep_s > 0 and code == 0:
@@ -65,8 +65,8 @@ def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
 
 
 def clear(config: AgentConfig) -> None:
-    """Remove all files of the finished work, and links that it has put in place of the agent's
-    files. The claim is removed first, so that a later agent does not report about this work.
+    """Remove all files of the finished work, and links with which the work has replaced files of
+    the agent. The claim is removed first, so that a later agent does not report about this work.
     """
     from .work.trees import remove_tree
 
@@ -77,7 +77,8 @@ def clear(config: AgentConfig) -> None:
 
 
 def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) -> tuple[int, float]:
-    """Run the work or, if an earlier agent started it, deliver that agent's messages.
+    """Run the work. If an earlier agent has started the work, deliver that agent's messages
+    instead.
 
     Returns the exit code, and the seconds to wait for more work afterwards. `waits_s` is the time
     to wait for work if other work ran here before, else None.
@@ -105,8 +106,9 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
 
 
 def mark_debt(config: AgentConfig, owes: bool) -> None:
-    """Create a file if messages are undelivered, else remove it; the program that started the agent
-    checks for it."""
+    """Create a file if messages are undelivered, else remove the file. The program that started the
+    agent checks for this file.
+    """
     if owes:
         write_whole(config.undelivered_file, "")
     elif os.path.exists(config.undelivered_file):
@@ -149,16 +151,16 @@ def agent_lives(home: str) -> bool:
 
 
 def start_time(pid: int) -> int | None:
-    """The start time of a process in clock ticks since boot, or None if it is dead or there is no
-    /proc.
+    """The start time of a process in clock ticks since boot, or None if the process is dead or
+    there is no /proc.
     """
     fields = read_process(pid)
     return int(fields[19]) if fields and fields[0] != b"Z" else None
 
 
 def take_nonce(home: str) -> str:
-    """The nonce of this agent's claim. It is stored, so that the agent repeats the same claim after
-    a restart or a lost answer.
+    """The nonce of this agent's claim. The nonce is stored, so that the agent repeats the same
+    claim after a restart or a lost answer.
     """
     path = home + "/claim"
     nonce = read_text(path)

@@ -1,4 +1,4 @@
-"""Queues messages to the control plane. They are numbered, stored on disk until they are
+"""Queues messages to the control plane. The messages are numbered, stored on disk until they are
 acknowledged, and sent again after a failure.
 """
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 VOLATILE = (
     "progress",
     "telemetry",
-)  # only the newest values of these kinds are kept while the server does not answer
+)  # while the server does not answer, only the newest values of these kinds are kept
 VOLATILE_S = 0.5  # minimum seconds between two volatile messages when nothing else is sent
 REWRITE_BYTES = 256 * 1024
-LAST_SECOND = 253402300799.0  # seconds up to the year 9999, the last that can be formatted
+LAST_SECOND = 253402300799.0  # the end of 9999, the last year that can be formatted
 
 
 class MessageOutbox:
-    """Queues messages in a file with one message per line. The number of its first message shows
-    how many acknowledged messages were removed before it.
+    """Queues messages in a file with one message per line. The number of the first message in the
+    file shows how many acknowledged messages were removed.
     """
 
     def __init__(self, path: str) -> None:
@@ -41,7 +41,7 @@ class MessageOutbox:
             self._last = message["seq"]
             if (
                 message["kind"] != "sent"
-            ):  # `sent` only continues the numbering after all messages were acknowledged
+            ):  # a `sent` line only records the number of the last acknowledged message
                 self._unsent.append((message["seq"], line))
         self._file = open_private(path, os.O_APPEND)
         os.ftruncate(
@@ -86,8 +86,8 @@ class MessageOutbox:
         return ("[" + ",".join(line for _, line in self._unsent[:limit]) + "]").encode()
 
     def finish(self, exit: dict[str, object]) -> list[str]:
-        """All undelivered messages, each as JSON. If none of them is `exited`, one with the fields
-        `exit` follows them, which is not queued.
+        """All undelivered messages, each as JSON. If none of them is `exited`, an `exited` message
+        with the fields `exit` is added. The added message is not queued.
         """
         self.settle()
         lines = [line for _, line in self._unsent]
@@ -97,7 +97,7 @@ class MessageOutbox:
         return lines
 
     def acknowledge(self, seq: int) -> None:
-        """Remove all messages up to number `seq`; the server has applied them."""
+        """Remove all messages up to number `seq`, since the server has applied them."""
         self._unsent = [(number, line) for number, line in self._unsent if number > seq]
         if not self._unsent and os.fstat(self._file).st_size > REWRITE_BYTES:
             os.ftruncate(self._file, 0)
@@ -123,8 +123,9 @@ def now_text() -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Format seconds since the epoch as RFC 3339 with milliseconds, in UTC. File times can be
-    outside the valid range; such a time is replaced by the nearest valid one."""
+    """Format seconds since the epoch as RFC 3339 with milliseconds, in UTC. A time outside the
+    valid range, such as a wrong file time, is replaced by the nearest valid time.
+    """
     seconds = max(0.0, min(seconds, LAST_SECOND))
     return (
         time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
@@ -133,7 +134,9 @@ def time_text(seconds: float) -> str:
 
 
 def _lines(path: str) -> list[str]:
-    """The complete lines of the outbox file. A torn last line is left out; it was never sent."""
+    """The complete lines of the outbox file. A torn last line is left out, since it was never
+    sent.
+    """
     try:
         with open(path, encoding="utf-8", opener=open_own) as file:
             return [line[:-1] for line in file if line.endswith("\n")]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-# minimum bytes of a value that is hidden; hiding shorter ones would make logs unreadable and reveal
-# them
+# minimum bytes of a hidden value; hiding shorter values would make logs unreadable and reveal the
+# values
 SHORTEST = 4
-SHORTEST_LINE = 8  # minimum bytes of a line of a multi-line secret that is hidden by itself
+SHORTEST_LINE = 8  # a single line of a secret is also hidden if it has at least this many bytes
 MASK = b"***"
 
 
@@ -34,8 +34,9 @@ class Redactor:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return the data with complete secrets replaced. The last bytes are held back if they may
-        be the beginning of a secret."""
+        """Return the data, with each complete secret replaced by a mask. The last bytes are held
+        back if they may be the beginning of a secret.
+        """
         if self._pattern is None:
             return data
         data = self._held + data
@@ -58,7 +59,7 @@ class Redactor:
         return self._pattern.sub(MASK, held) if self._pattern else held
 
     def text(self, text: str) -> str:
-        """Redact secrets and repair the Unicode of a string, for reasons, progress and events."""
+        """Redact the secrets in a text such as a reason or an event, and repair its Unicode."""
         data = text.encode("utf-8", "replace")
         return (self._pattern.sub(MASK, data) if self._pattern else data).decode("utf-8", "replace")
 

@@ -22,7 +22,7 @@ class TaskReports:
         self.cost_s: float | None = None  # seconds that saving the newest checkpoint took
 
     def hear(self, fields: ConfigFields) -> None:
-        """Take in a line from the task. Raises BadConfig."""
+        """Record a report of the task. Raises BadConfig."""
         self.again = self.again or fields.inner("again") is not None
         failed, saved = fields.inner("failed"), fields.inner("saved")
         if failed is not None:

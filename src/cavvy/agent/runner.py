@@ -34,14 +34,17 @@ if TYPE_CHECKING:
 # seconds after which the node counts as broken if the kernel has not ended a killed process
 KILL_WAIT_S = 30.0
 FAREWELL_S = 2.0  # seconds for the last messages when SIGTERM arrives after the work's end
-# Outcomes after which a kept node waits for other work, by whether it belongs to a machine
+# Outcomes after which a kept node waits for other work; the key is whether the node belongs to a
+# machine.
 SPARES_NODE = {False: ("succeeded", "exit"), True: ("succeeded", "exit", "setup", "stopped")}
 SIGNAL_WAIT_S = {True: 0.5, False: 0.05}
 DELIVER_S = 20.0  # how many seconds an agent with --deliver tries to deliver messages
 
 
 class RankRunner:
-    """Runs one rank's work. The loop, the connection and the processes call it; it never blocks."""
+    """Runs one rank's work. The loop, the connection and the processes call its methods, which
+    never block.
+    """
 
     def __init__(self, loop: EventLoop, config: AgentConfig, nonce: str) -> None:
         self._loop = loop
@@ -113,7 +116,7 @@ class RankRunner:
         return self._state in DONE
 
     def _move(self, to: AgentState) -> bool:
-        """Change the state if the move is legal; returns whether it was."""
+        """Change the state if the move is legal; returns whether the state changed."""
         legal = (self._state, to) in MOVES
         if legal:
             self._state = to
@@ -216,7 +219,7 @@ class RankRunner:
         try:
             warned = name in os.listdir(folder)
         except OSError:
-            return  # the next tick checks again
+            return  # the folder cannot be listed now; the next tick checks again
         if warned:
             self.warned()
 
@@ -409,7 +412,7 @@ class RankRunner:
         return outcome, code, reason
 
     def _foresee(self) -> Ended | None:
-        """The exit of ended work and its unsent files; None while the work runs."""
+        """The exit message and the unsent files of ended work, or None while the work runs."""
         if self._over:
             return None if self._state is AgentState.DISMISSED else (self._exit, "", [])
         if not self._steps.ended:
@@ -425,8 +428,7 @@ class RankRunner:
 
     def _end(self, outcome: str, reason: str, seconds: float, reserve: float = 0.0) -> None:
         """End the work and its uploads within `seconds`; the work itself must end `reserve` seconds
-        before that. A stop takes precedence over a notice, and the earlier of two deadlines
-        applies.
+        earlier. A stop takes precedence over a notice, and the earlier of two deadlines applies.
         """
         if self._over:
             return
@@ -450,7 +452,8 @@ class RankRunner:
 
     def _kill_work(self) -> None:
         """Kill the work, but not the upload of its last checkpoint: the rest of the time is
-        reserved for it."""
+        reserved for this upload.
+        """
         if not self._over and not self._steps.finishing:
             self._steps.kill(save=True)
 
@@ -543,8 +546,9 @@ class RankRunner:
         return self._redactor.text(value).encode("utf-8", "replace").decode()
 
     def _tick(self) -> None:
-        """Once a second: check whether the lease has expired, the work is idle, or there is news to
-        report."""
+        """Check once a second whether the lease has expired, whether the work is idle, and whether
+        there is news to report.
+        """
         self._loop.after(1, self._tick)
         self.link.pump()
         self._look_for_warning()

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class SidecarProcess(ABC):
-    """Runs at most one process at a time. Each line of its output is a JSON object. `finish` starts
-    the last run, and `kill` ends it early.
+    """Runs at most one process at a time. Each line that the process prints is a JSON object.
+    `finish` starts the last run, and `kill` ends it early.
 
     Subclasses implement `_look` (called every `every_s` seconds to start a process if needed),
     `_heard` (handle a line), `_over` (handle the end of a process) and `_finish` (do the remaining
@@ -105,4 +105,6 @@ class SidecarProcess(ABC):
 
     @abstractmethod
     def _finish(self, done: Callable[[], None]) -> None:
-        """Finish after the work has ended, then call `done`; called again after each process."""
+        """Finish after the work has ended, then call `done`. Called again after each process has
+        ended.
+        """

@@ -59,7 +59,7 @@ class StepRunner:
         self.process: WorkProcess | None = None
         self._code: int | None = None
         self._task_code: int | None = None  # the task's exit code, while its last files are sent
-        self.ended = False  # whether the task has ended; its last files may still be being sent
+        self.ended = False  # whether the task has ended; its last files may not be sent yet
         self._oom_kills = 0
         self._asked = False  # whether the step's first process received SIGTERM before it ended
         self.interrupted = False  # whether the task itself received SIGTERM before it ended
@@ -193,8 +193,8 @@ class StepRunner:
         self._start(command, self._run_gone)
 
     def share_view(self, command: ChildCommand) -> None:
-        """Let a program see of this machine what the work sees, in the work's own namespaces while
-        the work runs.
+        """Hide from a program the same folder as from the work. While the work runs, the program
+        enters the work's namespaces.
         """
         if self._config.covers:
             command.hidden = (self._config.hides, self._config.shown)
@@ -268,8 +268,8 @@ class StepRunner:
         self._clean()
 
     def _clean(self) -> None:
-        """Clean the machine's cache in a separate process, which ends with the work at the
-        latest.
+        """Clean the machine's cache in a separate process, which is killed if it still runs when
+        the work ends.
         """
         from .work.cache import is_due, sweep
 
@@ -298,7 +298,7 @@ class StepRunner:
 
             touch(find_setup(self._config, self._work) + "/finished")
         else:
-            touch(read_text(self._config.home + "/sif"))  # this file exists only for Apptainer
+            touch(read_text(self._config.home + "/sif"))  # the file `sif` exists only for Apptainer
 
     def _measure_gpus(self) -> None:
         """Measure the GPUs in a separate process, so that a hanging driver blocks nothing else."""
@@ -341,7 +341,7 @@ class StepRunner:
     def _call(
         self, call: Callable[[int], int], env: dict[str, str], gone: Callable[[], None]
     ) -> None:
-        """Run a step that is a function of the agent's own."""
+        """Run a step that is a function of the agent, not a program."""
         try:
             self._start(ChildCommand([], env, self._config.home, call), gone)
         except OSError as error:
@@ -431,8 +431,8 @@ class StepRunner:
 
     @property
     def verdict(self) -> tuple[Failure | None, int, int]:
-        """How the ended task failed, if not by its exit code; its exit code; and the number of its
-        processes that were killed for their use of memory.
+        """How the task ended: a failure (None if only the exit code decides), the exit code, and
+        the number of processes that were killed for their use of memory.
         """
         return self._find_failure(), self._task_code or 0, self._oom_kills
 

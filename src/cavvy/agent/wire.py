@@ -1,8 +1,8 @@
-"""A small non-blocking HTTP/1.1 client on the event loop. It keeps its connection and sends one
-request at a time.
+"""A small non-blocking HTTP/1.1 client on the event loop. The client keeps its connection open and
+sends one request at a time.
 
-The only error is `failed(reason)`, after which the caller retries. Every request of the agent's
-protocol is idempotent.
+All errors are reported by `failed(reason)`, after which the caller retries. Every request of the
+agent's protocol is idempotent.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class BackOff:
 
     @property
     def fresh(self) -> bool:
-        """Whether no try has failed since the last success."""
+        """Whether the last try succeeded, or no try was made yet."""
         return self._delay == self._first
 
 
@@ -147,7 +147,7 @@ class RequestConnection(ABC):
 
     @abstractmethod
     def _disconnect(self) -> None:
-        """Close the connection, or withdraw the message, that carries the request."""
+        """Close the connection of the request, or withdraw the message with the request."""
 
     def _end(self) -> tuple[Replied | None, Failed | None]:
         """Clear the finished request's timer and callbacks; returns the callbacks."""
@@ -172,8 +172,9 @@ class RequestConnection(ABC):
 
 
 class LoopConnection(RequestConnection):
-    """Sends requests over a socket. The first request connects the socket, as does the first
-    request after it was closed."""
+    """Sends requests over a socket. The first request connects the socket. If the socket is closed,
+    the next request connects it again.
+    """
 
     def __init__(self, loop: EventLoop, address: ServerAddress, headers: str) -> None:
         super().__init__(loop, address, headers)
@@ -221,7 +222,9 @@ class LoopConnection(RequestConnection):
             self._loop.watch(connection.fileno(), WRITE, self._step)
 
     def _flush(self) -> None:
-        """Send as much as the peer accepts now, then wait until it accepts more or answers."""
+        """Send as much as the peer accepts now, then wait until the peer accepts more or
+        answers.
+        """
         assert self._socket is not None
         try:
             while self._out:
@@ -293,8 +296,9 @@ class LoopConnection(RequestConnection):
         self._parse(False)
 
     def _ended(self) -> None:
-        """Handle the end of the connection. It is normal between requests, and after a body without
-        a length."""
+        """Handle the end of the connection. The server may end a connection between requests, and
+        after a body without a length.
+        """
         if self.busy and self._in and self._parse(True):
             return
         self._broken("the connection was closed")
@@ -337,7 +341,7 @@ class LoopConnection(RequestConnection):
 def make_connection(loop: EventLoop, address: ServerAddress, headers: str) -> RequestConnection:
     """Create a connection over the transport that the address names."""
     if address.by_mail:
-        from .mailbox import MailboxConnection  # only agents without a network need it
+        from .mailbox import MailboxConnection  # only agents without a network need this module
 
         return MailboxConnection(loop, address, headers)
     return LoopConnection(loop, address, headers)
@@ -405,8 +409,9 @@ def _unchunk(data: bytearray, at: int) -> bytes | None:
 
 
 def wrap_tls(connection: socket.socket, address: ServerAddress) -> ssl.SSLSocket:
-    """Start TLS; the peer is verified in the handshake, or by `check_pin` after it. Raises
-    OSError."""
+    """Start TLS. The peer is verified in the handshake, or by `check_pin` after the handshake.
+    Raises OSError.
+    """
     context = make_context(address)
     return context.wrap_socket(
         connection, server_hostname=address.name, do_handshake_on_connect=False
@@ -414,8 +419,8 @@ def wrap_tls(connection: socket.socket, address: ServerAddress) -> ssl.SSLSocket
 
 
 def make_context(address: ServerAddress) -> ssl.SSLContext:
-    """A TLS context that trusts the system's authorities. If the certificate's hash is known, the
-    context accepts any certificate, and `check_pin` verifies the hash.
+    """A TLS context that trusts the system's authorities. If the certificate's hash is configured,
+    the context accepts any certificate, and `check_pin` verifies the hash.
     """
     import ssl  # imported only by agents that use TLS
 
@@ -443,8 +448,8 @@ def check_pin(connection: ssl.SSLSocket, address: ServerAddress) -> None:
 
 
 def _wants(error: OSError) -> int:
-    """The event that a TLS connection waits for, or 0 if the error is not about waiting. Only TLS
-    sockets raise errors about waiting.
+    """The event that a TLS connection waits for, or 0 for any other error. Only TLS sockets
+    raise errors about waiting.
     """
     kind = type(error).__name__
     return READ if kind == "SSLWantReadError" else WRITE if kind == "SSLWantWriteError" else 0

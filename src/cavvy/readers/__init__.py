@@ -1,5 +1,5 @@
-"""Readers of data formats. Each returns samples by index, so that `cavvy.train` can shuffle them,
-split them over ranks, and resume.
+"""Readers of data formats. A reader returns samples by index, so that `cavvy.train` can shuffle
+them, split them over ranks, and resume.
 
 from cavvy import readers, train
 

@@ -166,7 +166,9 @@ def write_shards(
 
 
 def _free(column: _Column) -> _Column:
-    """The column for arrays of any shape, if it has arrays."""
+    """The column without its fixed shape, if it has arrays of a fixed shape; otherwise the same
+    column.
+    """
     name, encoding, _ = column
     is_array = encoding.startswith("ndarray:")
     return (name, encoding.rpartition(":")[0], None) if is_array else column
@@ -178,8 +180,8 @@ def _merge(rows: Sequence[_Row]) -> list[_Column]:
 
 
 def _prefix(shape: str) -> bytes:
-    """The shape of an array of a column with any shape, as `_array` reads it: with 4 bytes per
-    size.
+    """Encode the shape of an array for a column without a fixed shape, with 4 bytes per size.
+    `_array` decodes it.
     """
     sizes = [int(size) for size in shape.split(",")]
     return struct.pack(f"<B{len(sizes)}I", len(sizes) << 2 | 2, *sizes)
@@ -242,7 +244,9 @@ def _say(columns: list[_Column]) -> str:
 
 
 def _write(root: Path, number: int, held: Sequence[_Row]) -> dict[str, Any]:
-    """Write a shard. A column of arrays with several shapes stores the shape of each array."""
+    """Write a shard. If the arrays of a column have several shapes, the shape of each array is
+    stored.
+    """
     columns = _merge(held)
     rows = [_pack(row, columns) for row in held]
     about: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """A plain PyTorch training loop that runs on any number of devices and survives the loss of
 devices.
-It works inside a Cavvy job and without Cavvy.
+The loop works inside a Cavvy job and without Cavvy.
 
     from cavvy import train
 

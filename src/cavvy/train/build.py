@@ -1,4 +1,4 @@
-"""Builds the model and its optimizer from the user's functions, and fixes the plan."""
+"""Builds the model and its optimizer from the user's functions, and determines the final plan."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ class ModelBuilder:
     ) -> PlacedModel:
         """Build this rank's part of the model and place it on the device.
 
-        Raises: ValueError: the plan does not fit. The message names the change to make.
+        Raises: ValueError: the plan does not fit. The error message names the necessary change.
         """
         if (make is None) == (not stages):
             raise ValueError("pass either a function that builds the model, or stages=[...]")
@@ -62,7 +62,7 @@ class ModelBuilder:
         return place(model, self.plan, world, mesh, self.numbers, options)
 
     def micro(self, world: RankWorld) -> MicroBatch:
-        """The plan's micro-batch, or an empty one if its size is still to be found."""
+        """The plan's micro-batch, or one of size 0 if the size must still be found."""
         kinds = "+".join(sorted(set(world.gather(world.device.name))))
         plan = self.plan
         key = f"{kinds} x{world.size} {plan.precision} shards {plan.shards} tensor {plan.tensor}"

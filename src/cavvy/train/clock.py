@@ -9,8 +9,8 @@ PARTS = ("data", "transfer", "compute", "communication", "optimizer", "checkpoin
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step of one rank. Times are host times: an accelerator may still be computing when a part
-    ends.
+    """The record of one step of one rank. Times are host times: an accelerator may still be
+    computing when a part ends.
     """
 
     step: int
@@ -28,8 +28,8 @@ Listener = Callable[[StepRecord], None]
 
 
 class StepPart:
-    """One part of the current step. One object serves all steps, because steps are short. `begun`
-    is 0 while the part is not running.
+    """One part of the current step. One object serves all steps, because a new object for each
+    short step would cost too much. `begun` is 0 while the part is not running.
     """
 
     __slots__ = ("_clock", "_name", "begun")

@@ -11,7 +11,7 @@ KINDS = ("auto", "cpu", "cuda", "rocm", "mps", "xpu")
 
 @dataclass(frozen=True, slots=True)
 class TrainDevice:
-    """One rank's device. `name` is the GPU type; the micro-batch is stored under it."""
+    """One rank's device. `name` is the GPU type, which is the key of the stored micro-batch."""
 
     torch: Any
     kind: str

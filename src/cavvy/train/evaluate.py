@@ -54,7 +54,7 @@ def _read(data: Data, rank: int, ranks: int) -> Iterator[Batch]:
 
 @contextmanager
 def _evaluation(model: Any) -> Iterator[None]:
-    """Evaluation mode, in which only the loss is differentiable: its graph has its weight."""
+    """Evaluation mode. Only the loss records an autograd graph, from which its weight is read."""
 
     def begin(module: Any, values: Any) -> None:
         torch.set_grad_enabled(False)
@@ -63,7 +63,7 @@ def _evaluation(model: Any) -> Iterator[None]:
         torch.set_grad_enabled(True)
         return tree_map(_make_differentiable, output)
 
-    trained = [module for module in model.modules() if module.training]  # not the frozen ones
+    trained = [module for module in model.modules() if module.training]  # without frozen modules
     begun = model.register_forward_pre_hook(begin)
     ended = model.register_forward_hook(end)
     model.eval()

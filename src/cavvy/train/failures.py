@@ -22,8 +22,8 @@ import torch.distributed as dist
 from cavvy.train.checkpoint.agent import tell_failed
 
 log = logging.getLogger("cavvy.train")
-POLL_S = 0.5  # seconds between two looks into the store
-GRACE_S = 10.0  # seconds for a rank to end by itself after a rank has failed
+POLL_S = 0.5  # seconds between two checks of the store
+GRACE_S = 10.0  # seconds for a rank to end by itself after another rank has failed
 ANSWER_S = 3.0  # seconds for each running rank to answer that it is running
 LONGEST = 500  # maximum characters of an error that are reported
 FIRST, SEARCH, RUNS = "cavvy/failed", "cavvy/search", "cavvy/runs"
@@ -72,8 +72,8 @@ class FailureWatch:
             sys.excepthook = self._before
 
     def report(self, error: BaseException) -> RankFailure:
-        """Report the error that ends this rank. Returns the first failure of all ranks: an error of
-        a collective may only be the result of it.
+        """Report the error that ends this rank. Returns the first failure of all ranks: the error
+        of a collective may be only a result of that failure.
         """
         mine = RankFailure(self._rank, self._ranks, describe(error))
         if self._store is None:
@@ -81,12 +81,12 @@ class FailureWatch:
             return mine
         try:
             failure = self._search(mine) if is_lost_connection(error) else self._put(mine)
-        except RuntimeError:  # the store has ended, with the process of rank 0 if that holds it
+        except RuntimeError:  # the store has ended with its process, which may be that of rank 0
             gone = RankFailure(0, self._ranks, SILENT)
             failure = gone if self._ours and self._rank else mine
         self._tell(failure)
         if self._ours and not self._rank:
-            sleep(2 * POLL_S)  # the store ends with this process; the other ranks read it before
+            sleep(2 * POLL_S)  # the store ends with this process: let the other ranks read it first
         return failure
 
     def _hear(
@@ -102,8 +102,8 @@ class FailureWatch:
         return RankFailure(**json.loads(stored))
 
     def _search(self, mine: RankFailure) -> RankFailure:
-        """Wait for the failure of another rank. If there is none, find a rank that does not answer,
-        and report that rank. If all ranks answer, report `mine`.
+        """Wait for the failure of another rank. If no rank reports a failure, find a rank that does
+        not answer, and report that rank. If all ranks answer, report `mine`.
         """
         searches = self._store.compare_set(SEARCH, "", str(self._rank)) == str(self._rank).encode()
         until = monotonic() + (ANSWER_S if searches else 2 * ANSWER_S)
@@ -131,7 +131,7 @@ class FailureWatch:
         return None
 
     def _leave(self, failure: RankFailure) -> None:
-        """End this process, unless it ends by itself."""
+        """End this process if it does not end by itself."""
         self._tell(failure)
         if failure.rank != self._rank:
             log.error("rank %d failed, so this rank ends: %s", failure.rank, failure.error)

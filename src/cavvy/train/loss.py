@@ -1,8 +1,8 @@
 """The loss of a batch that is computed in parts: the mean over all parts, each with its weight.
 
 A mean over samples has the number of samples as its weight. Many losses are means over something
-else, for example over the tokens that are not padding. The weight of such a loss is its
-denominator. It is read from the loss's autograd graph, or the script returns (mean, weight).
+else, for example over the tokens that are not padding. The weight of a mean is its denominator. The
+denominator is read from the loss's autograd graph, or the script returns (mean, weight).
 """
 
 import inspect
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 THROUGH = ("Add", "Sub", "Mul", "Neg", "Div", "ToCopy", "View", "Squeeze", "Clone")
-DEEPEST = 8  # operations between the loss and its means
+DEEPEST = 8  # maximum number of operations between the loss and its means
 MEAN = 1  # torch's number for reduction="mean"
 
 
 def spread(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """A function of a batch. A function with several arguments gets the members of the batch, such
-    as input and target.
+    """Make a function of a batch from a loss function. A function with several arguments gets the
+    members of the batch, such as input and target.
     """
     if not takes_several(function):
         return function
@@ -36,12 +36,12 @@ def takes_several(function: Callable[..., Any]) -> bool:
 
 
 class LossSum:
-    """The weighted sum of a rank's losses. Values stay on the device."""
+    """The weighted sum of a rank's losses. The sums stay on the device."""
 
     def __init__(self) -> None:
         self.total: Any = 0.0
         self.weight: Any = 0.0
-        self.is_weighted = False  # whether a weight is not the number of samples
+        self.is_weighted = False  # whether some weight differs from its number of samples
         self.only: Any = None  # the loss, if there was one part
         self._parts = 0
 
@@ -65,17 +65,18 @@ class LossSum:
         return value, weight
 
     def numbers(self) -> Any:
-        """The total and the weight, for a sum over ranks."""
+        """The total and the weight as one tensor, to be summed over ranks."""
         kind = torch.float32 if self.total.device.type == "mps" else torch.float64
         weight = torch.as_tensor(self.weight, device=self.total.device)
         return torch.stack([self.total.to(kind), weight.to(kind)])
 
 
 def find_weight(loss: Any) -> Any:
-    """The denominator of a loss that is a mean: a number, or a tensor if it depends on the data, as
-    where a class or a mask excludes some targets. None if the loss is no such mean.
+    """The denominator of a loss that is a mean, or None if the loss is not a mean. The denominator
+    is a tensor if it depends on the data, for example on a mask that excludes some targets;
+    otherwise it is a number.
 
-    A sum of several losses has the weight of the first one whose weight depends on the data.
+    A sum of several losses has the weight of the first loss whose weight depends on the data.
     """
     weights = list(_walk(loss.grad_fn, 0))
     return next((w for w in weights if isinstance(w, torch.Tensor)), next(iter(weights), None))

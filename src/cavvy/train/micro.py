@@ -1,5 +1,5 @@
-"""The micro-batch: the largest number of samples that fits into memory in one forward pass. It is
-the same on all ranks and is found once per GPU type.
+"""The micro-batch: the largest number of samples that fits into memory in one forward pass. The
+micro-batch is the same on all ranks and is found once per GPU type.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ NO_MEMORY = (
 class OutOfMemory(RuntimeError):
     """A single sample does not fit, or one rank of a split model ran out of memory.
 
-    `fits` has the micro-batches that fit, by key. It is empty if none is known.
+    `fits` has the micro-batches that fit, by key. `fits` is empty if no such micro-batch is known.
     """
 
     def __init__(self, text: str, fits: dict[str, int] | None = None) -> None:
@@ -59,8 +59,8 @@ class MicroBatch:
 
 
 def is_no_memory(error: BaseException) -> bool:
-    """Whether this error is a failed allocation or was caused by one. Some libraries report a
-    failed allocation only in the message of a RuntimeError.
+    """Whether this error is a failed allocation, or was caused by a failed allocation. Some
+    libraries report a failed allocation only in the message of a RuntimeError.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True

@@ -1,4 +1,4 @@
-"""The kind, FLOPs and bytes of an operation on a GPU, for `trace.py`. Operations that the CPU
+"""The kind, FLOPs and bytes of an operation on a GPU, for `trace.py`. Operations that a CPU
 executes differently from a GPU are replaced.
 """
 
@@ -88,8 +88,8 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def count_flops(kind: str, packet: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
-    """FLOPs (a multiply-add counts as two) and the shape as a matrix product (batch, m, n, k). Both
-    are zero for other operations.
+    """FLOPs (a multiply-add counts as two) and the shape as a matrix product (batch, m, n, k).
+    FLOPs and shape are zero for other operations.
     """
     name = packet.removeprefix("aten.")
     if kind == "matmul":
@@ -167,7 +167,7 @@ class GpuSemantics(TorchFunctionMode):
             args = args[:4]
         elif func is F.multi_head_attention_forward and "training" in kwargs:
             kwargs["training"] = (
-                False  # its internals are not accessible here; fused attention stores no mask
+                False  # skips its dropout, which cannot be replaced; fused attention stores no mask
             )
         elif func is F.dropout:
             return _dropout(*args, **kwargs)

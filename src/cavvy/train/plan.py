@@ -1,5 +1,5 @@
-"""The plan of a run: how it is spread over ranks, and in which precision it computes. It is plain
-data that can be saved, tuned and loaded.
+"""The plan of a run: how it is spread over ranks, and in which precision it computes. A plan is
+plain data that can be saved, tuned and loaded.
 """
 
 import dataclasses

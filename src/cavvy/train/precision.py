@@ -20,7 +20,7 @@ class PrecisionContext:
         self._device = device
         self.scaler: Any = None
         self.weight = (
-            1.0  # weight of a sample's loss; with a loss scale, the weight in the last step
+            1.0  # mean weight of a sample's loss; with a loss scale, that of the last step
         )
         _check(precision, device)
         if device.kind in ("cuda", "rocm", "xpu"):

@@ -1,4 +1,5 @@
-"""A training run: the methods that a training script calls. The other files implement them.
+"""A training run: the methods that a training script calls. The other files implement these
+methods.
 
 The design depends on three rules. Parameters change only in `step`, so a save can copy them in the
 background until the next `step`. The run saves and stops only in `batches`, so all ranks save and
@@ -76,7 +77,7 @@ class Run:
         before = self.keeper.store.latest()
         self.name: str = self.world.tell(
             name_run(before.facts.get("name") if before else None)
-        )  # for trackers
+        )  # the name of the run for trackers
         self.clock, self.progress = StepClock(self.world.rank), ProgressReporter(self.world)
         self.clock.listeners.append(self.progress.hear)
         self.optimizers: list[Any] = []
@@ -95,7 +96,7 @@ class Run:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the run. It is final once the model is built."""
+        """The plan of the run. The plan is final once the model is built."""
         return self._builder.plan
 
     @property
@@ -139,7 +140,7 @@ class Run:
 
     def optimizer(self, make: Callable[..., Any], params: Any = None, **options: Any) -> Any:
         """Make an optimizer with `make(params, **options)`, by default for all parameters of the
-        model. Its state is saved in checkpoints.
+        model. The optimizer's state is saved in checkpoints.
         """
         chosen = self._ready().placed.model.parameters() if params is None else params
         self.optimizers.append(make_optimizer(make, chosen, options))
@@ -167,8 +168,8 @@ class Run:
         The first dimension of each tensor of the batch must count samples.
 
         `sampler` is a torch sampler, or a batch sampler of global batches, that is used instead of
-        `shuffle`. It must yield the same order for the same epoch: it has a `generator`, the method
-        `set_epoch`, or a fixed order.
+        `shuffle`. The sampler must yield the same order for the same epoch: it has a `generator`,
+        the method `set_epoch`, or a fixed order.
 
         A checkpoint of data with another number of samples, seed or `shuffle` is refused, unless
         `new_order` accepts that samples are repeated or left out.
@@ -188,15 +189,15 @@ class Run:
         return made
 
     def keep(self, name: str, thing: Any) -> Any:
-        """Add an object with state_dict() and load_state_dict() to checkpoints, and return it. Its
-        state may have tensors, numbers, texts, lists and dicts.
+        """Add an object with state_dict() and load_state_dict() to checkpoints, and return it. The
+        object's state may have tensors, numbers, texts, lists and dicts.
         """
         self._state.things[name] = thing
         return thing
 
     def resume(self) -> bool:
-        """Load the newest checkpoint. Returns whether there was one. `batches` calls this method if
-        the script has not; later calls do nothing.
+        """Load the newest checkpoint. Returns whether there was a checkpoint. `batches` calls this
+        method if the script has not; later calls do nothing.
         """
         if self._resumed:
             return False
@@ -229,7 +230,8 @@ class Run:
         if data.position + data.global_batch > until:
             self.progress.end()
             if self.steps:
-                self._save_last()  # an earlier attempt may have ended before its upload
+                # an earlier attempt may have ended before it uploaded the checkpoint
+                self._save_last()
             return
         plan = self.plan
         batches = data.read(
@@ -281,12 +283,12 @@ class Run:
 
         `loss(part)` gets a part of the batch, with the same structure as the batch, and returns the
         mean loss of the part. A loss with several arguments gets the members of a part, as in
-        `loss(images, labels)`. It may be called again for the same samples if a rank ran out of
-        memory. If the mean is over something other than samples, such as tokens without padding, it
-        is weighted by the number of these: this number is known for torch's losses and for sums
-        that are divided by a tensor; otherwise return (mean, number).
+        `loss(images, labels)`. `loss` may be called again for the same samples if a rank ran out of
+        memory. A mean over something other than samples, such as tokens without padding, is
+        weighted by their number. This number is known for torch's losses and for sums that are
+        divided by a tensor. For other losses, return (mean, number).
 
-        Gradients of earlier losses that no step has used are kept and added.
+        Gradients of earlier calls that no step has used yet are kept and added.
         """
         return self._add(self._ready().add, spread(loss), batch)
 
@@ -364,7 +366,7 @@ class Run:
         self.close() if self.world.size == 1 else self.world.leave()
 
     def _between(self) -> None:
-        """After a step, exit, save or continue, as all ranks have agreed."""
+        """Between two steps, do what all ranks have agreed on: exit, save or continue."""
         if (said := self._ready().said) == LEAVE:
             self.keeper.warn(self.steps)
             safe = self.save(wait=True)

@@ -189,8 +189,8 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         self.assumed: dict[str, None] = {}
 
     def _assume(self, name: str, args: Any, made: "_Made") -> list[Any]:
-        """Make tensors of these shapes and types, and record the assumption. [] if `made` is
-        empty.
+        """Make tensors of these shapes and types, and record the assumption. Returns [] if `made`
+        is empty.
         """
         if not made:
             return []
@@ -203,8 +203,8 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with _TURN:
             given = [each for each in tree_leaves((args, kwargs)) if hasattr(each, "routed")]
-            # Results of `==` or one-hot on a choice of experts still are choices. A value that
-            # requires a gradient is not.
+            # The result of `==` or one-hot on a choice of experts is still a choice of experts. A
+            # value that requires a gradient is not a choice.
             routed, experts = next(
                 (each.routed for each in given if not each.requires_grad), (0, 1)
             )
@@ -261,15 +261,15 @@ def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> _Made
     if name == "bincount":
         return _count_most(args, count, experts if routed else 0)
     if name == "repeat_interleave" and routed and not kwargs.get("output_size"):
-        return [((routed,), torch.int64)]  # the repeats are the samples of each expert
+        return [((routed,), torch.int64)]  # the repeats are the numbers of samples of the experts
     if name in ("_unique2", "unique_dim", "unique_consecutive"):
         return _unique_most(args, min(count, experts) if routed else count)
     return []
 
 
 def _count_most(args: Any, count: int, experts: int) -> _Made:
-    """The largest result of `bincount`: one bin per expert, or as many as requested; if neither is
-    known, one per value.
+    """The largest result of `bincount`: one bin per expert, or the requested number of bins. If
+    neither number is known, one bin per value.
     """
     weights = args[1] if len(args) > 1 else None
     kind = torch.int64

@@ -10,8 +10,8 @@ from cavvy.train.plan import Plan
 
 
 class RunState:
-    """The state that is written into the completion mark of each checkpoint and restored from
-    there.
+    """The state that is written into the completion mark of each checkpoint and restored from the
+    mark.
     """
 
     def __init__(self) -> None:

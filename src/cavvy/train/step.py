@@ -58,10 +58,10 @@ class StepGradients:
         self.groups = [placed.mesh[a].get_group() for a in axes if placed.mesh[a].size() > 1]
         self._is_split = (
             placed.is_sharded or placed.data_ranks < world.size
-        )  # other ranks wait for this rank within a pass
+        )  # whether other ranks wait for this rank within a pass
         self._averaged_over = (
             placed.data_ranks if placed.is_sharded else 1
-        )  # FSDP2 averages gradients, the reducer sums them
+        )  # FSDP2 averages gradients; the reducer sums gradients
 
     @property
     def micro_batch(self) -> int:
@@ -90,9 +90,7 @@ class StepGradients:
             self._micro.shrink(size)
 
     def add_pipelined(self, loss: PairLoss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
-        """Like `add`, but through the stages of a pipeline if there is one. `loss` takes output and
-        target.
-        """
+        """Like `add`, but also for plans with a pipeline. `loss` takes output and target."""
         pipeline, model = self.placed.pipeline, self.placed.model
         if pipeline is None:
             return self.add(lambda part: loss(model(part[0]), part[1]), batch, seed, optimizers)
@@ -113,12 +111,12 @@ class StepGradients:
             return self._finish(sums, weighted, batch)
 
     def _scale(self, batch: Batch) -> Any:
-        """The factor of the gradient of a loss with weight 1."""
+        """The factor by which the gradient of a loss with weight 1 is multiplied."""
         return self._averaged_over / batch.total / self._numbers.weight
 
     def _finish(self, sums: LossSum, weighted: bool, batch: Batch) -> Any:
         """Complete the gradients of the step. Returns the mean loss over the global batch."""
-        weighted = weighted or self._numbers.weight != 1.0  # the scale has the last step's weight
+        weighted = weighted or self._numbers.weight != 1.0  # the passes used the last step's weight
         if not self.groups and (sums.only is not None or not weighted):
             return sums.total / sums.weight if sums.only is None else sums.only
         numbers = sums.numbers()
@@ -129,14 +127,14 @@ class StepGradients:
             factor = torch.where(weight > 0, batch.total * self._numbers.weight / weight, 0.0)
             grads = [local(p.grad) for p in self.placed.model.parameters() if p.grad is not None]
             torch._foreach_mul_(grads, factor.float())
-            if self._numbers.scaler is not None:  # a batch of padding alone has no weight
+            if self._numbers.scaler is not None:  # the weight of a batch of padding alone is 0
                 self._numbers.weight = float(weight / batch.total) or self._numbers.weight
         return (total / weight).to(sums.total.dtype)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Gradients that are stored already are put aside and added at the end: otherwise, they
-        would be summed over the ranks and weighted once more.
+        """Put stored gradients aside, and add them at the end: otherwise, they would be summed over
+        the ranks and weighted once more.
         """
         before = [(p, p.grad) for p in self.placed.model.parameters() if p.grad is not None]
         for parameter, _ in before:
@@ -146,8 +144,8 @@ class StepGradients:
             parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
 
     def skip(self, number: int) -> None:
-        """Take part in the exchange of a batch that this rank does not use, so that ranks which use
-        it do not wait.
+        """Take part in the exchange for a batch that this rank does not use, so that ranks that use
+        the batch do not wait.
 
         Raises: RanksDiverged: other ranks use the batch.
         """
@@ -207,7 +205,7 @@ class StepGradients:
         """
         pieces = batch.pieces(-(-batch.largest // size))
         sums = LossSum()
-        alone = len(pieces) == 1 and not self.groups  # no weight matters
+        alone = len(pieces) == 1 and not self.groups  # the weight cancels out
         for number, (values, samples) in enumerate(pieces, 1):
             self._expect(number == len(pieces))
             with self.forward():
@@ -235,7 +233,7 @@ class StepGradients:
         def attempt(size: int) -> None:
             part = Batch(cut(batch.values, 0, size), min(size, batch.size), batch.total, size)
             seeds.sow(seed)
-            # torch would compile each size; a compiled pass stores fewer activations than this one
+            # not compiled: torch would compile each size; compiled passes store fewer activations
             with torch.compiler.set_stance("force_eager"):
                 self._passes(loss, part, size)
             if self.placed.reducer is not None:

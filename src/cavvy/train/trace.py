@@ -30,7 +30,7 @@ _BATCHES = (
     64,
 )  # multiples of the traced batch for which the recorded peak is exact
 _SHARES = (1, 1 / 8, 0)  # shares of the gradients on one rank for which the recorded peak is exact
-_BLOCK = 512  # bytes: PyTorch's caching allocator rounds every request up to a multiple
+_BLOCK = 512  # bytes: PyTorch's caching allocator rounds every request up to a multiple of this
 
 
 @dataclass(slots=True)
@@ -53,7 +53,8 @@ class KernelEvent:
 @dataclass(slots=True)
 class TracedStorage:
     """One allocation: its size in bytes, and its lifetime as indices of events. `died` is None if
-    it outlives the step. `kept` is "parameter", "buffer", "gradient", or "" for other tensors.
+    the allocation outlives the step. `kept` is "parameter", "buffer", "gradient", or "" for other
+    tensors.
     """
 
     bytes: int
@@ -86,7 +87,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
         reads = tuple(self.see(each) for each in ins)
         writes = tuple(self.see(each) for each in outs)
         if not outs or (not func._schema.is_mutable and all(each in reads for each in writes)):
-            return out  # a view
+            return out  # no kernel, for example a view
         kind = classify(str(func.overloadpacket))
         if kind:
             name = str(func.overloadpacket).removeprefix("aten.")
@@ -122,7 +123,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
             self.tape.storages[number].died = len(self.tape.events)
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Mark the model's parameters and buffers, to tell them from tensors of the step."""
+        """Mark the model's parameters and buffers, to distinguish them from tensors of the step."""
         for each in model.parameters():
             self.see(each, "parameter")
         for tensor in model.buffers():
@@ -231,7 +232,7 @@ def _is_kept(tape: TraceTape, number: int) -> bool:
 
 
 def _list_casts(tape: TraceTape) -> set[int]:
-    """The storages that are made of parameters only: parameters cast to another type."""
+    """The storages that are computed from parameters only: parameters cast to another type."""
     return {
         each
         for event in tape.events
@@ -246,8 +247,8 @@ def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
     recomputes or never creates.
 
     Pointwise and reduction kernels between matrix products become one kernel. A tensor that only
-    such kernels read is not written, or is recomputed in the backward pass. A tensor that a matrix
-    product reads in the backward pass is kept, as by Inductor's partitioner.
+    pointwise and reduction kernels read is not written, or is recomputed in the backward pass. A
+    tensor that a matrix product reads in the backward pass is kept, as by Inductor's partitioner.
     """
     maker: dict[int, KernelEvent] = {}
     readers: dict[int, list[KernelEvent]] = {}
@@ -281,11 +282,11 @@ def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
 
 
 def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
-    """Memory in use in bytes, except parameters and buffers, at each moment that is the peak for
-    some multiple of the batch and some sharding of the gradients.
+    """The memory in use at the moments of peak memory, in bytes and without parameters and buffers.
+    The peak depends on the multiple of the batch and on the sharding of the gradients.
 
-    A moment is (activations, the part of activations that does not grow with the batch because they
-    are parameters cast to another type, gradients).
+    A moment is (activations, cast parameters, gradients). The cast parameters are the part of the
+    activations that does not grow with the batch.
     """
     changes = _list_size_changes(tape, gone)
     alive = [0, 0, 0]

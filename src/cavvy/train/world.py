@@ -151,8 +151,8 @@ class RankWorld:
 
 
 def _open_store(attempt: str) -> Any:
-    """The store of torchrun, with keys of its own for a program that has run before in this
-    process: the old keys name connections that are closed.
+    """The store of torchrun. A program that runs again in this process gets new keys, because the
+    old keys name closed connections.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False, timeout=PATIENCE)

@@ -15,7 +15,7 @@ from cavvy.tuning.paired import PairedDifference, compare
 from cavvy.tuning.session import ScriptError, TuningSession, count_ready
 
 MORE_THREADS = 8
-MORE_WORKERS = 16  # maximum of worker processes; a window must skip the batches of each
+MORE_WORKERS = 16  # most worker processes to try; a window first skips the batches of each
 LOOKED_AT = 24  # samples to read and time separately
 FAR = 4.0  # limit of a stall, as a multiple of a batch's read time; a longer one has another cause
 MOST_ROUNDS = 5  # maximum number of rounds, as a multiple of the requested rounds
@@ -23,7 +23,7 @@ LEAST_ROUNDS = 2  # a difference needs two pairs of windows
 SEEN = 4  # number of times that a rare event should be observed
 LONGEST, LONGEST_S = 500, 30.0  # maximum steps and seconds of a window for rare events
 MOST_TRACED = 100  # maximum number of traced steps, because all operations stay in memory
-PAUSES = 3  # number of pauses between two passes to measure
+PAUSES = 3  # number of measured pauses between two passes
 # if one rank waits longer than the median rank by this share of the stall, that rank is the cause
 ALONE = 0.5
 
@@ -181,7 +181,7 @@ class Diagnoser:
 
     def _typical(self, steps: Sequence[float], group: int = 0) -> float:
         """The median of a window, over means of groups of steps. A group has as many steps as a
-        loader may prepare at once.
+        loader may prepare batches at once.
         """
         size = min(group or self._group, len(steps))
         return median(fmean(steps[at : at + size]) for at in range(0, len(steps) - size + 1, size))
@@ -238,7 +238,7 @@ class Diagnoser:
 
     def _data_waits(self) -> tuple[list[float], list[float]]:
         """Two lists with an entry for each rank: the seconds per step for which the rank waits for
-        data, and the seconds of these that are rare long stalls.
+        data, and the share of these seconds that rare long stalls cause.
         """
         windows, ranks = self._windows[""], range(self._facts["ranks"])
         usual = [
@@ -311,7 +311,7 @@ class Diagnoser:
         self._add(kind, lost, evidence, fix, **more)
 
     def _seldom_stalls(self, rank: int, usual: float) -> float:
-        """Seconds per step of data waits that occur in few steps only, without the usual waits."""
+        """Mean seconds per step of rare waits for data, in addition to the usual waits."""
         waits = [each for window in self._windows[""] for each in window.part("data", rank)]
         mean = fmean(waits)
         few = sum(1 for each in waits if each > mean) >= SEEN and usual < 0.6 * mean
@@ -349,11 +349,11 @@ class Diagnoser:
 
     def _judge_python(self) -> float:
         """Record the time of the user's own Python while no operation runs, on the rank where this
-        time is shortest. Returns the part of it that is still in `_bare`'s times.
+        time is shortest. Returns the part of this time that `_bare` includes.
         """
         windows = self._windows["own"]
         between, inside = self._seen_between("python"), self._least_own(windows)
-        if "own larger" in self._windows:  # a cost per pass counts as a cost of the micro-batch
+        if "own larger" in self._windows:  # a cost per pass is a cost of the small micro-batch
             less = self._least_own(self._windows["own larger"])
             more = [
                 max(self._by_passes() * (a - b), 0.0) for a, b in zip(inside, less, strict=True)
@@ -379,7 +379,7 @@ class Diagnoser:
         evaluation and metrics.
         """
         if not self._on_host:
-            return  # with an accelerator, this code may wait for the step itself
+            return  # with an accelerator, this time may be a wait for the step itself
         lost = self._seen_between("work")
         text = (
             f"the operations between steps, at {self._line('work')[0]}, take {lost * 1e3:.1f} ms a "
@@ -390,8 +390,8 @@ class Diagnoser:
 
     def _judge_epochs(self) -> float:
         """Record the time that the script's own loop takes between two passes over the data, and
-        return it in seconds per step. This must be measured last, because the script ends if no
-        other pass follows.
+        return it in seconds per step. This time must be measured last, because the script ends if
+        no other pass follows.
         """
         told: list[list[dict[str, Any]]] = []
         with suppress(ScriptError):
@@ -399,7 +399,7 @@ class Diagnoser:
                 told.append(self._session.ask({"epoch": True}))
         told = [
             each for each in told if each[0]["epochs"] > 0
-        ]  # 0 means that the next pass is over other data or belongs to another run
+        ]  # 0 epochs mean that the next pass is over other data or belongs to another run
         if not told:
             return 0.0
         steps = self._facts["samples"] / self._facts["global_batch"]
@@ -422,8 +422,8 @@ class Diagnoser:
     def _seen_between(self, kind: str) -> float:
         """Seconds per step that the script spends on this kind of work between the parts of its
         steps. Work in each step is measured on the rank with the least such work, because the
-        excess of another rank is reported as a straggler. Work in few steps counts on the rank with
-        the most.
+        excess of another rank is reported as a straggler. Work that occurs in few steps only is
+        measured on the rank with the most such work.
         """
         ranks = range(self._facts["ranks"])
         each = [self._between(rank) * self._seen(rank)[kind] for rank in ranks]
@@ -435,8 +435,8 @@ class Diagnoser:
         )
 
     def _between(self, rank: int) -> float:
-        """Seconds per step between its parts. Rare events are included only if at least one was
-        observed."""
+        """Mean seconds between the parts of a step. Rare events are included only if at least one
+        was observed."""
         return self._every.mean("between", rank, seldom=self._saw_seldom(rank))
 
     def _saw_seldom(self, rank: int) -> bool:
@@ -453,7 +453,7 @@ class Diagnoser:
         return [window for name in names for window in self._windows.get(name, [])]
 
     def _seen(self, rank: int) -> dict[str, float]:
-        """The shares of the kinds of work between the parts of a step. They add up to 1."""
+        """The shares of the kinds of work between the parts of a step. The shares add up to 1."""
         told = [window.ranks[rank]["between"] for window in self._looked_at()]
         looks = {name: sum(each[name] for each in told) for name in told[0]}
         return {name: count / max(sum(looks.values()), 1) for name, count in looks.items()}
@@ -478,7 +478,7 @@ class Diagnoser:
         return -(-share // max(size, 1))
 
     def _by_passes(self) -> float:
-        """The gain of a single pass, as a multiple of the measured gain of fewer passes."""
+        """The gain of a single pass, divided by the measured gain of fewer passes."""
         return (self._passes - 1) / max(self._passes - self._fewer, 1)
 
     @property
@@ -565,8 +565,8 @@ class Diagnoser:
             )
 
     def _judge_checkpoint(self, step: float) -> None:
-        """Record the cost of saves. If the script itself saves often enough to be slow, these saves
-        are used. Otherwise, the saves that the run makes at its interval are measured separately.
+        """Record the cost of saves. If the script's own saves are costly, their cost is recorded.
+        Otherwise, the saves that the run makes at its interval are measured separately.
         """
         ranks, fix = range(self._facts["ranks"]), "Run(save_every='auto')"
         by_hand = [self._between(rank) * self._seen(rank)["saving"] for rank in ranks]

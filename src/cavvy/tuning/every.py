@@ -13,7 +13,7 @@ FAR = 3.0  # a step longer than this many times the usual time contains a rare e
 class StepSample(NamedTuple):
     seconds: float
     is_clean: bool
-    is_far: bool  # the step took much longer than the others
+    is_far: bool  # whether the step took much longer than the others
 
 
 class StepHistory:
@@ -31,9 +31,9 @@ class StepHistory:
         self._windows.append((is_clean, ranks))
 
     def mean(self, name: str, rank: int, *, seldom: bool = True) -> float:
-        """Mean seconds per step. For something that occurs in each step, it is the median, which
+        """Mean seconds per step. For something that occurs in each step, the median is used, which
         ignores the work of other programs on this machine. For anything else, the mean includes
-        rare events, whose rate is taken from all windows, unless `seldom` is False.
+        rare events, unless `seldom` is False. The rate of rare events is taken from all windows.
         """
         steps = self._steps(name, rank)
         clean, far = (
@@ -90,5 +90,7 @@ def _period(steps: Sequence[StepSample]) -> float:
 
 
 def _is_usual(steps: Sequence[float]) -> bool:
-    """Whether the median is close to the mean. If so, the median represents the steps."""
+    """Whether the median is close to the mean. If the two are close, the median represents the
+    steps.
+    """
     return 0.6 * fmean(steps) <= median(steps) <= 1.1 * fmean(steps)

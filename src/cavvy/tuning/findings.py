@@ -1,5 +1,5 @@
-"""The data of a diagnosis: windows of measured steps, and findings: each names a cause of lost time
-and its cost.
+"""The data of a diagnosis: windows of measured steps, and findings. A finding names a cause of lost
+time and its cost.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ class CostFinding:
 
 def rank_findings(found: Iterable[CostFinding], step_s: float) -> list[CostFinding]:
     """The findings to report, the most expensive first. On a noisy machine, windows can differ by
-    more than a step takes; no cost is larger than the step.
+    more than a step takes, so each cost is limited to the time of a step.
     """
     sure = [each for each in found if each.sure and each.lost_s > LEAST * step_s]
     capped = [replace(each, lost_s=min(each.lost_s, step_s)) for each in sure]
@@ -60,7 +60,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class StepWindow:
-    """The records of the same steps on all ranks. Its methods return one value per step, without
+    """The records of the same steps on all ranks. The methods return one value per step, without
     the first step, which started while other ranks were still reporting.
     """
 
@@ -92,8 +92,8 @@ class StepWindow:
         ]
 
     def shared(self) -> list[float]:
-        """Seconds of communication in each step, measured on the rank with the least communication:
-        the exchange itself, without waits for other ranks.
+        """Seconds of communication in each step, without waits for other ranks: measured on the
+        rank with the least communication.
         """
         by_rank = [self.part("communication", rank) for rank in range(len(self.ranks))]
         return [min(each) for each in zip(*by_rank, strict=True)]

@@ -41,8 +41,8 @@ _T = (
     2.042,
 )
 
-# number of pairs in which the second of two equal variants is always lower by chance only once in
-# 32 times (the sign test)
+# number of pairs: of two equal variants, the second is lower in all of these pairs only once in 32
+# times (the sign test)
 AGREE = 5
 
 
@@ -55,7 +55,7 @@ class PairedDifference:
     mean: float
     half: float
     median: float = 0.0
-    agree: bool = False  # there are at least `AGREE` pairs, and the second is lower in all of them
+    agree: bool = False  # whether the second is lower in all pairs, at least `AGREE` pairs
     low: float = 0.0  # the smallest difference of a pair
     high: float = 0.0  # the largest difference of a pair
 

@@ -1,5 +1,5 @@
-"""Judges the measurements of a script with a plain training loop. Its parts follow each other on
-the host, so each part is a cost of the step; nothing is repeated without the part.
+"""Judges the measurements of a script with a plain training loop. The parts of a step follow each
+other on the host, so the time of each part is its cost. No step is repeated without a part.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ def judge_plain(reports: Sequence[dict[str, Any]]) -> Diagnosis:
     first = reports[0]
     step = fmean(fmean(each["steps"]) for each in reports)
     slowest = {name: max(each["parts"][name] for each in reports) for name in first["parts"]}
-    if first["device"] == "cpu":  # Tensor.to converts the batch there, and copies nothing
+    if first["device"] == "cpu":  # on a CPU, Tensor.to only converts the batch
         slowest["prepare"] += slowest["transfer"]
     batch = sum(each["batch"] for each in reports)
     facts = {**first, "global_batch": batch or 1}

@@ -17,7 +17,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-START_S = 600.0  # limit until the first step has run: imports, compilation, the first data
+START_S = 600.0  # seconds until the first step must have run: imports, compilation, the first data
 WINDOW_S = 600.0
 
 
@@ -26,7 +26,7 @@ class ScriptError(Exception):
 
 
 class TimeLimitReached(ScriptError):
-    """The time limit has passed. What was measured before remains valid."""
+    """The time limit has passed. The measurements so far remain valid."""
 
 
 class TuningSession:
@@ -73,7 +73,9 @@ class TuningSession:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the script has a plain loop: its first reports are complete, and it has ended."""
+        """Whether the script has a plain loop. A script with a plain loop sends one complete report
+        per rank, and then ends.
+        """
         return bool(self.facts.get("plain"))
 
     def _start(
@@ -103,7 +105,7 @@ class TuningSession:
     def measure(
         self, mode: str = "", *, steps: int, skip: int, **more: Any
     ) -> list[dict[str, Any]]:
-        """Measure one window of steps. Returns the reports of all ranks, by rank."""
+        """Measure one window of steps. Returns the reports of all ranks, in the order of ranks."""
         return self.ask({"mode": mode, "steps": steps, "skip": max(skip, 1), **more})
 
     def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
@@ -112,7 +114,7 @@ class TuningSession:
                 link.sendall(json.dumps(command).encode() + b"\n")
             except OSError as error:
                 raise ScriptError(f"the script ended\n{self._tail()}") from error
-        return [self._hear(link, WINDOW_S) for link in self._links]  # by rank
+        return [self._hear(link, WINDOW_S) for link in self._links]  # in the order of ranks
 
     def close(self) -> None:
         for link in self._links:
@@ -121,7 +123,7 @@ class TuningSession:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         with suppress(ProcessLookupError):
-            # This also ends the child processes of the script.
+            # This signal also ends the child processes of the script.
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -172,8 +174,9 @@ class TuningSession:
 
 
 def count_ready(plan: dict[str, Any]) -> int:
-    """The number of batches that may be prepared when a window begins. These batches would hide the
-    speed of reading. Each worker process prepares some batches, and has already sent some more.
+    """The number of batches that may be prepared when a window begins. Prepared batches would hide
+    the speed of reading. Each worker process holds some prepared batches, and has already sent
+    other batches.
     """
     readers, prefetch = max(plan["workers"], 1), plan["prefetch"]
     return int(readers * max(prefetch, plan["threads"]) + prefetch * plan["workers"])

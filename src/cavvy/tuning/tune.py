@@ -23,7 +23,7 @@ class PlanTrial:
     """One change and its result. Times are seconds per step, as medians of all windows."""
 
     change: dict[str, Any]
-    exact: bool  # the change keeps the results of training equal to the last bit
+    exact: bool  # whether the results of training stay equal to the last bit
     before_s: float
     after_s: float
     gain: PairedDifference | None  # None if the script did not run with the change
@@ -134,8 +134,8 @@ class PlanTuner:
 
 
 def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[str, Any], bool]]:
-    """The changes to try, in order, each with whether it is exact. `numerics` includes changes that
-    are not exact.
+    """The changes to try, in order, each with a flag: whether the change is exact. `numerics`
+    includes changes that are not exact.
     """
     exact = [(change, True) for change in _list_exact(facts)]
     return exact + [(change, False) for change in _list_numerics(facts) if numerics]

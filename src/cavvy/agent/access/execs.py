@@ -1,7 +1,7 @@
 """Commands that users run on a node, in the work's folder and environment. The output goes to the
 user who requested the command.
 
-A program that such a command leaves behind, such as a tmux or editor server, runs until the work
+A program that a user's command leaves behind, such as a tmux or editor server, runs until the work
 ends.
 """
 
@@ -23,8 +23,8 @@ NOT_RUNNING = 126
 
 
 class RankExecs:
-    """The users' commands that still run or have left programs behind, or whose exit code has not
-    been delivered yet.
+    """The users' commands that are not finished: a command that still runs, has left programs
+    behind, or has an undelivered exit code.
     """
 
     def __init__(self, loop: EventLoop, changed: Callable[[], None]) -> None:
@@ -38,7 +38,9 @@ class RankExecs:
 
     @property
     def connected(self) -> bool:
-        """Whether a user's command or session runs. Programs that it left behind are ignored."""
+        """Whether a user's command or session runs. Programs that commands have left behind do not
+        count.
+        """
         return any(not running.over for running in self._running)
 
     @property
@@ -105,8 +107,7 @@ class RankExec:
     def wrote(self, data: bytes) -> None:
         self._stream.write(self._redactor.feed(data))
         if self._stream.full:
-            # unlike the work, a user's command may wait until the control plane has taken its
-            # output
+            # a user's command, unlike the work, may be paused until its output is delivered
             self.process.pause(True)
 
     def ended(self, code: int | None) -> None:

@@ -2,8 +2,8 @@
 are identified by numbers.
 
 A call consists of a line of JSON, `{"op", ...}`, and the bytes that follow it. An answer consists
-of a line of JSON, `{}` or `{"error", "errno"}`, and the bytes that follow it. Paths are those that
-the user sees: if the work has a container, they are paths inside it.
+of a line of JSON, `{}` or `{"error", "errno"}`, and the bytes that follow it. Paths are given as
+the user sees them: inside the work's container, if the work has one.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def answer(root: Callable[[], str], payload: bytes) -> bytes:
 class NodeFileCalls:
     """Resolves the user's paths below `root`, the root folder of the work's container.
 
-    `root` is "" without a container. This process then runs in the work's own view of the machine.
+    Without a container, `root` is "", and this process sees the same files as the work.
     """
 
     def __init__(self, root: str) -> None:
         self.root = root
-        # In a container, `find` has followed the links: absolute links start at its root.
+        # In a container, `find` follows links itself: absolute links start at the container's root.
         self.flags = os.O_CLOEXEC | (os.O_NOFOLLOW if root else 0)
         self._inside = AllowedFolders.of_root(root)
 
@@ -70,8 +70,9 @@ class NodeFileCalls:
     def find(
         self, asked: Fields, name: str = "path", *, follow: bool = True, make: bool = False
     ) -> Iterator[str]:
-        """A path of this node for the user's path. In a container, its last name is no link if
-        `follow`. With `make`, missing folders above it are created. Raises OSError."""
+        """The path on this node for the user's path. In a container, `follow` also resolves a link
+        at the end of the path. With `make`, missing parent folders are created. Raises OSError.
+        """
         path = self.read_path(asked, name)
         if not self.root:
             if make:
@@ -86,7 +87,9 @@ class NodeFileCalls:
 
     @contextmanager
     def hold(self, asked: Fields) -> Iterator[str]:
-        """Like `find`, but the path keeps leading to the same file. Raises OSError."""
+        """Like `find`, but in a container the path leads to the same file even if the work renames
+        or replaces it. Raises OSError.
+        """
         with self.find(asked) as path:
             if not self.root:
                 yield path
@@ -181,7 +184,9 @@ def change(target: str | int, asked: Fields) -> None:
 
 
 def do_list(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
-    """List a folder's names and their types, as JSON in the answer's bytes: it can be large."""
+    """List a folder's names and their types, as JSON in the answer's bytes, because the list can be
+    large.
+    """
     with files.hold(asked) as path, os.scandir(path) as entries:
         found = [[entry.name, describe(entry.stat(follow_symlinks=False))] for entry in entries]
     return {}, json.dumps(found).encode()

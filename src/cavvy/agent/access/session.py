@@ -57,7 +57,8 @@ class SessionTarget:
         self, env: dict[str, str], folder: str, prefix: list[str], root: Callable[[], str]
     ) -> None:
         self.env, self.folder, self.root = env, folder, root
-        self._prefix = prefix  # runs a command inside the container; [] without a container
+        # the prefix that runs a command inside the container; [] without a container
+        self._prefix = prefix
 
     def command(self, asked: Fields) -> list[str]:
         """The command that runs the user's arguments or shell line, or an interactive shell if the
@@ -80,8 +81,9 @@ class SessionTarget:
 
 
 class SessionChannel:
-    """One shell, command or connection. Data is read from the local files `sources` and written to
-    the local file `sink`."""
+    """One shell, command or connection. Data is read from the file descriptors `sources` and
+    written to the file descriptor `sink`.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -89,7 +91,7 @@ class SessionChannel:
         self.sink = -1
         self.credit = WINDOW  # bytes that may still be sent to the peer
         self.waiting = bytearray()  # bytes waiting for the sink
-        self.ended = False  # the peer sends no more data
+        self.ended = False  # whether the peer sends no more data
         self.child: subprocess.Popen[bytes] | None = None
         self.terminal = False
         self.connection: socket.socket | None = None
@@ -132,7 +134,7 @@ class RemoteSession:
         for channel in list(self._channels.values()):
             self._drop(channel, told=False)
 
-    # Frames
+    # Reading and sending frames
 
     def _say(self, number: int, kind: int, payload: bytes = b"") -> None:
         frame = memoryview(encode_frame(number, kind, payload))
@@ -175,7 +177,7 @@ class RemoteSession:
         elif kind == CLOSE:
             self._drop(channel, told=False)
 
-    # Opening
+    # Opening channels
 
     def _open(self, number: int, asked: Fields) -> None:
         channel = SessionChannel(number)
@@ -260,11 +262,12 @@ class RemoteSession:
         self._say(made.number, ACCEPTED, json.dumps(told).encode())
         self._watch(made)
 
-    # Moving bytes
+    # Moving bytes between files and frames
 
     def _watch(self, channel: SessionChannel) -> None:
-        """Poll the sources while the peer accepts data, and the sink while data waits to be written
-        to it."""
+        """Poll the sources while the peer accepts data, and poll the sink while data waits to be
+        written.
+        """
         for fd in channel.sources:
             self._want(fd, select.POLLIN if channel.credit > 0 else 0)
         if channel.sink >= 0:
@@ -310,7 +313,7 @@ class RemoteSession:
         return False
 
     def _pour(self, channel: SessionChannel) -> None:
-        """Write to the sink as much as it accepts."""
+        """Write as much data to the sink as the sink accepts."""
         taken = 0
         try:
             while channel.waiting and channel.sink >= 0:
@@ -343,7 +346,7 @@ class RemoteSession:
         if channel.child is None and not channel.sources and channel.sink < 0:
             self._drop(channel, told=True)
 
-    # Ending
+    # Closing channels
 
     def _reap(self) -> None:
         for channel in list(self._channels.values()):
@@ -352,7 +355,7 @@ class RemoteSession:
             while any(self._draw(channel, fd) for fd in list(channel.sources)):
                 pass
             if channel.credit <= 0 and channel.sources:
-                # the exit code must follow the last output, which the peer does not accept yet
+                # the peer does not accept the last output yet, and the exit code must follow it
                 continue
             code = channel.child.returncode
             said = {

@@ -22,8 +22,8 @@ def start_session(
     *,
     contained: bool,
 ) -> None:
-    """Start a user's session in the folder, environment and view of `command`; if `contained`, its
-    commands and paths are inside the container.
+    """Start a user's session with the folder, environment and mount namespace of `command`. If
+    `contained`, the session's commands and paths are inside the container.
     """
     from .inbox import ExecInbox
 

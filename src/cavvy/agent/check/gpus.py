@@ -1,10 +1,10 @@
-"""Checks that each GPU has its full memory, stores data correctly, and is as fast as its model,
-using the driver's libraries.
+"""Checks through the driver's libraries that each GPU has its model's full memory, stores data
+correctly, and reaches the required memory speed.
 
-The check allocates blocks that fill nearly all of the free memory. It writes random bytes, and
-later their complement, to the first block and copies them from block to block, so that the last
-block shows the errors of all blocks. GPU events measure the time of the copies, which gives the
-memory's speed. Each copied byte counts twice, because it is read and written.
+The check allocates blocks that fill nearly all of the free memory. The check writes random bytes to
+the first block and copies them from block to block, so that the last block shows the errors of all
+blocks. A second pass does the same with the complement of the bytes. GPU events measure the time of
+the copies, which gives the memory's speed. Each copied byte counts twice: as a read and as a write.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEAST_BLOCKS = 4
 LEAST_TOTAL = 0.9
 LEAST_FREE = 0.8  # minimum share of the total memory that is free
 COMPLEMENT = bytes(255 - value for value in range(256))
-UNCORRECTED, SINCE_BOOT = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
+UNCORRECTED, SINCE_BOOT = 1, 0  # values of nvmlMemoryErrorType_t and nvmlEccCounterType_t
 
 
 class GpuFault(Exception):
@@ -55,7 +55,7 @@ class CudaDriver:
 
 
 class CheckedGpu:
-    """One GPU and its CUDA context; `index` counts the GPUs that are visible to the work."""
+    """One GPU and its CUDA context. `index` is its number among the GPUs that the work can see."""
 
     def __init__(self, cuda: CudaDriver, index: int) -> None:
         self._cuda = cuda
@@ -208,7 +208,7 @@ def open_nvml() -> ctypes.CDLL | None:
 
 def count_errors(nvml: ctypes.CDLL | None, uuid: str) -> str:
     """Return what NVML reports about the GPU's memory errors. Raises GpuFault if there are
-    uncorrected errors, or if memory rows must be or could not be remapped."""
+    uncorrected errors, or if a remapping of memory rows is pending or has failed."""
     handle = ctypes.c_void_p()
     if nvml is None or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
         return "the error counters cannot be read"

@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from ..config import CheckConfig, WorkConfig
 
-# added to the master's port; each rank also adds its own number, since ranks may share a machine
+# the port is the master's port + this offset + the rank, since ranks may share a machine
 PORT_AFTER_MASTER = 2
 STREAMS = 4
 SECONDS = 2.0

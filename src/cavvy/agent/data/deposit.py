@@ -2,8 +2,8 @@
 wait for the server.
 
 The server signs the uploads beforehand, while the work runs. The results are one sequence of bytes:
-undelivered output, files of the checkpoint, and files of the outputs. They are cut into objects of
-equal size; the manifest, which describes the bytes and holds the messages, is sent last.
+undelivered output, files of the checkpoint, and files of the outputs. The sequence is cut into
+objects of equal size. The manifest, which describes the bytes and holds the messages, is sent last.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 ASK_S = 1.0  # seconds until the first request for signed uploads; shorter work sends none
 RETRY_S = 60.0
-PART_BYTES = 16 * 1024 * 1024  # smallest part
-MANIFEST_BYTES = 16 * 1024 * 1024  # the server reads no larger manifest
+PART_BYTES = 16 * 1024 * 1024  # minimum bytes of a part
+MANIFEST_BYTES = 16 * 1024 * 1024  # maximum bytes of a manifest that the server reads
 
 
 class ResultsDeposit:
@@ -68,7 +68,7 @@ class ResultsDeposit:
         self._link, self._outbox, self._log, self._foresee = link, outbox, log, foresee
         self._channel = RetryingConnection(link, self._ask)
         self._uploads: list[Entry] = []
-        self._most_bytes = 0  # the largest part
+        self._most_bytes = 0  # maximum bytes of a part
         self._valid_until = 0.0
         self._process: WorkProcess | None = None
         self._retry_at = 0.0
@@ -76,14 +76,14 @@ class ResultsDeposit:
         self._timer: LoopTimer | None = loop.after(ASK_S, self._ask)
 
     def is_complete(self) -> bool:
-        """Called every second. Whether the results are in the bucket and the server is still
-        silent. Starts to store them when that is due.
+        """Whether the results are in the bucket and the server is still silent. Each call, one per
+        second, also starts to store the results if the silence has lasted long enough.
         """
         now = time.monotonic()
         valid = len(self._uploads) > 1 and now < self._valid_until
         silent_s = now - self._link.heard_at
         if not may_leave(self._work.deposit_after_s, silent_s, stored=valid):
-            self.stored = False  # the server gets the results from this agent
+            self.stored = False  # this agent must deliver the results itself
             self._kill()
         elif not self.stored and self._process is None and now >= self._retry_at:
             ended = self._foresee()
@@ -171,7 +171,7 @@ class Results:
                 self._add_output(index, path, known)
 
     def make_manifest(self, part_bytes: int) -> bytes:
-        """Describe the bytes, in their order. Raises TransferFailed."""
+        """Return the manifest, which describes the bytes in their order. Raises TransferFailed."""
         manifest = {
             "gang": self._config.gang,
             "rank": self._config.rank,
@@ -187,7 +187,7 @@ class Results:
         return content
 
     def read(self, offset: int, length: int) -> bytes:
-        """Bytes of the sequence, from one or several pieces."""
+        """Read bytes of the sequence, from one or several pieces."""
         found = bytearray()
         for _, size, read in self.pieces:
             if len(found) < length and offset < size:

@@ -89,8 +89,8 @@ def open_input(
 
 
 def has_content(path: str, entry: Entry) -> bool:
-    """Whether `path` already holds the same content. Storages report the MD5 of the content; the
-    hash protects no secret.
+    """Whether `path` already holds the same content. Storages report the MD5 of the content. The
+    weakness of MD5 does no harm here, since the hash protects no secret.
     """
     if not entry["md5"] or not os.path.isfile(path) or os.path.getsize(path) != entry["size"]:
         return False

@@ -166,8 +166,8 @@ def find_path(volume: VolumeConfig, folder: str) -> str:
 
 def link(config: AgentConfig, source: str, path: str) -> None:
     """Link `path` to `source`; `remove_links` removes the link. Ranks of a gang on one machine
-    share the first one's link. Raises CannotBuild if another file is at `path`, or this user has no
-    permission to create the link.
+    share the link of the rank that was first. Raises CannotBuild if another file is at `path`,
+    or this user has no permission to create the link.
     """
     listed = f"{config.home}/links"
     with open(listed, "a", encoding="utf-8", errors="surrogateescape", opener=open_own) as file:
@@ -182,14 +182,14 @@ def link(config: AgentConfig, source: str, path: str) -> None:
         os.rmdir(path)
     if os.path.lexists(path):
         if _is_equal(source, path):
-            return  # the same file is already there, if the node is the user's own machine
+            return  # on the user's own machine, the path may already lead to the same file
         raise CannotBuild(
             f"{source} cannot be linked at {path}: the path is already in use on this node"
         )
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.symlink(source, path)
-    except FileExistsError as error:  # another rank has created it meanwhile
+    except FileExistsError as error:  # another rank has created the link meanwhile
         if not _is_shared(config, source, path):
             raise CannotBuild(f"{path} is already in use on this node") from error
     except PermissionError as error:
@@ -200,8 +200,8 @@ def link(config: AgentConfig, source: str, path: str) -> None:
 
 
 def remove_links(config: AgentConfig) -> None:
-    """Remove the links that the ended work used. The last rank of a gang on this machine removes
-    those that lead to files of the gang.
+    """Remove the links that the ended work used, if they lead to files of the gang. Only the last
+    rank of a gang that ends on this machine removes links.
     """
     gang = os.path.dirname(config.home)
     try:
@@ -222,7 +222,7 @@ def remove_links(config: AgentConfig) -> None:
 
 
 def _is_shared(config: AgentConfig, source: str, path: str) -> bool:
-    """Whether `path` is a link to the same file of another rank of this gang."""
+    """Whether `path` is a link to the same relative path as `source` in another rank's home."""
     gang = os.path.dirname(config.home)
     rank, _, rest = os.path.relpath(os.path.realpath(path), os.path.realpath(gang)).partition("/")
     return rank.isdigit() and rest == os.path.relpath(source, config.home)

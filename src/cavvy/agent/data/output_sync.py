@@ -44,7 +44,7 @@ class OutputSync(SidecarProcess):
         self._work = work
         self._problem = ""  # why the last check failed, or "" if it succeeded
         self._told = ""
-        self._last = False  # this check is the last one
+        self._last = False  # whether this check is the last
 
     def hurry(self) -> None:
         """Check the outputs at once, since the node will be reclaimed soon."""

@@ -76,8 +76,8 @@ def _find_output(
 
 def find_folders(config: AgentConfig, work: WorkConfig) -> AllowedFolders:
     """The folders that links in outputs may lead to: the working folder, the inputs, the outputs
-    that the task names by full paths, the checkpoints, the setup's folder and the volumes. Raises
-    CannotBuild, OSError.
+    with absolute paths, the checkpoints, the setup's folder and the volumes. Raises CannotBuild,
+    OSError.
     """
     given = [os.path.expanduser(each.source) for each in work.outputs if is_full(each.source)]
     given += [  # volumes of the kind `folder` are in the working folder

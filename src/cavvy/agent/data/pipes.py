@@ -15,9 +15,9 @@ from .stream import stream_inputs
 
 
 class PipeStreams:
-    """The process that fills the pipes while the work runs. If it fails, `failure` is the reason,
-    `outcome` is the result of the work, and `stop` is called to end the work. `say` reports
-    progress. Raises OSError.
+    """The process that fills the pipes while the work runs. If the process fails, `failure` is the
+    reason, `outcome` is the outcome of the work, and `stop` is called to end the work. `say`
+    reports progress. Raises OSError.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Streams inputs: the work reads them from pipes while it runs, and no file is stored on the disk.
 
-A pipe can be read only once. It contains the files of a folder one after another, sorted by name.
-If a stream fails, its pipe stays open, so that the work cannot mistake a part for the whole. The
-agent then ends the work.
+A pipe can be read only once. The pipe of a folder contains the files one after another, sorted by
+name. If a stream fails, its pipe stays open, so that the work does not take the incomplete data for
+complete. The agent then ends the work.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def open_pipe(folders: AllowedFolders, path: str) -> int:
 
 def stream_inputs(config: AgentConfig, wanted: list[tuple[int, str, str]], channel: int) -> int:
     """Fill the pipe of each input in `wanted` (index, URL, path) as fast as the work reads it;
-    return when all are complete.
+    return when all inputs are complete.
     """
     lock, folders = threading.Lock(), list_input_folders(config)
     failed: list[str] = []
@@ -102,7 +102,7 @@ class InputStream:
                     self._meter.moved(len(data))
                 self._meter.moved(0, 1)
         except BrokenPipeError:
-            pass  # the work has read as much as it needs
+            pass  # the work has closed the pipe, since it needs no more data
         else:
             os.close(pipe)
         self._meter.end()

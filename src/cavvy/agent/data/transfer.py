@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         def abort(self, ask: Entry) -> None: ...
 
 
-LINE = 2000  # maximum bytes of a message: a pipe takes fewer than 4096 atomically
+LINE = 2000  # maximum bytes of a message; a pipe keeps up to 4096 bytes of one write together
 EXPIRED = (400, 401, 403)  # statuses that storages send for an expired request
 RELAY = 4 * 1024 * 1024  # maximum bytes of one answer that the control plane relays
 
@@ -110,7 +110,7 @@ class ObjectDownload:
             and self._size is not None
             and isinstance(fault, urllib.error.URLError)
         ):
-            self._signed = None  # unreachable from this node: let the control plane relay
+            self._signed = None  # this node cannot reach it: let the control plane relay
             return
         if status == 412:
             raise TransferFailed(f"{self._name} changed while it was copied")
@@ -244,10 +244,10 @@ class ObjectUpload:
 
 
 class TransferProgress:
-    """Reports every few seconds a transfer's progress, and what the transfer is waiting for. The
+    """Reports a transfer's progress every few seconds, and what the transfer is waiting for. The
     transfer may use several threads.
 
-    If `quiet`, the user is not told about waits, because the user already knows the reason.
+    If `quiet`, waits are not reported, because the user already knows the reason.
     """
 
     def __init__(self, what: str, tell: Tell, *, quiet: bool = False) -> None:

@@ -35,13 +35,14 @@ def send_output(
     quiet: bool = False,
     refuse: Callable[[str], None] = lambda text: None,
 ) -> TransferProgress:
-    """Send a file, or a folder without the files that are `known` to be at the target. Sent files
-    are added to `known`. `folders` are those that links may lead to; `refuse` is called for each
-    other link.
+    """Send a file or a folder. Files of the folder that are `known` to be at the target are not
+    sent. Sent files are added to `known`. Links may lead to `folders`; `refuse` is called for each
+    link that leads elsewhere.
 
-    If `still_s` is above 0, the work is still running: files that it wrote within the last
-    `still_s` seconds, or writes during the upload, are skipped. `quiet`: report no waits for the
-    storage. The caller must end the returned meter. Raises TransferFailed, LeadsOutside, OSError.
+    If `still_s` is above 0, the work is still running. Files that the work wrote within the last
+    `still_s` seconds, or writes during the upload, are skipped. With `quiet`, waits for the storage
+    are not reported. The caller must end the returned meter. Raises TransferFailed, LeadsOutside,
+    OSError.
     """
     meter = TransferProgress(f"output {target}", tell, quiet=quiet)
     try:
@@ -97,7 +98,7 @@ def is_due(
     try:
         seen = folders.stat(path)
     except OSError:
-        return not still_s  # while the work runs, it may remove files
+        return not still_s  # the running work may remove files
     return (
         known.get(name) != [seen.st_size, seen.st_mtime_ns]
         and abs(time.time() - seen.st_mtime) >= still_s
@@ -118,7 +119,8 @@ def send_file(
     """
     transfers = TransferClient(config, f"outputs/{index}", meter.waits)
     with open(folders.open_file(path), "rb") as file:
-        check_seen(config, f"/proc/self/fd/{file.fileno()}")  # a volume may contain hidden files
+        # a volume may contain files that the work must not see
+        check_seen(config, f"/proc/self/fd/{file.fileno()}")
         seen = os.fstat(file.fileno())
 
         def read(offset: int, length: int) -> bytes:

@@ -1,5 +1,5 @@
-"""Runs the work in an image with Apptainer (or Singularity), which clusters have instead of engines
-with a daemon.
+"""Runs the work in an image with Apptainer or Singularity. Clusters have one of these instead of an
+engine with a daemon.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def make_argv(
 
 
 def inner_environment(outer: dict[str, str], env: dict[str, str]) -> dict[str, str]:
-    """The environment for Apptainer: Apptainer's own variables, and those of the work with the
-    prefix that Apptainer strips.
+    """The environment for Apptainer: Apptainer's own variables, and the variables of the work with
+    a prefix that Apptainer strips.
     """
     given = {
         f"{name}ENV_{key}": value

@@ -7,8 +7,8 @@ import shutil
 
 from ..config import AgentConfig
 
-# The device files of each vendor's accelerators, below /dev. A node that is used as a whole has the
-# accelerators of the vendor whose first file exists.
+# The device files of each vendor's accelerators, below /dev. If the work has the whole node, its
+# vendor is the first in this table whose first file exists.
 FILES = {
     "nvidia": ("nvidiactl",),
     "amd": ("kfd", "dri"),
@@ -44,8 +44,9 @@ def make_device_flags(engine: str, config: AgentConfig, dev: str = "/dev") -> li
 
 
 def make_specs_command(engine: str, config: AgentConfig) -> list[str]:
-    """The command that describes this node's NVIDIA GPUs to podman; [] if it is not needed, or if
-    NVIDIA's toolkit is not installed."""
+    """The command that describes this node's NVIDIA GPUs to podman. [] if the command is not
+    needed, or if NVIDIA's toolkit is not installed.
+    """
     program = shutil.which("nvidia-ctk")
     known = any(glob.glob(folder + "/nvidia*") for folder in SPECS)
     if program is None or known or not engine.endswith("podman"):

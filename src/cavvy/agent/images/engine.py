@@ -65,8 +65,8 @@ def pull(engine: str, config: AgentConfig, work: WorkConfig, env: dict[str, str]
 
 
 def write_login(folder: str, image: str, login: str) -> None:
-    """Write an engine configuration with the login for one registry, readable only by this user.
-    Raises CannotBuild, OSError.
+    """Write an engine configuration with the login for one registry. Only this user can read the
+    file. Raises CannotBuild, OSError.
     """
     user, colon, password = login.partition(":")
     if not colon or not user or not password:

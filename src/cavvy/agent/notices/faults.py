@@ -1,5 +1,5 @@
-"""Detects signs of a broken GPU in the task's output and in the kernel's log. A failure with such a
-sign is not the task's fault.
+"""Detects signs of a broken GPU in the task's output and in the kernel's log. A failure with a sign
+of a broken GPU is not the task's fault.
 """
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from __future__ import annotations
 import os
 import re
 
-# Messages of CUDA, NVML and nvidia-smi about a faulty device. An illegal access or full memory is
-# not listed, since it is the program's fault.
+# Messages of CUDA, NVML and nvidia-smi about a faulty device. Illegal accesses and full memory are
+# not listed, since they are the program's fault.
 _SAID = (
     b"uncorrectable ECC error",
     b"GPU has fallen off the bus",
@@ -67,7 +67,7 @@ def read_kernel(since_s: float, path: str = _KERNEL_LOG) -> str:
             try:
                 record = os.read(handle, 8192)
             except BrokenPipeError:
-                continue  # an entry was overwritten before it was read; read the next
+                continue  # the kernel overwrote an entry before it was read: read the next entry
             except OSError:
                 break
             if not record:

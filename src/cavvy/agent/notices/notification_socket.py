@@ -45,7 +45,7 @@ class NotificationSocket:
         self._open()
 
     def say(self, kind: str, value: object) -> None:
-        """Send a message to every connected program, and to each that connects later."""
+        """Send a message to every connected program, and to each program that connects later."""
         if self._now.get(kind) == value:
             return
         self._now[kind] = value

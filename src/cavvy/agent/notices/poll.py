@@ -34,8 +34,9 @@ NOTHING = (204, 404, 410)
 
 
 class NoticePoll:
-    """Polls one source of notices. It first fetches a token and the node's name, if the source
-    needs them."""
+    """Polls one source of notices. The first requests fetch a token and the node's name, if the
+    source needs them.
+    """
 
     def __init__(self, loop: EventLoop, notice: NoticeAddress, listener: Listener) -> None:
         self._loop = loop
@@ -45,7 +46,7 @@ class NoticePoll:
         self._token_until = 0.0
         self._node: str | None = None
         self._tag = notice.hold.first_tag if notice.hold else ""
-        self._seen: dict[str, float] = {}  # events by content, with the time of their first report
+        self._seen: dict[str, float] = {}  # content of an event -> time of its first report
         self._ids: list[str] = []
         self._asked_at = 0.0
         self._delay = BackOff(FIRST_BACKOFF_S, LAST_BACKOFF_S)

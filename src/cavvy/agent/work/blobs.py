@@ -45,7 +45,7 @@ class BlobCache:
         """Fetch many small blobs into the cache, in packs. Raises TransferFailed, OSError.
 
         Blobs that were in no pack are downloaded later, by `fetch`. If the control plane is too old
-        for packs, this applies to all blobs.
+        for packs, `fetch` downloads all blobs.
         """
         wanted = [digest for digest in dict.fromkeys(digests) if not touch(self._path(digest))]
         while wanted:

@@ -1,6 +1,6 @@
-"""Cleans the cache that the agents of one machine share. It removes entries that were not used for
-a long time and, if the cache is too large, also the least recently used entries. Agents update the
-time of the entries that they use, so that entries in use are never old.
+"""Cleans the cache that the agents of one machine share. The cleaning removes entries that were not
+used for a long time and, if the cache is too large, also the least recently used entries. Agents
+update the time of the entries that they use, so that entries in use are never old.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ SHARE = 0.25  # share of the file system that the cache may fill
 
 
 def is_due(cache: str) -> bool:
-    """Whether the last cleaning was so long ago that another one is due. A new cache counts as
-    cleaned."""
+    """Whether the last cleaning was so long ago that the next cleaning is due. A new cache counts
+    as cleaned.
+    """
     mark = cache + "/swept"
     try:
         return time.time() - os.stat(mark).st_mtime >= EVERY_S

@@ -1,8 +1,8 @@
 """Creates a control group for the work if the system allows it. The kernel then enforces the work's
 memory limit.
 
-Version 2 (one tree) and version 1 (a tree for each controller) are tried; if neither works, the
-agent itself watches the memory.
+Version 2 (one tree) and version 1 (a tree for each controller) are tried. If both fail, the agent
+itself watches the memory.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def count_oom_kills(folder: str) -> int:
 
 
 def _own_groups() -> tuple[str | None, str]:
-    """Return the root of cgroup v2 and the agent's own group. The root is None if it has no memory
-    controller here.
+    """Return the root of cgroup v2 and the agent's own group. The root is None if cgroup v2 has no
+    memory controller on this machine.
     """
     try:
         with open(ROOT + "/cgroup.controllers", encoding="ascii") as file:
@@ -73,7 +73,7 @@ def _enable(folder: str) -> None:
         with open(folder + "/cgroup.subtree_control", "w", encoding="ascii") as file:
             file.write("+memory")
     except OSError:
-        return  # no permission to write; an attempt to create the group will show whether it works
+        return  # no permission to write; creating the group will show whether limits are enabled
 
 
 def _limit(folder: str, size: int) -> None:

@@ -39,7 +39,7 @@ FileEntry = namedtuple("FileEntry", "path size mtime_ns inode mode link")
 REPLACED = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
 FULL = 507
 MISMATCH = 422
-# A file read so shortly after its last change may change again with the same time.
+# A file that changed less than this many ns before it was read may change again without a new time.
 RACY_NS = 2_000_000_000
 COMMITS = 5  # tries of a commit; files that the control plane has lost are sent again
 RESTORES = 5
@@ -63,7 +63,8 @@ FAILURES = {
 
 def list_checkpoint(config: AgentConfig, folder: str) -> list[FileEntry]:
     """Every file and link below the checkpoint folder, which must be in the working folder; [] if
-    it is missing. Raises LeadsOutside, OSError."""
+    the checkpoint folder is missing. Raises LeadsOutside, OSError.
+    """
     try:
         top = AllowedFolders([config.folder]).open_folder(folder)
     except FileNotFoundError:
@@ -110,8 +111,8 @@ def hand_over(
     result.
 
     `since_ns`: time of the newest change already uploaded; `began_ns`: when this attempt's work
-    started. `quiet`: report no waits for the bucket. `copy_first`: upload copies of the files on
-    this disk, since the work changes the files faster than they can be uploaded.
+    started. `quiet`: do not report waits for the bucket. `copy_first`: upload copies of the files
+    on this disk, since the work changes the files faster than they can be uploaded.
     """
     from .monitor import written
 
@@ -164,8 +165,8 @@ def tell_waiting(text: str) -> None:
 
 
 class CheckpointUpload:
-    """Uploads the listed files of the folder. They are held open, so that a file keeps its content
-    if the work replaces or removes it.
+    """Uploads the listed files of the folder. The files are held open, so that this process can
+    read their content after the work has replaced or removed them.
     """
 
     def __init__(
@@ -186,12 +187,12 @@ class CheckpointUpload:
                 if not entry.link:
                     self._open[entry.path] = self._open_entry(entry)
             except OSError:
-                # More files than this process may open: the others are opened and checked when
-                # they are read.
+                # This process may open no more files: the remaining files are opened and checked
+                # when they are read.
                 break
 
     def copy(self) -> None:
-        """Copy the files that the server may not have; they are then uploaded from the copies."""
+        """Copy the files that the server may not have. The upload then reads the copies."""
         remove_tree(self._copies)
         os.makedirs(self._copies)
         folder = open_own(self._copies, os.O_RDONLY | os.O_DIRECTORY)
@@ -257,8 +258,9 @@ class CheckpointUpload:
         return data
 
     def _send(self, entry: FileEntry, name: str) -> None:
-        """Send one file. After a failure, continue at the position up to which the control plane
-        has it."""
+        """Send one file. After a failure, continue after the bytes that the control plane already
+        has.
+        """
         offset, size = 0, entry.size
         while True:
             query = f"&offset={offset}&size={size}" if size > PART else ""
@@ -287,7 +289,7 @@ class CheckpointUpload:
             self._line.wait()
 
     def list_contents(self) -> dict[str, tuple[FileEntry, Callable[[int, int], bytes]]]:
-        """Map the hash of each hashed file to one such file, and a function that reads it."""
+        """Map each content hash to a file with this content and a function that reads the file."""
         found: dict[str, tuple[FileEntry, Callable[[int, int], bytes]]] = {}
         for entry in self._entries:
             if entry.path in self._names:
@@ -295,7 +297,7 @@ class CheckpointUpload:
         return found
 
     def describe(self) -> dict[str, object]:
-        """The hashed files, and when the newest one was written, in the form of a commit."""
+        """The hashed files and the time of the newest one, in the format of a commit request."""
         files: list[dict[str, object]] = []
         for path, size, mtime, _, mode, link in self._entries:
             if link:
@@ -328,7 +330,9 @@ class CheckpointUpload:
         return str(known[3]) if known and known[:3] == list(entry[1:4]) else None
 
     def get_file(self, entry: FileEntry) -> int:
-        """A file descriptor of the file, which is the file that was listed. Raises FileChanged."""
+        """A descriptor of the listed file, which is opened if necessary. Raises FileChanged if the
+        work has replaced the file.
+        """
         if entry.path not in self._open:
             opened = self._open_entry(entry)
             if len(self._open) > 100:
@@ -338,7 +342,7 @@ class CheckpointUpload:
         return self._open[entry.path]
 
     def _open_entry(self, entry: FileEntry) -> int:
-        """Open a file as it was listed. Raises FileChanged, OSError."""
+        """Open the file that was listed, not a replacement. Raises FileChanged, OSError."""
         try:
             file = open_below(self._top, entry.path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
@@ -384,7 +388,8 @@ class UploadBody:
 
 def settle(config: AgentConfig, storage: str, attempt: int, tell: Tell | None = None) -> str:
     """Download a newer checkpoint, if there is one, to a folder that the nodes share. Rank 0
-    downloads it while the other ranks wait. See `restore` for the result and the errors.
+    downloads the checkpoint while the other ranks wait. See `restore` for the result and the
+    errors.
 
     The file `attempt` next to the folder contains the number of the attempt that used the folder
     last. A checkpoint that a later attempt uploaded is newer than the folder.
@@ -423,7 +428,7 @@ def restore(
             fetch(config, found["files"], folder, tell, direct=bool(found.get("direct")))
         except TransferFailed as error:
             if tries_left and not isinstance(error, StorageTimeout):
-                continue  # a newer checkpoint has replaced it
+                continue  # a newer checkpoint has replaced this checkpoint
             raise
         files = len(found["files"])
         size = f"{files} file{'' if files == 1 else 's'}, {found['bytes'] / 2**20:.1f} MiB"
@@ -447,7 +452,7 @@ def fetch(
     fresh, line = (
         folder + ".cavvy-new",
         BlockingClient(config),
-    )  # in the same parent folder, so that one rename replaces the folder
+    )  # the new folder has the same parent, so that one rename replaces the old folder
     remove_tree(fresh)
     os.makedirs(fresh)
     for each in files:

@@ -19,8 +19,8 @@ from .folder import CannotBuild
 from .reaper import ChildCommand, report
 
 ENGINES = ("podman", "docker")
-# This option is used where the default limits cannot be set. Some hosts also need another runtime
-# than crun, or allow no memory limit: see `_ways`.
+# These options are used on hosts that refuse the default limits. Some hosts also need another
+# runtime than crun, or refuse a memory limit: see `_ways`.
 ULIMITS = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"]
 # The first process of a container handles signals for all of them, since the engine sends SIGTERM
 # only to it.
@@ -35,7 +35,7 @@ go() {
 go {run}
 exit $?
 """
-# Gives the work a file or folder in the home folder of the image's user.
+# Shell commands that link a file or folder into the home folder of the image's user.
 LINK = """\
 [ -L ~/{path} ] || rmdir ~/{path} 2>/dev/null
 if [ -e ~/{path} ] && [ ! -L ~/{path} ]; then
@@ -86,7 +86,7 @@ def find_engine() -> str | None:
 
 
 def make_name(config: AgentConfig) -> str:
-    """The container's name; the container of a killed agent is found by it and removed."""
+    """The container's name, by which the container of a killed agent is found and removed."""
     return f"{config.gang}-{config.rank}"
 
 
@@ -203,8 +203,8 @@ def list_mounts(config: AgentConfig, work: WorkConfig) -> list[str]:
 
 def _ways(engine: str, config: AgentConfig) -> list[list[str]]:
     """Sets of options to add to the command, the best set first. The next set is tried only if the
-    container did not start. If the work uses devices, the first set lets it lock all memory, which
-    RDMA requires.
+    container did not start. If the work uses devices, the first set lets the work lock all memory,
+    which RDMA requires.
     """
     memory = ["--memory", f"{config.memory_mib}m"] if config.memory_mib else []
     locks = ["--ulimit", "memlock=-1:-1"] if make_device_flags(engine, config) else []
@@ -217,8 +217,9 @@ def _ways(engine: str, config: AgentConfig) -> list[list[str]]:
 
 
 def _engine_with(engine: str, extra: list[str]) -> list[str]:
-    """The start of the command line. Podman expects `--runtime` before `run`, so that option is
-    moved here from `extra`."""
+    """The start of the command line. Podman expects the option `--runtime` before `run`, so this
+    option is moved from `extra` to the start.
+    """
     if extra[:1] == ["--runtime=runc"]:
         del extra[0]
         return [engine, "--cgroup-manager", "cgroupfs", "--runtime", "runc", "run"]

@@ -117,7 +117,9 @@ def clone(url: str, commit: str, folder: str, env: dict[str, str]) -> None:
 
 
 def check_seen(config: AgentConfig, path: str) -> None:
-    """Raise CannotBuild if the path shows files that the work must not see on this machine."""
+    """Raise CannotBuild if the path is in a folder that the work must not see, or contains this
+    folder.
+    """
     if config.hides and is_hidden(config.hides, config.shown, path):
         raise CannotBuild(
             f"{os.path.realpath(path)} shows the folder of Cavvy's server, which is hidden from "
@@ -134,8 +136,8 @@ def transfer(
     what: str,
     refuse: Callable[[str], None] | None = None,
 ) -> None:
-    """Copy one input or output over existing files. The target must be in `targets`; if this is
-    None, the user named the target, and its path may contain links.
+    """Copy one input or output over existing files. The target must be in `targets`. If `targets`
+    is None, the user named the target, and the target's path may contain links.
 
     Links are copied. If `refuse` is given, links that lead out of `sources` are left out, and
     `refuse` is called for each. Raises CannotBuild, LeadsOutside, OSError.

@@ -3,8 +3,8 @@ database.
 
 The work sees the machine through its own mount namespace, in which an empty file system covers the
 folder, except some folders below it. The work also gets its own user namespace, in which user IDs
-stay the same. It keeps the work from removing the cover and from reading the memory and files of
-processes outside. Needs Linux and permission to create these namespaces.
+stay the same. The user namespace keeps the work from removing the cover and from reading the memory
+and files of processes outside. Needs Linux and permission to create these namespaces.
 
 Usage: python hide.py FOLDER SHOWN. The exit code is 0 if the folder can be hidden here.
 """
@@ -28,10 +28,11 @@ def hide(folder: str, shown: list[str]) -> None:
     """Hide `folder` from this process and its later children, except those folders of `shown` that
     exist.
 
-    The process must have one thread. Raises OSError; a part of the folder may then stay visible.
+    The process must have one thread. Raises OSError; after an error, a part of the folder may stay
+    visible.
     """
     shown = [path for path in shown if os.path.isdir(path)]
-    if os.geteuid() == 0:  # covers first, so that the new user namespace cannot remove them
+    if os.geteuid() == 0:  # cover first, so that the new user namespace cannot undo the cover
         _call("unshare", CLONE_NEWNS)
         _cover(folder, shown)
         _enter_user_namespace()
@@ -45,7 +46,7 @@ def hide(folder: str, shown: list[str]) -> None:
 
 
 def enter(folder: str, find: Callable[[], int]) -> None:
-    """Enter the namespaces of the process that `find` returns, once it has hidden `folder`.
+    """Wait until the process that `find` returns has hidden `folder`, then enter its namespaces.
 
     The caller must have one thread. Raises OSError.
     """
@@ -86,7 +87,9 @@ def _contains(folder: str, path: str) -> bool:
 
 
 def _cover(folder: str, shown: list[str]) -> None:
-    """Mount an empty file system over the folder, and the folders of `shown` into it."""
+    """Mount an empty file system over the folder, and mount the folders of `shown` into this file
+    system.
+    """
     _mount("none", "/", None, MS_REC | MS_PRIVATE)
     opened = [(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY)) for path in shown]
     _mount("tmpfs", folder, "tmpfs", 0)
@@ -98,8 +101,9 @@ def _cover(folder: str, shown: list[str]) -> None:
 
 
 def _enter_user_namespace() -> None:
-    """Enter a new user namespace with all IDs. A child outside the namespace maps the IDs, because
-    only such a process may do so."""
+    """Enter a new user namespace with all IDs. A child process outside the namespace maps the IDs,
+    because a process inside may not do so.
+    """
     reader, writer = os.pipe()
     parent = os.getpid()
     helper = os.fork()

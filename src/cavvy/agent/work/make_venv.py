@@ -1,8 +1,9 @@
 """Makes a virtual environment with pip: `python -I -c SOURCE FOLDER UV`, run by the Python that the
 environment will use. UV is the path of uv, or "" to use Python's own module `venv`.
 
-This is ten times as fast as `python -m venv`, which starts pip to install pip. It needs Python 3.6
-or later. Exit code 3: the environment exists, but this Python has no pip to put into it.
+This program is ten times as fast as `python -m venv`, which starts pip to install pip. The program
+needs Python 3.6 or later. Exit code 3: the environment exists, but this Python has no pip to put
+into it.
 """
 
 import glob
@@ -48,7 +49,7 @@ def put_pip(packages: str) -> bool:
         import ensurepip
 
         folders.insert(0, os.path.dirname(ensurepip.__file__) + "/_bundled")
-    except ImportError:  # Debian ships it in another package, python3-venv
+    except ImportError:  # Debian ships `ensurepip` in another package, python3-venv
         pass
     for wheel in (found for folder in folders for found in glob.glob(folder + "/pip-*.whl")):
         with zipfile.ZipFile(wheel) as archive:

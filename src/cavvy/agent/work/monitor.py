@@ -27,9 +27,9 @@ MOST_VALUES = 100
 TELEMETRY_S = 10.0
 CHECKPOINT_S = 3.0
 SHORTEST_S = 0.02  # seconds; a shorter write gives no useful rate
-IDLE_CPU_PERCENT = 1.0  # share of one CPU; housekeeping of a waiting process stays below it
+IDLE_CPU_PERCENT = 1.0  # percent of one CPU; a process that only waits uses less
 IDLE_GPU_PERCENT = 1.0
-WARN_S = 300.0  # how long before the end of idle work a warning is sent, or half of the idle limit
+WARN_S = 300.0  # seconds from the warning to the end of idle work; at most half of the idle limit
 _AT_FDCWD, _NO_FOLLOW, _STATX_BTIME = -100, 0x100, 0x800  # linux/fcntl.h, linux/stat.h
 
 
@@ -81,8 +81,9 @@ class CheckpointWatcher:
         self._began_ns = time.time_ns()
 
     def look(self, *, last: bool = False) -> dict[str, object]:
-        """The fields of a `checkpoint` message, or {} if there is no new checkpoint. `last` means
-        that the work no longer writes."""
+        """The fields of a `checkpoint` message, or {} if there is no new checkpoint. With `last`,
+        the work no longer writes.
+        """
         found = measure(self._folder)
         still, self._last = found == self._last or last, found
         if not still or found == self._told or not found[0]:
@@ -123,7 +124,7 @@ class WorkMonitor:
     ) -> None:
         self._say = say
         self._connected = connected  # returns whether a user has a session on this node
-        self._warned = False  # whether the user was warned since the last use
+        self._warned = False  # whether the user was warned since the work was last busy
         self._progress = ProgressScanner(progress)
         self._checkpoints = checkpoints
         self.usage = usage
@@ -151,8 +152,9 @@ class WorkMonitor:
         return "" if self._idle_s is None else self._check_idle(now, self._idle_s)
 
     def _check_idle(self, now: float, limit: float) -> str:
-        """Warn before the idle limit is reached. Once it is reached, returns the reason to end the
-        work."""
+        """Warn before the idle limit is reached. Once the limit is reached, returns the reason to
+        end the work.
+        """
         if self._connected():
             self._busy_at = now
         idle, what = now - self._busy_at, "no output, no CPU use and no connection"
@@ -206,9 +208,9 @@ def written(folder: str, entries: list[FileEntry], since: int, watched: int) -> 
     """The size in bytes of the files that changed after `since`, and the seconds that writing them
     took.
 
-    The time runs from the creation of the first file (or its last change, if only that is known) to
-    the last change of any file. Files created before `watched` are from earlier attempts. `since`
-    and `watched` are in ns since the epoch.
+    The time runs from the creation of the first file to the last change of any file. If the
+    creation time is unknown, the file's last change is used. Files created before `watched` are
+    from earlier attempts. `since` and `watched` are in ns since the epoch.
     """
     fresh = [entry for entry in entries if entry.mtime_ns > since and not entry.link]
     if not fresh:

@@ -1,13 +1,13 @@
 """Runs an MPI launcher over the nodes of a gang, without SSH between them: `$CAVVY_MPI mpirun
 ...`.
 
-Every rank runs the same command. Rank 0 waits for the others, then runs the launcher, whose remote
-shell is this program again (`--rsh HOST COMMAND`); the other ranks connect to rank 0, run its
-commands, and exit with its exit code. Both ends prove that they know the gang's key, and each
-message carries an authentication code.
+Every rank runs the same command. Rank 0 waits for the others, then runs the launcher. The
+launcher's remote shell is this program again (`--rsh HOST COMMAND`). The other ranks connect to
+rank 0, run its commands, and exit with its exit code. Both ends prove that they know the gang's
+key, and each message carries an authentication code.
 
-The agent copies this file to the node's folder. It runs there without the rest of Cavvy, on Python
-3.8 or later.
+The agent copies this file to the node's folder. There the file runs without the rest of Cavvy, on
+Python 3.8 or later.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def follow(rank: int, key: bytes) -> int:
 def _run(line: RankLink, number: int, command: str) -> None:
     pipe = subprocess.PIPE
     # The pipes are not closed at the end: a daemon that the command left behind may keep them open,
-    # and their readers would wait.
+    # and a close would wait for the threads that read them.
     process = subprocess.Popen(
         ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
     )

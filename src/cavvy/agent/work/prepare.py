@@ -4,10 +4,11 @@ A setup that has finished on this machine is not run again. `cache/setups/KEY@HO
 results: `venv`, the virtual environment that comes first in the PATH of the setup and the task;
 `dir`, a folder for the setup's own files, which it knows as CAVVY_SETUP_DIR; and `tree`, the
 working folder after the setup, from which later attempts start. The file `finished` is written
-last. If several agents need the setup with the same key, one agent runs it and the others wait.
+last. If several agents need the setup with the same key, one agent runs the setup and the others
+wait.
 
-If a setup lists the files that it uses, it runs in a folder with only these files; its results are
-then copied into the whole folder.
+If a setup lists the files that it uses, the setup runs in a folder with only these files. The
+results of the setup are then copied into the whole folder.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
                 link_input(config, path, target)
             continue
         if "://" not in source:
-            sources = AllowedFolders([], ["/"])  # the user named the source
+            sources = AllowedFolders([], ["/"])  # the user named the source, so it may be anywhere
             transfer(config, sources, os.path.abspath(source), folders, path, "input")
         else:
             from ..data.fetch import fetch_input
@@ -153,13 +154,14 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
 
 def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
     """The folders below `config.hides` that the work sees: its setup, checkpoints and volumes, and
-    the folders of all ranks of its gang on this machine, since ranks share links to their files.
+    the folders of all ranks of its gang on this machine. A rank may use links to the files of
+    another rank.
     """
     gang = os.path.dirname(config.home)
     # Each rank's home is shown on its own: the work cannot replace a mounted folder by a link.
     ranks = [f"{gang}/{name}" for name in sorted(os.listdir(gang)) if name.isdigit()]
     shown = [gang, *ranks, config.cache + "/mounts"]
-    if work.setup is not None:  # but not `tree`, from which the agent copies later
+    if work.setup is not None:  # except `tree`, from which the agent copies later
         shown += [f"{find_setup(config, work)}/{name}" for name in ("dir", "venv")]
     if work.checkpoint is not None and work.checkpoint.storage is not None:
         shown.append(work.checkpoint.storage)
@@ -167,8 +169,8 @@ def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
 
 
 def find_setup(config: AgentConfig, work: WorkConfig) -> str:
-    """The folder that keeps the work's setup. Its name contains the host's, since hosts may share
-    the cache, and a setup may install into the host itself.
+    """The folder that keeps the work's setup. The folder's name contains the host's name, since
+    hosts may share the cache, and a setup may install into the host itself.
     """
     folder = work.workdir.snapshot if work.workdir else work.git.commit if work.git else None
     key = work.setup_key or hashlib.sha256(json.dumps([work.setup, folder]).encode()).hexdigest()
@@ -273,8 +275,8 @@ def _keep(kept: str, folder: str) -> None:
 
 
 def setup_environment(work: WorkConfig, env: dict[str, str]) -> dict[str, str]:
-    """The environment of a setup. It contains the parameters only if the setup names them, since
-    otherwise their values are not part of the setup's key.
+    """The environment of a setup. The environment contains the parameters only if the setup names
+    them, since otherwise their values are not part of the setup's key.
     """
     if "CAVVY_PARAM_" in (work.setup or ""):
         return env
@@ -284,8 +286,8 @@ def setup_environment(work: WorkConfig, env: dict[str, str]) -> dict[str, str]:
 def _restore(
     config: AgentConfig, work: WorkConfig, kept: str, folder: str, env: dict[str, str]
 ) -> None:
-    """Recreate the working folder as the setup left it. Scripts that contain the path of the
-    original folder get the path of this one.
+    """Recreate the working folder as the setup left it. In scripts, the path of the original folder
+    is replaced by the path of this folder.
     """
     if work.setup_uses is None:
         remove_tree(folder)

@@ -21,7 +21,7 @@ class WorkProcess:
 
     The callbacks are `wrote(bytes)` for output, `heard(line)` for lines that the command's function
     writes to its channel, and `ended(code)` for the end of the first process (None if the reaper
-    was killed). The last call is `gone()`, when all processes have ended and all output was passed
+    was killed). `gone()` is called last, when all processes have ended and all output was passed
     on.
     """
 

@@ -1,9 +1,9 @@
-"""The small process between the agent and the work: it ensures that no process of the work outlives
-the agent.
+"""The reaper: the small process between the agent and the work, which ends all processes of the
+work if the agent dies.
 
-It is a fork of the agent, and adopts all orphans of the work. The agent and the reaper hold the
-two ends of a socket pair: one letter requests SIGTERM (T) or SIGKILL (K) for the work, and the end
-of the stream means that the agent is dead. When the work's first process has ended, the reaper
+The reaper is a fork of the agent, and adopts all orphans of the work. The agent and the reaper hold
+the two ends of a socket pair: one letter requests SIGTERM (T) or SIGKILL (K) for the work, and the
+end of the stream means that the agent is dead. When the work's first process has ended, the reaper
 answers with one line, `exit CODE OOM ASKED`: its exit code, the number of processes that the kernel
 killed because the work used too much memory, and 1 if the work received SIGTERM before it ended.
 """
@@ -24,7 +24,7 @@ PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 SWEEP_MS = 10
 LINUX = os.uname().sysname == "Linux"
-# Signal dispositions that programs expect, regardless of those that the agent inherited.
+# Signals that programs expect to have the default action. The agent may have inherited another.
 _DEFAULTED = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -49,10 +49,11 @@ class ChildCommand:
         self.argv = argv
         self.env = env
         self.cwd = cwd
-        self.call = call  # runs instead of the program; gets the channel, returns the exit code
+        self.call = call  # a function to run instead of the program: channel -> exit code
         # a folder to hide from the program, and the folders below it that the program sees
         self.hidden: tuple[str, list[str]] | None = None
-        # the reaper of the work whose view the program shares; with 0, `hidden` gives it its own
+        # the reaper of the work whose namespaces the program enters; if 0, the program gets its own
+        # namespaces to hide the folder
         self.beside = 0
         self.cgroup: str | None = (
             None  # folder of the control group to enter, and to remove at the end
@@ -61,7 +62,7 @@ class ChildCommand:
             None  # a program to run at the end, for example to remove the container
         )
         self.channel = -1  # the file descriptor of a channel that only `call` writes to
-        self.leaves = False  # whether processes that the program has started live on after it ends
+        self.leaves = False  # whether the program's child processes may outlive the program
         self.status_path: str | None = (
             None  # the file in which the exit code is recorded before it is reported
         )
@@ -133,10 +134,10 @@ class Reaper:
         self._status_path = command.status_path
         self._cgroup = command.cgroup
         self._leaves = command.leaves
-        # the work's first process has not been reaped, so its process ID is still valid
+        # whether the work's first process is not reaped yet, so that its process ID is valid
         self._alive = True
         self._asked = False  # whether the work was asked to end and is in its grace period
-        # whether its first process was still running when the end was requested
+        # whether the work's first process was still running when the end was requested
         self._interrupted = False
         self._killing = False
 
@@ -190,7 +191,7 @@ class Reaper:
         except OSError:
             letters = b""
         if b"T" in letters:
-            self._reap()  # a process that has already ended was not ended by the signal
+            self._reap()  # first: a process that has already ended was not ended by the signal
             self._asked, self._interrupted = True, self._alive
             if self._alive:
                 _signal_group(self._work, signal.SIGTERM)
@@ -209,8 +210,8 @@ class Reaper:
 
 
 def descendants(*roots: int) -> list[int]:
-    """The IDs of all processes below these reapers. No process is missed, because the nearest
-    reaper adopts orphans.
+    """The IDs of all processes below these reapers. Orphans are included, because the nearest
+    reaper adopts them.
     """
     children: dict[int, list[int]] = {}
     try:
@@ -355,7 +356,7 @@ def _tell(text: str) -> None:
 
 def _pass_on(agent: int) -> None:
     """Pass SIGTERM on to the agent. The reaper has the same command line as the agent, so a signal
-    may reach the wrong process.
+    for the agent may reach the reaper.
     """
     if os.getppid() == agent:
         _signal(agent, signal.SIGTERM)

@@ -1,5 +1,5 @@
 """Copies files and folders; copies share nothing with their originals except disk blocks, where
-supported. The work may still change the folders: links are copied, but not followed.
+supported. Links are copied, but not followed, because the work may still change the folders.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def copy_open(
 
 
 def copy_tree(source: str, target: str, marker: bytes = b"") -> list[str]:
-    """Copy folders, files and links into `target`, overwriting; sockets and similar files are left
-    out.
+    """Copy folders, files and links into `target`, and overwrite existing files. Sockets and
+    similar files are left out.
 
     Returns the relative paths of the text files that contain `marker`. Raises OSError.
     """
@@ -94,7 +94,7 @@ def copy_below(
                 marked.append(path)
     finally:
         os.close(there)
-    for path, mode in reversed(modes):  # last, because a read-only folder could not be filled
+    for path, mode in reversed(modes):  # set last, because a read-only folder could not be filled
         folder = open_below(target, path, FOLDER)
         os.fchmod(folder, stat.S_IMODE(mode))
         os.close(folder)

@@ -20,8 +20,8 @@ GPU_EVERY_S = 10.0
 
 class UsageMeter:
     """Measures CPU and memory of all processes below a reaper or, in a container, of all processes
-    with `mark` in their environment. The CPU use below `others`, which are the reapers of users'
-    commands, is included.
+    with `mark` in their environment. The CPU use of users' commands is included; `others` are the
+    reapers of these commands.
     """
 
     def __init__(
@@ -58,8 +58,9 @@ class UsageMeter:
 
 
 def list_marked(mark: bytes) -> list[int]:
-    """The processes that have this variable in their environment, as far as the agent may read
-    it."""
+    """The processes with this variable in their environment, if the agent may read the
+    environment.
+    """
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():

@@ -1,5 +1,6 @@
-"""Creates the virtual environment of a setup. The environment keeps packages that the setup
-installs with pip out of the node's own Python."""
+"""Creates the virtual environment of a setup. In this environment, the setup can install packages
+with pip without changing the node's own Python.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ echo "cavvy: this node has no pip for the job's virtual environment: install pyt
 on the node, or name an image" >&2
 exit 1
 """
-WITHOUT_PIP = 3  # exit code of make_venv.py
+WITHOUT_PIP = 3  # exit code of make_venv.py if there is no pip
 
 
 def use_venv(env: dict[str, str], folder: str) -> None:
@@ -28,8 +29,8 @@ def use_venv(env: dict[str, str], folder: str) -> None:
 
 
 def make_venv(folder: str, env: dict[str, str]) -> None:
-    """Create the environment anew, with uv if this node has it. It uses the first suitable Python
-    on the job's PATH, else the agent's own Python.
+    """Create the environment anew, with uv if this node has it. The environment uses the first
+    suitable Python on the job's PATH, else the agent's own Python.
 
     If no Python is suitable, the environment contains only a `pip` that explains the problem.
     Raises OSError.
@@ -59,7 +60,9 @@ def _list_pythons(path: str) -> Iterator[str]:
 
 
 def _repair(uv: str, folder: str, env: dict[str, str], code: int) -> bool:
-    """Let uv download pip or the whole environment. Returns whether this succeeded."""
+    """Let uv install the missing pip or create the whole environment. Returns whether this
+    succeeded.
+    """
     if code == WITHOUT_PIP:
         command = [uv, "pip", "install", "--quiet", "--python", folder + "/bin/python", "pip"]
     else:

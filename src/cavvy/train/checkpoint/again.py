@@ -32,7 +32,7 @@ def run_again(world: RankWorld) -> None:
             if stat.S_ISSOCK(os.fstat(number).st_mode):
                 os.set_inheritable(number, False)
         except OSError:
-            continue  # the descriptor of the open listing, which is closed by now
+            continue  # the descriptor of the folder listing, which is already closed
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

@@ -13,15 +13,15 @@ def tell_cost(seconds: float) -> None:
 
 
 def tell_again() -> None:
-    """Report that the state is saved and that the task is to be run again. This takes precedence
-    over the exit code of the task's launcher.
+    """Report that the state is saved and that the task is to be run again. The report takes
+    precedence over the exit code of the task's launcher.
     """
     _send({"again": {}})
 
 
 def tell_failed(rank: int, ranks: int, error: str) -> None:
-    """Report the rank that failed first, and its error. The agent adds them to the reason of the
-    job's end.
+    """Report the rank that failed first, and its error. The agent adds the rank and the error to
+    the reason of the job's end.
     """
     _send({"failed": {"rank": rank, "ranks": ranks, "error": error}})
 

@@ -31,14 +31,16 @@ from cavvy.train.world import RankWorld
 log = logging.getLogger("cavvy.train")
 FLAT = StateDictOptions(
     flatten_optimizer_state_dict=True
-)  # keys with parameter names do not collide between the stages of a pipeline
+)  # keys with parameter names are different in each stage of a pipeline
 Facts = Callable[[], dict[str, Any]]  # the time of this call is part of the measured cost of a save
 LEAVE, SAVE = 2, 1  # requests of a rank; the highest of all ranks wins
 LOOK_S = 1.0  # seconds between two reads of the interval that Cavvy sets
 
 
 class CheckpointUnreadable(RuntimeError):
-    """All checkpoints of the run are damaged. Repair one, or remove them to begin again."""
+    """All checkpoints of the run are damaged. Repair a checkpoint, or remove all of them to begin
+    again.
+    """
 
 
 class CheckpointNotSaved(RuntimeError):
@@ -58,7 +60,8 @@ class AsyncSaver:
         self._looked = 0.0
         self._stall: float | None = None  # seconds that the save in flight has paused computation
         self.objects: dict[str, Any] = {}  # objects of the script that have a state_dict, by name
-        self.fits: dict[str, int] = {}  # micro-batches by key that fit, after a lack of memory
+        # micro-batches that fit, by key, after a rank ran out of memory
+        self.fits: dict[str, int] = {}
 
     def wish(self) -> int:
         """This rank's request after the current step: LEAVE, SAVE, or 0 for none."""
@@ -69,13 +72,13 @@ class AsyncSaver:
         return SAVE if self._world.is_first and self._is_due() else 0
 
     def resume(self, model: Any, optimizers: list[Any], plan: str) -> dict[str, Any] | None:
-        """Load the newest complete checkpoint that is not damaged, or an emergency save if one is
-        newer. Returns its facts, or None if there is no checkpoint.
+        """Load the newest complete checkpoint that is not damaged, or a newer emergency save.
+        Returns its facts, or None if there is no checkpoint.
 
         Raises: CheckpointUnreadable: there are checkpoints, but all of them are damaged.
         """
-        self.store.wait()  # its thread exchanges values of all ranks, and so does this method
-        kept_objects.encode(self.objects)  # an object that cannot be saved is reported now
+        self.store.wait()  # the saving thread also exchanges values of ranks, so it must end first
+        kept_objects.encode(self.objects)  # reports an object that cannot be saved
         found, damaged = self._find_whole()
         rescued = self._find_rescue(plan, -1 if found is None else found.step)
         if rescued is not None:
@@ -99,7 +102,9 @@ class AsyncSaver:
         return facts | {"things": kept_objects.decode(things, state.get("things", {}))}
 
     def _find_whole(self) -> tuple[StoredCheckpoint | None, dict[int, str]]:
-        """The newest checkpoint that is not damaged, and the damage of newer ones by step."""
+        """The newest checkpoint that is not damaged, and the damage of newer checkpoints by
+        step.
+        """
         damaged: dict[int, str] = {}
         while found := self._find_newest(min(damaged, default=inf)):
             damage = self._location.repair(found)
@@ -140,7 +145,7 @@ class AsyncSaver:
     def _collect(
         self, model: Any, optimizers: list[Any], facts: Facts
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The tensors of the run, and its facts. Tensors of the model are live."""
+        """The tensors of the run, and its facts. The tensors of the model are not copied."""
         plain, tensors = kept_objects.encode(self.objects)
         state = gather(model, optimizers) | ({"things": tensors} if tensors else {})
         return state, facts() | {"things": plain}
@@ -153,8 +158,8 @@ class AsyncSaver:
     def save(
         self, step: int, model: Any, optimizers: list[Any], facts: Facts, *, wait: bool
     ) -> bool:
-        """Start a save. With `wait`, complete it and return whether it is durable; otherwise return
-        True. All ranks must call this.
+        """Start a save. With `wait`, complete the save and return whether it is durable; otherwise
+        return True. All ranks must call this.
         """
         begun = perf_counter()
         self._measured()
@@ -184,16 +189,16 @@ class AsyncSaver:
     def part_ways(
         self, error: Exception, step: int, made: StepGradients, optimizers: list[Any], facts: Facts
     ) -> None:
-        """If a rank of a split model has run out of memory, save this rank's part of the step, and
-        run again. This makes the collectives of the other ranks fail, so those ranks also save and
-        run again. Returns if the error has another cause.
+        """If a rank of a split model has run out of memory, save this rank's part of the state, and
+        run again. The end of this process makes the collectives of the other ranks fail, so the
+        other ranks also save and run again. Returns only if the error has another cause.
 
         Raises: SystemExit: with the exit code for "run me again".
         """
         fits = error.fits if isinstance(error, OutOfMemory) else {}
         begun = (
             not emergency_save.note(self.store.folder, step).items() <= self.fits.items()
-        )  # the note is new: this attempt did not read it on startup
+        )  # whether there is a new note, which this attempt did not read on startup
         if self._world.size == 1 or not (fits or begun):
             return
         made.undo()
@@ -225,7 +230,7 @@ class AsyncSaver:
         self._measured()
 
     def count(self, seconds: float) -> None:
-        """Count a save that another library made, and for which the loop waited."""
+        """Count a save that another library made while the training loop waited."""
         self._began = monotonic()
         self._price(seconds, seconds)
 
@@ -259,15 +264,15 @@ def list_damage(damaged: dict[int, str]) -> str:
 
 
 def gather(model: Any, optimizers: list[Any]) -> dict[str, Any]:
-    """Collect the state: live tensors, but copies of buffers, because a forward pass may change
-    buffers while the state is copied in the background.
+    """Collect the state. Only buffers are copied here, because a forward pass may change them while
+    the state is copied in the background.
     """
     weights: dict[str, Any] = get_model_state_dict(model)
     buffers = {name for name, _ in model.named_buffers()}
     weights |= {name: value.clone() for name, value in weights.items() if name in buffers}
     for optimizer in [
         o for o in optimizers if not o.state
-    ]:  # torch creates missing moments by a step, which is set back to 0 here
+    ]:  # torch creates missing moments by an optimizer step; this sets the step count back to 0
         get_optimizer_state_dict(model, optimizer)
         for kept in [kept for kept in optimizer.state.values() if "step" in kept]:
             kept["step"] = kept["step"] * 0

@@ -2,8 +2,8 @@
 
 The ranks cannot communicate in this situation, so each rank writes its own part of the last step.
 The save is used only if the parts of all ranks exist, and only for the same number of ranks and the
-same plan. The rank that ran out of memory also writes a note with a micro-batch that fits; the note
-is always used, even if the save is not.
+same plan. The rank that ran out of memory also writes a note with a micro-batch that fits. The note
+is used even if the save is not used.
 """
 
 import json
@@ -63,7 +63,7 @@ def find(
     folder: Path, world: RankWorld, plan: str, newest: int
 ) -> tuple[int | None, dict[str, int]]:
     """Find the newest complete emergency save after the checkpoint `newest`. Returns its step, or
-    None, and the micro-batches that fit. Other emergency saves are removed.
+    None, and the micro-batches that fit. All other emergency saves are removed.
     """
     step: int | None = None
     micro: dict[str, int] = {}
@@ -78,7 +78,7 @@ def find(
             step = number
         else:
             for part in parts:
-                part.unlink(missing_ok=True)  # else it could complete a later emergency save
+                part.unlink(missing_ok=True)  # an old part could complete a later emergency save
     return step, micro
 
 

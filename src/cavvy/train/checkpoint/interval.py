@@ -13,9 +13,9 @@ from pathlib import Path
 
 FIRST_S = 30.0  # seconds until the first save, which is early so that its cost is measured
 QUIET_H = 24.0  # assumed mean hours between losses of one node
-LEAST_LOSSES = 1 / 24 / 365  # per hour: at least one loss a year, even in a market without losses
+LEAST_LOSSES = 1 / 24 / 365  # losses per hour: at least one a year, even in a market without losses
 STALL = 0.01  # the maximum share of time that the computation is paused for saves
-WRITING = 0.5  # maximum share of time with a save in flight, since it uses disk and CPU
+WRITING = 0.5  # maximum share of time with a save in flight, since a save uses disk and CPU
 
 
 @dataclass(slots=True)
@@ -57,7 +57,9 @@ def told(every: "float | str") -> SaveInterval:
 
 
 def follow(interval: SaveInterval) -> None:
-    """Adopt the interval that Cavvy derives from the market and may change while the job runs."""
+    """Adopt the interval that Cavvy derives from the market. Cavvy may change this interval while
+    the job runs.
+    """
     said = os.environ.get("CAVVY_CHECKPOINT_EVERY_S")
     path = os.environ.get("CAVVY_CHECKPOINT_EVERY_FILE")
     if path:

@@ -1,7 +1,7 @@
 """The state of the objects that a script adds to checkpoints with `run.keep`.
 
-Tensors are saved with those of the model. Everything else, and the structure around the tensors, is
-plain data: an encoded copy of the state in which each tensor has a shape but no values.
+The tensors of these objects are saved with the tensors of the model. The rest of the state is plain
+data: an encoded copy of the state in which each tensor has a shape but no values.
 """
 
 import base64
@@ -54,7 +54,7 @@ def make_targets(plain: dict[str, Any], objects: Objects) -> Objects:
 
 
 def decode(plain: dict[str, Any], tensors: Objects) -> Objects:
-    """The states that `encode` got, for the objects that have been loaded."""
+    """Restore the states that `encode` got, from their plain data and the loaded tensors."""
     states = {}
     for name, text in plain.items():
         state, values = _decode(text), tensors.get(name, {})
@@ -102,7 +102,7 @@ def _without_values(leaf: Any) -> Any:
 
 
 def _copy(tensor: Any) -> Any:
-    """A copy in the memory of the CPU, or of the same device for a tensor that is split."""
+    """A copy of a tensor in the CPU's memory. The copy of a split tensor stays on its device."""
     if hasattr(tensor, "device_mesh"):
         return tensor.detach().clone()
     return tensor.detach().to("cpu", copy=True)

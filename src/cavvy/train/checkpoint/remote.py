@@ -1,5 +1,5 @@
 """Copies checkpoints to object storage: a checkpoint is written locally first and then uploaded.
-A remote copy, too, is used only when it is complete.
+A remote copy is used only when it is complete.
 """
 
 import hashlib
@@ -55,8 +55,9 @@ class CheckpointLocation:
 
     @property
     def readers(self) -> tuple[int, int]:
-        """This rank's number among the ranks that see the same files, and the number of these
-        ranks."""
+        """This rank's number among the ranks that see the same files, and how many ranks see
+        them.
+        """
         if self._remote is None:
             return self._world.rank, self._world.size
         return int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -75,8 +76,8 @@ class CheckpointLocation:
 
     def repair(self, found: StoredCheckpoint) -> str:
         """Download the files of a checkpoint that are missing or damaged here. If remote storage
-        has no intact copy of such a file, a node that has one uploads it first. Returns what is
-        wrong with a file after that, or "". All ranks must call this.
+        has no intact copy of a file, a node with an intact copy uploads the file first. Returns
+        what is still wrong with a file, or "" if all files are intact. All ranks must call this.
 
         Raises: RuntimeError: on all ranks, if one of several ranks could not transfer its files.
         """
@@ -98,7 +99,7 @@ class CheckpointLocation:
 
     def send(self, done: StoredCheckpoint, names: list[str]) -> None:
         """Upload a checkpoint that is durable locally, unless it was uploaded before. Each rank
-        uploads those of the files `names` that it has. Runs in the thread that saves.
+        uploads the files of `names` that it has. Runs in the thread that saves.
 
         Raises: RuntimeError: on all ranks, if one of several ranks could not upload its files.
         """
@@ -118,8 +119,9 @@ class CheckpointLocation:
         return sorted(names)[number::count]
 
     def _replace_damaged(self, found: StoredCheckpoint, names: list[str]) -> dict[str, str]:
-        """Download those of these files that are missing or damaged here. Returns what is wrong
-        after that, by name."""
+        """Download the files that are missing or damaged here. Returns what is still wrong after
+        the download, by name.
+        """
         if self._remote is None and not (found.path / MARK).exists():
             raise RuntimeError(f"checkpoint {found.step} is not visible in {self.local}")
         damage = find_damage(found, names)
@@ -142,8 +144,9 @@ class CheckpointLocation:
             half.replace(found.path / name)
 
     def _begin(self, step: int, mark: str) -> bool:
-        """Whether the checkpoint with this completion mark has been uploaded. Another checkpoint of
-        this step is marked as incomplete."""
+        """Whether the checkpoint with this completion mark has been uploaded. A different remote
+        checkpoint of the same step is marked as incomplete.
+        """
         if not self._world.is_first:
             return False
         uploaded = json.dumps(self._read_facts(step)) == mark
@@ -168,7 +171,7 @@ class CheckpointLocation:
         oldest = [each for each in steps if self._read_facts(each) is not None][-KEPT:][0]
         try:
             for old in steps[: steps.index(oldest)]:
-                self.set_aside(old)  # first, so that a partly removed folder is not complete
+                self.set_aside(old)  # first, so that a partly removed checkpoint is not complete
                 self._remote.rm(f"{self._root}/{make_name(old)}", recursive=True)
         except Exception as error:  # noqa: BLE001 - drivers have errors of their own
             log.warning("old checkpoints could not be removed from %s: %s", self._root, error)

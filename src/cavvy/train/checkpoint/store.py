@@ -1,11 +1,11 @@
 """A folder of checkpoints. The newest complete checkpoint is always readable, on any number of
 ranks.
 
-A checkpoint is a folder `step-N` with the files of torch's distributed checkpoint. It is complete
-when it contains `complete.json`, which is written last, by a rename, after the files of all ranks
-are on disk. One save is in flight at a time. A stager copies the state while the next step
-computes. Code that changes parameters must call `join` first, or the copy would silently mix two
-states.
+A checkpoint is a folder `step-N` with the files of torch's distributed checkpoint. A checkpoint is
+complete when it contains `complete.json`. This file is written last, by a rename, after the files
+of all ranks are on disk. One save is in flight at a time. A stager copies the state while the next
+step computes. Code that changes parameters must call `join` first; otherwise the copy would
+silently mix two states.
 """
 
 import json
@@ -42,14 +42,14 @@ NAME = re.compile(r"step-(\d{12})")
 FILES = "files"  # key of the completion mark: the checksums of all files
 DAMAGED = ".damaged"  # suffix of the folder of a damaged checkpoint
 BLOCK_BYTES = 2**20
-THREAD_BYTES = 2**26  # each further writing thread pays off for this many bytes
+THREAD_BYTES = 2**26  # bytes for which one more writing thread pays off
 MOST_THREADS = 4
 KEPT = 2  # complete checkpoints to keep; more than one, because the newest may be unreadable
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A complete checkpoint. `facts` is all of its state except tensors."""
+    """A complete checkpoint. `facts` is all state of the checkpoint except tensors."""
 
     path: Path
     step: int
@@ -61,9 +61,9 @@ class CheckpointStore:
     own.
 
     Args:
-        is_keeper: whether this rank maintains the folder. The first rank that uses the folder does.
-        finish: called when a save is durable in the folder, for example to upload it. It gets the
-            names of the files for which this rank is responsible.
+        is_keeper: whether this rank maintains the folder, as the first rank that uses the folder.
+        finish: called when a save is durable in the folder, for example to upload it. The function
+            gets the names of the files for which this rank is responsible.
     """
 
     def __init__(
@@ -96,13 +96,13 @@ class CheckpointStore:
     def clean(self) -> None:
         """Remove incomplete saves. All ranks call this before any rank writes."""
         for _, path in _list(self.folder) if self._is_keeper else ():
-            with suppress(OSError):  # a file that cannot be read now does not prove anything
+            with suppress(OSError):  # an unreadable mark does not prove that the save is incomplete
                 if _parse_mark(path) is None:
                     shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self, step: int) -> None:
         """Rename a damaged checkpoint, so that it does not count and the step can be saved again.
-        Only the last one that was set aside is kept.
+        Only the last checkpoint that was set aside is kept.
         """
         path = self.folder / make_name(step)
         if self._is_keeper and path.exists():
@@ -116,15 +116,17 @@ class CheckpointStore:
             commit(found, self._world.rank)
 
     def load(self, found: StoredCheckpoint, state: dict[str, Any]) -> None:
-        """Load a checkpoint into the tensors of `state`. Other ranks may have saved it."""
+        """Load a checkpoint into the tensors of `state`. Another number of ranks may have saved the
+        checkpoint.
+        """
         group = self._world.file_group
         _expect_to_be_alone()
         load(state, checkpoint_id=found.path, process_group=group, no_dist=group is None)
 
     def save(self, step: int, collect: Callable[[], tuple[dict[str, Any], dict[str, Any]]]) -> bool:
-        """Start what is missing of the save of a step, after waiting for the previous save. Returns
-        whether the state is written: then `collect` was called for the state and the facts. All
-        ranks must call this at the same step.
+        """Wait for the previous save, then start to save a step. A step that is already written is
+        only completed, not written again. Returns whether `collect` was called for the state and
+        the facts, to write them. All ranks must call this at the same step.
         """
         self.wait()
         begun = perf_counter()
@@ -150,7 +152,8 @@ class CheckpointStore:
         self.clean()  # all ranks plan the save before any rank writes
         if self._is_keeper:
             shutil.rmtree(path, ignore_errors=True)
-        self._world.device.synchronize()  # the stager copies on another stream
+        # the stager copies on another stream, so finish this stream first
+        self._world.device.synchronize()
         _expect_to_be_alone()
         answer = async_save(
             state,
@@ -159,7 +162,7 @@ class CheckpointStore:
             async_stager=self._kept_stager(),
             no_dist=self._world.file_group is None,
         )
-        assert isinstance(answer, AsyncSaveResponse)  # torch returns this for an async stager
+        assert isinstance(answer, AsyncSaveResponse)  # torch returns this type for an async stager
         self._staging = answer.staging_completion
         return answer.upload_completion
 
@@ -171,12 +174,13 @@ class CheckpointStore:
             staging.exception()  # not raised here: the saving thread reports the same error
             if (
                 self._world.size > 1
-            ):  # after a failure here, other ranks would pair this save with the next one: raise
+            ):  # raise here: after a failure, other ranks would pair this save with the next one
                 self._stager.synchronize_staging()  # raises errors that `staging` may not report
 
     def wait(self) -> bool:
-        """Wait until the save in flight is durable. Returns False and logs a warning if it
-        failed."""
+        """Wait until the save in flight is durable. Returns False and logs a warning if the save
+        failed.
+        """
         if self._thread is not None:
             self.join()
             self._thread.join()
@@ -226,13 +230,13 @@ class CheckpointStore:
         return checksums(path, [*names, ".metadata"] if self._world.is_first else names)
 
     def _commit(self, done: StoredCheckpoint) -> None:
-        """Complete a checkpoint and remove old ones."""
+        """Complete a checkpoint and remove old checkpoints."""
         if self._is_keeper:
             commit(done, self._world.rank)
             self.forget_old(done.step)
 
     def forget_old(self, newest: int) -> None:
-        """Remove all complete checkpoints up to the step `newest` but the last KEPT."""
+        """Of the complete checkpoints up to the step `newest`, remove all but the last KEPT."""
         complete = [
             (step, path) for step, path in _list(self.folder) if step <= newest and read_mark(path)
         ]
@@ -273,9 +277,7 @@ def checksums(path: Path, names: Sequence[str]) -> dict[str, int]:
 
 
 def find_damage(found: StoredCheckpoint, names: Sequence[str]) -> dict[str, str]:
-    """What is wrong with these files of a checkpoint, by name. Files that are as they were written
-    are left out.
-    """
+    """What is wrong with these files of a checkpoint, by name. Intact files are left out."""
     damage = {}
     for name in names:
         try:
@@ -331,7 +333,7 @@ def read_mark(path: Path) -> dict[str, Any] | None:
 
 
 def _parse_mark(path: Path) -> dict[str, Any] | None:
-    """The facts in the completion mark, or None if there is none or it is damaged.
+    """The facts in the completion mark, or None if the mark is missing or damaged.
 
     Raises: OSError: the file cannot be read.
     """
@@ -351,8 +353,8 @@ def parse_facts(text: str) -> dict[str, Any] | None:
 
 
 def add_files(facts: dict[str, Any], names: Iterable[str]) -> None:
-    """Add the files in the folder of a checkpoint to its facts: an earlier version of Cavvy wrote
-    no checksums.
+    """For a checkpoint of an earlier version of Cavvy, which has no checksums, add its files to its
+    facts.
     """
     files = (name for name in sorted(names) if name != MARK and not name.endswith(".half"))
     facts[FILES] = dict.fromkeys(files)

@@ -1,5 +1,5 @@
 """Imports Grain at its first use, without its warning that JAX is missing. Data in memory needs no
-Grain unless it is very long, so training on such data works where Grain is not installed.
+Grain, except very long data. Training on data in memory therefore works without Grain.
 """
 
 from functools import cache

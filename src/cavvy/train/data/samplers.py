@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_LOCK = Lock()  # several threads read data, and a sampler has one epoch at a time
+_LOCK = Lock()  # several threads read data, but a sampler can be set to one epoch at a time
 
 
 def count_indices(sampler: Any, global_batch: int) -> int:
@@ -19,8 +19,8 @@ def list_indices(sampler: Any, epoch: int, seed: int, global_batch: int, length:
     """All indices of an epoch, as an array. A sampler is seeded by its attribute `generator`, or
     by `set_epoch`.
 
-    Raises: ValueError: a batch is not a global batch, or the epoch has another length than the
-    first.
+    Raises: ValueError: a batch has another size than the global batch, or the epoch has another
+    length than the first epoch.
     """
     with _LOCK:
         parts: tuple[Any, ...] = (sampler, getattr(sampler, "sampler", None))

@@ -1,9 +1,9 @@
 """The interface to data formats: a source is any object with a length that returns the sample at an
 index.
 
-A reader opens a path or URL and returns a `Source`. It is registered under the name before the
-colon, such as "mds" in "mds:/data/shards". Shuffling, splitting over ranks and resuming work the
-same for all sources.
+A reader opens a path or URL and returns a `Source`. A reader is registered under the name before
+the colon, such as "mds" in "mds:/data/shards". Shuffling, splitting over ranks and resuming work
+the same for all sources.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,8 @@ import torch
 
 @runtime_checkable
 class Source(Protocol):
-    """Samples by index: for example a torch `Dataset`, a list, or a file with random access.
+    """A collection of samples with an index: for example a torch `Dataset`, a list, or a file with
+    random access.
 
     A source may have `__getitems__(indices) -> list of samples` if reading many samples at once is
     faster.

@@ -1,5 +1,5 @@
-"""Copies batches to the device of a rank: on an accelerator ahead of their use, in a thread and on
-a stream of its own.
+"""Copies batches to the device of a rank. For an accelerator, a thread with its own stream copies
+batches before they are needed.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -12,15 +12,17 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 WITH_STREAMS = ("cuda", "xpu")  # ROCm is "cuda" for torch; MPS has one stream
-LOOK_S = 0.1  # seconds between two looks of a waiting thread at whether it is to end
+LOOK_S = 0.1  # seconds between two checks of a waiting thread whether it must end
 Move = Callable[[Any], Any]
 
 
 class BatchReader(Protocol):
-    """Batches for one rank, in two parts that the step's clock measures separately."""
+    """Yields batches for one rank in two parts, read and place, which the step's clock measures
+    separately.
+    """
 
     def read(self) -> Any:
-        """The next batch, or None at the end. It must be placed before it is used."""
+        """The next batch, or None at the end. A batch must be placed before it is used."""
 
     def place(self, values: Any) -> Any:
         """The batch on the device, ready for the operations that follow."""
@@ -62,8 +64,8 @@ class CopyStream(Protocol):
         """An event that is complete when the copies so far are complete."""
 
     def wait(self, event: Any, values: Any) -> None:
-        """Let the current stream of the calling thread wait for an event, and keep the memory of
-        the batch from being used again before the operations of this stream have used it.
+        """Let the current stream of the calling thread wait for an event. The batch's memory is not
+        reused before the operations of that stream have used the batch.
         """
 
 

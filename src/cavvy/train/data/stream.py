@@ -40,7 +40,7 @@ class Batch:
 
     def pieces(self, count: int) -> list[tuple[Any, int]]:
         """Split the batch into `count` parts, each with its number of samples. A part with 0
-        samples still contains one, so that the rank can run a pass.
+        samples still contains one sample, so that the rank can run a pass.
         """
         if count == 1:
             return [(self.values, self.size)]
@@ -114,15 +114,15 @@ class Data:
 
     @property
     def order(self) -> dict[str, Any]:
-        """What determines the order of the samples."""
+        """The settings that determine the order of the samples."""
         sampler = None if self._sampler is None else type(self._sampler).__name__
         order = {"samples": self.length, "seed": self.seed, "shuffle": self.shuffle}
         return {**order, "sampler": sampler}
 
     def resume(self, position: int, order: dict[str, Any]) -> None:
-        """Go on from a position in the data that a checkpoint has saved, with its order.
+        """Continue from the position and with the order that a checkpoint has saved.
 
-        Raises: ValueError: the order of this data is another one.
+        Raises: ValueError: this data has another order.
         """
         odd = [name for name, value in self.order.items() if order.get(name, value) != value]
         if odd and not self._new_order:

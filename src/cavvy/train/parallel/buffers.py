@@ -1,5 +1,5 @@
-"""Buffers that forward passes change, such as running means. They are restored before a step is
-repeated, and kept equal on all ranks.
+"""Buffers that forward passes change, such as running means. The buffers are restored before a step
+is repeated, and kept equal on all ranks.
 
 As in DistributedDataParallel, all ranks copy the buffers of the first rank.
 """

@@ -13,7 +13,7 @@ from cavvy.train.parallel.reduce import local
 
 
 def clip(parameters: Iterable[Any], limit: float, pipeline: Any = None) -> Any:
-    """Scale gradients so that their norm is at most `limit`. Returns the norm before this.
+    """Scale gradients so that their norm is at most `limit`. Returns the norm before clipping.
 
     `pipeline` is the process group over which the layers are split, or None.
     """

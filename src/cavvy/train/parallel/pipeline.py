@@ -17,8 +17,8 @@ Build = Callable[[], nn.Module]
 def build_stages(
     builders: Sequence[Build], stage: int, stages: int, seed: Callable[[int], None]
 ) -> nn.Sequential:
-    """Build the blocks of one stage. They are named by their position in the whole model, so that a
-    checkpoint can be loaded with any number of stages.
+    """Build the blocks of one stage. The blocks are named by their position in the whole model, so
+    that a checkpoint can be loaded with any number of stages.
     """
     if len(builders) < stages:
         raise ValueError(f"{len(builders)} stages cannot be spread over {stages} pipeline ranks")
@@ -70,7 +70,7 @@ class Pipeline:
         return self._share(count)
 
     def _share(self, count: int) -> LossSum:
-        """The losses of the last stage, on every stage. In its first step, torch also calls the
+        """The losses of the last stage, on every stage. In the first step, torch also calls the
         loss to learn the shapes, before the `count` calls for the batch.
         """
         sums = LossSum()

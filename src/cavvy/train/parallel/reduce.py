@@ -1,8 +1,8 @@
 """Data parallel: sums gradients over replicas, in buckets, while the backward pass still runs.
 
-It works like DistributedDataParallel, with two differences. The model stays the user's own module.
-And a rank whose backward pass ran out of memory can still send its buckets as they are, so that the
-other ranks do not wait for it; all ranks then discard the gradients of the step.
+This module works like DistributedDataParallel, with two differences. The model stays the user's own
+module. And a rank whose backward pass ran out of memory can still send its buckets as they are, so
+that the other ranks do not wait for it; all ranks then discard the gradients of the step.
 """
 
 from typing import Any
@@ -14,8 +14,8 @@ BUCKET_BYTES = 25 * 2**20  # bytes; the default of DistributedDataParallel
 
 
 class GradientBucket:
-    """Parameters whose gradients are sent together, and behind them one number for each: how many
-    ranks have a gradient for it.
+    """Parameters whose gradients are sent together in one buffer. The buffer ends with one number
+    per parameter: how many ranks have a gradient for the parameter.
     """
 
     def __init__(self, parameters: list[Any]) -> None:
@@ -43,7 +43,7 @@ class GradientBucket:
 
     def store(self) -> None:
         """Store the sums in the gradients. A parameter that this rank has not used gets a gradient
-        if another rank has used it, because their updates would differ otherwise.
+        if another rank has used it, because otherwise the updates of the ranks would differ.
         """
         if any(p.grad is None for p in self.parameters):
             for p, used in zip(self.parameters, self.used.tolist(), strict=True):
@@ -53,7 +53,9 @@ class GradientBucket:
             torch._foreach_copy_([grad for _, grad in pairs], [view for view, _ in pairs])
 
     def _pairs(self) -> list[tuple[Any, Any]]:
-        """The part of the buffer and the gradient, for each parameter that has a gradient."""
+        """Pairs for all parameters with a gradient: the parameter's part of the buffer, and the
+        gradient.
+        """
         return [
             (view, local(p.grad))
             for p, view in zip(self.parameters, self.views, strict=True)
@@ -76,7 +78,9 @@ class GradientReducer:
             parameter.register_post_accumulate_grad_hook(self._ready)
 
     def arm(self) -> None:
-        """Call before the last backward pass of a step: from now on, full buckets are sent."""
+        """Send each bucket as soon as it is full. Must be called before the last backward pass of a
+        step.
+        """
         self._armed, self._next = True, 0
         for bucket in self._buckets:
             bucket.waiting = len(bucket.parameters)
@@ -102,7 +106,7 @@ class GradientReducer:
         while self._next < len(self._buckets) and self._buckets[self._next].waiting <= 0:
             self._send(
                 self._buckets[self._next]
-            )  # in the same order on all ranks, whichever bucket is full first
+            )  # buckets are sent in the same order on all ranks, whichever is full first
 
     def _send(self, bucket: GradientBucket) -> None:
         self._next += 1

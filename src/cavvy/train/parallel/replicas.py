@@ -19,13 +19,13 @@ from cavvy.train.world import RankWorld
 log = logging.getLogger("cavvy.train")
 AXES = ("pipeline", "replicas", "shards", "tensor")
 EVERY = 100  # batches between two comparisons, each of which reads all parameters once
-NONE = -(2**63)  # the smallest fact: another rank's fact is larger
+NONE = -(2**63)  # stands for the facts of other ranks, which are all larger
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 Tensors = dict[str, Any]
 
 
 class RanksDiverged(RuntimeError):
-    """The ranks no longer train the same model. Their newest checkpoint was saved before the models
+    """The ranks no longer train the same model. The newest checkpoint was saved before the models
     differed.
     """
 
@@ -158,8 +158,8 @@ def _gather(
 
 
 def _odd(prints: dict[int, int | None]) -> list[int]:
-    """The ranks whose fingerprint is not the most common one. If two are equally common, the
-    fingerprint of the first rank counts as the most common.
+    """The ranks whose fingerprint is not the most common one. If two fingerprints are equally
+    common, the fingerprint of the first rank counts as the most common.
     """
     ((usual, _),) = Counter(prints.values()).most_common(1)
     return [rank for rank, value in prints.items() if value != usual]

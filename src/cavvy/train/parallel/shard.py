@@ -21,7 +21,7 @@ from cavvy.train.plan import Plan
 from cavvy.train.precision import PrecisionContext
 from cavvy.train.world import RankWorld
 
-RECOMPILE_LIMIT = 8  # graphs of one part: torch's own default
+RECOMPILE_LIMIT = 8  # maximum number of graphs of one part: torch's own default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +94,8 @@ def _compile(parts: Sequence[nn.Module]) -> None:
     """Compile each part as one graph, as `torch.compile(part)` does.
 
     `Module.compile` compiles the first function that does not belong to torch. In an
-    `nn.Sequential`, this would be the forward method of each member. Equal parts share a graph;
-    the limit is for parts that all differ.
+    `nn.Sequential`, that function would be the forward method of each member. Equal parts share a
+    graph. The limit is high enough for parts that all differ.
     """
     for part in parts:
         part.forward = partial(_call, part.forward)

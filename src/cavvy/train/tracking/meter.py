@@ -18,8 +18,8 @@ class Meter:
     Args:
         samples: samples of one epoch, or 0 if unknown.
         price: dollars per hour for all devices; by default from the variable PRICE.
-        flops: FLOPs of the forward and backward pass for one sample. They give the used share of
-            the peak (MFU).
+        flops: FLOPs of the forward and backward pass for one sample. The meter then also gives
+            the used share of the peak (MFU).
         peaks: peak FLOP/s of one device, by a part of the device's name, such as {"H200": 989e12}.
     """
 
@@ -51,8 +51,8 @@ class Meter:
     def read(self) -> dict[str, float]:
         """Mean values since the last call, without unknown values; {} if there was no step.
 
-        Shares are shares of the host's time: the time of a device that works in the background is
-        counted in the part of the step in which the host waits for the device.
+        Shares are shares of the host's time. The time of a device that works in the background
+        counts in that part of the step in which the host waits for the device.
         """
         if not self._steps or self._seconds <= 0:
             return {}

@@ -67,13 +67,13 @@ def _aim(name: str, folder: str) -> Any:
     repo = import_module("aim.sdk.repo_utils").get_repo(folder or None)
     rows = (
         repo.structured_db.search_runs(name) if repo.structured_db is not None else ()
-    )  # a remote server has none
+    )  # a remote server has no database
     before = next(
         (row.hash for row in rows if row.name == name and row.experiment == project), None
     )
     run = aim.Run(
         before, repo=repo, experiment=project, force_resume=before is not None
-    )  # the run may still be locked by a machine that was lost
+    )  # a machine that was lost may still hold the lock of the run
     run.name = name
 
     def log(values: dict[str, float], step: int) -> None:
@@ -101,7 +101,7 @@ MAKERS: dict[str, Callable[[str, str], Tracker]] = {
 
 def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
     """Open a tracker of this kind. An existing run called `name` continues, except on an Aim
-    server. Without a name, it is the run of this job, or a new run outside a job.
+    server. Without a name, the run of this job continues; outside a job, a new run begins.
 
     Raises:
         ValueError: the kind is unknown, or its package is not installed.
@@ -120,7 +120,7 @@ def name_run(before: str | None = None) -> str:
     """The name of the job, or of the continued run (`before`), or a new name: the script's name,
     the time, and four random digits.
 
-    It has only letters, digits, - and _, which all trackers accept.
+    The name has only letters, digits, - and _, which all trackers accept.
     """
     script = Path(sys.argv[0])
     words = script.parent.name if script.stem == "__main__" else script.stem

@@ -26,7 +26,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # Lightning may not be
         trainer.fit(model, loader, ckpt_path=cavvy.newest())
 
     `accumulate_grad_batches` is set so that the global batch is the same on any number of ranks.
-    `folder` and `save_every` are those of `Run`; the folder is a path.
+    `folder` and `save_every` are as in `Run`, but the folder must be a path.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # Lightning may not be
     def newest(self) -> str | None:
         """The path of the newest complete checkpoint, or None.
 
-        Raises: ValueError: the data or the global batch is not that of the checkpoint.
+        Raises: ValueError: the data or the global batch does not match the checkpoint.
         """
         found, batches = find_newest(self._folder), self._batches
         if found is None:

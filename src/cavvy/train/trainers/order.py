@@ -11,7 +11,7 @@ from cavvy.train.data import Data
 
 class SampleOrder(Sampler[int]):
     """The indices of one epoch for all ranks, in whole global batches. The samples that remain at
-    the end of an epoch are left out; they differ between epochs.
+    the end of an epoch are left out: different samples in each epoch.
 
     Raises: ValueError: the data is smaller than one global batch.
     """
@@ -43,8 +43,8 @@ class SampleOrder(Sampler[int]):
 
 
 class RankBatches(Sampler[list[int]]):
-    """This rank's batches of `batch` samples. It begins at `position`, which counts the samples of
-    all ranks and epochs, and ends with the epoch.
+    """This rank's batches of `batch` samples. The batches begin at `position`, which counts the
+    samples of all ranks and epochs, and end with the epoch.
     """
 
     def __init__(self, samples: int, *, batch: int, global_batch: int, **options: Any) -> None:

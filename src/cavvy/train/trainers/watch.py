@@ -15,7 +15,7 @@ from cavvy.train.world import RankWorld
 class TrainerWatch:
     """Listens for notices and the checkpoint interval while a trainer runs.
 
-    `save_every` is that of `Run`. All ranks must share the folder, and must call each method.
+    `save_every` is as in `Run`. All ranks must share the folder, and must call each method.
     """
 
     def __init__(self, save_every: "float | str" = "auto") -> None:
@@ -58,8 +58,8 @@ class TrainerWatch:
 
 
 def find_newest(folder: "str | Path") -> StoredCheckpoint | None:
-    """The newest complete checkpoint in a folder, or None. Files must have the size that they had
-    when they were written.
+    """The newest complete checkpoint in a folder, or None. A checkpoint counts only if its files
+    still have the sizes with which they were written.
     """
     paths = [mark.parent for mark in Path(folder).glob(f"*/{MARK}")]
     found = [

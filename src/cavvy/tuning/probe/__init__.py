@@ -1,3 +1,3 @@
-"""Runs in the process of the user's script. On command, it measures windows of steps, unchanged or
-with one thing changed.
+"""Runs in the process of the user's script. On command, the probe measures windows of steps:
+unchanged steps, or steps with one change.
 """

@@ -52,7 +52,9 @@ class ProbeChannel:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        """End the process group of the script when the session ends, even if it was killed."""
+        """End the process group of the script when the session ends, even if the session was
+        killed.
+        """
         poll = select.poll()
         poll.register(self._socket, 0)  # POLLHUP is always reported
         poll.poll()
@@ -222,7 +224,7 @@ class ScriptProbe:
             self._sampler = StackSampler(self._run.clock, code_at_work())
 
     def _close(self) -> None:
-        """At the end of a window, report it and wait for the next command."""
+        """At the end of a window, report the window and wait for the next command."""
         self._run.world.device.synchronize()
         seconds = perf_counter() - self._began
         told: dict[str, Any] = (
@@ -268,8 +270,8 @@ class ScriptProbe:
         return int(max(self._modes.data.global_batch // self._run.world.size, 1))
 
     def _facts(self) -> dict[str, Any]:
-        """Facts about this rank and its run. They are valid once the model is built and a step has
-        run.
+        """Facts about this rank and its run. The facts are valid once the model is built and a step
+        has run.
         """
         run, data, device = self._run, self._modes.data, self._run.world.device
         return {

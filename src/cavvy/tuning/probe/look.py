@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 
 EVERY_S = 0.001
 SWITCH_S = (
-    0.0001  # the interpreter's switch interval; the default, 5 ms, is as long as a whole short step
+    0.0001  # the interpreter's switch interval; the default of 5 ms is as long as a short step
 )
 SHOWN = 3
 MOST_LOOKED_AT, LOOK_S = 480, 1.0  # limits for reading samples separately: samples, seconds
@@ -97,9 +97,9 @@ class StackSampler:
     """Samples every millisecond what the main thread executes: the part of the step, and the line
     of the user's code.
 
-    The time stamp is taken before the line is found: the sampling thread runs when an operation
-    begins, and a short operation would end in the meantime. `loop` is the code of the functions
-    that run the training loop.
+    The time stamp is taken before the line is found. The sampling thread runs when an operation
+    begins, and a short operation would end while the line is found. `loop` is the code of the
+    functions that run the training loop.
     """
 
     def __init__(self, clock: Any, loop: "frozenset[Any]" = frozenset()) -> None:
@@ -294,8 +294,8 @@ class UserLoop(NamedTuple):
 
 
 def find_loop(frame: Any) -> UserLoop | None:
-    """Find the innermost loop in the user's code that contains the running code. It is recognized
-    by a backward jump over the current instruction.
+    """Find the innermost loop in the user's code that contains the running code. The loop is
+    recognized by a backward jump over the current instruction.
     """
     while frame is not None:
         if _is_own(frame.f_code.co_filename):
@@ -365,7 +365,8 @@ class traced(AbstractContextManager["traced"]):
         self._profile.stop()
         events: Any = self._profile.events()  # type: ignore[no-untyped-call]  # torch's
         results: Any = self._profile.profiler
-        begun = results.kineto_results.trace_start_ns()  # events have microseconds since this time
+        # event times are microseconds since this time
+        begun = results.kineto_results.trace_start_ns()
         for event in sorted((e for e in events if _is_work(e)), key=lambda e: e.time_range.start):
             start, end = (
                 begun + int(at * 1000) for at in (event.time_range.start, event.time_range.end)

@@ -23,8 +23,8 @@ from cavvy.tuning.probe.look import APART, INSIDE
 
 NAMES = ("", "cached", "resident", "alone", "double", "larger", "bf16", "saving")
 GROWN = ("double", "larger")
-# The growth of the micro-batch, keyed by kind of device. It is 2 for other kinds, which have less
-# memory.
+# The growth of the micro-batch, keyed by kind of device. The growth is 2 for other kinds, which
+# have less memory.
 GROWTH = {"cpu": 4}
 COLLECTIVES = (
     "all_gather",
@@ -72,12 +72,12 @@ class WindowModes:
         if self.name in GROWN and self._size:
             micro.settle(
                 self._size
-            )  # restored even if the mode ran out of memory and used a smaller one
+            )  # restores the size even if the mode ran out of memory and lowered it
         self._size = micro.size
         if name == "larger":
             micro.settle(self._size * GROWTH.get(self.run.world.device.kind, 2))
         if self._ours:
-            self._time_collectives()  # the script may have replaced some since the last time
+            self._time_collectives()  # the script may have replaced collectives
         self.name, self._reading = name, reading or {}
         self._saves = skip + 1 if name == "saving" else 0  # save after the first measured step
 
@@ -87,7 +87,7 @@ class WindowModes:
             for where, name, new in self._list_patches():
                 stack.enter_context(patch.object(where, name, new))
             for name in COLLECTIVES if dist.is_available() else ():
-                # Patches each with itself, so that the originals are restored at the end.
+                # Each function is patched with itself, so that the original is restored at the end.
                 stack.enter_context(patch.object(dist, name, getattr(dist, name)))
             self._time_collectives()
             yield
@@ -161,7 +161,7 @@ class WindowModes:
     def _read(
         self, read: Any, data: Any, share: Any, until: int, options: dict[str, int]
     ) -> Generator[Any]:
-        """Yield new batches or the last one again, depending on the mode. After a change of the
+        """Yield new batches or the last batch again, depending on the mode. After a change of the
         readers, reading restarts from the run's position.
         """
         self.data, kept, batches, opened = data, None, None, self._reading

@@ -26,7 +26,7 @@ from cavvy.train.device import TrainDevice
 from cavvy.tuning.probe.look import BusyLines, StackSampler, code_at_work
 
 FREE_STEPS = 10  # optimizer steps that are not measured, such as those of a warm-up
-MOST_STEPS, MOST_S = 100, 30.0  # the end of the measurement, whichever comes first
+MOST_STEPS, MOST_S = 100, 30.0  # limits of the measurement: steps, seconds
 LEAST_STEPS = 5
 Timed = Callable[..., Any]
 
@@ -37,7 +37,8 @@ class PlainLoop:
     The report has the facts of the rank, `steps` (the seconds of each step), `parts` (the mean
     seconds of their parts), and `lines`: the script's lines that run most often, with their shares
     of all time. The part `prepare` is the script's own code before the first forward pass of a
-    step, without code that runs before a DataLoader returns the batch. `own` is the remaining code.
+    step, without code that runs before a DataLoader returns the batch. The part `own` is the rest
+    of the script's own code.
     """
 
     def __init__(self, folder: str, done: Callable[[dict[str, Any]], None]) -> None:
@@ -55,7 +56,7 @@ class PlainLoop:
         self._prepared: float | None = None
         self._samples = self._workers = self._length = 0
         self._sampler: StackSampler | None = None
-        self._depth = 0  # of modules that call each other
+        self._depth = 0  # depth of nested module calls
         self._device: TrainDevice | None = None
         self._most = MOST_STEPS  # steps to measure
         self._stack = ExitStack()
@@ -87,7 +88,7 @@ class PlainLoop:
         self._stack.close()
 
     def finish(self) -> bool:
-        """Report the steps so far, if there are enough. Returns whether there are."""
+        """Report the steps so far, if there are enough. Returns whether there are enough steps."""
         if self._sampler is None or self._device is None or len(self._records) < LEAST_STEPS:
             return False
         self._sampler.stop()
@@ -137,7 +138,7 @@ class PlainLoop:
         self._sampler = StackSampler(self.clock, code_at_work())
 
     def _hear(self, record: StepRecord) -> None:
-        if self._count > FREE_STEPS + 1:  # the step in which the tools begin is not counted
+        if self._count > FREE_STEPS + 1:  # the step in which the measurement begins is not counted
             self._records.append(record)
         if len(self._records) >= self._most:
             self.finish()
