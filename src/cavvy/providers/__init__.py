@@ -1,1 +1,1 @@
-"""The providers of GPUs, one module or package for each, behind the interface in `base`."""
+"""The providers of GPUs. Each is a module or package that implements the interface in `base`."""

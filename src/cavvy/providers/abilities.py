@@ -1,9 +1,7 @@
-"""The table of optional abilities: what providers can do beyond the four methods of their
-interface.
+"""The optional abilities of providers, beyond the four methods of the provider interface.
 
 A provider lists its abilities in `Manifest.abilities`; callers ask `ability(provider, WHO_AM_I)`.
-The contract suite checks that a provider has the methods of the abilities that it declares, and of
-no others.
+The contract suite checks that a provider implements exactly the abilities that it declares.
 """
 
 from collections.abc import Sequence
@@ -54,10 +52,10 @@ class HasParts(Protocol):
     """
 
     def silent(self) -> Sequence[str]:
-        """The parts that did not answer the last `offers`, each with the reason.
+        """The parts that did not answer the last call of `offers`, each with the reason.
 
         A job that fits no available offer waits for these parts. If no part answers, `offers`
-        raises.
+        raises an error.
         """
 
 
@@ -74,8 +72,8 @@ class RunsAgentsHere(Protocol):
     """A provider whose agents run in this process and call the control plane directly."""
 
     def connect(self, control_plane: AgentCalls | None) -> None:
-        """Direct the agents' calls to `control_plane` from now on. With None there is no control
-        plane, and the agents continue alone.
+        """Direct the agents' calls to `control_plane` from now on. If `control_plane` is None, the
+        agents continue without a control plane.
         """
 
 
@@ -99,7 +97,7 @@ class StatesPolicy(Protocol):
     """A provider that can list the rights it needs; `cavvy check NAME --policy` prints them."""
 
     def policy(self) -> str:
-        """The minimum rights of the provider's account, in the infrastructure's own language. Works
+        """The minimum rights of the provider's account, in the infrastructure's own format. Works
         offline.
         """
 
@@ -108,7 +106,7 @@ class ExportsTasks(Protocol):
     """A provider that can print the job it would submit: `cavvy export NAME TASK.YAML`."""
 
     def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
-        """The task in the infrastructure's own language, without Cavvy's agent. Works offline. If
+        """The task in the infrastructure's own format, without Cavvy's agent. Works offline. If
         `offer` is None, the job requests any suitable resources.
         """
 
@@ -130,7 +128,9 @@ class RelaysAgents(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinInvitation:
-    """Two commands; either joins a machine. They contain a single-use token."""
+    """Two alternative commands that join a machine. Both contain the invitation's single-use
+    token.
+    """
 
     shell: str
     python: str  # for machines without curl
@@ -149,8 +149,8 @@ class JoinedMachine:
 
 
 class ServesNodes(Protocol):
-    """A provider whose machines call the server. The API forwards the machines' calls without
-    reading them.
+    """A provider whose machines call the server. The server's API passes these calls to the
+    provider without reading them.
     """
 
     async def invite(
@@ -179,7 +179,7 @@ class Closeable(Protocol):
     """A provider that holds files or connections; its gangs keep running after it is closed."""
 
     async def close(self) -> None:
-        """Close the files and connections. This is the last call, made in the event loop that used
+        """Close the files and connections. This must be the last call, in the event loop that used
         the provider.
         """
 

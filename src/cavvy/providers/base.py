@@ -43,7 +43,7 @@ class NoCapacity(ProviderError):
 
 
 class Refused(ProviderError):
-    """Quota, credentials or policy; a person must act."""
+    """A quota, the credentials or a policy forbid the call; a person must act."""
 
     kind = FailureKind.REFUSED
 
@@ -91,8 +91,8 @@ class ProviderSetting:
     """One key of a provider's table `[providers.<name>]`. The docs' table of settings is generated
     from these keys.
 
-    `default` is None if the setting has no default value. `consequence` describes the effect of
-    setting it and of leaving it unset.
+    `default` is None if the setting has no default value. `consequence` describes the effects of a
+    set and of an unset value.
     """
 
     name: str
@@ -129,8 +129,8 @@ class Manifest:
     notice: timedelta | None = (
         None  # minimum notice before a node is reclaimed; None if no notice is given
     )
-    # True: `GangSeen.cancelled` shows whether a person cancelled a gang; before that is known, no
-    # reclaimed gang is replaced
+    # True: `GangSeen.cancelled` shows whether a person cancelled a gang; a reclaimed gang is
+    # replaced only once this is known
     reports_cancelled: bool = False
     visibility_delay: timedelta = timedelta(
         minutes=2
@@ -153,7 +153,7 @@ class GangSpec:
     its rank.
     """
 
-    name: str  # deterministic, unique, with the installation's id; at most 63 of [a-z0-9-]
+    name: str  # unique, deterministic, contains the installation's id; at most 63 of [a-z0-9-]
     installation: str
     offer: Offer
     nodes: int
@@ -164,9 +164,10 @@ class GangSpec:
     )
     allocations: Sequence[Allocation] = ()  # on shared hosts: one allocation per rank
     labels: Mapping[str, str] = field(default_factory=dict)  # project, job, user tags
-    # A path that is already a mount point when the agent starts needs no further step. The agent
-    # recreates the working folder, so a path within that folder may be mounted at /cavvy/volumes/
-    # plus the first 12 hex digits of the path's SHA-256.
+    # If a volume's path is already a mount point when the agent starts, the agent leaves the path
+    # as it is. Since the agent recreates the working folder, a provider may mount a volume within
+    # that folder at /cavvy/volumes/ plus the first 12 hex digits of the SHA-256 of the volume's
+    # path.
     volumes: Sequence[Volume] = ()
     grace: timedelta = timedelta(seconds=10)
     disk_gib: int | None = None  # minimum disk size; if None, the provider's default

@@ -3,7 +3,7 @@ share.
 
 A provider writes a record before any purchase, so that a launch is known even if its reply was lost
 or its server died. A provider calls `refresh` before it lists its gangs, because another server may
-have launched one. A write that conflicts with another server's write raises TryAgain, and the
+have launched a gang. A write that conflicts with another server's write raises TryAgain, and the
 record is read again.
 """
 
@@ -31,7 +31,8 @@ class ChangedElsewhere(TryAgain):
 
 
 class LaunchLedger(Generic[_N]):
-    """Records by name. `records` is this process's copy, which can be read without I/O.
+    """The records of a provider's launches, by name. `records` is this process's copy, which can be
+    read without I/O.
 
     A new record is stored once `put` returns. Later changes and removals are accepted even if the
     database is full or unavailable: this process uses them at once, and `refresh` writes them
@@ -67,8 +68,8 @@ class LaunchLedger(Generic[_N]):
                 self._learn(each, found.get(each))
 
     async def put(self, record: _N) -> None:
-        """Store a record. Raises TryAgain if the record is new and cannot be stored; raises
-        ChangedElsewhere.
+        """Store a record. Raises TryAgain if the record is new and cannot be stored, and
+        ChangedElsewhere if another server has written it first.
         """
         name, before = record.name, self.records.get(record.name)
         if before == record:

@@ -9,8 +9,8 @@ from datetime import timedelta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeTokenSource:
-    """A token that agents fetch first and send in the header `header`. It is fetched again after
-    half of its `life`.
+    """A token that agents fetch first and send in the header `header`. Agents fetch the token again
+    after half of its `life`.
     """
 
     url: str
@@ -33,8 +33,8 @@ class NoticeHold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeNode:
-    """Selects this node's events from a list about many nodes: `url` returns the node's name, and
-    an event is used only if its list `field_name` contains this name.
+    """Selects this node's events from a list about many nodes. `url` returns the node's name; an
+    event is used only if its list `field_name` contains this name.
     """
 
     url: str
@@ -60,9 +60,9 @@ class NoticeSource:
     means that there is no notice.
 
     The answer is a string, an object, or, if `list_field` is set, an object with a list of events.
-    An event is a notice if every field in `match` has one of the values listed for it. The field ""
-    is the whole answer, if the answer is a string. Times are in ISO 8601 or in the form of HTTP
-    headers.
+    An event is a notice if every field in `match` has one of the values listed for it. If the
+    answer is a string, the field "" stands for the whole answer. Times are in ISO 8601 or in the
+    form of HTTP headers.
     """
 
     source: str  # shown to users, such as "AWS"

@@ -1,5 +1,5 @@
-"""Finds the reasons why a provider can never run a task: one rule, used by the planner and the
-queue.
+"""Finds the reasons why a provider can never run a task. The planner and the queue both use this
+module.
 """
 
 from cavvy.domain.tasks import Objection, Task

@@ -4,9 +4,9 @@ provider.
 A provider is a module or package in `cavvy.providers`, or in an entry point of the group
 `cavvy.providers`, that defines `MANIFEST: Manifest` and `make(context: ProviderContext) ->
 Provider`. The suffix `_cloud` of a package is not part of the provider's name. A table
-`[providers.<name>]` enables it. A package that contains a file `on-by-default` needs no table; this
-applies only to this distribution's own providers, so that installing another package never spends
-money. `enabled = false` in its table disables any provider.
+`[providers.<name>]` enables a provider. A package that contains a file `on-by-default` needs no
+table; this applies only to this distribution's own providers, so that installing another package
+never spends money. `enabled = false` in a provider's table disables the provider.
 
 `python -m cavvy.providers.registry` prints the reference page of all settings.
 """
@@ -44,7 +44,7 @@ ENABLED = ProviderSetting(
 )
 _GROUP = "cavvy.providers"
 _MARK = "on-by-default"
-# not part of a provider's name; for names that cannot be imported, such as `lambda`
+# omitted from the provider's name; for names that Python cannot import, such as `lambda`
 _SUFFIX = "_cloud"
 _NOT_PROVIDERS = frozenset(
     {
@@ -89,7 +89,9 @@ def list_known() -> Mapping[str, KnownProvider]:
 
 
 def manifests() -> Sequence[Manifest]:
-    """The manifests of all installed providers, sorted by name. Imports all of them."""
+    """The manifests of all installed providers, sorted by name. Imports the modules of all
+    providers.
+    """
     return [manifest_of(known) for _, known in sorted(list_known().items())]
 
 
@@ -105,7 +107,7 @@ def judge_readiness(
 
 
 def enabled(tables: Tables) -> Sequence[KnownProvider]:
-    """The providers that the settings enable. Imports none of them. Raises BadSettings if a table
+    """The providers that the settings enable. Imports no provider. Raises BadSettings if a table
     has no provider.
     """
     found = _own()

@@ -30,7 +30,7 @@ ELSEWHERE = frozenset(
         "UnsupportedOperation",
         "InvalidAvailabilityZone",
         "InvalidZone.NotFound",
-        "InvalidCapacityReservationId.NotFound",  # the reservation existed when it was offered
+        "InvalidCapacityReservationId.NotFound",  # the reservation existed when Cavvy offered it
         "InvalidCapacityReservationState.PendingActivation",
         "InvalidCapacityReservationState.Unavailable",
     }
@@ -64,10 +64,10 @@ LATER = frozenset(
 )
 SAME_TOKEN = frozenset(
     {"IdempotentParameterMismatch", "IdempotentInstanceTerminated"}
-)  # an earlier call with the same client token launched the gang
+)  # these codes mean that an earlier call with the same client token launched the gang
 NOT_ENABLED = frozenset(
     {"AuthFailure", "UnrecognizedClientException", "InvalidClientTokenId", "OptInRequired"}
-)  # the answers of a region that the account has not enabled, among other causes
+)  # a region that the account has not enabled returns these codes; they also have other causes
 _SPOT_QUOTA = "MaxSpotInstanceCountExceeded"
 _HINTS = {
     "VcpuLimitExceeded": "the account's vCPU quota for this instance family is used up; request "
@@ -114,7 +114,8 @@ class AwsFault(Exception):
 
 
 def translate(fault: AwsFault, what: str, *, making: bool = False) -> ProviderError:
-    """Return the provider error that corresponds to a fault; `what` names the call in its message.
+    """Return the provider error that corresponds to a fault; `what` names the call in the error's
+    message.
 
     Set `making` for a call that creates something for a launch. A code in ELSEWHERE then becomes
     NoCapacity, so that another offer is tried, and a missing object becomes Refused.
@@ -131,6 +132,6 @@ def translate(fault: AwsFault, what: str, *, making: bool = False) -> ProviderEr
     ):
         return TryAgain(text)
     gone = fault.code.endswith((".NotFound", ".Unknown")) or fault.code == "ParameterNotFound"
-    if gone and not making:  # while `making`, the missing object is one that the user named
+    if gone and not making:  # if `making`, the user named the missing object
         return NotFound(text)
     return (QuotaTooSmall if limit or fault.code == _SPOT_QUOTA else Refused)(text)

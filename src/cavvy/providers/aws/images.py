@@ -49,7 +49,7 @@ class MachineImage:
 
 
 class MachineImages:
-    """Looks up images. Parameters are read again after ten minutes, images never."""
+    """Looks up images. Parameters are cached for ten minutes, images forever."""
 
     def __init__(
         self, account: AwsAccount, settings: Mapping[str, Scalar], now: Callable[[], datetime]

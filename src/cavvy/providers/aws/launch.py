@@ -23,7 +23,7 @@ from cavvy.providers.aws.volumes import GangVolumes
 from cavvy.providers.base import GangSpec, NoCapacity, Refused, TryAgain
 from cavvy.providers.ledger import LaunchLedger
 
-# stands for the address of a server that is known only by its name
+# replaces the server's address in checks of routes if the server's URL has a host name
 _SOME_PUBLIC_ADDRESS = "1.1.1.1"
 
 
@@ -235,7 +235,7 @@ class AwsLauncher:
         chooses: bool,
     ) -> tuple[Sequence[Json], bool]:
         """The subnets to try, one for each zone, and whether EC2 may choose among them. If
-        `chooses` is True, the caller needs the zone of a subnet, so EC2 may not choose. Raises
+        `chooses` is True, the caller must know the zone in advance, so EC2 may not choose. Raises
         NoCapacity, Refused, TryAgain.
         """
         asked, region = launch_options, gang.offer.region
@@ -272,8 +272,8 @@ class AwsLauncher:
         *,
         many: bool,
     ) -> Sequence[Json]:
-        """The subnets whose routes lead to the server. Nodes with `many` network cards get no
-        public address by default. Raises Refused if there is no such subnet.
+        """The subnets whose routes lead to the server. If `many` is True, nodes have several
+        network cards and get no public address by default. Raises Refused if no subnet is usable.
         """
         usable: list[Json] = []
         refusals = []
@@ -322,7 +322,8 @@ class AwsLauncher:
         self, record: AwsGangRecord, shape: InstanceShape, launch_options: LaunchOptions
     ) -> int:
         """The number of Elastic Fabric Adapters of each node. A node with several network cards
-        gets no public address, so it needs a subnet.
+        gets no public address, so nodes get at most one adapter if the subnet is unknown or a
+        public address is requested.
         """
         if not launch_options.efa or record.nodes == 1 or not shape.efa:
             return 0
@@ -356,7 +357,8 @@ class AwsLauncher:
             "MinCount": gang.nodes,
             "MaxCount": gang.nodes,
             "InstanceInitiatedShutdownBehavior": "terminate",
-            # Metadata version 2 only. The hop limit is 2 so that containers can use it.
+            # Only version 2 of the metadata service is enabled. With a hop limit of 2, containers
+            # can use the service.
             "MetadataOptions": {
                 "HttpTokens": "required",
                 "HttpEndpoint": "enabled",
@@ -397,8 +399,8 @@ class AwsLauncher:
 def _order_names(
     subnets: Sequence[Json], *, free: bool, zone: str | None
 ) -> tuple[str | None, Sequence[str]]:
-    """The name of the subnet to try first, or None to let EC2 choose, and the names of the others.
-    If EC2 is `free` to choose, its choice comes first; in a single zone, no other choice is left.
+    """Return the name of the subnet to try first (None lets EC2 choose), and the names to try next.
+    If EC2 is `free` to choose and `zone` restricts it to one zone, there is nothing to try next.
     """
     names = [str(each["SubnetId"]) for each in subnets]
     if free:
@@ -483,8 +485,7 @@ def _translate(fault: AwsFault, gang: GangSpec, record: AwsGangRecord) -> Except
 
 
 def _is_hidden(fault: AwsFault, record: AwsGangRecord) -> bool:
-    """True if EC2 does not find an object that it has just created. This can happen because EC2 is
-    eventually consistent.
+    """True if EC2 does not find an object that it has just created. EC2 is eventually consistent.
 
     https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
     """
@@ -510,8 +511,8 @@ def make_interfaces(
     *,
     first: int = 0,
 ) -> list[Mapping[str, object]]:
-    """The network interfaces of a node: a single one, or with EFA one for each network card. Each
-    card from `first` on gets an adapter. Card 0 has the node's address.
+    """The network interfaces of a node: with EFA, one for each network card, otherwise a single
+    one. Each card from `first` on gets an adapter. Card 0 has the node's address.
 
     Devices are numbered within each card, and some cards take only one device:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html

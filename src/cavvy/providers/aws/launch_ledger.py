@@ -9,19 +9,19 @@ KEPT = timedelta(days=2)  # how long a record is kept after the gang's end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsInstance:
-    """The last known state of one node."""
+    """The last known state of one instance, which is a node of a gang."""
 
     id: str
     rank: int
     started_at: datetime
     ended_at: datetime | None = None
-    # EC2 did not report when the node ended; at `ended_at` it was already gone
+    # EC2 did not report when the node ended; the node was already gone at `ended_at`
     unseen: bool = False
     address: str | None = None
     reason: str = ""
     preempted: bool = False
     ran: bool = False  # EC2 has listed it in another state than `pending`
-    failure: str = ""  # EC2's code if the instance ended before it ran, which costs nothing
+    failure: str = ""  # EC2's code if the instance never ran; such instances cost nothing
 
     @property
     def billed_from(self) -> datetime | None:
@@ -35,8 +35,8 @@ class AwsDisk:
     """A named volume, attached to a gang of one node."""
 
     name: str  # the volume's name in the task
-    path: str  # its mount path
-    device: str  # its device name while it is attached
+    path: str  # the volume's mount path
+    device: str  # the device name while the volume is attached
     id: str = ""  # "" until the volume exists
     made: bool = False  # created for this gang
     # created by this installation, for this gang or another; it may be unformatted
@@ -50,8 +50,8 @@ class AwsDisk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsGangRecord:
-    """The record of a gang. The choices for its launch are stored before the request to EC2, so
-    that a repeated request is identical.
+    """The record of a gang. The choices for the gang's launch are stored before the request to EC2,
+    so that a repeated request is identical.
     """
 
     name: str
@@ -67,7 +67,7 @@ class AwsGangRecord:
     subnet: str | None = None
     # subnets in other zones, tried next if the zone of `subnet` has no capacity
     others: Sequence[str] = ()
-    moved: bool = False  # `subnet` was taken from `others`
+    moved: bool = False  # `subnet` comes from `others`
     reservation: str | None = None
     block: bool = False
     ends_at: datetime | None = None  # when EC2 will reclaim the nodes, if this is known in advance

@@ -25,14 +25,14 @@ _SPOT_AGE = timedelta(minutes=5)
 _QUOTAS_AGE = timedelta(minutes=10)
 _QUOTAS_AGAIN = timedelta(minutes=1)  # the pause after a failed attempt
 _RESERVED_AGE = timedelta(minutes=1)
-# EC2 starts to terminate the instances in a capacity block 30 minutes before the block ends. It
-# announces this 10 minutes earlier, on EventBridge only:
+# EC2 starts to terminate the instances in a capacity block 30 minutes before the block ends. EC2
+# announces the termination 10 minutes earlier, on EventBridge only:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-monitor.html
 _BLOCK_CLEARED = timedelta(minutes=30)
 _ULTRA = ("p6e-", "trn2u.")  # instance types of UltraServers
 _LAST_START = timedelta(
     minutes=20
-)  # no launch this shortly before the end of a block: too little time would remain for useful work
+)  # no launch this close to the end of a block: too little time would remain for useful work
 _PATIENCE_S = 15.0  # time limit for one region; shorter than the control plane's limit for `offers`
 MINUTE = timedelta(minutes=1)  # EC2's minimum charge for a Linux instance
 
@@ -51,7 +51,7 @@ class RegionFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityReservation:
-    """A capacity reservation or capacity block of the account that the settings list."""
+    """A capacity reservation or capacity block that the settings list."""
 
     id: str
     region: str
@@ -93,7 +93,7 @@ class AwsMarket:
         self._reading: dict[str, asyncio.Task[None]] = {}
         self.silent: Sequence[
             str
-        ] = ()  # regions without an answer to the last `offers`, or with old quotas, and why
+        ] = ()  # regions that did not answer the last `offers`, or have old quotas; with reasons
 
     async def offers(self) -> Sequence[Offer]:
         """The offers of all regions that answer. If no region answers, raises TryAgain or
@@ -240,8 +240,9 @@ class AwsMarket:
         return RegionFacts(as_of=self._now(), asked=asked, shapes=shapes, zones=zones, rates=micros)
 
     async def _explain(self, region: str, error: Refused) -> Refused:
-        """The error of a region's first call. AWS rejects all credentials in a region that the
-        account has not enabled, so ask another region whether this one is enabled.
+        """Return the error to raise after a region's first call failed. A region that the account
+        has not enabled rejects even valid credentials, so another region is asked if this region is
+        enabled.
         """
         fault = error.__cause__
         if not isinstance(fault, AwsFault) or fault.code not in NOT_ENABLED:
@@ -272,8 +273,8 @@ class AwsMarket:
         known.spot_at = now
 
     async def _read_quotas(self, region: str, known: _Region) -> None:
-        """Read the quotas. If this fails, the last known quotas stay in use; quotas that have never
-        been read allow everything.
+        """Read the quotas. If the request fails, the last known quotas stay in use; quotas that
+        have never been read allow everything.
         """
         try:
             known.limits = await fetch_quotas(self._account, region)

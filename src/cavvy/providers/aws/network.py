@@ -15,7 +15,7 @@ from cavvy.providers.aws.policy import TAG
 from cavvy.providers.base import NoCapacity, NotFound, Refused, TryAgain
 
 GANG = "cavvy:gang"
-_MOST_TAGS = 45  # tags per object; AWS allows 50
+_MOST_TAGS = 45  # maximum number of user tags per object; AWS allows 50 tags
 
 
 def mark_of(installation: str) -> str:
@@ -24,8 +24,8 @@ def mark_of(installation: str) -> str:
 
 
 def make_tags(mark: str, gang: str, labels: Mapping[str, str]) -> list[Mapping[str, str]]:
-    """Tags in AWS's form. The user's tags keep their names, `Name` included, which otherwise is the
-    gang's name; tags with names that AWS reserves are left out.
+    """Tags in AWS's form. The user's tags keep their names; without a user tag `Name`, the gang's
+    name is used for it. Tags whose names AWS reserves are left out.
     """
     own = {TAG: mark, GANG: gang}
     users = {_fit(key, 128): _fit(value, 256) for key, value in sorted(labels.items())[:_MOST_TAGS]}
@@ -65,8 +65,8 @@ class GangNetworks:
         addresses first. If `vpc` is None, the default subnets are listed, or the subnets of the
         account's only VPC if the region has no default subnet.
 
-        Raises Refused if there is no subnet at all, or if there are several VPCs and none of them
-        is the default; NoCapacity if there is no subnet in these zones.
+        Raises NoCapacity if these zones have no subnet. Raises Refused if the region has no subnet,
+        or if it has several VPCs and none of them is the default.
         """
         if named:
             found: Sequence[Json] = [await self.find_subnet(region, named)]
@@ -180,7 +180,7 @@ class GangNetworks:
         except AwsFault as fault:
             if (
                 fault.code != "InvalidGroup.Duplicate"
-            ):  # otherwise an earlier request succeeded, and its reply was lost
+            ):  # a duplicate means that an earlier request succeeded but its reply was lost
                 raise translate(fault, f"CreateSecurityGroup in {region}", making=True) from fault
             group = await self._find_group(region, gang)
         if whole:

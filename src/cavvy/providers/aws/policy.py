@@ -29,8 +29,8 @@ MAKES = (
     "ec2:CreatePlacementGroup",
     "ec2:CreateVolume",
 )
-# Allowed only for objects that carry the tag of an installation. This protects all other objects in
-# the account.
+# These actions are allowed only for objects that carry the tag of an installation, which protects
+# all other objects in the account.
 CHANGES_OURS = (
     "ec2:AuthorizeSecurityGroupEgress",
     "ec2:AuthorizeSecurityGroupIngress",
@@ -44,8 +44,8 @@ TAG = "cavvy:installation"
 
 
 def make_policy(*, profile: bool = False) -> str:
-    """The policy as IAM JSON. Tags can be set only by the call that creates the object. With
-    `profile`, nodes may be given an instance profile.
+    """The policy as IAM JSON. The policy allows tags only in the call that creates an object. If
+    `profile` is True, the policy also allows assigning an instance profile to nodes.
     """
     statements: list[dict[str, object]] = [
         {"Sid": "Look", "Effect": "Allow", "Action": list(READS), "Resource": "*"},

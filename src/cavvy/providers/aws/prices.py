@@ -10,7 +10,7 @@ from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.aws.account import AwsAccount, Json
 
 _PRICE_LISTS = "us-east-1"  # one of the regions that serve the Price List API
-_CHUNK = 100  # instance types in one request
+_CHUNK = 100  # maximum number of instance types in one request
 LINUX = "Linux/UNIX"
 # These filters leave one price per type: Linux, shared hardware, no licence.
 _FILTERS = {

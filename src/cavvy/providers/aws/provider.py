@@ -1,5 +1,5 @@
-"""The Amazon EC2 provider. It finds gangs by their tags. Nodes fetch the agent when they boot, and
-terminate themselves when the agent has exited.
+"""The Amazon EC2 provider, which finds gangs by their tags. Nodes fetch the agent when they boot,
+and terminate themselves when the agent has exited.
 """
 
 import asyncio
@@ -253,7 +253,7 @@ class AwsProvider:
         known = {each.id for each in record.instances if each.ended_at is None} if record else set()
         for region in await self._regions(name):
             shown = {str(told["InstanceId"]) for told in await self._status.describe(region, name)}
-            # If EC2 does not know one of the ids yet, it terminates no instance at all.
+            # If EC2 does not know one of the ids yet, the call terminates no instance at all.
             for ids in sorted(shown | known), sorted(shown):
                 if await self._terminate(region, ids):
                     break

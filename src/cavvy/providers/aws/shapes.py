@@ -1,4 +1,4 @@
-"""Parses EC2's instance types into shapes, to make offers of."""
+"""Parses EC2's instance types into shapes, from which offers are made."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +26,9 @@ class InstanceShape:
     accelerator_count: int = 0
     accelerator_memory_mib: int = 0
     network_mbps: int | None = None
-    efa: int = 0  # the maximum number of Elastic Fabric Adapters, one per network card
-    # the first card with an adapter; if it is 1, card 0 has the node's address but no adapter
+    # the maximum number of Elastic Fabric Adapters, one per network card
+    efa: int = 0
+    # index of the first card with an adapter; if 1, card 0 has the node's address but no adapter
     efa_card: int = 0
     cluster: bool = False  # supports cluster placement groups
     architecture: str = "x86_64"

@@ -19,8 +19,8 @@ _ENDED = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
 # the time in a StateTransitionReason
 _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 _NO_CAPACITY = "Server.InsufficientInstanceCapacity"
-# The reasons of instances that ended during their launch. EC2 charges from the state `running` on.
-# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
+# EC2's reasons why an instance ended during its launch. EC2 charges nothing before the state
+# `running`. https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 _NEVER_RAN = frozenset(
     {
         _NO_CAPACITY,
@@ -126,7 +126,7 @@ class AwsStatus:
                 now - since >= self._visibility_delay
                 and now - each.started_at >= self._visibility_delay
             ):
-                # `started_at` is from EC2's clock, and `since` is from the server's
+                # `started_at` is from EC2's clock, and `since` from the server's clock
                 ended = max(since, each.started_at)
                 reason = each.reason or "EC2 no longer lists the instance"
                 known[each.id] = replace(each, ended_at=ended, unseen=True, reason=reason)
@@ -218,7 +218,7 @@ def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInst
 
 
 def _read_failure(state: str, code: str, was: AwsInstance | None) -> str:
-    """The code of the reason why an instance never ran; "" if it ran, or may still run."""
+    """EC2's reason code for an instance that never ran; "" if the instance ran or may still run."""
     if state in _ENDED and code in _NEVER_RAN:
         return code
     return was.failure if was is not None else ""

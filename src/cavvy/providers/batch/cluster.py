@@ -99,8 +99,8 @@ def list_offers(
 
 
 def count_room(queue: ClusterQueue, offer: Offer) -> int:
-    """The number of the queue's nodes that are large enough to be one of the offer's nodes,
-    including nodes that are busy or down now.
+    """The number of the queue's nodes that are large enough for the offer, including nodes that are
+    busy or down now.
     """
     kind = gpu_of(offer)
     return sum(
@@ -114,7 +114,7 @@ def count_room(queue: ClusterQueue, offer: Offer) -> int:
 
 def time_limit(gang: GangSpec, queue: ClusterQueue) -> timedelta | None:
     """The maximum duration of the work plus its grace and the time for preparation, but at most the
-    queue's limit. If the work's maximum duration is unknown, this is the queue's limit.
+    queue's limit. If the work's maximum duration is unknown, the result is the queue's limit.
 
     The queue's default time limit is never used, since it would interrupt long work.
     """

@@ -21,7 +21,7 @@ class BatchDialect:
     job_id: str  # pattern of the job's id, which is at the start of the output of `submit`
     prefix: str = ""  # prefix of the system's error messages, which Cavvy's messages omit
     later: str  # matches errors that may be temporary, so that Cavvy tries again
-    not_sent: str  # matches the errors of `submit` in `later` that exclude that a job was created
+    not_sent: str  # matches errors in `later` after which `submit` has certainly created no job
     elsewhere: str  # matches errors that concern only this offer, so that Cavvy tries another one
     gone: str  # matches the error of `cancel` for a job that has already ended
     # environment variables for read-only commands, such as a time format

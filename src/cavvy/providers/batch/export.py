@@ -89,9 +89,7 @@ def make_work(task: Task) -> str:
 
 
 def here_document(text: str) -> str:
-    """A here-document without expansion. Its end marker is a word that the text does not
-    contain.
-    """
+    """A here-document without expansion. The end marker does not occur in the text."""
     word = "CAVVY_WORK"
     while word in text:
         word += "_"

@@ -9,7 +9,8 @@ from typing import Any, Generic, TypeVar
 from cavvy.providers.base import GangSeen, ProviderError, TryAgain
 
 _T = TypeVar("_T")
-_PATIENCE_S = 15.0  # shorter than the control plane's limit for a provider's `offers`
+# time limit for one cluster; shorter than the control plane's for `offers`
+_PATIENCE_S = 15.0
 # Time limit for a cluster that was silent last time, so that it does not slow down every poll.
 _BRIEF_S = 1.0
 
@@ -121,8 +122,8 @@ class FanOut(Generic[_T]):
     def _ask(
         self, name: str, ask: Callable[[], Coroutine[Any, Any, _T]]
     ) -> "asyncio.Task[_T | ProviderError]":
-        """Start a new query, unless the last one is still open. Drop an answer that came after its
-        timeout.
+        """Start a new query to a cluster, or return its open one. An answer that arrived after the
+        time limit is dropped.
         """
         task = self._asking.get(name)
         if task is not None and not task.done():
@@ -140,7 +141,7 @@ class FanOut(Generic[_T]):
             return self._problems.get(name) or TryAgain(
                 f"{name}: no answer within {_PATIENCE_S:.0f} s"
             )
-        # otherwise a concurrent call has already taken the answer
+        # if another task is stored, a concurrent call has already taken the answer
         if self._asking.get(name) is task:
             del self._asking[name]
         return task.result()

@@ -39,7 +39,7 @@ _SUBMISSION = timedelta(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReclaimRules:
-    """How a batch system reclaims nodes: `seconds` pass between SIGTERM and the end, and
+    """How a batch system reclaims nodes: `seconds` pass between SIGTERM and the job's end, and
     `warning_s` between the warning and the time limit.
     """
 
@@ -128,7 +128,9 @@ class BatchGangs:
         await relay_mail(self._login_session, workspace.mail, self._context.server_address)
 
     async def close(self) -> None:
-        """Cancel running deliveries. Another server, or this one after a restart, repeats them."""
+        """Cancel running deliveries. Another server repeats the deliveries, or this server after a
+        restart.
+        """
         for courier in self._couriers.values():
             courier.cancel()
         if self._couriers:
@@ -161,7 +163,7 @@ class BatchGangs:
         record = await workspace.record(name)
         if (
             record is None or record.job or record.removing
-        ):  # without a record, the gang has ended since
+        ):  # no record: the gang has ended in the meantime
             return True
         found = [row for row in await self._jobs(workspace) if row.name == name]
         if found:
@@ -308,8 +310,8 @@ def mark_of(workspace: SharedWorkspace) -> str:
 
 
 def _delivering(record: BatchGangRecord, job: str, began: GangStart | None) -> GangSeen:
-    """A gang whose job has ended but whose last reports are still being delivered. It is reported
-    as running until then.
+    """A gang whose job has ended but whose last reports are still being delivered. The gang is
+    reported as running until the reports are delivered.
     """
     reason = "its last messages are being delivered"
     nodes = list_nodes(job, began)

@@ -1,9 +1,9 @@
 """Runs on the login node, where `login_session.py` sends it: executes commands, serves files of the
-shared folder, and forwards the agents' mail, which is their requests to the control plane as files.
+shared folder, and forwards the agents' mail: requests to the control plane, each stored as a file.
 
-The program needs the standard library of Python 3.8 or newer, and exits when its input ends. It
-exchanges frames: a request `{"id", "do", ...}` is answered, in any order, by `{"id", "answer"}` or
-`{"id", "error", "kind"}`; `{"mail": path}` announces a letter from an agent.
+The program needs the standard library of Python 3.8 or newer, and exits when its input ends. The
+program answers each request `{"id", "do", ...}`, in any order, by a frame `{"id", "answer"}` or
+`{"id", "error", "kind"}`. A frame `{"mail": path}` announces a letter from an agent.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class LoginHelper:
         self._heat()
         folder, name = os.path.split(letter)
         sender, _, number = name.rpartition("@")
-        if os.path.isdir(os.path.join(folder, sender)):  # otherwise the sender has exited
+        if os.path.isdir(os.path.join(folder, sender)):  # else the sender has exited
             self._write(data, [(os.path.join(folder, sender, number), len(data))], False)
         self._announced.discard(name)
         with contextlib.suppress(FileNotFoundError):
@@ -239,7 +239,7 @@ class LoginHelper:
             shutil.rmtree(os.path.join(trash, name), ignore_errors=True)
 
     def _heat(self) -> None:
-        """Note that something happened that makes letters from agents likely."""
+        """Poll more frequently for a while, because agents are likely to send letters soon."""
         self._hot_until = time.monotonic() + HOT_S
         self._awake.set()
 

@@ -229,7 +229,9 @@ class LoginSession:
 
     @asynccontextmanager
     async def mail(self, folder: str) -> AsyncIterator[asyncio.Queue[MailLetter | None]]:
-        """Open a queue of letters from agents. After the connection broke, it ends with None."""
+        """Open a queue of letters from agents. When the connection breaks, the queue returns
+        None.
+        """
         login = await self._connected()
         await login.ask("mail", _NOTHING, folder=folder)
         yield login.letters

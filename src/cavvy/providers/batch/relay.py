@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from cavvy.providers.base import ProviderError, TryAgain
 from cavvy.providers.batch.login_session import LoginSession, MailLetter
 
-# longer than an agent's longest poll (30 s) and than the minute after which agents repeat a request
+# must exceed an agent's longest poll (30 s), and the minute after which agents repeat a request
 _ANSWER_S = 120.0
 _ROUTES = (b"GET /agent/v1/", b"POST /agent/v1/", b"PUT /agent/v1/")
 _AT_ONCE = 256  # concurrent requests, mostly long polls

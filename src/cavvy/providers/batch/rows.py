@@ -21,8 +21,9 @@ class BatchJobRow:
     """One job. Times in the future, in `start` and `end`, are estimates.
 
     `reason` describes to users why the job waits, what it is doing, or how it ended. `taken` means
-    that the job ended because the batch system reclaimed its nodes; `cancelled`, that a person or
-    Cavvy cancelled it. If `broke`, the job failed by itself, and its log may explain the failure.
+    that the job ended because the batch system reclaimed its nodes. `cancelled` means that a person
+    or Cavvy cancelled the job. `broke` means that the job failed by itself, and its log may explain
+    the failure.
     """
 
     id: str

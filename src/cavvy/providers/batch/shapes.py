@@ -55,8 +55,8 @@ class AcceleratorRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferLocation:
-    """The location of an offer. If `taken`, the nodes may be reclaimed. `widest` is the largest
-    number of CPUs of any node. `pool` is the name of the group of nodes, from `name_pool`.
+    """The location of an offer. If `taken` is True, the nodes may be reclaimed. `widest` is the
+    largest number of CPUs of any node. `pool` is the name of the group of nodes, from `name_pool`.
     """
 
     provider: str
@@ -68,8 +68,8 @@ class OfferLocation:
 
 
 def list_parts(shape: NodeShape) -> Sequence[NodeShape]:
-    """The parts of a node that are offered: one for each number of accelerators, and parts without
-    accelerators: one for each power of two of CPUs, and one with all CPUs.
+    """The parts of a node that are offered. There is a part for each number of accelerators. Parts
+    without accelerators have a power of two of CPUs, or all CPUs.
     """
     parts = [_part(shape, cpus / shape.cpus, 0) for cpus in _sizes(shape.cpus)]
     return [

@@ -51,8 +51,8 @@ def refuse(folder: str) -> None:
 
 
 def find_devices(count: int) -> "dict[str, object]":
-    """The devices that the batch system assigned to this job, from the variables that it sets for
-    frameworks.
+    """The devices that the batch system assigned to this job, read from environment variables that
+    the system sets for frameworks.
     """
     for name, vendor in VISIBLE:
         given = [each for each in os.environ.get(name, "").split(",") if each]

@@ -40,7 +40,7 @@ class BatchSystem(Protocol):
     """
 
     title: str  # shown to users
-    queues: str  # the system's term for queues, and the name of the setting
+    queues: str  # the system's term for queues, which is also the name of the setting
     commands: BatchCommands
     job_options: JobOptions
 
@@ -51,9 +51,7 @@ class BatchSystem(Protocol):
         """The jobs with this installation's mark, including those that ended recently."""
 
     async def accounted(self, job: str) -> BatchJobRow | None:
-        """The accounting's record of a job that `jobs` no longer lists, or None if there is
-        none.
-        """
+        """The accounting record of a job that `jobs` no longer lists, or None if there is none."""
 
     async def explain_accounts(self, user: str, hello: HelperHello) -> Sequence[tuple[str, str]]:
         """The user's accounts and limits, for `cavvy check`."""

@@ -86,7 +86,7 @@ class GangStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchGangEnd:
-    """The record of an ended gang. It never changes."""
+    """The record of an ended gang. The record never changes."""
 
     name: str
     job: str

@@ -16,8 +16,8 @@ class EndTests(ScenarioSuite):
 
     @in_scenario
     async def test_removed_is_ended_and_stays_so(self, harness: ContractHarness) -> None:
-        """Remove one gang several times at once, again, and launch it again: it has ended, not by
-        preemption, and is listed once.
+        """Remove a gang by several calls at once, remove it again, and launch it again. The gang is
+        listed once, as ended and not preempted.
         """
         gang = await harness.running("removed")
         async with asyncio.TaskGroup() as group:
@@ -60,7 +60,7 @@ class EndTests(ScenarioSuite):
         started = [node.started_at for node in harness.nodes(before)]
         if by_itself:
             await harness.place.end(gang.name)
-            await harness.start(gang)  # by a server that has not seen the end yet
+            await harness.start(gang)  # a server that has not seen the end yet may launch again
         else:
             await harness.remove(gang.name)
         seen = await harness.one(gang.name)
@@ -102,7 +102,7 @@ class EndTests(ScenarioSuite):
         harness.restart()
         await harness.place.settle()
         await harness.expect(GangState.ENDED, gang)
-        await harness.start(gang)  # also if the infrastructure forgets the gang
+        await harness.start(gang)  # even if the infrastructure has forgotten the gang
         await harness.expect(GangState.ENDED, gang)
 
     @in_scenario

@@ -1,7 +1,7 @@
-"""Rules for faults in the middle of a launch: no node that belongs to no gang is billed for long.
+"""Rules for faults in the middle of a launch: nodes without a gang must not be billed for long.
 
-These tests need infrastructure that can fail (`FaultyPlace`). They are for providers that start a
-gang with several requests.
+These tests need infrastructure that can fail (`FaultyPlace`). The tests are for providers that
+start a gang with several requests.
 """
 
 from contextlib import suppress
@@ -29,7 +29,7 @@ from cavvy.providers.contract.harness import (
 
 _NODES = 3
 _POLL = timedelta(minutes=1)
-_LATE = 45  # polls: longer than any incomplete launch may exist
+_LATE = 45  # number of polls: together longer than an incomplete launch may exist
 
 
 async def _launch_until_it_fails(harness: ContractHarness, gang: GangSpec) -> ProviderError:
@@ -83,7 +83,7 @@ class FaultTests(ScenarioSuite):
             await _poll(harness)
             assert place.billed() == 0
             assert await harness.ours.gangs(gang.name) == []
-        await harness.launch(gang)  # the same launch again, or a new one
+        await harness.launch(gang)  # repeats the same launch, or starts a new one after a rollback
         await harness.engine_ids(gang.name)
         await _poll(harness)
         seen = await harness.one(gang.name)
@@ -110,7 +110,7 @@ class FaultTests(ScenarioSuite):
         self, harness: ContractHarness, fault: LaunchFault
     ) -> None:
         """The control plane forgets the gang: it neither repeats the launch nor removes it. If all
-        nodes were started all the same, the gang is reported.
+        nodes were started nevertheless, the provider reports the gang.
         """
         harness.needs(Feature.GANG)
         place, gang = harness.faulty(), await harness.spec("part-forgotten", nodes=_NODES)

@@ -36,8 +36,8 @@ OURS, FOREIGN = "contract-installation-ours", "contract-installation-foreign"
 
 
 class ProviderUnderTest(Protocol):
-    """The infrastructure under test, for one scenario. The suite uses it through providers and
-    these hooks.
+    """The infrastructure under test, for one scenario. The suite accesses the infrastructure
+    through providers and these hooks.
     """
 
     def provider(self, installation: str) -> Provider:
@@ -56,12 +56,12 @@ class ProviderUnderTest(Protocol):
 
 
 class LaunchFault(StrEnum):
-    """How the request for one node fails, once."""
+    """How one request for a node fails."""
 
-    LOST = "lost"  # it takes effect, but there is no reply
-    DROPPED = "dropped"  # it has no effect, and there is no reply
+    LOST = "lost"  # the request takes effect, but there is no reply
+    DROPPED = "dropped"  # the request has no effect, and there is no reply
     BUSY = "429"
-    BROKEN = "500"  # it has no effect
+    BROKEN = "500"  # the request has no effect
     BROKEN_LATE = "500 after the effect"
     FULL = "no capacity"
     REFUSED = "refused"
@@ -69,12 +69,12 @@ class LaunchFault(StrEnum):
 
 @runtime_checkable
 class FaultyPlace(Protocol):
-    """Infrastructure that starts nodes one by one and can fail. `FaultTests` needs it, beyond
-    `ProviderUnderTest`.
+    """Infrastructure that starts nodes one by one and can fail. `FaultTests` needs these methods in
+    addition to those of `ProviderUnderTest`.
     """
 
     def fail(self, number: int, fault: LaunchFault) -> None:
-        """Let the request for a node fail, after `number` further nodes were started."""
+        """Let the request for a node fail after `number` more nodes have been started."""
 
     def failed(self) -> bool:
         """Whether the request that `fail` announced has been made."""
@@ -126,7 +126,7 @@ class ScenarioSuite:
     # The infrastructure changes the times that it has reported, or shifts them from poll to poll.
     revises = False
     forgets = False  # the infrastructure does not list gangs that have ended
-    crowd = 200  # nodes of the largest gang; fewer where each is a process of this machine
+    crowd = 200  # nodes of the largest gang; set it lower if nodes are processes of this machine
 
     @pytest.fixture
     def place(self) -> ProviderUnderTest:
@@ -297,8 +297,8 @@ class ContractHarness:
         return True
 
     async def launch_again(self, gang: GangSpec, again: GangSpec | None = None) -> None:
-        """Launch a running gang again, or launch `again`, a gang with the same name. Check that the
-        running nodes stay the same.
+        """Launch a running gang again, or launch `again`, another gang with the same name. Check
+        that the running nodes stay the same.
         """
         first = await self.engine_ids(gang.name)
         await self.launch(again or gang)
@@ -333,7 +333,7 @@ class ContractHarness:
 
     async def one(self, name: str) -> GangSeen:
         """Return the gang with that name; fail unless there is exactly one. A gang that the
-        infrastructure has forgotten has ended.
+        infrastructure has forgotten counts as ended.
         """
         found = await self.ours.gangs(name)
         if self._forgets and not found:
@@ -343,15 +343,13 @@ class ContractHarness:
         return seen
 
     def nodes(self, seen: GangSeen) -> Sequence[NodeSeen]:
-        """The gang's nodes, for comparisons. Their times are left out if the infrastructure may
-        revise them.
-        """
+        """The gang's nodes, for comparisons, without times if the infrastructure revises these."""
         if not self._revises:
             return seen.nodes
         return [replace(node, started_at=None, ended_at=None) for node in seen.nodes]
 
     def listings(self, gang: GangSpec) -> Sequence[Sequence[str]]:
-        """Return the allowed lists of names if this ended gang is the only one."""
+        """Return the lists of names that `gangs` may report if this ended gang is the only gang."""
         return ([gang.name], []) if self._forgets else ([gang.name],)
 
     def needs_memory(self) -> None:

@@ -42,8 +42,8 @@ class LaunchTests(ScenarioSuite):
 
     @in_scenario
     async def test_a_launched_gang_is_found_and_runs(self, harness: ContractHarness) -> None:
-        """One gang with the longest name: its report is whole, in UTC, repeatable, the same for
-        concurrent callers, and without its token.
+        """Launch a gang with the longest allowed name. The gang's report is whole, in UTC,
+        repeatable, the same for concurrent callers, and does not contain the agents' token.
         """
         gang = await harness.spec("x" * 63)
         gang = replace(gang, agent_endpoint=replace(gang.agent_endpoint, token=TOKEN))
@@ -134,7 +134,7 @@ class LaunchTests(ScenarioSuite):
     async def test_two_servers_that_launch_the_same_make_one_gang(
         self, harness: ContractHarness
     ) -> None:
-        """While a server is being replaced, the old and the new one may both make this call."""
+        """While a server is being replaced, the old and the new server may both launch the gang."""
 
         gang = await harness.spec("servers")
         former = harness.ours
@@ -152,7 +152,9 @@ class LaunchTests(ScenarioSuite):
 
     @in_scenario
     async def test_the_first_launch_of_a_name_holds(self, harness: ContractHarness) -> None:
-        """Launch a running gang again, unchanged and changed, before and after a restart."""
+        """Launch a running gang again, with the same and with other values, before and after a
+        restart.
+        """
         gang = await harness.spec("first")
         await harness.launch(gang)
         first = await harness.engine_ids(gang.name)

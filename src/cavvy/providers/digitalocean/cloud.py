@@ -30,8 +30,8 @@ _NVIDIA_IMAGE, _NVIDIA_8_IMAGE = "gpu-h100x1-base", "gpu-h100x8-base"  # for all
 class DigitalOceanCloud:
     """Implements `Cloud`."""
 
-    # Limits of names and user data are the API's. The listing lag is an assumption, since
-    # DigitalOcean does not document one.
+    # The limits for names and user data are those of the API. The listing lag is an assumption,
+    # since DigitalOcean does not document it.
     traits = CloudTraits(
         name_limit=255, tags=True, user_data_limit=65536, list_lag=timedelta(minutes=1)
     )
@@ -47,7 +47,7 @@ class DigitalOceanCloud:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`, after a call of `offers`."""
+        """Facts for `cavvy check`. Call `offers` first, which finds the unknown accelerators."""
         unknown = [("unknown accelerators", ", ".join(self._unknown))] if self._unknown else []
         return [("API key", KEYS.find(self._settings)[1]), *unknown]
 
@@ -78,7 +78,7 @@ class DigitalOceanCloud:
 
     async def list(self) -> Sequence[CloudMachine]:
         plain = await self._all("/droplets", "droplets", "type=droplets&")
-        gpus = await self._all("/droplets", "droplets", "type=gpus&")  # by default, none is listed
+        gpus = await self._all("/droplets", "droplets", "type=gpus&")  # not listed by default
         by_id = {str(each["id"]): _read(each) for each in [*plain, *gpus]}
         return list(by_id.values())
 
@@ -89,8 +89,8 @@ class DigitalOceanCloud:
         await self._api.send("DELETE", f"/droplets/{machine}")
 
     def is_full(self, fault: CloudFault) -> bool:
-        """DigitalOcean answers with the same code if a size is not available, the account's limit
-        is reached, or a value is wrong. The message, which users see, differs.
+        """True for status 422. DigitalOcean uses this status if a size is not available, the
+        account's limit is reached, or a value is wrong. Only the message, which users see, differs.
         """
         return fault.status == 422
 
@@ -150,7 +150,7 @@ def _read(told: Json) -> CloudMachine:
     return CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),
-        state=_STATES.get(status, MachineState.RUNNING),  # an unknown state may be billed
+        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
         address=addresses.get("private") or addresses.get("public"),
         tags=dict(each.split(":", 1) for each in told["tags"] if ":" in each),
         created_at=datetime.fromisoformat(told["created_at"]),

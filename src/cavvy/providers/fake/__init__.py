@@ -1,5 +1,5 @@
-"""A simulated cloud in memory, for tests, demos and the simulator. It is enabled only by its table
-in the settings.
+"""A simulated cloud in memory, for tests, demos and the simulator. The provider is enabled only by
+its table in the settings.
 """
 
 from datetime import timedelta

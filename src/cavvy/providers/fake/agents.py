@@ -5,7 +5,7 @@ Environment variables of the task control the work: FAKE_RUN_S (duration in seco
 FAKE_EXIT_CODE (0), FAKE_EXIT_AFTER_S (time of failure; default: the duration), FAKE_EXIT_RANK (only
 this rank fails), FAKE_SETUP_S (0), FAKE_STUBBORN (1: the work ends only when killed),
 FAKE_SIGNAL_CODE (exit code after SIGTERM, 143) and FAKE_COMPLETE (1: the work reports completion
-when it is asked to end). Work with a checkpoint resumes from the last one.
+when it is asked to end). Work with checkpoints resumes from the last checkpoint.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _BY_ITSELF = (AttemptOutcome.SUCCEEDED, AttemptOutcome.EXIT)
 
 
 class _Leave(Exception):
-    """Another agent has the claim, or the attempt has ended."""
+    """Ends the agent: another agent has the claim, or the attempt has ended."""
 
 
 async def pause(seconds: float) -> None:
@@ -51,8 +51,8 @@ async def pause(seconds: float) -> None:
 
 
 class AgentConnection:
-    """The connection to the control plane. It breaks when the control plane is replaced or removed;
-    open requests then get no answer.
+    """The connection to the control plane. The connection breaks when the control plane is replaced
+    or removed; open requests then get no answer.
     """
 
     def __init__(self, now: Callable[[], datetime]) -> None:
@@ -159,7 +159,8 @@ class _Agent:
         self._gang = gang
         self._rank = machine.rank
         self._nonce = self._first_nonce = nonce
-        self._generation = 0  # how many assignments this node has completed
+        # how many assignments this node has completed
+        self._generation = 0
         # the time until which the agent waits for more work; None if there is no limit
         self._until: datetime | None = None
         self._outcome: AttemptOutcome | None = None
@@ -195,7 +196,7 @@ class _Agent:
                 await self._outbox.empty.wait()
                 sender.cancel()
         except* _Leave:
-            pass  # this ends the work's tasks; the node stays until it is removed
+            pass  # the exception has ended the work's tasks; the node stays until it is removed
         except* LeaseExpired:
             over = True
         if over:

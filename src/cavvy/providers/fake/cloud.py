@@ -35,8 +35,8 @@ from cavvy.providers.fake.script import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLife:
-    """The lifetime of one node from the cloud's own records, with the prices during it. Tests
-    compare bills with these.
+    """The lifetime of one node, and the prices during this time, from the cloud's own records.
+    Tests compare bills with these records.
     """
 
     gang: str
@@ -49,7 +49,7 @@ class NodeLife:
 
 
 class FakeCloud:
-    """The cloud as a provider; it also shares hosts. Use it inside a running event loop."""
+    """The cloud as a provider that also shares hosts. Use it inside a running event loop."""
 
     def __init__(
         self, manifest: Manifest, script: CloudScript, now: Callable[[], datetime]
@@ -182,7 +182,7 @@ class FakeCloud:
         return replace(told, nodes=tuple(self._report(node, now) for node in told.nodes))
 
     def _report(self, node: NodeSeen, now: datetime) -> NodeSeen:
-        """The node as the cloud reports it, which may differ from the bill."""
+        """The node as the cloud reports it; the reported times may differ from the bill."""
         records = self.script.records
         if node.ended_at is not None and records.ends_unseen:
             first_seen = self._ends_seen.setdefault(node.engine_id, now)

@@ -54,7 +54,7 @@ class FaultScript:
     twins: bool = False  # two agents start on each node
     garbled: bool = False  # messages arrive twice and out of order
     spot_only: bool = (
-        False  # applies to spot launches only; an on-demand launch uses the next one in the list
+        False  # for spot launches only; an on-demand launch uses the next script in the list
     )
     storage_fails: bool = False  # checkpoints are lost, and agents report none
 

@@ -16,7 +16,7 @@ from cavvy.providers.hosts.devices import (
     read_text,
 )
 
-# Products by PCI device id, from the PCI ID repository. Used if the driver reports no product name.
+# Products by PCI device id, from the PCI ID repository: used if the driver reports no product name.
 _PRODUCTS = {
     0x738C: "Instinct MI100",
     0x7408: "Instinct MI250X",

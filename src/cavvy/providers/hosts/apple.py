@@ -4,7 +4,7 @@ from cavvy.providers.hosts.devices import DeviceReading, HostDevice, MachineSour
 
 
 def find_apple(sources: MachineSources) -> DeviceReading:
-    """One GPU if the chip is made by Apple. The GPU's memory is the machine's."""
+    """One GPU if the chip is made by Apple. The GPU uses the machine's memory."""
     if sources.system != "Darwin":
         return DeviceReading()
     try:

@@ -29,8 +29,8 @@ def ask(url: str, headers: dict[str, str], method: str = "GET") -> str:
 
 
 def learn(metadata: dict[str, Any], server: str) -> tuple[int, str]:
-    """The machine's rank and address, from the cloud's metadata service as far as they are not
-    known.
+    """The machine's rank and address. Values that `metadata` does not contain come from the cloud's
+    metadata service.
     """
     headers, token = dict(metadata["headers"]), metadata.get("token")
     rank, address = metadata["rank"], metadata["address"]
@@ -42,18 +42,18 @@ def learn(metadata: dict[str, Any], server: str) -> tuple[int, str]:
 
 
 def find_address(server: str) -> str:
-    """The machine's own address on the way to the server."""
+    """The machine's own address on the route to the server."""
     parts = urllib.parse.urlsplit(server)
     kind, _, _, _, target = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM)[
         0
     ]
     with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-        probe.connect(target)  # sends nothing
+        probe.connect(target)  # for UDP, this sends no packet
         return str(probe.getsockname()[0])
 
 
 def read(name: str) -> Any:
-    """Read and delete a file of secrets."""
+    """Read a file that contains secrets, and delete it."""
     path = os.path.join(HOME, name)
     with open(path, encoding="utf-8") as file:
         content = json.load(file)
@@ -135,7 +135,7 @@ def main(python: str) -> None:
     if "end" in boot:
         await_end(boot["end"])
     tokens = boot["tokens"] if boot["tokens"] is not None else read("tokens.json")
-    token = tokens[0] if len(tokens) == 1 else tokens[rank]  # one: the user data of this node only
+    token = tokens[0] if len(tokens) == 1 else tokens[rank]  # one: for this node only
     config = dict(boot["config"], rank=rank, token=token, node_address=address)
     config.update(home=os.path.join(HOME, "work"), cache=os.path.join(HOME, "cache"))
     path = os.path.join(HOME, "config.json")

@@ -1,9 +1,9 @@
-# Fetches what starts the agent, checks it by hash, and starts it. POSIX shell; curl, wget or python3 fetches.
-# Whoever made the whole script sets CAVVY_ADDRESS, CAVVY_PIN, CAVVY_FOLDER and cavvy_brought after this part.
+# Functions that fetch files, check their hashes, and provide a Python. Need a POSIX shell and curl, wget or python3.
+# The script sets CAVVY_ADDRESS, CAVVY_PIN, CAVVY_FOLDER and cavvy_brought after this part.
 umask 077
 cavvy_say() { echo "cavvy: $*" >&2; }
 
-cavvy_python() { # the first Python that can run what we bring
+cavvy_python() { # the first Python that can run the agent
   for python in python3 /usr/libexec/platform-python /usr/local/bin/python3 /opt/conda/bin/python3 python; do
     if "$python" -I -S -c 'import sys, fcntl, json, select, socket, ssl, zipfile; sys.exit(sys.version_info < (3, 8))' \
       >/dev/null 2>&1; then
@@ -22,7 +22,7 @@ cavvy_hash() { # FILE
   fi
 }
 
-cavvy_get() { # URL FILE; the file is checked by its hash, so that who gives it does not matter
+cavvy_get() { # URL FILE; the caller checks the hash, so the server need not be trusted
   if command -v curl >/dev/null 2>&1; then curl -fsSk --max-time 300 -o "$2" "$1" && return 0; fi
   if command -v wget >/dev/null 2>&1; then wget -q --no-check-certificate -O "$2" "$1" && return 0; fi
   "$(cavvy_python)" -c 'import ssl, sys, urllib.request
@@ -33,7 +33,7 @@ data = urllib.request.urlopen(sys.argv[1], timeout=300, context=context).read()
 open(sys.argv[2], "wb").write(data)' "$1" "$2"
 }
 
-cavvy_fetch() { # HASH NAME: $CAVVY_FOLDER/NAME is that file, whole
+cavvy_fetch() { # HASH NAME: stores the file with this hash as $CAVVY_FOLDER/NAME
   target=$CAVVY_FOLDER/$2
   if [ -e "$target" ]; then return 0; fi
   tries=0
@@ -49,7 +49,7 @@ cavvy_fetch() { # HASH NAME: $CAVVY_FOLDER/NAME is that file, whole
   mv -f "$target.$$" "$target"
 }
 
-cavvy_start() { # sets CAVVY_PYTHON to the words that start Python; its own, or the one that is brought
+cavvy_start() { # sets CAVVY_PYTHON to the words that start a Python of the machine, or else a fetched one
   mkdir -p "$CAVVY_FOLDER"
   chmod 700 "$CAVVY_FOLDER"
   if found=$(cavvy_python); then

@@ -1,9 +1,9 @@
 """Packs the files that are sent to hosts, named by their content: the supervisor, the agent, and a
 Python for hosts that have none.
 
-The Python is a copy of this machine's: its program, the standard library, the shared libraries that
-these need, and the loader. It runs on any Linux of the same architecture, with any C library or
-none.
+The Python runtime is a copy of this machine's: its program, the standard library, the shared
+libraries that these need, and the loader. The copy runs on any Linux of the same architecture, with
+any C library or none.
 """
 
 import gzip

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-# An agent whose work is over exits when the server has been silent for this many seconds. Its
-# home stays on the host or in the shared folder, from where the provider delivers its messages
-# later.
+# An agent whose work is over exits when the server has been silent for this many seconds. The
+# agent's home stays on the host or in the shared folder; the provider delivers the agent's messages
+# from there later.
 LEAVES_AFTER_S = 60.0
 
 

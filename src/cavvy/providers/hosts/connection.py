@@ -1,9 +1,9 @@
 """A connection to a host through the user's own `ssh`, or to a shell on this machine.
 
-Each connection is one local process. It runs a shell on the host, which is replaced by the program
-passed to `start`. That program's frames go through the process's standard input and output. With a
-`control` socket, the process is also an OpenSSH master, whose connection is shared by other
-commands, forwarded sockets and probes.
+Each connection is one local process, which runs a shell on the host. `start` replaces the shell by
+a program, whose frames go through the process's standard input and output. With a `control` socket,
+the process is also an OpenSSH master, whose connection is shared by other commands, forwarded
+sockets and probes.
 
 Errors, grouped by what the caller must do next:
 
@@ -238,7 +238,7 @@ async def spawn(argv: Sequence[str]) -> asyncio.subprocess.Process:
             stdout=pipe,
             stderr=pipe,
             env=clean_environ(os.environ, _KEPT, ("LC_", "SSH_")),
-            start_new_session=True,  # a Ctrl-C at the server's terminal must not reach it
+            start_new_session=True,  # a Ctrl-C at the server's terminal must not reach the program
         )
     except OSError as error:
         if argv[0] == "ssh" and isinstance(error, FileNotFoundError):

@@ -28,8 +28,8 @@ class DeviceReading:
 
 
 class NvmlQueries(Protocol):
-    """The NVML functions that Cavvy uses, as an interface that tests can replace.
-    They raise OSError.
+    """The NVML functions that Cavvy uses, as an interface that tests can replace. All functions may
+    raise OSError.
     """
 
     def count(self) -> int: ...
@@ -48,8 +48,8 @@ class MachineSources:
 
     root: Path = Path("/")  # the folder that contains proc/, sys/ and dev/
     environ: Mapping[str, str]
-    system: str  # the system's name according to uname: Linux, Darwin
-    architecture: str = ""  # the machine according to uname: x86_64, aarch64
+    system: str  # the system's name from uname: Linux, Darwin
+    architecture: str = ""  # the CPU architecture from uname: x86_64, aarch64
     hostname: str
     cpus: Callable[[], int]  # number of CPUs that this process may run on
     memory_mib: Callable[[], int]  # installed memory

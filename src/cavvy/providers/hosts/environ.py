@@ -17,8 +17,8 @@ def clean_environ(
     environment.
 
     `own` is the folder of that environment: "" means that there is no environment, and None means
-    the environment of this process. Its folders are removed from PATH, since a job that finds the
-    server's pip would overwrite the server's packages.
+    the environment of this process. The environment's folders are removed from PATH, since a job
+    that finds the server's pip would overwrite the server's packages.
     """
     if own is None:
         own = _find_own()

@@ -28,7 +28,7 @@ class ThisMachine:
     cpus: float
     memory_mib: int
     disk_gib: int
-    architecture: str = ""  # of the CPUs, as `uname -m` prints it
+    architecture: str = ""  # the CPU architecture, as printed by `uname -m`
     devices: Sequence[HostDevice] = ()
     notes: Sequence[str] = ()
 

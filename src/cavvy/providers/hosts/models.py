@@ -15,7 +15,7 @@ class DeviceModel:
     """A device's name in the catalog. Unknown devices keep the driver's name."""
 
     name: str
-    memory_mib: int  # the nominal size
+    memory_mib: int  # the nominal memory size
 
 
 def model_of(device: HostDevice) -> DeviceModel:

@@ -41,8 +41,8 @@ def note(path: Path, value: object) -> bool:
 
 
 def settle() -> bool:
-    """Write the waiting records until the disk is full. Returns True if none is left. Raises
-    OSError.
+    """Write the waiting records until the disk is full. Returns True if no waiting record is left.
+    Raises OSError.
     """
     for each in list(_unwritten):
         try:
@@ -71,7 +71,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         descriptor = os.open(fresh, flags, 0o600)
-    except FileExistsError:  # left over, or a link that a job has placed
+    except FileExistsError:  # the file is left over, or is a link that a job has placed
         os.unlink(fresh)
         descriptor = os.open(fresh, flags, 0o600)
     try:
@@ -85,8 +85,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def read(path: Path, kind: type[_T]) -> _T | None:
-    """Read a record. Returns None if it is missing or invalid; since records are written
-    atomically, an invalid one was changed by another program.
+    """Read a record. Returns None if the record is missing or invalid. Records are written
+    atomically, so only another program can make them invalid.
     """
     kept = _unwritten.get(path)
     if isinstance(kept, kind):

@@ -1,5 +1,5 @@
 """Makes user data for machines that a cloud starts: one script for all nodes of a gang, or one for
-each node. It contains no lasting secrets.
+each node. User data contains no lasting secrets.
 """
 
 import json
@@ -14,7 +14,8 @@ from cavvy.providers.hosts.bootstrap import make_config, make_preamble
 from cavvy.providers.notices import NoticeSource, NoticeTokenSource, make_notice_fields
 
 _SCRIPT, _PYTHON = Path(__file__).with_name("userdata.sh"), Path(__file__).with_name("boot.py")
-_MOST_TOKENS = 64  # maximum in the script, whose size clouds limit to some KiB
+# maximum number in the script, since clouds limit its size to some KiB
+_MOST_TOKENS = 64
 # Installs a container engine on a machine that has none, for work that runs in an image.
 _ENGINE = """\
 command -v podman || command -v docker || command -v apptainer || (
@@ -32,9 +33,9 @@ PATIENCE = timedelta(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataService:
-    """How a node learns its rank and its address: by the URLs of a cloud's metadata service. A
-    number is the rank itself, in user data for one node only. If `address` is "", the node uses its
-    own address on the way to the server.
+    """How a node learns its rank and its address: from URLs of the cloud's metadata service. In
+    user data for a single node, `rank` is a number, the rank itself. If `address` is "", the node
+    uses its own address on the route to the server.
     """
 
     rank: str | int
@@ -58,7 +59,7 @@ class NodeDisk:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownEnd:
     """The time when the cloud will reclaim the node, if this is known in advance. The work gets a
-    warning `notice` before that time.
+    warning; `notice` is the time between the warning and that time.
     """
 
     at: datetime

@@ -4,7 +4,7 @@ END_OF_BOOT
 cat > "$CAVVY_FOLDER/boot.py" <<'END_OF_PYTHON'
 @PYTHON@
 END_OF_PYTHON
-if [ -d /etc/apt/apt.conf.d ]; then # no upgrade replaces a driver or reboots; "apt-get" waits for its lock
+if [ -d /etc/apt/apt.conf.d ]; then # upgrades must not replace a driver or reboot; "apt-get" waits for its lock
   printf 'APT::Periodic::Enable "0";\nDPkg::Lock::Timeout "300";\n' >/etc/apt/apt.conf.d/99cavvy
   chmod 644 /etc/apt/apt.conf.d/99cavvy
   systemctl stop apt-daily.timer apt-daily-upgrade.timer

@@ -2,7 +2,7 @@
 that the machine makes.
 
 A session is one run of the supervisor on the machine. Lines are numbered in each direction and
-repeated until confirmed, so that a broken request loses none. A new session fails all open
+repeated until confirmed, so that a broken request loses no line. A new session fails all open
 requests, like a broken connection. `silent_s` is measured on the event loop's clock.
 """
 
@@ -64,7 +64,7 @@ class JoinLink:
         return self.name, 0
 
     async def reaches(self, address: str, port: int) -> bool:
-        return False  # machines do not know each other
+        return False  # joined machines do not know each other
 
     async def connect(self) -> HostSetup:
         if not self.up or self.setup is None:
@@ -141,7 +141,9 @@ class JoinLink:
         self._changed(None)
 
     def tick(self) -> bool:
-        """Count silence. Returns True if the machine has just become silent."""
+        """Update the duration of the machine's silence. Returns True if the machine has just become
+        silent.
+        """
         now = asyncio.get_running_loop().time()
         passed, self._looked = min(now - (self._looked or now), _COUNTED_S), now
         if self.up:

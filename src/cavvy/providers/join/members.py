@@ -1,8 +1,7 @@
-"""The register of joined machines and of invitations to join. Only hashes of their tokens are
-stored.
+"""The register of joined machines and of invitations to join. Only hashes of the tokens are stored.
 
 A machine's token is an HMAC of the machine's name and nonce, keyed with the invitation's token. So
-no token needs to be stored, and a repeated request gets the same token again.
+the server stores no token, and a repeated request gets the same token again.
 """
 
 import base64
@@ -28,7 +27,7 @@ class InvitedMachine:
 
     name: str  # SHA-256 of the invitation's token
     expires_at: datetime
-    machine: str | None = None  # the machine's name; if None, it is derived from its host name
+    machine: str | None = None  # the machine's name; None: derived from its host name
     group: str | None = None
     nonce: str = ""
     used_by: str = ""
@@ -45,7 +44,7 @@ class MemberMachine:
     group: str | None = None
     heard_at: datetime | None = None
     dismissed: bool = False
-    there: bool = False  # whether it was connected at the last check
+    there: bool = False  # whether the machine was connected at the last check
 
 
 class MachineRegister:
@@ -122,7 +121,7 @@ class MachineRegister:
         machine."""
         member = self._of(token)
         if member is None:
-            await self.refresh()  # it may have joined through another server
+            await self.refresh()  # the machine may have joined through another server
             member = self._of(token)
         if member is None:
             raise Refused("this machine was dismissed, or never joined")

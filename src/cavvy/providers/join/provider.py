@@ -129,7 +129,7 @@ class JoinProvider:
     async def whoami(self) -> Sequence[tuple[str, str]]:
         node_endpoint = self._context.node_endpoint
         said = [("address", node_endpoint.address)] if node_endpoint is not None else []
-        # This runs in a command, but only the server knows its machines.
+        # `whoami` runs in a command, but only the server knows its machines.
         return [
             *said,
             (

@@ -5,7 +5,7 @@ token=${1:-}
 cavvy_start || exit 1
 cavvy_fetch "$far" "$far.pyz" || exit 1
 export CAVVY_JOIN_TOKEN="$token"
-# $CAVVY_PYTHON is several words where a Python was brought.
+# If a Python was fetched, $CAVVY_PYTHON consists of several words.
 set -- -I -S "$CAVVY_FOLDER/$far.pyz" "$CAVVY_ADDRESS" "$CAVVY_PIN" "$place" "$CAVVY_FOLDER" "$CAVVY_PYTHON"
 case $mode in
   --background)

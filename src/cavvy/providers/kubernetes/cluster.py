@@ -66,7 +66,7 @@ SPOT = (
     ("kubernetes.azure.com/scalesetpriority", "spot"),
 )
 _MIB = 1024 * 1024
-_STEP_MIB = 256  # memory is rounded down to this step, since equal nodes differ slightly
+_STEP_MIB = 256  # memory is rounded down to this step, since nodes of one kind differ slightly
 
 
 class ResourceAmount(NamedTuple):
@@ -98,8 +98,8 @@ _NOTHING = ResourceAmount()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesNode:
-    """One kind of accelerators on one node: the resources that jobs may use, and the free part of
-    them.
+    """One node with one kind of its accelerators: the resources that jobs may use, and the free
+    part of these.
     """
 
     name: str
@@ -249,8 +249,8 @@ def _find_spot_label(labels: Object) -> str:
 
 
 def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
-    """The amounts in a table of quantities. `pods` is the number of pods if the table does not name
-    one.
+    """The amounts in a table of quantities. `pods` is the number of pods if the table does not
+    state a number.
     """
     return ResourceAmount(
         cpus=read_quantity(table.get("cpu", 0)),
@@ -263,9 +263,9 @@ def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
 def requested(pod: Object, resource: str) -> ResourceAmount:
     """The resources that a pod takes from its node, as the scheduler counts them.
 
-    This is the sum of the requests of its containers and sidecars, or the peak during startup if an
-    init container and the sidecars started before it need more. If the pod as a whole requests CPUs
-    or memory, that request replaces the sum.
+    The scheduler sums the requests of the pod's containers and sidecars. If an init container and
+    the sidecars started before it need more during startup, this peak counts instead. If the pod as
+    a whole requests CPUs or memory, that request replaces the sum.
     """
     spec = pod["spec"]
     sides, peak = ResourceAmount(), ResourceAmount()

@@ -500,7 +500,7 @@ class ClusterContext:
         # If no pod has started, delete the pods without a grace period: old kubelets need a minute
         # to end a pod while its volumes are being mounted.
         await self._drop_pods(record, None if begun else _AT_ONCE)
-        if not begun:  # otherwise Kueue would free the quota during the pods' grace period
+        if not begun:  # for started pods, this would free the quota before they have ended
             await self._leave_queue(record)
 
     async def _drop_pods(self, record: PodGangRecord, options: Object | None = None) -> None:
@@ -521,8 +521,8 @@ class ClusterContext:
             version = await find_kueue(self.api)
             await self.api.drop(f"{version}/namespaces/{namespace}/workloads/{record.name}")
         except ApiServerRefused as error:
-            # If the user may not delete it, Kueue itself decides when to free the quota. Without
-            # Kueue, no object holds the pods.
+            # If the user may not delete the workload object, Kueue decides when to free the quota.
+            # Without Kueue, there is no such object.
             if error.status not in (403, 404):
                 raise
 
@@ -553,7 +553,7 @@ def part_of_offer(offer: Offer) -> ResourceAmount:
 def _sort_refusal(error: ApiServerRefused, limits: Sequence[str]) -> ProviderError:
     """Return the provider error for a refusal: NoCapacity if others have used up a quota,
     QuotaTooSmall if a quota or LimitRange is too small for the gang even when unused. `limits` are
-    the names of the LimitRanges that may have refused it.
+    the names of the LimitRanges that may have caused the refusal.
     """
     if limits:
         return QuotaTooSmall(f"LimitRange {' or '.join(limits)}: {error}")

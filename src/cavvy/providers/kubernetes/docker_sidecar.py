@@ -10,9 +10,10 @@ Object = dict[str, Any]
 
 _CLIENT_IMAGE = "docker:29-cli"
 _CACHE = "/cavvy/docker-cache"
-# Starts an engine in the first folder of the cache that no other engine uses. The program inherits
-# the lock, so that the folder is free again when the engine has ended, however it ends. Before, the
-# containers of earlier pods lose their restart policy, because Docker would start them again.
+# Starts an engine in the first folder of the cache that no other engine uses. The engine inherits
+# the lock on its folder, so the folder is free again once the engine has ended, even after a crash.
+# Before the start, the containers of earlier pods lose their restart policy, because Docker would
+# start them again.
 TAKE_FOLDER = """\
 flag=$1; shift
 n=0
@@ -29,7 +30,8 @@ if [ -d "$0/$n/containers" ]; then
 fi
 exec "$@" "$flag=$0/$n"
 """
-_TOOLS = "/cavvy/docker"  # the client, its plugins and its configuration
+# the client, its plugins and its configuration
+_TOOLS = "/cavvy/docker"
 # The paths where the work finds the client and its plugins, keyed by their names in `_TOOLS`
 _CLIENT_PATHS = {
     "docker": "/usr/local/bin/docker",
@@ -44,7 +46,7 @@ class DockerEngine:
     image: str
     data: str  # the folder where the engine stores images and layers
     program: tuple[str, ...]  # the image's own command
-    root: str  # the engine's option for another data folder
+    root: str  # the engine's option that sets the data folder
     socket_dir: str
     container: Object  # fields of the engine's container
     ready: tuple[str, ...]  # a command that fails until the engine answers
@@ -162,7 +164,7 @@ def overlay_task(pod: Object, options: Mapping[str, Any], project: str) -> Objec
 
 def _make_sidecar(engine: DockerEngine, cached: str, socket: Object) -> Object:
     """The engine's container. `cached` is the project's folder in the claim, or "" without a
-    cache. Two engines must not share a data folder, so each takes a free one in that folder.
+    cache. Two engines must not share a data folder, so each engine takes a free subfolder.
     """
     data = {"name": "docker-data", "mountPath": engine.data}
     command: Object = {}

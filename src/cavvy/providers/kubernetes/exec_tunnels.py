@@ -17,8 +17,8 @@ from cavvy.providers.kubernetes.pods import CONTAINER
 _FRAME = struct.Struct("!cII")
 _OPEN, _DATA, _CLOSE, _REMOVED = b"O", b"D", b"C", b"R"
 _CHUNK = 64 * 1024
-# A kubelet needs at least 0.3 s to mount the volumes of a new pod. Attempts before that would slow
-# the kubelet down.
+# A kubelet needs at least 0.3 s to mount the volumes of a new pod. Earlier attempts to connect
+# would slow the kubelet down.
 _BEFORE_S = 0.35
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.08, 1.0
 _FAREWELL_S = 0.5
@@ -40,7 +40,7 @@ class ExecTunnels:
         self.problems: dict[str, str] = {}
 
     def follow(self, pod: str, *, runs: bool) -> None:
-        """Keep a tunnel to this pod. If the pod is known to run, try to open it at once."""
+        """Keep a tunnel to this pod. If the pod is known to run, try to open the tunnel at once."""
         if pod not in self._tasks:
             self._wake[pod] = asyncio.Event()
             self._tasks[pod] = asyncio.create_task(self._keep(pod))

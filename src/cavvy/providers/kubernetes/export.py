@@ -40,7 +40,7 @@ def make_export(
     node: KubernetesNode | None = None,
 ) -> str:
     """The manifests as YAML documents. `node` is one of the offer's nodes. Comments at the top list
-    what the pods do not do without Cavvy.
+    the features that the pods lack without Cavvy.
     """
     documents = [] if nodes == 1 else [_service(task)]
     place = node or _guess_node(task.resources)

@@ -20,7 +20,7 @@ from cavvy.providers.kubernetes.cluster import KubernetesNode, find_resource, re
 from cavvy.providers.kubernetes.options import Toleration
 
 Object = Mapping[str, Any]
-# given a provider and an instance type, returns an offer of it
+# returns the offer for a provider and its instance type
 FindInstance = Callable[[str, str], Offer | None]
 
 KARPENTER, COMPUTE_CLASSES = "karpenter.sh/v1/nodepools", "cloud.google.com/v1/computeclasses"

@@ -60,7 +60,9 @@ async def _try(
 
 
 def _list_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The paths and values of the fields. A list is one field, except the first container's."""
+    """The paths and values of the fields. Each list counts as one field; only the first container
+    is divided into its own fields.
+    """
     if isinstance(value, Mapping) and value:
         for key, each in value.items():
             yield from _list_leaves(each, (*path, key))

@@ -5,7 +5,8 @@ from typing import Any
 
 Object = dict[str, Any]
 
-# The fields that identify a list item, in order of preference. Items without these are appended.
+# The fields that identify a list item, in order of preference. List items without any of these
+# fields are appended.
 _KEYS = ("mountPath", "devicePath", "containerPort", "name", "key", "ip", "topologyKey")
 # The fields that Cavvy needs in order to find its pods and to run its agent in them.
 _OWN = (

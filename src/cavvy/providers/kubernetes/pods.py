@@ -21,7 +21,7 @@ CONTAINER = "work"
 INSTALLATION, GANG, RANK = "cavvy/installation", "cavvy/gang", "cavvy/rank"
 RESERVE = timedelta(seconds=15)  # time for the agent's last messages after the work's grace period
 _LEAST_GRACE = timedelta(seconds=30)  # Kubernetes' own default
-# added because the pod's active deadline also includes the time for pulling images
+# added to the pod's active deadline, which includes the time for pulling images
 _BOOT = timedelta(minutes=25)
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _RUN = "/cavvy/run"
@@ -132,7 +132,7 @@ def _pod_spec(
     if not spec.offer.accelerator_count:
         env.append(
             {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
-        )  # otherwise some images make all GPUs of the node visible
+        )  # without this, some images make all GPUs of the node visible
     container = {
         "name": CONTAINER,
         "image": spec.image or options.image,
@@ -292,8 +292,8 @@ def make_claim(volume: Volume, nodes: int) -> Object:
 
 
 def _plain(labels: Mapping[str, str]) -> dict[str, str]:
-    """The user's tags that are valid as Kubernetes labels, as such labels. An annotation holds all
-    tags.
+    """Labels for those of the user's tags that are valid as Kubernetes labels. An annotation holds
+    all tags.
     """
     fit = {
         name: value

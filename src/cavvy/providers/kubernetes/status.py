@@ -15,11 +15,13 @@ from cavvy.providers.kubernetes.pods import CONTAINER, RANK, pod_name
 
 Object = Mapping[str, Any]
 
-_LAUNCH = timedelta(seconds=60)  # pods that are missing for longer than this were deleted
+# a pod that is missing for longer than this was deleted
+_LAUNCH = timedelta(seconds=60)
 # pods may fail to pull or start for this long, since a registry or a container runtime may fail
 # briefly
 _PULLS = timedelta(minutes=2)
-_SCALES = timedelta(minutes=20)  # the longest wait for a pool to add nodes
+# the longest wait for a pool to add nodes
+_SCALES = timedelta(minutes=20)
 # another pod may have taken the node's free resources since Cavvy checked the node
 _UNPLACED = timedelta(seconds=30)
 _UNLIKELY = frozenset(
@@ -80,7 +82,7 @@ class PodGangRecord:
     seen: tuple[PodRank, ...] = ()
     pool: str = ""  # the node pool whose autoscaler adds nodes for the gang
     removing_at: datetime | None = None
-    refusal: str = ""  # why Cavvy withdrew the gang before it started
+    refusal: str = ""  # why Cavvy removed the gang before its start
     version: str = ""  # the resource version of the config map
     ended: PodGangEnd | None = None
 
@@ -140,7 +142,7 @@ def read_time(text: object) -> datetime | None:
 
 
 def read_pod(pod: Object, lost: Mapping[str, str], now: datetime) -> PodRank:
-    """Derive the state of one pod. `lost` maps the nodes that do not answer to the reason."""
+    """Derive the state of one pod. `lost` maps each node that does not answer to the reason."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     state = _state(status)
     terminated, running = state.get("terminated") or {}, state.get("running") or {}
@@ -153,7 +155,7 @@ def read_pod(pod: Object, lost: Mapping[str, str], now: datetime) -> PodRank:
         started_at=read_time(running.get("startedAt") or terminated.get("startedAt")),
     )
     deleting = read_time(metadata.get("deletionTimestamp"))
-    # Kubernetes adds the grace period to the time of the deletion, so this may be in the future.
+    # Kubernetes adds the grace period to the time of the deletion, so the sum may be in the future.
     latest = min(deleting or now, now)
     taken = _why_taken(status, deleting is not None)
     if is_over(pod) or terminated:
@@ -194,8 +196,8 @@ def look(
     lost: Mapping[str, str],
     now: datetime,
 ) -> PodGangStatus:
-    """Judge a gang that is not recorded as ended. `pods` are its existing pods; `gone` is the last
-    known state of deleted pods.
+    """Judge a gang that is not recorded as ended. `pods` are the gang's existing pods; `gone` is
+    the last known state of its deleted pods.
     """
     names = record.pods
     ranks = _read_ranks(record, pods, gone, lost, now)

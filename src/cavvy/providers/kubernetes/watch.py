@@ -19,8 +19,8 @@ _OVER = ("Succeeded", "Failed")
 
 
 class PodWatch:
-    """Runs a task that watches the pods until it is closed. When the API server ends a watch, the
-    task starts another.
+    """Runs a task that watches the pods until `close` is called. When the API server ends a watch,
+    the task starts another.
     """
 
     def __init__(self, cluster: ClusterContext, mark: str, changed: Callable[[str], None]) -> None:
@@ -78,7 +78,7 @@ class PodWatch:
             path, {**query, "resourceVersion": version, "timeoutSeconds": "600"}
         ):
             if event["type"] == "ERROR":
-                return  # the version is too old for a watch; list again
+                return  # the resource version is too old for a watch, so list the pods again
             if event["type"] in ("ADDED", "MODIFIED", "DELETED"):
                 self._take(event["object"], gone=event["type"] == "DELETED")
             yield 1

@@ -37,7 +37,7 @@ _NEEDED |= {f"{verb} configmaps" for verb in ("create", "delete", "get", "list",
 _EXEC = {
     "create pods/exec",
     "get pods/exec",
-}  # one of these is needed, depending on the cluster's version
+}  # one of these rights is needed, depending on the cluster's version
 _TRIAL = "cavvy-check"
 # Errors with which the API server refuses every pod with these settings in this namespace. Other
 # refusals may depend on a task's image and size.

@@ -34,8 +34,8 @@ _MICROS_PER_CENT = 10_000
 class LambdaCloud:
     """Implements `Cloud`."""
 
-    # Limits of names, user data and requests are the API's. The listing lag is an assumption, since
-    # Lambda does not document one.
+    # The limits for names, user data and requests are those of the API. The listing lag is an
+    # assumption, since Lambda does not document it.
     traits = CloudTraits(
         name_limit=64,
         tags=True,
@@ -60,7 +60,7 @@ class LambdaCloud:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`, after a call of `offers`."""
+        """Facts for `cavvy check`. Call `offers` first, which finds the unknown accelerators."""
         unknown = [("unknown accelerators", ", ".join(self._unknown))] if self._unknown else []
         return [("API key", KEYS.find(self._settings)[1]), *unknown]
 
@@ -160,7 +160,7 @@ def _read(told: Json) -> CloudMachine:
     return CloudMachine(
         id=str(told["id"]),
         name=str(told.get("name") or ""),
-        state=_STATES.get(status, MachineState.RUNNING),  # an unknown state may be billed
+        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
         address=told.get("private_ip") or told.get("ip"),
         tags={str(each["key"]): str(each["value"]) for each in told.get("tags") or ()},
         preempted=status == "preempted",

@@ -15,16 +15,16 @@ from cavvy.providers.hosts.models import instance_type
 from cavvy.providers.hosts.supervisor import service
 from cavvy.providers.local.offers import PROVIDER, make_host
 
-# The variables of the server's environment that agents inherit. Others may hold secrets.
+# The variables of the server's environment that agents inherit. Other variables may hold secrets.
 KEPT = service.KEPT | {"CONTAINER_HOST"}
 
 
 def make_configs(
     gang: GangSpec, machine: ThisMachine, home: Path, hides: str = "", *, covers: bool = False
 ) -> Sequence[HostAgentConfig]:
-    """One configuration for each rank. The work of the ranks must not see the folder `hides`, and
-    `covers` is whether namespaces can hide it.
-    Raises NoCapacity if the offer or an allocation does not fit this machine.
+    """One configuration for each rank. The work of the ranks must not see the folder `hides`;
+    `covers` states whether namespaces can hide that folder. Raises NoCapacity if the offer or an
+    allocation does not fit this machine.
     """
     host = make_host(machine)
     if gang.offer.provider != PROVIDER or gang.offer.region != machine.hostname:

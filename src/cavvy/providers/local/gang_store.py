@@ -61,12 +61,13 @@ class LocalRank:
     courier: LocalProcess | None = (
         None  # the process that delivers the reports of a killed agent, or cleans up after it
     )
-    waits_for: str = ""  # why the rank of a dead agent has not ended yet
+    # why the rank of a dead agent has not ended yet
+    waits_for: str = ""
     # seconds until the next poll, if there is no process to watch; 0 if no poll is planned
     again_s: float = 0
 
     def see(self, intent: LocalIntent) -> NodeSeen:
-        """The observation of this node. It reports no end while processes or reports of a dead
+        """The observation of this node. No end is reported while processes or reports of a dead
         agent are still being handled.
         """
         return NodeSeen(
@@ -176,8 +177,8 @@ class LocalGangStore:
             self._forget()
 
     def empty_trash(self) -> None:
-        """Delete discarded folders. This may take long, and needs no lock. Failed deletions are
-        repeated later.
+        """Delete discarded folders. The deletion may take long, and needs no lock. Failed deletions
+        are repeated later.
         """
         self.has_trash = False
         for path in self._scan("trash"):
@@ -204,7 +205,9 @@ class LocalGangStore:
                 )
 
     def _prepare(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> LocalIntent:
-        """Write the intent and all configurations. A rename makes them all visible at once."""
+        """Write the intent and all configurations. A rename makes all these files visible at
+        once.
+        """
         intent = LocalIntent(
             name=spec.name,
             installation=spec.installation,
@@ -332,8 +335,7 @@ class LocalGangStore:
         return RankDeath(at=self._died_at(intent, folder, process), in_order=in_order)
 
     def _rest_lives(self, gang: str, number: int, at_once: bool) -> timedelta | None:
-        """How long processes of a dead agent's rank have outlived the agent, or None if there are
-        none.
+        """How long processes of a rank have outlived their agent, or None if no process is left.
 
         The agent's reaper should end these processes; those that remain after the reaper's time are
         killed here.
@@ -411,8 +413,9 @@ class LocalGangStore:
         return process
 
     def _died_at(self, intent: LocalIntent, folder: Path, process: LocalProcess | None) -> datetime:
-        """When the agent exited, from its own record. If there is no record, this is the current
-        time if this server has seen the agent running, otherwise the time of its last sign of life.
+        """When the agent exited, from its own record. Without a record, the result is the current
+        time if this server has seen the agent running, or else the time of the agent's last sign of
+        life.
         """
         now = self.now()
         alive_at = now.timestamp() if process in self._seen_alive else None
@@ -448,7 +451,7 @@ class LocalGangStore:
         recorded = note(self.home / "ended" / f"{ended.name}.json", ended)
         self._remembered()[ended.name] = ended
         self._seen_alive -= {rank.process for rank in gang.ranks if rank.process is not None}
-        if recorded:  # otherwise a later server can find the gang only by its folder
+        if recorded:  # if the disk is full, a later server finds the gang only by its folder
             self._discard(self._folder(ended.name))
         return ended
 

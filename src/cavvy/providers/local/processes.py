@@ -75,8 +75,8 @@ def lives(process: LocalProcess) -> bool:
 
 
 def reap(process: LocalProcess) -> int | None:
-    """Reap a child of this process. Returns its exit code, 128 + N if signal N killed it, or None
-    if it is still running or not a child.
+    """Reap a child of this process. Returns the child's exit code, 128 + N if signal N killed the
+    child, or None if the process is still running or is not a child.
     """
     if _identify(process.pid) != (process, True):
         return None
@@ -110,8 +110,8 @@ def list_marked(gang: str, rank: int) -> Sequence[LocalProcess]:
     """The running processes of this user that have the marks of a rank, with their descendants and
     the processes of their sessions.
 
-    The marks are in the environment that a process was started with. A child without them is found
-    through its parent or session.
+    The marks are in the environment that a process was started with. A child process without the
+    marks is found through its parent or session.
     """
     if _HAS_PROC:
         return _find_all(supervised.list_marked(gang, str(rank)))

@@ -145,8 +145,8 @@ class LocalProvider:
         return _READABLE.format("jobs" if self._hides is None else "jobs without an image")
 
     async def _discovered(self) -> ThisMachine:
-        """Return the machine's hardware. Only the first call waits for drivers. Later calls start a
-        refresh in the background, which the calls after them use.
+        """Return the machine's hardware. Only the first call waits for drivers. Later calls return
+        the last result, and refresh an old result in the background.
         """
         if self._refresh is not None and self._refresh.done():
             self._refresh.result()

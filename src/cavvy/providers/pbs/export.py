@@ -10,8 +10,8 @@ from cavvy.providers.pbs.script import format_length, make_chunk
 def make_export(
     task: Task, offer: Offer | None, nodes: int, job_options: JobOptions, gpu_resource: str
 ) -> str:
-    """The script. If `offer` is None, the script requests the accelerators, CPUs and memory named
-    in the task.
+    """The script for qsub. If `offer` is None, the script requests the accelerators, CPUs and
+    memory named in the task.
 
     `pbsdsh` starts the work on the nodes without passing variables on, so the nodes read the
     variables from a file in the folder that the job was submitted from.

@@ -10,7 +10,8 @@ from cavvy.providers.batch.cluster import ClusterQueue, time_limit
 from cavvy.providers.batch.shapes import gpu_of
 from cavvy.providers.batch.system import JobFiles, JobOptions
 
-MARK = "CAVVY_MARK"  # the environment variable that marks an installation's jobs
+# the environment variable that marks an installation's jobs
+MARK = "CAVVY_MARK"
 # As in Slurm's script, only one job can create `started`, and `begun` and `end` describe jobs that
 # the server no longer lists. PBS sends no signal before the walltime ends, so the script itself
 # watches the time.

@@ -33,7 +33,7 @@ DIALECT = BatchDialect(
     elsewhere="unknown queue|queue is not enabled|exceeds.*(limit|maximum)|max_run|insufficient|"
     "unknown resource|illegal value",
     gone="unknown job id|has finished|request invalid for state",
-    environ={"TZ": "UTC"},  # so that qstat prints times in UTC
+    environ={"TZ": "UTC"},  # makes qstat print times in UTC
 )
 _DELETED = "91"  # JOB_SUBSTATE_TERMINATED in PBS's job.h: ended by qdel
 _WALLTIME = -29  # JOB_EXEC_KILL_WALLTIME in PBS's job.h
@@ -141,8 +141,8 @@ def read_cluster(
     """The cluster from PBS's output, with the queues that accept and start jobs. If `gpu` is "",
     the resource `gpu_resource` names the nodes' GPUs.
 
-    A queue uses the nodes that are assigned to it. If there are none, it uses all nodes that are
-    assigned to no queue.
+    A queue uses the nodes that are assigned to it. A queue without assigned nodes uses all nodes
+    that are assigned to no queue.
     """
     name, facts = server
     read = {node: _read_node(node, row, gpu, gpu_resource) for node, row in nodes.items()}
@@ -177,7 +177,9 @@ def _is_usable(queue: Facts) -> bool:
 
 
 def read_row(job: str, facts: Facts, *, spot: bool = False) -> BatchJobRow:
-    """Parse one job from `qstat -f -F json`. PBS also ends jobs of a `spot` queue by itself."""
+    """Parse one job from `qstat -f -F json`. If `spot` is True, a deleted job counts as preempted,
+    since PBS itself may end jobs of the queue.
+    """
     code = facts.get("Exit_status")
     deleted = _text(facts, "substate") == _DELETED
     row = BatchJobRow(

@@ -34,7 +34,7 @@ class PriceQuery:
     machines: Mapping[str, Offer]  # keyed by instance type: vCPUs, memory and accelerators
     today: date
     progress: Callable[[str], None]  # called to report the source's progress
-    pause: Callable[[float], None]  # waits this many seconds between attempts
+    pause: Callable[[float], None]  # called to wait this many seconds between attempts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +57,8 @@ class PriceSource(Protocol):
         """The owner of the list, and how the list is read; shown to users."""
 
     def fetch(self, query: PriceQuery) -> ProviderPrices:
-        """Read the whole list. Raises PriceError, also if the list is incomplete: the result is
-        never partial.
+        """Read the whole list. Raises PriceError, even if only a part of the list is missing: the
+        result is always complete.
         """
 
 

@@ -21,7 +21,7 @@ _FILTER = "serviceName eq 'Virtual Machines'"
 _TERM_MONTHS = {"1 Year": 12, "3 Years": 36, "5 Years": 60}
 _HOURS_PER_MONTH = 730  # Azure's own number: a year has 8,760 hours
 _MOST_PAGES = (
-    5000  # pages; the list has some hundred, and an endless list must not block the refresh
+    5000  # maximum pages: the list has some hundred, and an endless list must not block the refresh
 )
 _MOST_BYTES = 32 << 20  # maximum bytes of one page
 _PASSING = (408, 429, 500, 502, 503, 504)
@@ -190,8 +190,8 @@ def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> tuple[
 
 
 def _without_placeholders(offers: Mapping[str, Offer]) -> tuple[Offer, ...]:
-    """Leave out spot prices that are not lower than the on-demand price: in this list, they mean
-    that there is no spot capacity.
+    """Leave out spot prices that are not lower than the on-demand price: such prices mean that
+    there is no spot capacity.
     """
     usual = {
         (offer.region, offer.instance_type): offer.rate

@@ -91,7 +91,9 @@ class RayDashboard:
         return await self._state("placement_groups", detail="1")
 
     async def usage(self) -> Mapping[str, Object]:
-        """The used and total amounts of each resource by node. They may be some seconds old."""
+        """The used and total amounts of each resource by node. The amounts may be some seconds
+        old.
+        """
         told = _object(await self._ask("GET", "/api/cluster_status"))
         status = ((told.get("data") or {}).get("clusterStatus") or {}).get(
             "loadMetricsReport"
@@ -130,7 +132,7 @@ class RayDashboard:
         return True
 
     async def stop(self, name: str) -> None:
-        """Request that a job stop. It is no error if the job no longer exists."""
+        """Request that a job stop. A job that no longer exists is no error."""
         try:
             await self._ask("POST", f"/api/jobs/{quote(name)}/stop")
         except DashboardRefused as error:
@@ -138,7 +140,7 @@ class RayDashboard:
                 raise
 
     async def forget(self, name: str) -> None:
-        """Delete a job that has ended. It is no error if the job no longer exists."""
+        """Delete a job that has ended. A job that no longer exists is no error."""
         try:
             await self._ask("DELETE", f"/api/jobs/{quote(name)}")
         except DashboardRefused as error:
@@ -161,8 +163,8 @@ class RayDashboard:
         return await loop.run_in_executor(self._threads, self._call_as_known, method, path, body)
 
     def _call_as_known(self, method: str, path: str, body: Object | None) -> object:
-        """Make a call. If it is denied, read the credential files again, and retry once if they
-        have changed.
+        """Make a call. If the call is denied, read the credential files again, and retry once if
+        the files have changed.
         """
         shown = self._shown
         if shown is None:
@@ -196,9 +198,7 @@ class RayDashboard:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Rejects redirects, since these may lead to a proxy's login page, which must not receive the
-    headers.
-    """
+    """Rejects redirects, since a proxy's login page must not receive the request's headers."""
 
     def redirect_request(self, *_: object) -> None:
         return None

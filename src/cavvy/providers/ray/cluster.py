@@ -29,7 +29,8 @@ _SLIVER = 0.001  # the amount of such a resource that a gang requests to select 
 _ACCELERATORS = ("GPU", "TPU", "neuron_cores", "HPU", "NPU")
 _MAKERS = re.compile(r"^(AMD-Instinct|AMD-Radeon|Intel|NVIDIA|aws)-|-(OAM|HF)$", re.IGNORECASE)
 _MIB = 1024 * 1024
-_STEP_MIB = 256  # memory is rounded down to this step, since equal nodes differ slightly
+# memory is rounded down to this step, since nodes of one kind differ slightly
+_STEP_MIB = 256
 # A resource of a whole placement group, as spelled in `cluster_status`. Resources of a single
 # bundle have more digits.
 _RESERVED = re.compile(r"(.+)Group([0-9A-Fa-f]{36})")
@@ -73,8 +74,8 @@ def read_nodes(
     """The nodes that are alive, from /api/v0/nodes, `usageByNode` of /api/cluster_status, and
     /api/v0/placement_groups.
 
-    Usage is some seconds old, while the reservations of placement groups are current. So usage is
-    counted only outside of placement groups.
+    Usage is some seconds old, while the reservations of placement groups are current. So the usage
+    data count only outside of placement groups.
     """
     reserved: dict[str, dict[str, float]] = {}
     for group in groups:

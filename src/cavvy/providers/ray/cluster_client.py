@@ -20,10 +20,8 @@ from cavvy.providers.ray.launch_ledger import KEPT, RayGangRecord
 
 _MISSED = timedelta(
     seconds=60
-)  # a job counts as gone if Ray has not listed it for this long and nothing is reserved for it
-_LONELY = timedelta(
-    minutes=10
-)  # a launch that Ray has not listed for this long has never been granted
+)  # a job counts as gone if Ray has not listed it for this long and it holds no reservation
+_LONELY = timedelta(minutes=10)  # a launch that Ray has not listed for this long was never granted
 _NO_WAY = (
     "nodes of Ray clusters call the server, but `server.tls_listen` is not set; see "
     "docs/guides/ray.md"

@@ -1,5 +1,5 @@
-"""Makes the Ray job of a gang. Its entrypoint contains no secret: it fetches the driver and its
-plan from the server.
+"""Makes the Ray job of a gang. The job's entrypoint contains no secret: the entrypoint fetches the
+driver and its plan from the server.
 """
 
 import json
@@ -19,8 +19,8 @@ _REMOTE = Path(__file__).with_name("remote")
 _TAKES = timedelta(seconds=30)  # time limit for the reservation if gangs may not wait
 RESERVE = timedelta(seconds=15)  # time after the work's grace period, for the agent's last messages
 INSTALLATION, GANG, NODES = "cavvy_installation", "cavvy_gang", "cavvy_nodes"
-# The entrypoint: fetches the plan and checks its hash, so that the source need not be trusted, then
-# runs the plan's driver.
+# The entrypoint fetches the plan and checks its hash, so that the source need not be trusted. Then
+# the entrypoint runs the plan's driver.
 _LINE = """
 import hashlib, http.client, json, ssl, sys, time, urllib.request as web
 context = ssl.create_default_context()

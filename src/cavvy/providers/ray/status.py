@@ -24,7 +24,7 @@ class DriverOutput:
     placed: bool = False
     waits: str = ""
     refused: str = ""
-    left: str = ""  # why the driver ended its agents without being asked
+    left: str = ""  # why the driver ended its agents without a request to do so
 
 
 def gang_of(job: Object, mark: str) -> str:
@@ -136,8 +136,8 @@ def judge(record: RayGangRecord, job: Object, told: DriverOutput, now: datetime)
 
 
 def end(record: RayGangRecord, at: datetime, reason: str, preempted: bool) -> RayGangRecord:
-    """The record of a gang that has ended. Nodes that did not report their own end get the same end
-    time.
+    """The record of a gang that has ended. Nodes that did not report their own end get the end
+    time `at`.
     """
     ranks = tuple(
         rank if rank.ended_at else replace(rank, ended_at=max(at, rank.started_at))

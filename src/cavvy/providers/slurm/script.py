@@ -12,9 +12,9 @@ from cavvy.providers.batch.shapes import gpu_of
 from cavvy.providers.batch.system import JobFiles, JobOptions
 
 # Before the time limit, only the script gets a signal (B:), since a signal to the step would reach
-# the work itself. Only one job can create the folder `started`, so a second job of this gang, after
-# a lost reply or a requeue by Slurm, exits at once. `begun` and `end` describe jobs that slurmctld
-# no longer lists.
+# the work itself. Only one job can create the folder `started`. So if a lost reply or a requeue by
+# Slurm leads to a second job of this gang, the second job exits at once. `begun` and `end` describe
+# jobs that slurmctld no longer lists.
 _SCRIPT = """#!/bin/sh
 # Cavvy: one agent on each node of {name}; see docs/guides/slurm.md.
 umask 077

@@ -47,8 +47,8 @@ _PHASES = {
         BatchPhase.WORKS,
     ),
 }
-# The final states of jobs. CANCELLED means that a person cancelled the job: a job that Cavvy
-# cancels has a gang that is marked as removed.
+# The final states of jobs. CANCELLED means that a person cancelled the job, unless its gang is
+# marked as removed: then Cavvy cancelled the job.
 _ENDS = {
     "COMPLETED": "its agents exited",
     "FAILED": "its agents broke",

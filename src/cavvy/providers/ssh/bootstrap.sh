@@ -1,5 +1,5 @@
-# Says what a host has and makes Cavvy's folder there: sh -s FOLDER INSTALLATION HOST FILE...
-# Nothing but a POSIX shell and mkdir, chmod, uname is needed.
+# Prints facts about a host and creates Cavvy's folder on it: sh -s FOLDER INSTALLATION HOST FILE...
+# Needs only a POSIX shell, mkdir, chmod and uname.
 set -eu
 umask 077
 case $1 in

@@ -32,7 +32,8 @@ class InventoryHost:
 
     name: str
     group: str
-    rate: HourlyRate  # price of one accelerator, or of a node without accelerators
+    # price of one accelerator, or of a node without accelerators
+    rate: HourlyRate
     # False: the host has its own price, so it takes no part in its group's gangs
     in_group: bool = True
     address: str | None = None

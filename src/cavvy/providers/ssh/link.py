@@ -37,12 +37,12 @@ class LinkDependencies:
     """The dependencies that all links of a provider share."""
 
     ways: SshOptions
-    mark: str  # the installation's name in folders
+    mark: str  # the installation's name in the names of folders
     agent: Callable[[], Bundle | None]  # returns None if no agents can be started
     server_address: str  # where agents' requests are sent; if "", requests are not relayed
     cache: Path
     now: Callable[[], datetime]
-    # called with a host, and a gang or None for all its gangs
+    # called with a host, and a changed gang of it (None: all gangs of the host)
     changed: Callable[[str, str | None], None]
 
 
@@ -134,7 +134,7 @@ class SshLink:
         return msgspec.json.decode(out.strip().rpartition(b"\n")[2], type=SupervisorFacts)
 
     async def reaches(self, address: str, port: int) -> bool:
-        """Check from this host if the SSH port of another host answers. This is a second
+        """Check from this host if the SSH port of another host answers. The check is a second
         observation of that host.
         """
         return self.host is not None and await self.host.reaches(address, port)

@@ -39,7 +39,8 @@ from cavvy.providers.ssh.dial import SshOptions
 from cavvy.providers.ssh.inventory import read_inventory
 from cavvy.providers.ssh.link import LinkDependencies, SshLink
 
-_LEARN_AGAIN = timedelta(minutes=10)  # devices change rarely, and drivers answer slowly
+# age at which facts are read again: devices change rarely, and drivers answer slowly
+_LEARN_AGAIN = timedelta(minutes=10)
 # time limits for waiting for hosts whose facts are unknown
 _FIRST_WAIT_S, _HOSTS_WAIT_S = 18.0, 6.0
 _TICK_S, _CALM_S = (
@@ -182,7 +183,7 @@ class SshProvider:
     # Hosts and their facts
 
     def _follow(self) -> None:
-        """Like `_update`, but while the inventory cannot be read, keep using the last one."""
+        """Like `_update`, but while the inventory cannot be read, keep using the last inventory."""
         try:
             self._update()
         except Refused:

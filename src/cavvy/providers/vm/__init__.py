@@ -1,3 +1,3 @@
-"""The layer that clouds of virtual machines share. A cloud supplies six calls and its traits
-(`vm.cloud`); the layer keeps the promises of the provider interface on top of them.
+"""The layer that all clouds of virtual machines share. A cloud implements six calls and states its
+traits (`vm.cloud`); from these, the layer implements the provider interface.
 """

@@ -1,4 +1,4 @@
-"""The abilities of `VmProvider`, for manifests, which must not import what calls a cloud."""
+"""The abilities of `VmProvider`, for manifests, which must not import modules that call a cloud."""
 
 from cavvy.providers.abilities import CHECKS_TASKS, CLOSEABLE, WHO_AM_I
 

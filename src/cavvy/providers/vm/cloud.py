@@ -1,7 +1,7 @@
-"""What a cloud supplies to the layer: six calls, and the traits that the layer must know.
+"""The interface that each cloud implements: six calls, and the cloud's traits.
 
-`CloudFault` is the only error of the six calls. `read_fault` turns a fault into an error of the
-provider interface.
+The six calls raise `CloudFault`, or Refused if a person must set something up. `read_fault` turns a
+fault into an error of the provider interface.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ _LATER = frozenset({409, 425, 429})
 
 
 class BillEnd(StrEnum):
-    """What ends the bill of a machine."""
+    """The event that ends the billing of a machine."""
 
     SHUTDOWN = "shutdown"  # a machine that shuts itself down is no longer billed
     DELETION = "deletion"  # a machine is billed until the API deletes it
@@ -38,45 +38,49 @@ class MachineState(StrEnum):
 
     STARTING = "starting"
     RUNNING = "running"
-    STOPPED = "stopped"  # off, but it still exists: the layer deletes it
+    STOPPED = "stopped"  # switched off, but not deleted; the layer deletes it
     ENDED = "ended"  # deleted, or being deleted: no longer billed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudTraits:
-    """How a cloud behaves. The layer makes up for each ability that a cloud lacks."""
+    """How a cloud behaves. If a cloud lacks one of these abilities, the layer works without it."""
 
-    name_limit: int = 63  # characters of a machine's name; at least 48 of [a-z0-9-]
-    tags: bool = False  # machines carry `MachineRequest.tags`, and `list` returns them
+    name_limit: int = 63  # maximum characters of a machine's name; at least 48 of [a-z0-9-]
+    tags: bool = False  # machines keep `MachineRequest.tags`, and `list` returns the tags
     # a request with a token that was used before returns the machines of the first request
     tokens: bool = False
     # one request starts all machines of a gang or none, each with its own name and user data
     atomic_count: bool = False
-    list_lag: timedelta = timedelta(minutes=2)  # `list` and `get` may miss a younger machine
-    # how long `list` or `get` shows an ended machine; 0 if it disappears at once
+    # `list` and `get` may miss machines that are younger than this
+    list_lag: timedelta = timedelta(minutes=2)
+    # how long `list` or `get` still shows an ended machine; 0 if the machine disappears at once
     ended_listed: timedelta = timedelta(0)
-    launch_every: timedelta = timedelta(0)  # the shortest time between two requests for machines
-    user_data_limit: int = 65536  # bytes
+    launch_every: timedelta = timedelta(0)  # the minimum time between two requests for machines
+    user_data_limit: int = 65536  # maximum size in bytes
     bill_ends: BillEnd = BillEnd.DELETION
-    metadata: MetadataService | None = None  # gives nodes their address; None: the node's own route
+    # tells nodes their address; if None, nodes use their own address on the route to the server
+    metadata: MetadataService | None = None
     quota_codes: frozenset[str] = frozenset()  # codes of faults that mean "the quota is too small"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRequest:
-    """One request for machines. All have the same offer; each has its own name and user data."""
+    """One request for machines. All machines have the same offer; each has its own name and user
+    data.
+    """
 
     gang: GangSpec
     offer: Offer
     names: Sequence[str]
     user_data: Sequence[str]
-    tags: Mapping[str, str] = field(default_factory=dict)  # to be set if the cloud has tags
-    token: str = ""  # the same for each repetition of this request
+    tags: Mapping[str, str] = field(default_factory=dict)  # set if the cloud has tags
+    token: str = ""  # stays the same when the request is repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudMachine:
-    """One machine as the cloud shows it."""
+    """One machine, as the cloud reports it."""
 
     id: str
     name: str
@@ -86,11 +90,11 @@ class CloudMachine:
     created_at: datetime | None = None  # start of the bill; None if the cloud does not report it
     ended_at: datetime | None = None  # end of the bill; None if the cloud does not report it
     preempted: bool = False
-    reason: str = ""  # why it stopped or ended, for users
+    reason: str = ""  # why the machine stopped or ended; shown to users
 
 
 class CloudFault(Exception):
-    """The error that a call returned. `status` is the HTTP status, or 0 without a reply."""
+    """The error that a call returned. `status` is the HTTP status, or 0 if there was no reply."""
 
     def __init__(self, status: int, code: str, message: str = "") -> None:
         super().__init__(f"{code}: {message}" if message else code)
@@ -103,22 +107,22 @@ class CloudFault(Exception):
 
 
 class Cloud(Protocol):
-    """The six calls of a cloud. Each has a time limit and raises only CloudFault, or Refused if
-    the account lacks something that a person must set up.
+    """The six calls of a cloud. Each call has a time limit and raises only CloudFault, or Refused
+    if the account lacks something that a person must set up.
     """
 
     traits: CloudTraits
 
     async def offers(self) -> Sequence[Offer]:
-        """The machines that can be had now, with prices."""
+        """The machines that are available now, with prices."""
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
-        """Request machines; returns their ids in the order of `request.names`. There is one name
-        unless the traits say `atomic_count`.
+        """Request machines; returns their ids in the order of `request.names`. Without the trait
+        `atomic_count`, each request is for one machine.
         """
 
     async def list(self) -> Sequence[CloudMachine]:
-        """All machines of the account, or those that Cavvy made."""
+        """All machines of the account, or only those that Cavvy created."""
 
     async def get(self, machine: str) -> CloudMachine | None:
         """One machine by id; None if the cloud does not know it."""
@@ -133,7 +137,9 @@ class Cloud(Protocol):
 def read_fault(
     cloud: Cloud, fault: CloudFault, what: str, *, making: bool = False
 ) -> ProviderError:
-    """The provider error for a fault; `what` names the call. Set `making` for a `create`."""
+    """The provider error for a fault; `what` names the call. Set `making` if the call was
+    `create`.
+    """
     text = f"{what}: {fault}"
     if making and cloud.is_full(fault):
         return NoCapacity(text)

@@ -1,5 +1,5 @@
-"""API keys: from a file that the settings name, the cloud's usual environment variables, or its
-usual files, in this order. A key never appears in settings, messages or reports.
+"""Finds API keys in a file that the settings name, else in the cloud's usual environment variables,
+else in its usual files. A key never appears in settings, messages or reports.
 """
 
 import os
@@ -14,18 +14,18 @@ from cavvy.providers.base import ProviderSetting, Refused, SettingKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKeySource:
-    """Where the key of a cloud is found. `names` are the names before the key in a file with
-    several values, such as `api_key = KEY`; a file with one word only contains the key itself.
+    """The places of a cloud's API key. In a file with several values, such as `api_key = KEY`, one
+    of `names` precedes the key. A file that consists of one word contains only the key.
     """
 
     provider: str
     variables: Sequence[str]
     files: Sequence[str] = ()
     names: Sequence[str] = ("api_key",)
-    made_at: str  # where a user makes a key
+    made_at: str  # the page where users create a key
 
     def setting(self) -> ProviderSetting:
-        """The setting that names another file."""
+        """The setting that names the file with the key."""
         usual = [*(f"`{each}` in the environment" for each in self.variables)]
         usual += [f"`{each}`" for each in self.files]
         return ProviderSetting(
@@ -35,11 +35,13 @@ class ApiKeySource:
         )
 
     def read(self, settings: Mapping[str, Scalar]) -> str:
-        """Return the key. Raises Refused, with all places that were searched."""
+        """Return the key. Raises Refused with a list of the places that were searched."""
         return self.find(settings)[0]
 
     def find(self, settings: Mapping[str, Scalar]) -> tuple[str, str]:
-        """Return the key and its place. Raises Refused, with all places that were searched."""
+        """Return the key and where it was found. Raises Refused with a list of the places
+        searched.
+        """
         named = settings.get("key_file")
         if named:
             return self._read_file(str(named)) or self._miss([f"{named} (`key_file`)"])

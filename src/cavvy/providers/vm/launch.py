@@ -1,7 +1,8 @@
-"""Starts gangs: all nodes or none, although most clouds start one machine with each request.
+"""Launches gangs: all nodes or none, although most clouds start one machine with each request.
 
-A launch that cannot finish now raises TryAgain and continues in the next call, which the control
-plane makes within 15 seconds. A launch that cannot succeed deletes the machines it has started.
+A launch that cannot be completed now raises TryAgain and continues in the next call, which the
+control plane makes within 15 seconds. A launch that cannot succeed deletes the machines that it has
+started.
 """
 
 import hashlib
@@ -48,8 +49,8 @@ class VmLauncher:
 
     @property
     def most_nodes(self) -> int | None:
-        """The largest gang that can be started before the control plane gives up; None if there is
-        no limit.
+        """The maximum number of nodes that can be started before the control plane gives up; None
+        if there is no limit.
         """
         if self._traits.atomic_count or not self._traits.launch_every:
             return None
@@ -68,7 +69,7 @@ class VmLauncher:
             left = record.leftovers if record else ()
             record = replace(make_record(gang.name, gang.nodes, self._now()), leftovers=left)
         record = adopt(record, shown, self._machines, self._now())
-        await self._ledger.put(record)  # before the first purchase
+        await self._ledger.put(record)  # must be stored before the first purchase
         missing = [node for node in record.nodes if not node.id]
         groups = [missing] if self._traits.atomic_count else [[node] for node in missing]
         for group in groups:
@@ -82,7 +83,7 @@ class VmLauncher:
         await self._ledger.put(replace(record, launched=True))
 
     async def give_up(self, record: VmGangRecord) -> None:
-        """Roll a launch back. What cannot be deleted now is deleted by later calls of `clear`."""
+        """Roll a launch back. Machines that cannot be deleted now are deleted by a later poll."""
         ids = (*record.leftovers, *(node.id for node in record.nodes if node.id))
         nodes = tuple(VmNode(rank=node.rank) for node in record.nodes)
         record = replace(record, nodes=nodes, leftovers=ids, given_up_at=self._now())
@@ -91,7 +92,7 @@ class VmLauncher:
             await self.clear(record)
 
     async def clear(self, record: VmGangRecord) -> VmGangRecord:
-        """Delete the machines that a launch left. Raises TryAgain, Refused."""
+        """Delete the machines that a failed launch left behind. Raises TryAgain, Refused."""
         await self._machines.delete(record.leftovers)
         record = replace(record, leftovers=())
         await self._ledger.put(record)
@@ -130,7 +131,7 @@ class VmLauncher:
     async def _fail(
         self, record: VmGangRecord, group: Sequence[VmNode], error: CloudFault | Refused
     ) -> ProviderError:
-        """Record a failed request, and return the error to raise."""
+        """Record that a request failed, and return the error to raise."""
         if not isinstance(error, CloudFault) or not error.uncertain:
             asked = [replace(node, asked_at=None) for node in group]
             await self._ledger.put(with_nodes(record, asked))
@@ -140,8 +141,8 @@ class VmLauncher:
         return read_fault(self._machines.cloud, error, what, making=True)
 
     def _await_listing(self, record: VmGangRecord, group: Sequence[VmNode]) -> None:
-        """After a lost reply, wait until the cloud must list the machine: raises TryAgain. With a
-        token, the request is repeated at once.
+        """After a lost reply, raise TryAgain until the cloud's listing lag has passed. If the
+        cloud supports tokens, the request may be repeated at once.
         """
         asked = [node.asked_at for node in group if node.asked_at is not None]
         if asked and not self._traits.tokens and self._now() - max(asked) < self._traits.list_lag:
@@ -170,8 +171,8 @@ class VmLauncher:
 def adopt(
     record: VmGangRecord, shown: GangMachines, machines: VmMachines, now: datetime
 ) -> VmGangRecord:
-    """Give nodes without an id the machines that were requested for them, and note what the cloud
-    shows of all nodes.
+    """Find the machines that were requested for nodes without an id, and update all nodes from the
+    cloud's list of machines.
     """
     found: dict[str, list[str]] = {}
     for _, machine in shown.of(record.name):

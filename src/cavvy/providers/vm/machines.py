@@ -1,5 +1,5 @@
-"""The machines of one installation in a cloud: the cloud's calls, with the errors of the provider
-interface, restricted to machines that carry the installation's names.
+"""The machines of one installation in a cloud. Calls the cloud, raises the errors of the provider
+interface, and ignores machines whose names do not belong to the installation.
 """
 
 from collections.abc import Awaitable, Iterable, Sequence
@@ -25,7 +25,7 @@ _UNREADABLE = (KeyError, IndexError, TypeError, ValueError)
 
 
 class GangMachines:
-    """The installation's machines by gang, as `list` showed them."""
+    """The installation's machines by gang, as returned by `list`."""
 
     def __init__(
         self, names: MachineNames, found: Sequence[tuple[MachineName, CloudMachine]]
@@ -35,7 +35,7 @@ class GangMachines:
         self.by_id = {machine.id: machine for _, machine in found}
 
     def of(self, gang: str) -> Sequence[tuple[MachineName, CloudMachine]]:
-        """The gang's machines with the parts of their names."""
+        """The gang's machines, each with the parts of its name."""
         return [each for each in self.found if self._names.same(each[0].gang, gang)]
 
     def alive(self, gang: str) -> Sequence[tuple[MachineName, CloudMachine]]:
@@ -43,7 +43,7 @@ class GangMachines:
         return [each for each in self.of(gang) if each[1].state is not MachineState.ENDED]
 
     def unknown(self, known: Iterable[str]) -> Sequence[str]:
-        """The gangs, as their machines' names state them, that are none of the known ones."""
+        """The gangs in the machines' names that are not among the known gangs."""
         gangs = list(known)
         written = {part.gang for part, _ in self.found}
         return sorted(
@@ -52,7 +52,7 @@ class GangMachines:
 
 
 class VmMachines:
-    """Calls the cloud. Methods raise TryAgain, Refused and, where stated, NoCapacity."""
+    """Calls the cloud. Methods raise TryAgain and Refused; `create` raises CloudFault."""
 
     def __init__(self, cloud: Cloud, names: MachineNames) -> None:
         self.cloud, self.traits, self.names = cloud, cloud.traits, names
@@ -72,7 +72,9 @@ class VmMachines:
         return None
 
     async def delete(self, machines: Iterable[str]) -> None:
-        """Delete machines. All are tried; the first error is raised."""
+        """Delete machines. If some deletions fail, the others are still tried; raises the first
+        error.
+        """
         errors: list[ProviderError] = []
         for each in sorted(set(machines)):
             try:

@@ -1,5 +1,6 @@
 """The provider that all clouds of virtual machines share: `VmProvider` turns a `Cloud` into a
-`Provider`. Nodes fetch the agent with their user data and call the server over TLS.
+`Provider`. Nodes run a script in their user data, which fetches the agent, and call the server over
+TLS.
 """
 
 import asyncio
@@ -25,8 +26,8 @@ from cavvy.providers.vm.status import VmStatus
 
 
 class VmProvider:
-    """Implements `Provider` and the abilities in `vm.abilities`. `whoami` returns the identity that
-    the cloud's author can show; `close` closes the cloud's connections.
+    """Implements `Provider` and the abilities in `vm.abilities`. `identity` returns the cloud's
+    facts for `whoami`; `close` closes the cloud's connections.
     """
 
     def __init__(

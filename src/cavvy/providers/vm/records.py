@@ -1,9 +1,9 @@
 """The layer's records of gangs, and the names by which machines are found if a record is lost.
 
 A machine's name is `cv-MARK-GANG-LAUNCH-RANK-COUNT`. MARK stands for the installation. LAUNCH
-differs between two launches of one gang, so that a machine of an abandoned launch is never taken
-for one of the next. COUNT is the number of nodes, so that an incomplete gang is recognized. A gang
-whose name is too long for the cloud is written as a hash.
+differs between two launches of one gang, so that machines of an abandoned launch are never mistaken
+for machines of the next launch. COUNT is the number of nodes, so that an incomplete gang is
+recognized. If a gang's name is too long for the cloud, GANG is a hash of the name.
 """
 
 import hashlib
@@ -22,14 +22,16 @@ _MARK, _HASH, _LAUNCH = 10, 20, 4  # hexadecimal digits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmNode:
-    """One node. It was requested if `asked_at` is set, and exists if `id` is set."""
+    """One node. If `asked_at` is set, the node's machine was requested; if `id` is set, the machine
+    was created.
+    """
 
     rank: int
     asked_at: datetime | None = None
     id: str = ""
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    unseen: bool = False  # the cloud did not report the end; at `ended_at` the machine was gone
+    unseen: bool = False  # the cloud did not report the end; the machine was gone at `ended_at`
     up: bool = False
     address: str | None = None
     preempted: bool = False
@@ -38,14 +40,17 @@ class VmNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmGangRecord:
-    """One gang. It is launched once all nodes exist; until then it is not reported."""
+    """The record of one gang. The gang is launched once all its nodes exist; until then, it is not
+    reported.
+    """
 
     name: str
-    launch: str  # see the module's description
+    launch: str  # LAUNCH in the module's docstring
     intended_at: datetime
     nodes: tuple[VmNode, ...]
     launched: bool = False
-    removed: bool = False  # machines that appear later are deleted
+    # machines that appear later are deleted
+    removed: bool = False
     # the launch failed and is rolled back; the name may be launched again
     given_up_at: datetime | None = None
     leftovers: tuple[str, ...] = ()  # ids of machines that must be deleted
@@ -53,17 +58,17 @@ class VmGangRecord:
 
     @property
     def ids(self) -> frozenset[str]:
-        """The machines that the gang may keep."""
+        """The ids of the gang's machines that have not ended."""
         return frozenset(node.id for node in self.nodes if node.id and node.ended_at is None)
 
     @property
     def started(self) -> bool:
-        """Whether no launch may change the gang any more."""
+        """Whether the launch is over: further launches do not change the gang."""
         return self.launched or self.removed or self.ended_at is not None
 
 
 class MachineName(NamedTuple):
-    """The parts of a machine's name, without the installation's."""
+    """The parts of a machine's name, without the installation's mark."""
 
     gang: str  # the gang's name, or its hash
     launch: str
@@ -86,7 +91,9 @@ class MachineNames:
         return self._join(parts._replace(gang=_digest(record.name, _HASH)))
 
     def read(self, machine: CloudMachine) -> MachineName | None:
-        """The parts of a machine's name; None if the machine is not this installation's."""
+        """The parts of a machine's name; None if the machine does not belong to this
+        installation.
+        """
         head, fields = f"{_PREFIX}-{self.mark}-", machine.name.rsplit("-", 3)
         if not machine.name.startswith(head) or len(fields) != 4:
             return None
@@ -99,7 +106,9 @@ class MachineNames:
         return MachineName(gang, launch, int(rank), int(count))
 
     def same(self, written: str, gang: str) -> bool:
-        """Whether the first part of a machine's name stands for this gang."""
+        """Whether the gang in a machine's name (`written`) is this gang, given by its name or its
+        hash.
+        """
         return written in (gang, _digest(gang, _HASH))
 
     def _join(self, parts: MachineName) -> str:
@@ -120,8 +129,8 @@ def make_record(name: str, nodes: int, now: datetime) -> VmGangRecord:
 def recall(
     name: str, found: Sequence[tuple[MachineName, CloudMachine]], now: datetime
 ) -> VmGangRecord | None:
-    """The record of a gang whose record was lost, from its machines; None if none of them lives.
-    Of several launches, the most complete one is the gang.
+    """Restore a gang's lost record from its machines. Returns None if all machines have ended. If
+    the machines belong to several launches, the most complete launch is used.
     """
     launches: dict[str, dict[int, CloudMachine]] = {}
     counts: Mapping[str, int] = {part.launch: part.nodes for part, _ in found}
@@ -145,8 +154,8 @@ def recall(
 
 
 def sight(node: VmNode, machine: CloudMachine, now: datetime, *, over: bool) -> VmNode:
-    """The node after its machine was seen; `over` means that the machine is no longer billed. The
-    node's start and end never change.
+    """Update the node from its machine. `over` means that the machine is no longer billed. Once
+    recorded, the node's start and end never change.
     """
     if node.ended_at is not None:
         return node
@@ -167,7 +176,7 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, *, over: bool) -> 
 
 
 def with_nodes(record: VmGangRecord, changed: Sequence[VmNode]) -> VmGangRecord:
-    """The record with these nodes in place of those of the same rank."""
+    """The record, with these nodes replacing the nodes of the same rank."""
     by_rank = {node.rank: node for node in changed}
     return replace(record, nodes=tuple(by_rank.get(node.rank, node) for node in record.nodes))
 

@@ -1,8 +1,8 @@
 """A small client of REST APIs: JSON over HTTPS with a bearer token. Errors become `CloudFault`s.
 
-Each call runs in a thread and has a time limit. Calls that only read are repeated after a lost
-reply, the status 429 or a server error. The launcher repeats all other calls, after it has looked
-whether they took effect.
+Each call runs in a thread and has a time limit. Read-only calls are repeated after a lost reply,
+status 429 or a server error. The launcher repeats all other calls, after it has checked whether
+they took effect.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any
 
 from cavvy.providers.vm.cloud import CloudFault
 
-Json = Any  # a parsed reply; read only by the cloud that asked
+Json = Any  # a parsed reply; only the cloud's own package reads its fields
 ReadError = Callable[[Json], tuple[str, str]]  # an error's code and message
 
 _CALL_S = 30.0
@@ -27,12 +27,14 @@ _MOST_PAGES = 500
 
 
 class RestClient:
-    """Calls one API. `read_key` returns the token, `read_error` reads the body of an error."""
+    """Calls one API. `read_key` returns the token, `read_error` parses the body of an error
+    reply.
+    """
 
     def __init__(self, endpoint: str, read_key: Callable[[], str], read_error: ReadError) -> None:
         self._endpoint = endpoint.rstrip("/")
         self._read_key, self._read_error = read_key, read_error
-        self._threads = ThreadPoolExecutor(8, "rest")  # its own, so that no other provider waits
+        self._threads = ThreadPoolExecutor(8, "rest")  # not shared with others
         self._opener = urllib.request.build_opener(_NoRedirect())
         self._closed = threading.Event()
 
@@ -41,11 +43,11 @@ class RestClient:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def get(self, path: str) -> Json:
-        """Read. Raises CloudFault."""
+        """Send a GET request, repeatedly if necessary. Raises CloudFault."""
         return await self._run(lambda: self._read(path))
 
     async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Json:
-        """Change something: one attempt. Raises CloudFault."""
+        """Send a request that changes something, only once. Raises CloudFault."""
         return await self._run(lambda: self._call(method, path, body))
 
     async def pages(self, path: str, read_next: Callable[[Json], str | None]) -> list[Json]:
@@ -108,13 +110,13 @@ class RestClient:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects, which would carry the token to another address."""
+    """Refuses redirects, which would send the token to another address."""
 
     def redirect_request(self, *_: object) -> None:
         return None
 
 
 def _pause(attempt: int, retry_after: str | None) -> float:
-    """Seconds until the next attempt: the server's wish, or twice as long as the last time."""
+    """Seconds until the next attempt, at most 5: `Retry-After`, or else twice the last pause."""
     wish = float(retry_after) if retry_after and retry_after.isdecimal() else None
     return min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt if wish is None else wish)

@@ -1,9 +1,9 @@
-"""Reports gangs: merges what the cloud lists with the ledger, and deletes machines that no gang
-may keep.
+"""Reports gangs: merges the cloud's list of machines with the ledger, and deletes machines that
+belong to no gang.
 
-A machine that the list does not show is asked for by its id. The node has ended only if the cloud
-does not know the id either, the machine is older than the cloud's listing lag, and the cloud would
-not still list it as ended.
+A machine that is missing from the list is queried by its id. The node has ended only if the cloud
+does not know the id either, the machine is older than the cloud's listing lag, and an ended machine
+would no longer be listed.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ _ABANDONED = timedelta(minutes=20)
 
 
 class VmStatus:
-    """Looks at the gangs of one installation."""
+    """Polls the gangs of one installation."""
 
     def __init__(
         self,
@@ -34,10 +34,11 @@ class VmStatus:
         now: Callable[[], datetime],
     ) -> None:
         self._machines, self._ledger, self._launcher, self._now = machines, ledger, launcher, now
-        self._sighted: dict[str, datetime] = {}  # when this process last saw a machine, by id
+        # keyed by machine id: when this process last saw the machine
+        self._sighted: dict[str, datetime] = {}
 
     async def look(self, name: str | None) -> Sequence[GangSeen]:
-        """The gangs that are launched, with that name or all. Raises TryAgain, Refused."""
+        """The launched gangs: the named one, or all if `name` is None. Raises TryAgain, Refused."""
         shown = await self._machines.list()
         self._sighted |= dict.fromkeys(shown.by_id, self._now())
         await self._recall(shown, name)
@@ -45,7 +46,7 @@ class VmStatus:
             if name in (None, record.name):
                 await self._update(record, shown)
             elif record.given_up_at is not None or record.leftovers:
-                with suppress(ProviderError):  # another gang's machines must not hide this gang
+                with suppress(ProviderError):  # failures for other gangs must not fail this poll
                     await self._update(record, shown)
         found = [
             record
@@ -88,7 +89,7 @@ class VmStatus:
                     await self._ledger.drop(other)
 
     async def _update(self, record: VmGangRecord, shown: GangMachines) -> None:
-        """Bring a record up to date, unless a launch or a removal of this process changes it."""
+        """Bring a record up to date, unless this process is launching or removing the gang now."""
         if not self._ledger.lock(record.name).locked():
             async with self._ledger.lock(record.name):
                 await self._update_locked(record, shown)
@@ -108,7 +109,7 @@ class VmStatus:
         await self._sweep(record, shown)
 
     async def _see(self, record: VmGangRecord, shown: GangMachines) -> VmGangRecord:
-        """The record after a second look at the machines that the list does not show."""
+        """Update the record; machines that are missing from the list are queried by id."""
         nodes = [
             await self._look_again(node)
             if node.id and node.ended_at is None and node.id not in shown.by_id
@@ -146,14 +147,14 @@ class VmStatus:
         )
 
     async def _sweep(self, record: VmGangRecord, shown: GangMachines) -> None:
-        """Delete leftovers, duplicates, and machines that are off or belong to a removed gang. What
-        cannot be deleted now is deleted at the next look.
+        """Delete leftovers, duplicates, and machines that are off or belong to a removed gang.
+        Machines that cannot be deleted now are deleted by the next poll.
         """
         alive = shown.alive(record.name)
         mine = record.ids if not record.removed else frozenset()
         if record.started or record.given_up_at is not None:
             late = {machine.id for _, machine in alive if machine.id not in mine}
-        else:  # the launch goes on: a machine of this launch may be a node's
+        else:  # the launch is in progress, so its machines may belong to nodes
             late = {machine.id for part, machine in alive if part.launch != record.launch}
         late |= {machine.id for _, machine in alive if machine.state is MachineState.STOPPED}
         late |= record.ids if record.removed else set()
@@ -178,7 +179,7 @@ def _asked_at(record: VmGangRecord) -> datetime:
 
 
 def make_seen(record: VmGangRecord) -> GangSeen:
-    """What the control plane learns of a gang."""
+    """The observation of a gang for the control plane."""
     nodes = [node for node in record.nodes if node.id]
     up = all(node.up or node.ended_at is not None for node in nodes)
     state = GangState.RUNNING if up else GangState.STARTING

@@ -2,7 +2,7 @@
 observes and removes them.
 
 The ledger records an intent before any host gets a request, so that every agent that may run is
-found again. A gang is a folder with its name on each of its hosts, so repeated requests start
+found again. Each host of a gang has a folder with the gang's name, so repeated requests start
 nothing twice.
 
 While a host does not answer, the state of its gangs is unknown, not lost. A host is declared dead
@@ -55,8 +55,8 @@ from cavvy.providers.hosts.fleet.status import (
 from cavvy.providers.hosts.remote_calls import LinkLost
 
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
-_WITNESSES = 3  # how many other hosts are asked if they reach a silent one
-_WITNESS_EVERY_S = 60.0  # interval between two rounds of asking other hosts, in seconds of silence
+_WITNESSES = 3  # how many other hosts check whether they reach a silent host
+_WITNESS_EVERY_S = 60.0  # interval between two rounds of such checks, in seconds of silence
 _AT_ONCE = -1.0  # makes the supervisor kill without a grace period
 
 
@@ -202,7 +202,7 @@ class HostFleet:
                 raise problem
         intent = self._ledger.intents.get(
             intent.name, intent
-        )  # the gang may have been removed since
+        )  # the gang may have been removed in the meantime
         if not problems:
             if intent.name in self._ledger.intents:
                 await self._ledger.put(replace(intent, launched=True))
@@ -340,7 +340,7 @@ class HostFleet:
 
     async def _glance(self, host: str) -> HostLook | SilentHost:
         """Return the current state of a host. Callers that arrive during a poll share the next
-        one.
+        poll.
         """
         glance = self._glances.setdefault(host, _Glance())
         asked = asyncio.get_running_loop().time()

@@ -51,6 +51,6 @@ class HostLink(Protocol):
         """Send a request to the supervisor. Raises the errors in this module's docstring."""
 
     async def reaches(self, address: str, port: int) -> bool:
-        """Check from this host if an SSH server answers at the address. This is a second
-        observation of a host that is silent for the server.
+        """Check from this host if an SSH server answers at the address. The check is a second
+        observation of a host that does not answer the server.
         """

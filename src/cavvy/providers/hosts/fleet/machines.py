@@ -21,7 +21,7 @@ from cavvy.providers.hosts.models import (
     say_models,
 )
 
-DeviceShape = tuple[DeviceModel | None, int]  # a model, and a number of accelerators of it
+DeviceShape = tuple[DeviceModel | None, int]  # a model or None, and a number of accelerators
 
 
 class HostEntry(Protocol):
@@ -70,7 +70,7 @@ class SupervisorFacts:
     hostname: str
     user: str
     python: str
-    address: str  # the host's address for others on its network
+    address: str  # the host's address for other hosts on its network
     cpus: int
     memory_mib: int
     disk_gib: int

@@ -12,7 +12,7 @@ from cavvy.providers.hosts.records import AgentExit
 
 class RankState(StrEnum):
     RUNS = "runs"
-    ENDS = "ends"  # its agent is dead, but some of its processes or reports remain
+    ENDS = "ends"  # the agent is dead, but processes or reports of the rank remain
     OVER = "over"
 
 
@@ -55,7 +55,7 @@ class HostLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilentHost:
-    """A host that did not answer a poll. `dead` is set if it counts as dead."""
+    """A host that did not answer a poll. `dead` is set if the host counts as dead."""
 
     problem: str
     dead: bool = False
@@ -63,7 +63,7 @@ class SilentHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """The status of one rank. If `known` is False, its host did not answer."""
+    """The status of one rank. If `known` is False, the rank's host did not answer."""
 
     number: int
     host: str

@@ -22,7 +22,8 @@ SMI = [
     "--query-gpu=index,uuid,name,memory.total,mig.mode.current",
     "--format=csv,noheader,nounits",
 ]
-SMI_TIMEOUT_S = 20.0  # the time limit: nvidia-smi takes seconds if the driver is not loaded
+# time limit: nvidia-smi takes seconds if the driver is not loaded
+SMI_TIMEOUT_S = 20.0
 # The files that describe AMD's and Intel's GPUs, and this process's control groups.
 FACT_FILES = (
     "/sys/class/kfd/kfd/topology/nodes/*/properties",

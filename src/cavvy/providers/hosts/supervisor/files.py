@@ -34,7 +34,7 @@ def write_json(path: str, value: Fields) -> None:
 def write_text(path: str, text: str) -> None:
     """Write a file atomically, readable only by its user. Raises OSError."""
     fresh = f"{path}.{os.getpid()}.new"
-    remove_file(fresh)  # left over, or a link that a job has placed
+    remove_file(fresh)  # the file is left over, or is a link that a job has placed
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "w") as file:

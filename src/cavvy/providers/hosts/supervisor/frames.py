@@ -1,7 +1,7 @@
 """The framing used on every link: a JSON object on a line, followed by `size` bytes.
 
-Both sides use it: the control plane, and the host supervisor or the login-node helper. A frame
-whose object has no `size` has no bytes.
+Both sides of a link use this framing: the control plane, and the host supervisor or the login-node
+helper. A frame whose object has no `size` has no bytes.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ GANG_MARK, RANK_MARK = (
 
 def boot() -> str:
     """An ID of the current boot of the host or, in a container, of the current run of the
-    container. No process survives the end of either.
+    container. No process survives a reboot or the end of the container's run.
     """
     return read_text("/proc/sys/kernel/random/boot_id") + "/" + os.readlink("/proc/self/ns/pid")
 

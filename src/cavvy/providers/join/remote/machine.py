@@ -162,8 +162,8 @@ class SupervisorSession:
         self._over = threading.Event()
         self.wanted_to_leave = False
         self._failure: MachineDismissed | None = None
-        self._lines: list[str] = []  # lines from the supervisor that were not sent yet
-        self._first = 1  # the number of the first of these lines
+        self._lines: list[str] = []  # the supervisor's lines that were not sent yet
+        self._first = 1  # the number of the first line in `_lines`
         self._written = threading.Lock()
         self._news = threading.Condition()
         self._greet(json.loads(facts))

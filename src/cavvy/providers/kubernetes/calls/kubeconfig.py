@@ -153,7 +153,9 @@ def _read(path: Path) -> Mapping[str, object]:
 def _merge(
     files: Sequence[tuple[Path, Mapping[str, object]]], table: str
 ) -> list[tuple[Path, Mapping[str, object]]]:
-    """The rows of a table in all files, each with the folder of its relative paths."""
+    """The entries of one list (such as `users`) in all files, each with the folder of its file,
+    where its relative paths start.
+    """
     lists = ((path.parent, raw.get(table)) for path, raw in files)
     return [
         (folder, row)
@@ -344,7 +346,7 @@ class KubeLogin:
         try:
             ca = cluster.certificate_authority_data
             tls = ssl.create_default_context(cadata=ca.decode() if ca else None)
-            # The CA certificates of many clusters violate RFC 5280, and Python enforces it since
+            # The CA certificates of many clusters violate RFC 5280, which Python enforces since
             # 3.13.
             tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
             if cluster.insecure_skip_tls_verify:

@@ -48,8 +48,8 @@ class UpgradeRefused(Exception):
 
 @contextmanager
 def _reports(what: str) -> Iterator[None]:
-    """Convert the errors of streams to ConnectionBroken. This includes TLS errors and timeouts,
-    which are OSErrors.
+    """Convert the errors of streams to ConnectionBroken, including TLS errors and timeouts, which
+    are OSErrors.
     """
     try:
         yield
@@ -210,8 +210,8 @@ class ServerConnection:
 
 
 class WebSocket:
-    """A stream of messages in both directions. The first byte of each message is a Kubernetes
-    channel.
+    """A stream of messages in both directions. The first byte of each message is the number of a
+    channel in Kubernetes' stream protocol.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -259,8 +259,8 @@ class WebSocket:
             head = struct.pack("!BBH", flags, 128 | 126, length)
         else:
             head = struct.pack("!BBQ", flags, 128 | 127, length)
-        # WebSocket masks protect faulty proxies of plain HTTP. A mask of zeros is valid and costs
-        # nothing.
+        # Masks of WebSocket frames only protect faulty proxies of unencrypted HTTP. A mask of zeros
+        # is valid and needs no computation.
         self._writer.write(head + b"\0\0\0\0" + data)
 
 

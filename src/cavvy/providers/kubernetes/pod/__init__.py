@@ -1,1 +1,1 @@
-"""Programs that run in pods. They import nothing from Cavvy."""
+"""Programs that run in pods. These programs import nothing from Cavvy."""

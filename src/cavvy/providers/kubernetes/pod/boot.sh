@@ -1,4 +1,4 @@
-# The command of each pod: finds a Python for the agent, or waits until `tunnel.sh` brings one.
+# The command of each pod: finds a Python for the agent, or waits until `tunnel.sh` brings a Python.
 run=/cavvy/run
 if [ "$1" != bring ] && command -v python3 >/dev/null 2>&1; then
   exec python3 -I -S /cavvy/agent/init.py

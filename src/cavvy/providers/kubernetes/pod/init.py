@@ -3,9 +3,9 @@ control plane stays silent.
 
 The process runs until the agent has exited. Requests pass through the tunnel that `tunnel.py`
 opens, in frames: a kind, the number of one of the agent's connections, a length, and that many
-bytes. This program uses the standard library only and runs on Python 3.8 or newer; on an older
-Python, it runs `boot.sh bring` to wait for a newer one. The agent is a fork of this process, so
-that the tunnel can open while the agent still loads.
+bytes. This program needs only the standard library of Python 3.8 or newer. On an older Python, it
+runs `boot.sh bring` to wait for a newer Python. The agent is a fork of this process, so that the
+tunnel can open while the agent still loads.
 """
 
 import os
@@ -31,7 +31,7 @@ FRAME = struct.Struct("!cII")
 OPEN, DATA, CLOSE, REMOVED = b"O", b"D", b"C", b"R"
 CHUNK = 65536
 TUNNEL_S = 20.0  # a tunnel that accepts no data for this long counts as broken
-DELIVERY_S = 45.0  # time limit for an agent started with --deliver, which itself tries for 20 s
+DELIVERY_S = 45.0  # time limit for an agent with --deliver, which tries to deliver for 20 s
 SLACK_S = 60.0  # an agent that still runs this long after lease and grace is killed
 
 
@@ -162,7 +162,7 @@ class PodInit:
         connection.close()
 
     def follow(self, agent: int) -> None:
-        """Relay for a second agent, which only delivers the results of the first."""
+        """Relay for a second agent, which only delivers the results of the first agent."""
         self.agent, self.code = agent, None
         self.heard = time.monotonic()
         self.patience_s = DELIVERY_S
@@ -229,7 +229,7 @@ class PodInit:
             if number in self.early:
                 self.send(DATA, number, self.early[number])
             if self.tunnel is not tunnel:
-                return  # the new tunnel broke at once; keep the early data for the next one
+                return  # the new tunnel broke at once; keep the early data for the next tunnel
             self.early.pop(number, None)
 
     def lose_tunnel(self) -> None:

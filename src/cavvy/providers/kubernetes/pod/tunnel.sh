@@ -1,5 +1,5 @@
-# The control plane runs this in a pod: it becomes the tunnel to the first process of the pod, or reports that the
-# pod needs a Python. `tunnel.sh SIZE` reads one from standard input, as a .tar.gz of that many bytes.
+# The control plane runs this script in a pod. The script becomes the tunnel to the first process of the pod, or
+# reports that the pod needs a Python. `tunnel.sh SIZE` reads a Python of SIZE bytes (.tar.gz) from standard input.
 run=/cavvy/run
 if [ -n "$1" ]; then
   rm -rf $run/brought && mkdir $run/brought && head -c "$1" | tar -xzf - -C $run/brought && : >$run/brought/ready

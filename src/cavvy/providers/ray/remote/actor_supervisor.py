@@ -106,7 +106,7 @@ class ActorSupervisor:
             self.wait(5.0)
             code = self.follow(self.start("--deliver"), told=True)
         left = dict(code=code, exit=self.read_exit(), said=self.read_log() if code else "")
-        self.clear()  # before the report, because this process may be killed after it
+        self.clear()  # clear first, because this process may be killed after the report
         tell(**left)
 
     def clear(self) -> None:

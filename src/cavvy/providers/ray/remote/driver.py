@@ -46,8 +46,8 @@ def say(event: str, **more: Any) -> None:
 
 
 class NodeActor:
-    """The actor on one node. It starts the agent's supervisor, which outlives the actor's process
-    so that the work can end in order.
+    """The actor on one node. The actor starts the agent's supervisor, which outlives the actor's
+    process so that the work can end in order.
     """
 
     def __init__(self, rank: int, plan: dict[str, Any]) -> None:
@@ -57,8 +57,8 @@ class NodeActor:
         self.locks = {"begin": threading.Lock(), "wait": threading.Lock()}
 
     def call(self, what: str) -> dict[str, Any]:
-        """Run "begin" or "wait". If a call is repeated because its reply was lost, return the same
-        reply again.
+        """Run the call "begin" or "wait". If a call is repeated because its reply was lost, return
+        the same reply again.
         """
         with self.locks[what]:
             if what not in self.told:
@@ -113,8 +113,8 @@ class NodeActor:
 
 
 class ControlPlaneProbe:
-    """Checks if the control plane answers. If a gang has not reached it for the length of the
-    lease, the gang ends itself.
+    """Checks if the control plane answers. If a gang has not reached the control plane for the
+    length of the lease, the gang ends itself.
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
