@@ -1,7 +1,7 @@
 """Makes commands that install packages for the Python that runs this program, for use in hints.
 
-The commands list the requirements of an extra instead of Cavvy itself, which is not on the package
-index.
+The commands name the requirements of an extra instead of `cavvy[EXTRA]`, because Cavvy is not on
+the package index.
 """
 
 import shlex

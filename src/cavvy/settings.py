@@ -1,5 +1,5 @@
-"""All settings with their units, defaults and consequences, read from a TOML file and the
-environment.
+"""Defines all settings with their units, defaults and consequences, and reads them from a TOML file
+and the environment.
 
 The settings are the rows of `settings.csv`; `python -m cavvy.settings` also writes
 `docs/reference/settings.md` from them.
@@ -29,7 +29,7 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting. The unit is the suffix of the setting's name, or is stated in `text`."""
+    """One setting. The setting's unit is the suffix of its name, or is stated in `text`."""
 
     name: str
     default: Scalar
@@ -43,7 +43,9 @@ class Setting:
 
 
 def _make_setting(row: Mapping[str, str]) -> Setting:
-    """Make a setting: a whole number if the row has a minimum, otherwise a string."""
+    """Make a setting from its row. Its value is a whole number if the row has a minimum, otherwise
+    a string.
+    """
     is_number = row["minimum"] != ""
     return Setting(
         name=row["name"],
@@ -80,7 +82,7 @@ class Settings:
 
 
 def load(environment: Mapping[str, str] | None = None) -> Settings:
-    """Read the file named by CAVVY_CONFIG (or the default one, if it exists), then
+    """Read the file that CAVVY_CONFIG names (or the default file, if it exists), then the
     CAVVY_<TABLE>_<KEY> variables.
 
     Raises SettingsError for a file that cannot be read, an unknown key or a value of the wrong
@@ -185,7 +187,7 @@ def _providers(given: object, file: Path) -> dict[str, dict[str, Scalar]]:
 
 
 def _hint_flat(key: str, value: object) -> str:
-    """A hint for a value that is a list or a table: a list must be written as one text."""
+    """A hint for a value that is a list or a table. A list must be written as one string."""
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
         return f'write one string: {key} = "{", ".join(value)}"'
     return "docs/reference/providers.md lists the settings of each provider"
@@ -210,8 +212,8 @@ def _checked(name: str, value: object, where: str) -> Scalar:
 
 
 def _scalar(text: str, name: str | None) -> Scalar:
-    """The value of a variable: its text parsed as TOML, or the plain text for text settings and
-    invalid TOML.
+    """The value of an environment variable: its text parsed as TOML, or the text itself if the
+    setting is a string or the text is not valid TOML.
     """
     setting = _BY_NAME.get(name) if name else None
     if setting is not None and isinstance(setting.default, str):

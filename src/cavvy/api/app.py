@@ -81,7 +81,7 @@ def make_app(app_state: AppState) -> Application:
     for kind in (
         ApiProblem,
         *KNOWN,
-    ):  # a handler for Exception alone would log each of these errors as a fault
+    ):  # starlette would log these errors as faults if only Exception had a handler
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
@@ -110,7 +110,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
     return _answer(problem)
 
 
-_FORMS: Mapping[str, str] = {  # pattern of a name -> what the pattern allows, in words
+_FORMS: Mapping[str, str] = {  # pattern of a name -> description of the allowed characters
     r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$": "may contain only a-z, 0-9 and, between them, -",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "may contain only letters, digits and _, "
     "and must not begin with a digit",
@@ -124,7 +124,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 
 
 def _invalid(loc: Sequence[str | int], type: str, msg: str, **about: Any) -> str:
-    """What is wrong with a parameter of a request: "project: 'A B' may contain only ..."."""
+    """Describe what is wrong with a request's parameter: "project: 'A B' may contain only ..."."""
     name = next((part for part in reversed(loc) if isinstance(part, str)), "the request")
     given, limits = about.get("input"), about.get("ctx") or {}
     match type:

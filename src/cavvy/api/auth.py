@@ -1,8 +1,9 @@
-"""Checks tokens before a request reaches the application, as plain ASGI, and records the time of
-the last user request.
+"""ASGI middleware that checks tokens before a request reaches the application, and records the time
+of the last user request.
 
-/v1/health and files by hash need no token. /agent/v1 accepts only tokens of gangs, /nodes/v1 only
-tokens of joined machines, and all other routes only the user's token.
+/v1/health, files by hash and the script that joins a machine need no token. /agent/v1 accepts only
+tokens of gangs, /nodes/v1 only tokens of joined machines, and all other routes only the user's
+token.
 """
 
 import time

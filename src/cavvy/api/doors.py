@@ -1,9 +1,9 @@
 """Limits what a connection may cost before it shows a token: the bytes and the time of a request's
 head, the time of a TLS handshake, and the number of waiting connections.
 
-At every read, httptools joins all pieces of an unfinished header again, and uvicorn limits neither
-the size of a header nor the time that it may take. Without limits, a header of 64 MiB blocked the
-only request thread for 30 s.
+Whenever data arrives, httptools copies all earlier parts of an unfinished header again. uvicorn
+limits neither the size of a header nor the time until it is complete. Without limits, a header of
+64 MiB blocked the only request thread for 30 s.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from cavvy.api.auth import is_open
 from cavvy.api.node_listener.tls import TlsContexts
 from cavvy.api.state_dir import peer_is_us
 
-# maximum bytes of a head; Cavvy's client has the same limit, nginx 32 KiB, h11 64 KiB
+# maximum bytes of a head. Limits elsewhere: Cavvy's client 64 KiB, nginx 32 KiB, h11 64 KiB
 HEAD_BYTES = 64 * 1024
 HEADERS = 100  # maximum number of headers; http.client and Apache have the same limit
 HEAD_S = 10.0  # seconds for a complete head, and for a TLS handshake
@@ -30,14 +30,14 @@ WAITING = 512  # maximum number of connections without a request, per listener
 WAITING_EACH = 64  # maximum number of connections without a request, per address
 _ACCEPTED = 100  # maximum number of connections accepted per call
 _REST_S = 1.0  # seconds that the listener pauses when the process has no free file descriptors
-_LINGER_S = 1.0  # seconds to send the refusal of a head while the peer keeps sending
+_LINGER_S = 1.0  # seconds until a connection is aborted after its closing answer
 _DISCARDED = 1024 * 1024  # maximum bytes of a body that are read after its answer was sent
 _log = logging.getLogger(__name__)
 
 
 class Waiting:
-    """Connections that have not sent a request, oldest first. If there are too many, the oldest one
-    is closed: a well-behaved client would have sent its request long before.
+    """Connections that have not sent a request, oldest first. If there are too many, the oldest
+    connection is closed, because a well-behaved client sends its request soon.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._discarded = 0
         self._whole = True  # False while a request is only partly read
         self._in_head = False
-        self._proven = False  # the connection has shown a valid token
+        self._proven = False  # whether a request on this connection had a valid token
         self._timer: asyncio.TimerHandle | None = None
         self._address = ""
 
@@ -146,7 +146,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._rest, self._whole = 0, True
-        if self.cycle.response_complete:  # the next head has its own time limit
+        if self.cycle.response_complete:  # the next request's head gets its own time limit
             self._stop_timer()
         super().on_message_complete()
 
@@ -156,7 +156,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._wait(timed=not self._whole)
 
     def send_400_response(self, msg: str) -> None:
-        """Called when the parser fails, which `_count` also causes."""
+        """Called when the parser fails, or when `_count` has made it fail."""
         if self._refusal:
             self._refuse(self._refusal)
         else:
@@ -177,7 +177,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._rest = 0
         if self._head > HEAD_BYTES or len(self.headers) >= HEADERS:
             self._refusal = 431
-            # an error here makes the parser fail
+            # this error makes the parser fail, which calls `send_400_response`
             raise ValueError("the request's header is too large")
 
     def _refuse(self, status: int) -> None:
@@ -190,7 +190,7 @@ class BoundedHttp(HttpToolsProtocol):
     def _end(self) -> None:
         self.transport.pause_reading()
         self.transport.close()
-        self.loop.call_later(_LINGER_S, self.transport.abort)  # TLS would wait for the peer
+        self.loop.call_later(_LINGER_S, self.transport.abort)  # closing TLS would wait for the peer
 
     def _wait(self, *, timed: bool = True) -> None:
         if not self._proven:
@@ -283,7 +283,7 @@ def _shut(connection: socket.socket) -> None:
 
 
 class BoundedServer(uvicorn.Server):
-    """Serves listeners with limits on their connections; its owner handles signals."""
+    """Serves listeners with limits on their connections. The caller handles signals."""
 
     def __init__(self, app: Any, certificate: str | None = None, scope_mark: str = "") -> None:
         self.waiting = Waiting()

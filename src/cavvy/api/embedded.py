@@ -1,7 +1,7 @@
 """The process of the embedded server: one per state folder, in the background. It exits when idle.
 
 `cavvy.client.launch` starts it as `python -m cavvy.api.embedded --ready-fd N`. Through the pipe N,
-the process reports that it serves requests, that another server already does, or why the start
+the process reports that it serves requests, that another server runs already, or why the start
 failed.
 """
 
@@ -39,7 +39,7 @@ _log = logging.getLogger("cavvy.server")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until stopped, and return the exit code."""
-    # imports create little garbage; without collections, the start takes a tenth less time
+    # imports create little garbage; without garbage collection, the start takes a tenth less time
     gc.disable()
     word = _Word(_read_fd(sys.argv[1:] if arguments is None else arguments))
     try:
@@ -159,7 +159,7 @@ class _Server:
         servers = _make_servers(auth, [listener, *extra], node_endpoint)
         async with asyncio.TaskGroup() as group:
             serving = [group.create_task(server.serve(own)) for server, own in servers]
-            # uvicorn reports its start only by this flag
+            # uvicorn has no event for its start, only this flag
             while not (  # noqa: ASYNC110
                 all(server.started for server, _ in servers) or any(each.done() for each in serving)
             ):
@@ -230,7 +230,7 @@ class _Server:
 
 
 class _Word:
-    """Reports once to the starting process whether the start succeeded."""
+    """Reports once, to the process that started this server, whether the start succeeded."""
 
     def __init__(self, ready_fd: int | None) -> None:
         self._fd = ready_fd
@@ -246,7 +246,7 @@ class _Word:
             return
         with contextlib.suppress(
             OSError
-        ):  # the process that started this server has ended; later commands will find the server
+        ):  # the starting process has ended; later commands will find the server
             os.write(
                 self._fd,
                 encode(StartupReport(state=state, code=code, message=message, hint=hint)) + b"\n",

@@ -1,5 +1,5 @@
-"""Keeps track of the commands that users run in the environment of a job. Users request them and
-agents run them; their output is kept in memory until it is read.
+"""Keeps track of the commands that users run in the environment of a job. Agents run these
+commands; the server keeps their output in memory until users read it.
 
 When the server stops, the commands end; the waiting command line tools are notified and start their
 commands again.
@@ -14,8 +14,8 @@ from cavvy.api.notifier import ChangeNotifier
 _KEPT_BYTES = (
     8 * 1024 * 1024
 )  # maximum bytes of output that no client has read yet; older bytes are dropped
-_SESSION_BYTES = 4 * 1024 * 1024  # maximum bytes in transit, in each direction
-_PIECE = 256 * 1024  # maximum bytes of one answer
+_SESSION_BYTES = 4 * 1024 * 1024  # maximum unread bytes of a session, in each direction
+_PIECE = 256 * 1024  # maximum bytes of input in one answer
 # after this many seconds without a request for output, the user is considered gone
 _ABANDONED_S = 90.0
 _KEPT_EXECS = 64  # maximum number of ended commands that are kept
@@ -23,19 +23,19 @@ _KEPT_EXECS = 64  # maximum number of ended commands that are kept
 
 @dataclass(slots=True, kw_only=True)
 class JobExec:
-    """One command. One command. `data` holds the output from the offset `start` on."""
+    """One command. `data` holds the output from the offset `start` on."""
 
     id: str
     job_id: str
     gang: str
     rank: int
     command: list[str]
-    told: bool = False  # whether the command was sent to its agent, which may not have received it
+    told: bool = False  # whether the command was sent to its agent, perhaps without success
     taken: bool = False  # whether the agent has answered, so that the command is not sent again
     start: int = 0
     data: bytearray = field(default_factory=bytearray)
     exit_code: int | None = None
-    # whether this is a remote session, which has input and output and loses no bytes
+    # whether this is a remote session, which has input and output without loss
     session: bool = False
     input: bytearray = field(default_factory=bytearray)
     input_start: int = 0
@@ -144,7 +144,7 @@ class JobExecs:
         return found.input_start + len(found.input)
 
     def input_of(self, exec_id: str, gang: str, rank: int, offset: int) -> tuple[bytes, bool]:
-        """The input from this offset on, for the agent, and whether the input ends there."""
+        """The input for the agent from this offset on, and whether no more input follows."""
         found = self._all.get(exec_id)
         if found is None or (found.gang, found.rank) != (gang, rank) or found.exit_code is not None:
             return b"", True

@@ -22,8 +22,8 @@ class ChangeNotifier:
                     future.set_result(None)
 
     def listen(self, keys: Iterable[str]) -> "ChangeListener":
-        """Create a listener for these keys. Enter it before reading the state, so that no change
-        between the read and the wait is missed.
+        """Create a listener for these keys. Enter the listener before you read the state, so that
+        it misses no change between the read and the wait.
         """
         return ChangeListener(self, tuple(keys))
 
@@ -46,7 +46,7 @@ class ChangeNotifier:
 
 
 class ChangeListener:
-    """One request that waits; used as a context manager."""
+    """A request that waits for changes; used as a context manager."""
 
     def __init__(self, watch: ChangeNotifier, keys: tuple[str, ...]) -> None:
         self._watch, self._keys = watch, keys

@@ -90,7 +90,8 @@ async def open_state(
     Raises StoreError, ProviderError.
     """
     url = database or f"sqlite:///{home.file('cavvy.db')}"
-    # If the database was lost, its nodes can still be found and removed by this installation id.
+    # The file keeps the installation id. If the database is lost, nodes can still be found by this
+    # id.
     kept = read_text(home.file("installation")) if database is None else None
     store = open_store(url, journal="delete" if home.shared else "wal", installation=kept)
     await store.open()
@@ -155,7 +156,7 @@ def _make_state(
 
 
 def make_deposits(settings: Settings, root: Path) -> DepositDependencies:
-    """What the server provides to apply results that nodes stored in a bucket."""
+    """Make the services for applying results that nodes stored in a bucket."""
     return DepositDependencies(
         url=settings.text("server.results_url"),
         logs=LogStore(root / "logs", limit=settings.whole("logs.job_mib") * _MIB),
@@ -235,8 +236,8 @@ def make_dependencies(
     address: str,
     storage: Path,
 ) -> ControlPlaneDependencies:
-    """What the server provides to the control plane: the address that agents use, decrypted
-    secrets, and the folders that outlive attempts.
+    """Make the services that the server provides to the control plane: the address that agents use,
+    decrypted secrets, and the folders that outlive attempts.
     """
 
     async def open_secrets(project: str, names: Sequence[str]) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Describes routes whose bodies and answers are msgspec structs, so that the OpenAPI document is
 complete.
 
-FastAPI documents paths and parameters. The schemas come from the structs when the document is first
-requested.
+FastAPI documents paths and parameters. The schemas are made from the structs when the document is
+first requested.
 """
 
 from collections.abc import Sequence
@@ -46,8 +46,8 @@ def document(
     gives: bool = False,
     headers: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The arguments for a route's decorator. `sends` means that the request body is raw bytes, and
-    `gives` that the answer is.
+    """The arguments for a route's decorator. `sends` means that the request's body is raw bytes,
+    and `gives` that the answer's body is.
     """
     body = {"required": sends or _is_required(ask), "content": _BYTES if sends else _content(ask)}
     return {
@@ -64,7 +64,7 @@ def document(
 
 
 def _is_required(ask: type[msgspec.Struct] | None) -> bool:
-    """Whether the body has a field without a default, so that the body is required."""
+    """Whether the body is required, because one of its fields has no default."""
     return ask is not None and any(field.required for field in msgspec.structs.fields(ask))
 
 
@@ -75,7 +75,7 @@ def _success(content: dict[str, Any], headers: Sequence[str]) -> dict[str, Any]:
 
 
 def _failures(errors: Sequence[str]) -> dict[int | str, dict[str, Any]]:
-    """The answers for these error codes, by HTTP status."""
+    """The documented answers for these error codes, by HTTP status."""
     found: dict[int | str, dict[str, Any]] = {}
     for code in ("unauthorised", "invalid-request", "internal", *errors):
         known = CODES[code]

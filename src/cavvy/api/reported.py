@@ -1,8 +1,8 @@
 """Decodes messages of agents. The type, range and length of each field are checked separately.
 
-Nodes are not trusted, and an agent would resend a message forever if the answer were an error. So a
-batch is accepted if it is JSON at all; invalid fields of a message are listed in its `fault`, and
-`control` applies the other fields.
+Nodes are not trusted. If the answer were an error, an agent would resend its message forever. So
+every batch that is valid JSON is accepted; invalid fields of a message are listed in its `fault`,
+and `control` applies the other fields.
 """
 
 import json
@@ -93,7 +93,7 @@ def read_batch(body: bytes, now: datetime, form: type[B]) -> tuple[B, list[Agent
 
 
 def _read_message(said: Mapping[str, Any], now: datetime) -> AgentMessage | None:
-    """Decode a message. Returns None if it has no valid number, because it could then replace
+    """Decode a message. Returns None for a message without a valid number, because it could replace
     another message.
     """
     fields: dict[str, Any] = {"at": now}

@@ -16,7 +16,7 @@ from cavvy.client.state import host_name, read_server, read_token, write_private
 from cavvy.mounts import is_shared, read_mounts
 
 _SOCKET_PATH_BYTES = 100  # bytes; the kernel's limit is 108 with the final NUL
-_BEAT_S = 20.0  # seconds after which a server in a shared folder refreshes its mark
+_BEAT_S = 20.0  # interval in seconds at which a server in a shared folder refreshes its mark
 _BEATEN_S = 120.0  # after this many seconds without a new mark, another host may take over
 
 
@@ -35,7 +35,7 @@ class StateDirBusy(Exception):
 
 
 class StateDir:
-    """One state folder. The server that has locked it holds it until its process ends."""
+    """One state folder. A server that locks the folder holds the lock until its process ends."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -106,7 +106,7 @@ class StateDir:
                 f"remove it, or restrict its access: chmod 700 {folder}",
             )
         if os.path.lexists(path):
-            # a killed server left this socket behind, since this process has the lock
+            # this process has the lock, so the socket is a remnant of a killed server
             os.unlink(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(path)
@@ -147,8 +147,8 @@ class StateDir:
                 os.unlink(path)
 
     async def beat(self) -> None:
-        """Until cancelled, refresh the mark in a shared folder, which shows other hosts that this
-        host's server uses it.
+        """Until cancelled, refresh the mark in a shared folder. The mark shows other hosts that
+        this host's server uses the folder.
         """
         while self.shared:
             _touch(self.file("server.beat"))
@@ -188,7 +188,7 @@ class StateDir:
 
 
 class LogFile:
-    """The log file `server.log`, which gets standard output and error; a large file is
+    """The log file `server.log`, which receives standard output and standard error. A large file is
     renamed to `server.log.1`.
     """
 
@@ -197,8 +197,8 @@ class LogFile:
         self._limit = limit_bytes
 
     def rotate(self) -> bool:
-        """Start a new file if the old one exceeds the limit, and return whether it did. A child
-        process may continue to write to the old file.
+        """Start a new file if the old one exceeds the limit; returns whether a new file was
+        started. A child process may continue to write to the old file.
         """
         try:
             if os.fstat(2).st_size < self._limit or not os.path.samestat(

@@ -22,12 +22,12 @@ class GangTokens:
         self._key = key
 
     def of(self, gang: str) -> str:
-        """The token that the gang's agents send to use their routes."""
+        """The token that the gang's agents send with each request."""
         digest = hmac.digest(self._key, b"gang\0" + gang.encode("utf-8", "surrogatepass"), sha256)
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
     def of_claim(self, gang: str, rank: int) -> str:
-        """The token that lets an agent claim this rank once; it is valid for nothing else."""
+        """The token for an agent's first claim of this rank; it is valid only for that route."""
         text = b"claim\0" + gang.encode("utf-8", "surrogatepass") + b"\0%d" % rank
         return base64.urlsafe_b64encode(hmac.digest(self._key, text, sha256)).rstrip(b"=").decode()
 

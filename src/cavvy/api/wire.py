@@ -15,7 +15,7 @@ from cavvy.api.reported import LARGEST
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 _decoders: dict[type, "msgspec.json.Decoder[Any]"] = {}
-BODY_SECONDS = 30.0  # maximum seconds for a whole small body, and for each part of a large body
+BODY_SECONDS = 30.0  # maximum seconds for a small body, and for each part of a large body
 MIB = 1024 * 1024
 BytesQuery = Annotated[int, Query(ge=0, le=LARGEST)]
 PositionQuery = Annotated[int, Query(ge=0, le=1 << 62)]
@@ -27,8 +27,8 @@ def reply(value: object, status: int = 200, headers: Mapping[str, str] | None = 
 
 
 def view(kind: type[T], source: object, /, **given: object) -> T:
-    """Make a struct `kind` from the `given` fields and, by name, from the attributes of `source`. A
-    field that both lack keeps its default.
+    """Make a struct of type `kind` from the `given` fields, and else from the attributes of
+    `source` with the same names. A field that is in neither of them keeps its default.
     """
     for name in cast(type[msgspec.Struct], kind).__struct_fields__:
         if name not in given and hasattr(source, name):

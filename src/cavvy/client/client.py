@@ -25,7 +25,7 @@ REVISION = 7  # increases with every change to the routes
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
 _POLL_S = 1.5  # seconds that a long poll asks the server to wait
-_INPUT_S = 20.0  # how many seconds the server keeps input that a node has not read yet
+_INPUT_S = 20.0  # seconds that the server waits for a node to read earlier input
 _LONGEST_PAUSE_S = 2.0  # the longest pause between two tries, in seconds
 
 
@@ -50,9 +50,9 @@ class ExecChunk(Struct, frozen=True, kw_only=True):
 
 
 class Client:
-    """A connection to one server, for use by one thread. If the server does not answer, `revive` is
-    called, which returns the new address and token. The request is then repeated until the time
-    limit of `patience`.
+    """A connection to one server, for use by one thread. If the server does not answer, `revive`
+    returns its new address and token, and the request is repeated until the time limit of
+    `patience`.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class Client:
         """Queue a task. `origin` is a `RunOrigin` of the domain model. Several submissions with the
         same `key` (see `make_key`) create one job.
 
-        Raises ApiError: `task-invalid`, `task-refused`, `consent-needed` (the message shows the
-        price), `secret-missing`, `snapshot-missing`, `disk-full`.
+        Raises ApiError: `invalid-task`, `no-offer`, `task-refused`, `consent-needed` (the message
+        shows the price), `secret-missing`, `snapshot-missing`, `disk-full`.
         """
         ask = wire.SubmitRequest(
             text=text,
@@ -134,8 +134,9 @@ class Client:
         return self._ask(base + asked, wire.JobPage)
 
     def job(self, project: str, name: str, *, session: bool = False) -> wire.JobDetail:
-        """A job by name or ID. With `session`, also the newest unfinished session of the machine
-        with this name, unless an unfinished job has the name. Raises ApiError `job-not-found`.
+        """A job by name or ID. With `session`, if no unfinished job has this name, returns the
+        newest unfinished session of the machine with this name, if there is one. Raises ApiError
+        `job-not-found`.
         """
         asked = query(session=session)
         return self._ask(job_path(project, name) + asked, wire.JobDetail)
@@ -239,8 +240,8 @@ class Client:
         since: datetime | None = None,
         times: bool = False,
     ) -> LogChunk:
-        """One chunk of the log from `offset` of `attempt` (None for the first attempt); after its
-        end, the next attempt follows unless `only` is set.
+        """One chunk of the log of `attempt` (None: the first one), from `offset` on. At the end of
+        that log, the next attempt's log follows unless `only` is set.
         """
         asked = query(
             rank=rank,
@@ -351,7 +352,7 @@ class Client:
     def invite(
         self, *, name: str | None = None, group: str | None = None, valid_s: float = 3600
     ) -> wire.InvitationView:
-        """Two commands; each turns a machine into a node when run on it."""
+        """Return two commands. Either of them turns a machine into a node when it is run there."""
         ask = wire.InviteAsk(name=name, group=group, valid_s=valid_s)
         return self._ask("/v1/invitations", wire.InvitationView, ask, wait_s=30)
 
@@ -376,8 +377,8 @@ class Client:
     def start_machine(
         self, project: str, name: str, *, user: str = "", consent: bool = False
     ) -> wire.Submitted:
-        """Start a stopped machine: submit a job that repeats the machine's last request for nodes
-        and has no work. Raises ApiError `machine-not-found`, `consent-needed`.
+        """Start a stopped machine: submit a job without work that requests the same nodes again.
+        Raises ApiError `machine-not-found`, `consent-needed`.
         """
         ask = wire.MachineStartAsk(user=user, consent=consent)
         return self._ask(machine_path(project, name) + "/start", wire.Submitted, ask, retry=False)
@@ -499,8 +500,8 @@ class Client:
         wait_s: float = 0,
         retry: bool = True,
     ) -> HttpAnswer:
-        """Send a request, and repeat it while no server answers if that is safe (`retry`). The
-        server may take `wait_s` seconds longer than usual.
+        """Send a request. If it is safe to repeat (`retry`), repeat the request until a server
+        answers. The server may take `wait_s` seconds longer than usual.
         """
         return self.repeat(
             lambda: self.send(method, target, body, headers, wait_s=wait_s), retry=retry
@@ -552,7 +553,7 @@ class Client:
             body,
             length=length,
             timeout_s=self._timeout_s + wait_s,
-            # The server is expected to be quiet for the time of a poll.
+            # During a long poll, the silence of the server is expected.
             quiet=(
                 QUIET_S + (wait_s if wait_s <= _INPUT_S else 0),
                 self.patience.note_silence,

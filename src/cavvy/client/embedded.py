@@ -85,7 +85,7 @@ def _answers(server: ServerFile, patience: Patience) -> bool:
             client.send("GET", "/v1/health")
         except Unreachable:
             return False
-        except ApiError:  # an error, too, is an answer from a server
+        except ApiError:  # the server answers, even if with an error
             return True
         return True
 
@@ -139,8 +139,8 @@ def _stop(home: str, server: ServerFile, patience: Patience) -> None:
     """Stop the server by its API, or by a signal to its process, and wait until the process has
     ended.
 
-    Another server may take the lock immediately: a command that follows a job starts one as soon as
-    the old server stops answering.
+    Another server may take the lock immediately, because a command that follows a job starts a new
+    server as soon as the old one stops answering.
     """
     try:
         with Client(server.address, read_token(home), timeout_s=5.0, patience=patience) as client:

@@ -28,7 +28,7 @@ class ApiError(Exception):
 
     @property
     def passing(self) -> bool:
-        """Whether the request may succeed if it is repeated, because no server answered it."""
+        """Whether a repeated request may succeed, because no server answered this one."""
         return self.code in _PASSING
 
 

@@ -10,7 +10,8 @@ import re
 import time
 
 DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
-# digits; ten digits are 50 bits of milliseconds, which last until the year 37648
+# number of digits for each part; ten digits hold 50 bits of milliseconds, enough until the year
+# 37648
 _TIME, _RANDOM = 10, 6
 _FORM = re.compile(f"[{DIGITS}]{{{_TIME + _RANDOM}}}")
 PATTERN = f"^{_FORM.pattern}$"

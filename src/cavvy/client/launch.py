@@ -96,7 +96,7 @@ def _start_once(home: str, deadline: float, patience: Patience) -> StartupReport
     finally:
         os.close(reader)
         if process.poll() is None:
-            process.returncode = 0  # keeps Popen from waiting for the server, which runs on
+            process.returncode = 0  # so that Popen does not wait for the server, which continues
     return word
 
 

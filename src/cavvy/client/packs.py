@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 
 PACK_BYTES = 8 * 1024 * 1024  # maximum bytes of a whole pack
-PACK_BLOBS = 2048  # maximum number of blobs in a pack, so that one request can store all in time
+PACK_BLOBS = 2048  # maximum number of blobs in a pack, which one request can store in time
 SMALL = 256 * 1024  # maximum bytes of a blob in a pack; a larger blob is sent alone
 
 _HEAD = re.compile(rb"([0-9a-f]{64})([0-9]{1,7})\n")

@@ -41,7 +41,7 @@ def read_server(home: str) -> ServerFile | None:
 
 
 def write_private(path: str, data: bytes) -> None:
-    """Replace a file atomically, so that only its owner can read it."""
+    """Replace a file atomically with one that only its owner can read."""
     draft = f"{path}.{os.getpid()}-{get_ident()}.tmp"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -68,9 +68,7 @@ def read_token(home: str) -> str:
 
 
 def server_holds_lock(home: str) -> bool:
-    """Whether a server for this state folder runs on this host, which means that it holds the
-    lock.
-    """
+    """Whether a server for this state folder runs on this host. A running server holds the lock."""
     try:
         fd = os.open(os.path.join(home, "server.lock"), os.O_RDWR)
     except OSError:
@@ -85,8 +83,8 @@ def server_holds_lock(home: str) -> bool:
 
 
 def process_mark(pid: int) -> str:
-    """A mark of a process that is unique until the next boot (its start time in ticks and the boot
-    id), or "" if the process has ended.
+    """The start time of a process in ticks and the boot id, which together distinguish it from
+    later processes with the same pid; "" if the process has ended.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:

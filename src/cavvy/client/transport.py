@@ -126,7 +126,7 @@ class ClientConnection:
             poll.register(self._socket, select.POLLIN)
             if not poll.poll(0):
                 return self._socket
-            # A readable idle connection was closed by the server.
+            # An idle connection becomes readable only when the server closes it.
             self.close()
         try:
             if self.address.startswith("unix:"):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cavvy.client.transport import HttpAnswer
 
 _CONNECTIONS = 4
-_ASK_AT_ONCE = 5000  # number of names per request, which has 335 kB
+_ASK_AT_ONCE = 5000  # number of names in one request, which then has 335 kB
 _PART = 1024 * 1024
 _PACK = PACK_BYTES // 4  # bytes; small enough to show progress on a slow connection
 _WAIT_S = 270.0  # seconds that the server may need to store a pack or a large blob
@@ -91,7 +91,7 @@ class _Upload:
                 self._count(names)
                 return
             except ApiError as error:
-                # An older server takes "pack" for the name of a blob, and refuses it as an invalid
+                # An older server reads "pack" as the name of a blob, and refuses it as an invalid
                 # hash.
                 if error.status not in (404, 405) and error.code != "invalid-request":
                     raise

@@ -1,6 +1,6 @@
 """The requests and answers of the API, shared by the server and its clients.
 
-They are msgspec structs, which are encoded and decoded in microseconds. Money is in micro-USD,
+They are msgspec structs, because these are encoded and decoded fast. Money is in micro-USD,
 durations are in seconds, times are aware UTC. `task`, `origin` and `offer` are undecoded JSON, so
 that listings stay fast; `msgspec.json.decode(job.task, type=Task)` decodes a task.
 """
@@ -31,8 +31,8 @@ class ErrorBody(Answer, frozen=True, kw_only=True):
 
 
 class SubmitRequest(Ask, frozen=True, kw_only=True):
-    """A task to run: the text of the file, or a JSON object in `task`. `params` override those of
-    the file.
+    """A task to run: either the task file's text in `text`, or a JSON object in `task`. `params`
+    override the parameters of the file.
 
     `origin` records where the run comes from. Its `snapshot` names the frozen working folder, whose
     blobs must be uploaded already. `consent` allows offers that cost money, up to `ceiling_micros`.
@@ -50,7 +50,7 @@ class SubmitRequest(Ask, frozen=True, kw_only=True):
 
 
 class Submitted(Answer, frozen=True, kw_only=True):
-    """The job that this submission created, or that an earlier submission with its key created."""
+    """The job that this submission, or an earlier one with the same key, created."""
 
     id: str
     project: str
@@ -151,7 +151,7 @@ class PlanStateView(Answer, frozen=True, kw_only=True):
 
 class ForecastView(Answer, frozen=True, kw_only=True):
     """The expected cost and completion of the rest of a job, from `runs` simulated runs. If `runs`
-    is 0 there is no forecast, for the reason in `reason`.
+    is 0, there is no forecast, and `reason` says why.
     """
 
     runs: int
@@ -305,7 +305,7 @@ class AuditRow(Answer, frozen=True, kw_only=True):
 
 
 class AuditReport(Answer, frozen=True, kw_only=True):
-    """`problems`: the providers that did not answer, and why."""
+    """The compared bills. `problems` lists the providers that did not answer, and why."""
 
     bills: list[AuditRow]
     problems: list[str]
@@ -358,8 +358,8 @@ class StopAsk(Ask, frozen=True, kw_only=True):
 
 
 class JobRemoved(Answer, frozen=True, kw_only=True):
-    """A removed job: the bytes of its deleted checkpoints. `kept` names the files that could not be
-    deleted, with the reason.
+    """A removed job. `freed_bytes` is the size of its deleted checkpoints. `kept` names the files
+    that could not be deleted, with the reason.
     """
 
     freed_bytes: int
@@ -378,7 +378,7 @@ class ExecAsk(Ask, frozen=True, kw_only=True):
     command: list[str] = []
     rank: int = 0
     session: bool = (
-        False  # if true, open a remote session for `client.tunnel` instead of running a command
+        False  # whether to open a remote session for `client.tunnel` instead of running a command
     )
 
 
@@ -387,8 +387,8 @@ class ExecStarted(Answer, frozen=True, kw_only=True):
 
 
 class InputTaken(Answer, frozen=True, kw_only=True):
-    """`next` is the offset of the next byte that the server expects. `ended` is true if no more
-    input is read.
+    """`next` is the offset of the next byte that the server expects. `ended` is true if the command
+    has ended and reads no more input.
     """
 
     next: int
@@ -403,15 +403,17 @@ class DownAsk(Ask, frozen=True, kw_only=True):
 
 
 class GcAsk(Ask, frozen=True, kw_only=True):
-    """Finds nodes of this installation that belong to no unfinished job."""
+    """Finds nodes of this installation that belong to no unfinished job, and removes them unless
+    `dry_run` is set.
+    """
 
     dry_run: bool = True
 
 
 class CleanupItem(Answer, frozen=True, kw_only=True):
     """One item that `down` or `gc` found: a job or an idle machine to stop, a gang to remove, an
-    unfinished upload to abort, or a provider that could not be asked. `done` is true if it was
-    removed.
+    unfinished upload to abort, or a provider that could not be asked. `done` is true if the item
+    was removed.
     """
 
     kind: str
@@ -462,7 +464,7 @@ class BlobsStored(Answer, frozen=True, kw_only=True):
 
 
 class Health(Answer, frozen=True, kw_only=True):
-    """The server runs and can read its database."""
+    """Reports that the server runs and can read its database."""
 
     status: str
 
@@ -478,7 +480,9 @@ class InviteAsk(Ask, frozen=True, kw_only=True):
 
 
 class InvitationView(Answer, frozen=True, kw_only=True):
-    """Two commands, for one machine. Running either of them on the machine turns it into a node."""
+    """Two commands for one machine. Either of them turns the machine into a node when it is run
+    there.
+    """
 
     shell: str
     python: str

@@ -84,8 +84,8 @@ class ControlPlaneDependencies:
     read_blob: ReadBlob | None = None  # reads blobs of frozen folders
     environment: Mapping[str, str] = field(
         default_factory=dict
-    )  # the server's own: keys of storages that all projects may use
-    egress: ReadEgress | None = None  # reads the prices of outgoing data; if None, it is free
+    )  # the server's environment, with keys of storages for all projects
+    egress: ReadEgress | None = None  # reads the prices of outgoing data; None: data is free
     tidy: Callable[[datetime], Awaitable[None]] | None = (
         None  # removes data that no job needs; called with every garbage collection
     )
@@ -95,8 +95,8 @@ class ControlPlaneDependencies:
 
 
 class ControlPlane:
-    """A running control plane: call `start`, send requests to `jobs` and agents to `agents`, then
-    call `stop`.
+    """The control plane. Call `start`, pass users' requests to `jobs` and agents' requests to
+    `agents`, then call `stop`.
     """
 
     _task: asyncio.Task[None] | None = None
@@ -318,7 +318,7 @@ class ControlPlane:
         return not await self._store.unfinished()
 
     async def down(self) -> OrphanReport:
-        """Stop every job, and remove every gang without a known job at once."""
+        """Stop every job, and immediately remove every gang that belongs to no job."""
         for job_id in await self._store.unfinished():
             job = await self._store.job(job_id)
             await self.jobs.stop(job.project, job.id, "all jobs are being stopped", release=True)
@@ -335,7 +335,7 @@ class ControlPlane:
             return await self.garbage_collector.reconcile(key)
         if key == UPLOADS:
             await self.uploads.sweep(remove=True)
-            return None  # the next garbage collection tries again what failed
+            return None  # the next garbage collection retries failed aborts
         if key == _HOSTS:
             await self._publish_hosts()
             return _HOSTS_EVERY
@@ -377,7 +377,9 @@ class ControlPlane:
             self.hint(attempt.job_id)
 
     async def _carry(self, name: str, provider: RelaysAgents) -> None:
-        """Keep a provider's relay running; the agents' work continues without the relay."""
+        """Keep a provider's relay running, and restart it if it fails. Agents continue their work
+        meanwhile.
+        """
         while True:
             try:
                 await provider.relay()

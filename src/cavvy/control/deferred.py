@@ -1,8 +1,8 @@
 """A store that works while the disk is full: changes that release nodes are kept in memory until
 there is space.
 
-A removal may act at the provider first and be recorded later. A purchase is never deferred, since
-its row must be written first. Therefore `put` keeps changes to existing rows in memory, while
+A removal may be executed first and recorded later. A purchase is never deferred, since its row must
+be written before the purchase. Therefore `put` keeps changes to existing rows in memory, while
 `commit` raises StoreFull. Reads include the kept changes. All writes of rows pass through this
 class in order, and deferred changes are written first.
 """
@@ -31,7 +31,9 @@ _log = logging.getLogger(__name__)
 
 
 class Notes(Protocol):
-    """Stores the IDs of jobs to stop so that they survive this process, without new disk space."""
+    """Records which jobs must stop, so that the stops survive this process. Needs no new disk
+    space.
+    """
 
     def read(self) -> dict[str, str]:
         """Map the ID of each job to the reason of its stop."""
@@ -72,8 +74,9 @@ class Deferred:
         await self._store.commit(changes)
 
     async def put(self, changes: AtomicWrite) -> None:
-        """Like `commit`, but keep the changes if the disk is full, unless they start something
-        new."""
+        """Like `commit`, but keep the changes if the disk is full, unless they create something
+        new.
+        """
         try:
             await self.commit(changes)
         except StoreFull:
@@ -169,8 +172,8 @@ class Deferred:
     async def waiting(
         self, now: datetime, limit: int, per_machine: int = PER_MACHINE
     ) -> Sequence[Job]:
-        """Like `Store.waiting`, but without jobs whose changes are unwritten: they must not
-        start.
+        """Like `Store.waiting`, but without jobs that have unwritten changes, because these must
+        not start.
         """
         found = await self._store.waiting(now, limit, per_machine)
         return [job for job in found if job.id not in self._jobs]
@@ -216,6 +219,6 @@ def _check(version: int, kept: Job | Attempt | Node | None) -> None:
 
 
 def _takes_on(changes: AtomicWrite) -> bool:
-    """Whether the changes request, start or allocate something new, whose row must come first."""
+    """Whether the changes create jobs, attempts or allocations, which cannot be deferred."""
     rows: list[Job | Attempt] = [*changes.jobs, *changes.attempts]
     return bool(changes.allocations) or any(each.version == 0 for each in rows)

@@ -40,8 +40,9 @@ class GangOperatorDependencies:
 
 
 class GangOperator:
-    """Calls the providers, and remembers the last poll of each gang. After a restart, which loses
-    them, gangs are polled again."""
+    """Calls the providers, and remembers the last poll of each gang. After a restart, all gangs are
+    polled again.
+    """
 
     def __init__(
         self, store: Store, clock: ControlClock, dependencies: GangOperatorDependencies
@@ -86,8 +87,8 @@ class GangOperator:
             self._looks[attempt.gang] = after_look(self._look(attempt), seen, at)
 
     def accrue(self, attempt: Attempt) -> RowChanges:
-        """The charges that are due. Those of a kept gang are written together with its row, so that
-        nothing is written if a job has taken the gang over meanwhile.
+        """The charges that must be written now. Those of a kept gang are written together with its
+        row, so that nothing is written if a job has taken the gang over meanwhile.
         """
         charges, self._looks[attempt.gang] = accrue(attempt, self._look(attempt))
         kept = charges and attempt.phase is AttemptPhase.KEPT
@@ -128,7 +129,7 @@ class GangOperator:
         except Refused as error:
             reason = f"{attempt.offer.provider} refused: {error}"
             return self._deny(attempt, AttemptOutcome.REFUSED, reason, error.kind)
-        except TryAgain:  # the next poll waits briefly, since the launch may succeed
+        except TryAgain:  # the next poll waits briefly, since the launch may still succeed
             self._change(attempt, unsure=True, looked_at=self._clock.now())
             return None
         self._change(attempt, doubt=False, looked_at=self._clock.now() - POLL + FIRST_LOOK)
@@ -136,7 +137,9 @@ class GangOperator:
         return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason=reason)
 
     async def remove(self, attempt: Attempt) -> None:
-        """Request the gang's removal from the provider; a failed request is repeated sooner."""
+        """Request the gang's removal from the provider; a failed request is repeated sooner than
+        one without effect.
+        """
         now = self._clock.now()
         try:
             await self._out.pool.remove(attempt.offer.provider, attempt.gang)
@@ -145,7 +148,9 @@ class GangOperator:
         self._change(attempt, removed_at=now, fresh=False)
 
     async def advance(self, rows: JobRows, number: int, action: AdvanceAttempt) -> RowChanges:
-        """Move the attempt to its next phase. A gang to keep is polled first, for its bill."""
+        """Move the attempt to its next phase. A gang that will be kept is polled first, because its
+        bill needs a poll.
+        """
         attempt, now = rows.attempts[number], self._clock.now()
         self._looks[attempt.gang] = look = after_move(self._look(attempt), action.phase)
         if action.phase is AttemptPhase.KEPT and look.told is None:
@@ -206,6 +211,8 @@ class GangOperator:
         return self._out.pool.visibility_delay(attempt.offer.provider)
 
     def _heard(self, attempt: Attempt, node: Node) -> Node:
-        """The node with the time when this process last received a message of its agent."""
+        """The node, with `heard_at` set to the time when this process last received a message of
+        its agent.
+        """
         heard = self._out.agents.heard(attempt.id, node.rank)
         return replace(node, heard_at=max(heard, node.heard_at or heard)) if heard else node

@@ -1,5 +1,5 @@
-"""Finds and removes resources that run or are billed at a provider but are not wanted. A single
-observation is never enough to remove something.
+"""Finds and removes resources that run or are billed at a provider but are not wanted. Except in
+`cavvy down`, a gang is removed only after two observations.
 """
 
 from collections.abc import Collection, Sequence

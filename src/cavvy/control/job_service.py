@@ -83,8 +83,8 @@ class JobIds:
 
 
 def gang_name(installation: str, attempt: str) -> str:
-    """The name of an attempt's gang at the provider. It is unique to this installation and shows
-    that the gang belongs to it.
+    """The name of an attempt's gang at the provider. The name is unique, and shows which
+    installation the gang belongs to.
     """
     return f"rm-{hashlib.sha256(installation.encode()).hexdigest()[:8]}-{attempt}"
 
@@ -156,9 +156,9 @@ class JobService:
         return stored
 
     async def find_session(self, project: str, name: str) -> Job:
-        """The job with this name or ID. Sessions of one machine are named alike (dev, dev-2, ...):
-        an ended or removed session gives way to the machine's newest unfinished session, so callers
-        must then use the job's ID. Raises NotFound.
+        """The job with this name or ID. If there is no such job, or it is an ended session, returns
+        the newest unfinished session of the machine with this name, if there is one; callers must
+        then use the job's ID. Raises RowNotFound.
         """
         try:
             job: Job | None = await self._store.find_job(project, name)
@@ -178,7 +178,7 @@ class JobService:
         *,
         release: bool = False,
     ) -> Job:
-        """Stop a job: at once if it is queued, otherwise with its grace period. Raises NotFound.
+        """Stop a job: at once if it is queued, otherwise with its grace period. Raises RowNotFound.
 
         If the job has ended, its kept nodes are released. A machine is kept unless `release` is
         set; then its nodes are released even if the job waits for a retry.
@@ -200,7 +200,7 @@ class JobService:
         return await self._on_job(project, name, stop)
 
     async def retry(self, project: str, name: str) -> Job:
-        """Queue a failed or stopped job again, with its retry counts reset. Raises NotFound,
+        """Queue a failed or stopped job again, with its retry counts reset. Raises RowNotFound,
         TooLate.
         """
 
@@ -218,7 +218,7 @@ class JobService:
     async def remove(self, project: str, name: str) -> tuple[Job, RemovedCheckpoints]:
         """Delete an ended job with its checkpoints; its bill stays. If a crash interrupts the
         removal, the job cannot be retried, and a repeated request completes the removal. Raises
-        NotFound, TooLate.
+        RowNotFound, TooLate.
         """
 
         async def remove(job: Job) -> tuple[Job, RemovedCheckpoints]:
@@ -228,11 +228,11 @@ class JobService:
             ):
                 standing = "its nodes are not released yet" if job.phase in JOB_ENDS else job.phase
                 raise TooLate(f"job {job.name} cannot be removed: {standing}", "stop it first")
-            self._removing.add(job.id)  # excludes a retry, which needs the checkpoints
+            self._removing.add(job.id)  # prevents a retry, which needs the checkpoints
             try:
                 if not job.removing:
                     marked = replace(job, removing=True)
-                    with suppress(StoreFull):  # then deleting the files makes space for the record
+                    with suppress(StoreFull):  # deleting the files makes space for the record
                         await self._store.commit(make_write(RowChanges(job=marked)))
                         job = replace(marked, version=job.version + 1)
                 removed = await self._remove_checkpoints(job)
@@ -244,7 +244,7 @@ class JobService:
         return await self._on_job(project, name, remove)
 
     async def drill_preempt(self, project: str, name: str, notice: timedelta) -> Attempt:
-        """Reclaim the job's nodes as a spot market would, after `notice`. Raises NotFound,
+        """Reclaim the job's nodes as a spot market would, after `notice`. Raises RowNotFound,
         TooLate.
         """
 

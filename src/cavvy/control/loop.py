@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Reconciler(Protocol):
-    """Brings the state behind a key a step closer to the wanted state."""
+    """Brings the job or resource of a key one step closer to its wanted state."""
 
     async def reconcile(self, key: str) -> timedelta | None:
         """Reconcile the key; returns the time until the next pass, or None to wait for a hint."""
@@ -27,9 +27,9 @@ class Reconciler(Protocol):
 class ReconcilerDriver:
     """Runs one reconciler over a worklist: up to `width` different keys at a time.
 
-    Passes alternate with everything else on the event loop; `width` limits how many passes can
-    delay a request. If a pass raises an error, the error is logged and the pass is retried with
-    growing delays. Other passes continue.
+    Passes share the event loop with requests; `width` limits how many passes can delay a request.
+    If a pass raises an error, the error is logged and the pass is retried with growing delays.
+    Other passes continue.
     """
 
     def __init__(

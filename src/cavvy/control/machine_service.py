@@ -121,7 +121,7 @@ class MachineService:
         jobs = [*await self._store.jobs_of_machine(project, name)]
         if machine.job_id is not None and machine.job_id not in jobs:
             jobs.append(machine.job_id)
-        for job_id in reversed(jobs):  # the last first, so that none takes the machine over
+        for job_id in reversed(jobs):  # newest first, so that no waiting job takes the machine over
             reason = f"machine {name} is being stopped"
             with suppress(RowNotFound):  # the machine's last job has been removed
                 await self._jobs.stop(project, job_id, reason, release=True)

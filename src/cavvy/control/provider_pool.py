@@ -75,8 +75,8 @@ class ProviderPool:
             return self._snapshot
 
     def place(self, gang: str, offer: Offer, nodes: int) -> None:
-        """Count the nodes of a gang that will be launched as used from now on, even if the provider
-        still reports them as free.
+        """From now on, count a gang's nodes as used, although the gang is not launched yet and the
+        provider still reports the nodes as free.
         """
         if self._snapshot is not None:
             take(self._snapshot.used, offer, nodes)

@@ -62,10 +62,10 @@ _DEEP = 1000  # jobs read by a pass while the first jobs are blocked
 _DEEP_PER_MACHINE = 100  # jobs of each machine read by such a pass
 _HOSTS = "hosts"  # the key for publishing shared hosts again
 _SOON = timedelta(milliseconds=200)  # delay until a kept gang that was not ready is tried again
-_MACHINE_POLL = timedelta(seconds=1)  # interval while a job waits for its machine
+_MACHINE_POLL = timedelta(seconds=1)  # polling interval while a job waits for its machine
 _LOOK_AGAIN = timedelta(
     seconds=5
-)  # interval while jobs wait: capacity may have returned without a signal
+)  # polling interval while jobs wait, since capacity may return without a signal
 
 
 class QueueReconciler:
@@ -147,7 +147,7 @@ class QueueReconciler:
         self, head: Sequence[Job], scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> tuple[Sequence[QueueWait], Collection[Sequence[QueueWait]]]:
         """Give each job a turn. Returns the waits of jobs without a machine, and of each machine's
-        jobs. Jobs behind one for which their machine is busy wait like that one.
+        jobs. If a machine is busy, its later jobs wait for the same reason as its first one.
         """
         stays: list[QueueWait] = []
         machines: defaultdict[tuple[str, str], list[QueueWait]] = defaultdict(list)
@@ -238,8 +238,8 @@ class QueueReconciler:
         """Give the job a kept gang of its project if one fits. A job with a deadline policy gets
         none.
 
-        If the alternatives are ordered, an earlier one that can start now takes precedence over a
-        kept gang that fits only a later one.
+        If the task orders its alternatives, an earlier alternative that can start now takes
+        precedence over a kept gang that fits only a later alternative.
         """
         if is_steered(job) or not await self._warm.any_for(job):
             return None
@@ -291,7 +291,7 @@ class QueueReconciler:
 
 
 def _is_full(stays: Sequence[QueueWait], snapshot: MarketSnapshot, scheduler: JobScheduler) -> bool:
-    """Whether further jobs need no turn: a job waits for each offer, and enough reasons are
+    """Whether to skip the remaining jobs, because a job waits for each offer and enough reasons are
     known.
     """
     return len(stays) >= EXPLAINED and is_blocked(snapshot, scheduler.blocked)

@@ -43,9 +43,9 @@ from cavvy.domain.units import HourlyRate, Money
 from cavvy.store.base import RowNotFound, StaleVersion
 
 QUEUE = "queue"  # the queue reconciler's key on the same worklist
-UPLOADS = "uploads"  # the key by which uploads of ended attempts are aborted
-_LONGEST = timedelta(days=1)  # time between two passes of a job with a limit
-_STEPS = 50  # steps of one pass; the next pass does the rest
+UPLOADS = "uploads"  # the key for aborting uploads of ended attempts
+_LONGEST = timedelta(days=1)  # maximum time between two passes of a job
+_STEPS = 50  # maximum steps of one pass; the next pass continues
 _AT_ONCE = timedelta(0)
 
 Notify = Callable[[str, Delivery], None]  # job id, event
@@ -95,8 +95,8 @@ class JobReconciler:
         if any(attempt.number > job.last_number for attempt in attempts):
             # The queue placed the job between the two reads: read again, with the new attempt.
             return _AT_ONCE
-        # Providers are polled before the nodes are read: the agent's report of an end then precedes
-        # the provider's.
+        # Poll providers before reading the nodes: if the provider reports an end, an earlier report
+        # of the agent has then been read too.
         opened = [attempt for attempt in attempts if attempt.phase is not AttemptPhase.ENDED]
         for attempt in opened:
             await self._operator.observe(attempt)
@@ -215,8 +215,8 @@ class JobReconciler:
         return None
 
     async def _view(self, uow: UnitOfWork, attempt: Attempt, now: datetime) -> AttemptSnapshot:
-        """Everything that is known about the attempt now. Ranks that may have left results in a
-        bucket are not judged before the results are read; everything else goes on.
+        """Everything that is known about the attempt now. For ranks that may have left results in a
+        bucket, no outcome is decided until the results are read; all else continues.
         """
         view, deposits = self._operator.view(uow.rows, attempt), self._out.deposits
         unreported = list_unreported(view, now)
@@ -226,12 +226,12 @@ class JobReconciler:
             return view
         await self._flush(uow)
         attempt = uow.rows.attempts[attempt.number]
-        # The results may have been read after the nodes were: the exits are in the store.
+        # Results may have been applied after the nodes were read: read their exits from the store.
         uow.read_nodes(attempt, await self._store.nodes(attempt.id))
         return replace(self._operator.view(uow.rows, attempt), collecting=collecting)
 
     async def _flush(self, uow: UnitOfWork) -> None:
-        """Write the pending changes, and notify those affected."""
+        """Write the pending changes, and notify the modules that depend on them."""
         if not uow.dirty:
             return
         changes = uow.take_changes()

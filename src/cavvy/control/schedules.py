@@ -81,7 +81,7 @@ class ScheduleReconciler:
         try:
             text = f"run {(await self._submit(job, run.task, run.run_id)).name} was submitted"
         except StaleVersion:
-            text = "the run had already been submitted"  # created by this server before a crash
+            text = "the run had already been submitted"  # this server submitted it before a crash
         return hold_schedule(job, schedule, run.run_id, text, now)
 
     async def _unfinished(self, job: Job) -> Job | None:

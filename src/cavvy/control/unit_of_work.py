@@ -62,7 +62,7 @@ class UnitOfWork:
         self._changes = self._changes.then(changes)
 
     def take_changes(self) -> RowChanges:
-        """Return the changes to write now; the rows are then those after the write."""
+        """Return the changes to write now, and set the rows to their versions after the write."""
         changes, self._changes = self._changes, _NOTHING
         numbers = {attempt.number for attempt in changes.attempts}
         ranks = {(node.attempt_id, node.rank) for node in changes.nodes}

@@ -28,7 +28,7 @@ _PREFIX = "webhook:"
 _TRIES = 10
 _FIRST_PAUSE = timedelta(seconds=5)  # doubles with each try: 5 s, 10 s, ... 21 min; 43 min in all
 _TIMEOUT_S = 10
-_MOST_SAID = 200  # maximum characters of a problem, which may quote the receiver
+_MOST_SAID = 200  # maximum characters of a problem's text, which may quote the receiver
 _LATELY = timedelta(hours=2)
 
 Post = Callable[[str, bytes], Awaitable[str]]  # URL, JSON -> "" or the problem

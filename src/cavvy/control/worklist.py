@@ -1,7 +1,7 @@
 """The keys to reconcile, and when. An event only makes a key due earlier; it carries no data.
 
-A key in progress is not returned again until `finish` is called for it. Hints that arrive in the
-meantime take effect after that.
+A key in progress is not returned again until `finish` is called for it. Hints that arrive before
+this call take effect after it.
 """
 
 import asyncio

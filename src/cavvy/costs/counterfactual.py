@@ -32,11 +32,11 @@ def price_counterfactuals(
     """The `count` rentable `offers` on which the same run would have been cheapest, without
     interruptions.
 
-    `ran` is the measured running time. `lengths` gives the scaled running time by offer key, if the
-    task states its work; for other offers, the measured time is assumed. `basis` states which of
-    the two times was used. `start` is the time that is billed before the work begins. The result
-    has one offer per provider, instance type and purchase option, because more zones of one machine
-    add nothing.
+    `ran` is the measured running time. If the task states its work, `lengths` gives the estimated
+    running time by offer key; for other offers, the measured time is assumed. `basis` states which
+    of the two times was used. `start` is the time that is billed before the work begins. The result
+    has only the cheapest offer per provider, instance type and purchase option, because the same
+    machine in other zones adds no information.
     """
     cheapest: dict[tuple[str, str, str], CounterfactualCost] = {}
     for offer in offers:

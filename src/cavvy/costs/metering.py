@@ -26,16 +26,17 @@ def bill(
     minimum: timedelta | None = None,
     final: bool,
 ) -> list[Charge]:
-    """Charge the node of `rank` for its life so far, [`started`, `until`).
+    """Charge the node of `rank` for its lifetime so far, [`started`, `until`).
 
     `rates` are the prices of one node, each with the time when it takes effect, as in
-    `GangSeen.rates`. The first price also holds before its time, and () means the offer's rate.
-    `minimum` is the billed time even if the node ends earlier, or None for the offer's minimum.
-    With `final`, the node ended at `until`, and the rest of the minimum is charged separately.
+    `GangSeen.rates`. The first price also applies before its time; () means the offer's rate.
+    `minimum` is the time that is billed at least, even if the node ends earlier; None stands for
+    the offer's minimum. With `final`, the node ended at `until`, and the rest of the minimum is
+    charged separately.
 
     The charges cover contiguous, half-open periods, split where the price changes; each charge is
-    rounded once. If `until` grows and `rates` gain entries that begin after the last period, only
-    that period is replaced, and new periods are appended.
+    rounded once. If a later call has a greater `until`, and new `rates` that begin after the last
+    period, only the last period changes, and new periods are appended.
     """
     prices = _prices(rates or ((started, attempt.offer.rate),), started)
     charges = [

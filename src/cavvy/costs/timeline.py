@@ -1,5 +1,5 @@
-"""How a job's time was spent, as users see it: every moment of its life is queued, starting,
-running, lost or stopping.
+"""How a job's time was spent, as users see it: every moment is queued, starting, running, lost or
+stopping.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,19 +12,19 @@ from cavvy.domain.jobs import Attempt, AttemptOutcome, Job
 
 
 class TimeUse(StrEnum):
-    """What a job did in a period of its life."""
+    """What a job did in a period of time."""
 
     QUEUED = "queued"  # waiting for an offer, a retry or its schedule
     STARTING = "starting"  # from the placement until every rank works
-    RUNNING = "running"  # work that did not have to be repeated
-    # work after the newest checkpoint that was repeated, because a node was lost or preempted
+    RUNNING = "running"  # working, without the work that was lost
+    # work since the newest checkpoint, which was lost with a node or by a preemption
     LOST = "lost"
     STOPPING = "stopping"  # from the end of the work until the gang is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineStretch:
-    """The half-open period [since, until) of a job's life. `attempt` is 0 before the first
+    """The half-open period [since, until) of a job's time. `attempt` is 0 before the first
     attempt.
     """
 
@@ -40,19 +40,19 @@ class TimelineStretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTimeline:
-    """A job's life so far, as contiguous periods in order."""
+    """A job's time so far, as contiguous periods in order."""
 
     stretches: tuple[TimelineStretch, ...]
 
     def total(self, *spells: TimeUse) -> timedelta:
-        """The time spent on these uses, or on all uses if none is given."""
+        """The sum of the periods with these uses, or of all periods if none is given."""
         return sum(
             (s.length for s in self.stretches if not spells or s.spell in spells), timedelta(0)
         )
 
     @property
     def totals(self) -> Mapping[TimeUse, timedelta]:
-        """The time spent on each use, in the order of a job's life, including uses without time."""
+        """The time spent on each use, in the order of `TimeUse`, including uses without time."""
         return {spell: self.total(spell) for spell in TimeUse}
 
 
@@ -64,7 +64,7 @@ def trace(job: Job, attempts: Iterable[Attempt], now: datetime) -> JobTimeline:
 
     Work is lost from the newest checkpoint, or from the start of running if there is none, to the
     end of the work. Between a job's end and a later retry by the user, the job counts as queued. If
-    the clocks of several machines contradict each other, times are moved but never counted twice.
+    the clocks of machines disagree, periods are shifted, but no time is counted twice.
     """
     end = max(job.submitted_at, job.ended_at or now)
     cursor = job.submitted_at
@@ -72,7 +72,7 @@ def trace(job: Job, attempts: Iterable[Attempt], now: datetime) -> JobTimeline:
     ordered = _one_after_another(job, attempts, end)
     for attempt, following in zip_longest(ordered, ordered[1:]):
         # The time of an attempt ends when the next attempt is created, even if the old gang still
-        # exists. The time of a standby gang begins when the work of the first gang ended.
+        # exists. The time of a standby gang begins when the work of the gang before it ends.
         over = min(max(following.created_at, _work_until(attempt, end)), end) if following else end
         edges = [
             (TimeUse.QUEUED, min(attempt.created_at, end)),

@@ -1,5 +1,5 @@
-"""Decides whether a job may start beside an earlier one that waits for a part of the same shared
-host. No I/O, and no knowledge of when running jobs will end.
+"""Decides whether a job may start before an earlier job that waits for a part of the same shared
+host. No I/O. The decision does not predict when running jobs will end.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,10 +11,10 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.scheduler.packing import AllocationOwner, allocate_across
 
-# Limits of the work of one pass over the queue. A job beyond them waits, as without backfill.
-CHECKS = 16  # jobs that are checked
-_MOST_GANGS = 6  # gangs on the hosts; a check tries every combination of them
-_MOST_WAITS = 3  # earlier jobs that wait
+# Limits of the work of one pass over the queue. Beyond these limits, jobs wait as without backfill.
+CHECKS = 16  # number of jobs that are checked
+_MOST_GANGS = 6  # gangs on the hosts; a check tries every combination of gangs that may end
+_MOST_WAITS = 3  # number of earlier jobs that wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,10 @@ def may_delay(
 ) -> bool:
     """Whether a job with the allocations `mine` could delay one of the waiting jobs.
 
-    `waits` are the waiting jobs in the queue's order, each with its alternatives. The job delays
-    none if, whichever of the gangs on the hosts end first, each waiting job that then finds room
-    without `mine` also finds it beside `mine`. A waiting job that finds no room on empty hosts
-    waits for another host, with which this function cannot compare.
+    `waits` are the waiting jobs in the queue's order, each with its alternatives. The check tries
+    every set of gangs on the hosts that may end first. The job delays none if, in each case, every
+    waiting job that fits without `mine` also fits beside `mine`. If a waiting job does not even fit
+    on empty hosts, it waits for another host that is not known here, and the answer is True.
     """
     if len(waits) > _MOST_WAITS or not all(any(_find_room([each], ())) for each in waits):
         return True
@@ -64,7 +64,7 @@ def may_delay(
 def _find_room(
     waits: Sequence[Sequence[HostWait]], allocations: Sequence[Allocation]
 ) -> Iterator[bool]:
-    """Whether each waiting job finds room, in their order, beside those before it."""
+    """Whether each waiting job, in order, finds room beside the waiting jobs before it."""
     taken = list(allocations)
     for alternatives in waits:
         found = next(

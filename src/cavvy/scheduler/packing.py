@@ -46,11 +46,12 @@ def allocate_across(
     allocations: Sequence[Allocation],
     owner: AllocationOwner,
 ) -> tuple[Allocation, ...] | None:
-    """The allocations of all ranks of the gang on the offer's hosts, by rank, or None if not all of
-    them fit.
+    """The allocations of all ranks of the gang on the offer's hosts, by rank, or None if not all
+    ranks fit.
 
-    In a group of hosts, each rank gets its own host, in the order of the hosts. So a single host of
-    a group takes no gang of several nodes, and a group takes no gang of one node.
+    In a group of hosts, each rank gets its own host, in the order of the hosts. So a gang of
+    several nodes never runs on a single host of a group, and a gang of one node never runs on a
+    group.
     """
     found = hosts_of(offer, hosts)
     one = host_of(offer, found)
@@ -72,7 +73,7 @@ def allocate_on(
     task: Task, offer: Offer, host: Host, allocations: Sequence[Allocation], owner: AllocationOwner
 ) -> tuple[Allocation, ...] | None:
     """The allocations of all ranks of the gang in addition to `allocations`, by rank, or None if
-    not all of them fit.
+    not all ranks fit.
     """
     taken = [allocation for allocation in allocations if allocation.host == host.name]
     mine: list[Allocation] = []
@@ -93,8 +94,8 @@ def allocate_one(
     owner: AllocationOwner,
     rank: int,
 ) -> Allocation | None:
-    """The allocation of one rank on `host` in addition to `allocations` (all of this host), or None
-    if it does not fit.
+    """The allocation of one rank on `host` in addition to `allocations`, all allocations of this
+    host; None if the rank does not fit.
 
     A task without a size gets one CPU and no memory. Devices are never divided, and are allocated
     in the host's order.
@@ -121,7 +122,7 @@ def allocate_one(
 
 
 def _free_devices(offer: Offer, host: Host, allocations: Sequence[Allocation]) -> list[str]:
-    """The free devices of the host that are of the offer's kind."""
+    """The host's free devices of the offer's kind."""
     taken = {device for allocation in allocations for device in allocation.devices}
     kinds = host.kinds or (offer.instance_type,) * len(host.devices)
     return [

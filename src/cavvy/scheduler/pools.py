@@ -1,10 +1,10 @@
 """The remaining capacity of offers that share nodes: a node taken for one offer reduces the
 capacity of all of them. No I/O.
 
-An offer's capacity is the number of its nodes that are available if no other offer is used. So each
-used node takes 1/capacity of its pool, and the capacity of every other offer in the pool shrinks by
-the same share. This is exact if the sizes divide each other; otherwise slightly more is reserved
-until the provider is asked again.
+An offer's capacity is the number of nodes that would be available if only this offer were used. So
+each used node takes 1/capacity of the pool, and the capacity of every other offer in the pool
+shrinks by the same share. The result is exact if the sizes of the nodes divide each other.
+Otherwise, slightly more is reserved until the provider reports its capacity again.
 """
 
 from collections.abc import Mapping, MutableMapping
@@ -19,8 +19,8 @@ def pool_of(offer: Offer) -> str:
 
 
 def count_left(offer: Offer, used: Mapping[str, Fraction]) -> int | None:
-    """How many of the offer's nodes are still available, or None if its provider does not report
-    it.
+    """How many of the offer's nodes are still available, or None if the provider does not report
+    the capacity.
     """
     if offer.capacity is None:
         return None

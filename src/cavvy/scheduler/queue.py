@@ -1,5 +1,5 @@
-"""The order of the queue, and the decision which jobs may start now. No I/O: decisions are returned
-as values.
+"""Keeps the order of the queue, and decides which jobs may start now. No I/O: decisions are
+returned as values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ from cavvy.scheduler.pools import count_left, take
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingJob:
-    """A job in the queue, the offers that it may use, best first, and the name that its gang would
-    have.
+    """A job in the queue, the offers that it may use (best first), and the name that its gang would
+    get.
     """
 
     job: Job
@@ -60,7 +60,7 @@ class JobScheduler:
 
     The order is strict for every host and offer: while a job waits for an offer, no later job gets
     that offer. While a job waits for a shared host, a later job gets a part of that host only if it
-    cannot delay the earlier one (`backfill`). So small jobs cannot starve a large one. A later job
+    cannot delay the earlier job (`backfill`). So small jobs cannot starve a large job. A later job
     that can use another host is not delayed.
     """
 
@@ -70,7 +70,7 @@ class JobScheduler:
         self._used = dict(capacity.used)
         self.blocked: set[str] = set()  # hosts and offers that earlier jobs wait for
         self._waits: list[list[HostWait]] = []  # earlier jobs that wait for shared hosts
-        self._checks = CHECKS  # how many jobs may still be checked for backfill
+        self._checks = CHECKS  # how many more jobs may be checked for backfill
 
     def decide(self, waiting_job: WaitingJob, *others: WaitingJob) -> JobPlacement | JobWait:
         """Decide about the next job. A placement reduces the capacity for later jobs. `others` are
@@ -123,7 +123,7 @@ class JobScheduler:
         )
 
     def _waits_of(self, choices: Sequence[WaitingJob]) -> list[HostWait]:
-        """What a job waits for on shared hosts."""
+        """The offers on shared hosts that a job waits for."""
         return [
             HostWait(
                 task=each.job.task,
@@ -144,15 +144,15 @@ class JobScheduler:
         return may_delay(mine, self._waits, self._allocations)
 
     def _lanes(self, offer: Offer, avoid: frozenset[str]) -> set[str]:
-        """What a job for this offer waits for: the offer or its host and, for a group, each host
-        that the job does not avoid.
+        """The names that a job for this offer waits for: the offer or its shared host and, for a
+        group of hosts, each host that the job does not avoid.
         """
         hosts = hosts_of(offer, self._hosts) if offer.shared else ()
         return {place_of(offer), *(host.name for host in hosts if host.name not in avoid)}
 
 
 def place_of(offer: Offer) -> str:
-    """The resource for which jobs queue: a whole shared host, or else the offer."""
+    """The resource for which jobs queue: the shared host, or the offer if it uses none."""
     return f"{offer.provider}/{offer.zone or offer.region}" if offer.shared else offer.key
 
 

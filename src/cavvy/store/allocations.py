@@ -13,8 +13,8 @@ _CPU_SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 def check_allocation(
     host: Host | None, allocation: Allocation, others: Iterable[Allocation]
 ) -> None:
-    """Check the allocation against `others`, all current allocations; allocations on other hosts
-    are ignored.
+    """Check the allocation against all current allocations, `others`; those on other hosts are
+    ignored.
 
     Raises RowNotFound if there is no host, AllocationConflict if a device is taken or unknown, or
     if CPUs or memory do not suffice.

@@ -28,13 +28,14 @@ from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
 
-# Jobs of each machine that a pass over the queue reads: the next, and some whose reason is shown.
-# They do not count toward the limit for other jobs, because a machine may be busy for days.
+# Number of each machine's waiting jobs that a pass over the queue reads: the next job, and some
+# whose reason is shown. They do not count toward the limit for other jobs, because a machine may be
+# busy for days.
 PER_MACHINE = 4
 
 
 class StoreError(Exception):
-    """Base of all errors a store raises."""
+    """Base of all errors that a store raises."""
 
 
 class StaleVersion(StoreError):
@@ -68,7 +69,7 @@ class StoreUnusable(StoreError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtomicWrite:
     """Rows that are written together or not at all. Each row has the version at which it was read,
-    or 0 if it is to be inserted.
+    or 0 for a new row.
 
     The store writes version + 1. It raises StaleVersion and writes nothing if a version differs, if
     an inserted row exists, or if an update changes a row's project or a job's name. It raises
@@ -76,8 +77,8 @@ class AtomicWrite:
 
     Rows are written in this order: `release`, jobs, attempts, nodes, machines, charges, events,
     observations, allocations. If an attempt renames its gang, a later attempt in the same write may
-    use the old name. `release` names gangs whose allocations are removed. `charges` are the whole
-    bill so far of each node in them, and replace the node's earlier charges. Allocations are
+    use the old name. `release` names gangs whose allocations are removed. For each of their nodes,
+    `charges` are the whole bill so far, and replace the node's earlier charges. Allocations are
     checked in the same transaction against their host and its other allocations.
     """
 
@@ -161,7 +162,7 @@ class SummaryPage:
 
 
 def make_page(found: Sequence[JobSummary], limit: int) -> SummaryPage:
-    """Make a page of at most `limit` summaries from `found`, which has one more if there is a next
+    """Make a page of at most `limit` summaries. `found` has one more summary if there is a next
     page.
     """
     more = 0 < limit < len(found)
@@ -180,7 +181,7 @@ class SealedSecret:
 
 class Store(Protocol):
     """A store of jobs and of the rows that belong to jobs. Calls that read a project's rows take
-    the project's name; only the control plane itself passes None, which means all projects.
+    the project's name. Only the control plane passes None, which means all projects.
     """
 
     async def open(self) -> None:
@@ -216,8 +217,8 @@ class Store(Protocol):
         self, now: datetime, limit: int, per_machine: int = PER_MACHINE
     ) -> Sequence[Job]:
         """Queued jobs that may start: `not_before` has passed and no stop is requested. The highest
-        priority comes first, then the lowest id. At most `limit` jobs need no machine; the others
-        are the first `per_machine` jobs of each machine.
+        priority comes first, then the lowest id. Returns at most `limit` jobs that need no machine,
+        and the first `per_machine` jobs of each machine.
         """
 
     async def next_waiting(self, now: datetime) -> datetime | None:
@@ -244,7 +245,7 @@ class Store(Protocol):
         """All attempts that have not ended, and therefore may cost money now."""
 
     async def gang_spent(self, gang: str) -> Money:
-        """The charges for the gang with this name, over all attempts that had it."""
+        """The charges for the gang with this name, over all attempts that used the gang."""
 
     async def machine(self, project: str, name: str) -> NamedMachine:
         """The machine with this name. Raises RowNotFound."""
@@ -274,8 +275,8 @@ class Store(Protocol):
     async def spending(
         self, project: str | None, since: datetime | None = None
     ) -> Sequence[JobSpending]:
-        """The charges of one project or of all, by job and provider. Of a charge that began before
-        `since`, only the part after it counts.
+        """The charges of one project or of all, by job and provider. If a charge began before
+        `since`, only the part after `since` counts.
         """
 
     async def remove_job(self, job: Job) -> None:
@@ -289,16 +290,16 @@ class Store(Protocol):
         """Store a checkpoint as the job's newest, delete all but the newest `keep`, and return the
         checkpoint with its number.
 
-        If it is the newest already (same attempt and manifest), nothing changes. Raises RowNotFound
-        if the project has no such job, StaleVersion if an attempt after number `on_behalf` has
-        begun.
+        If the checkpoint is the newest already (same attempt and manifest), nothing changes. Raises
+        RowNotFound if the project has no such job, StaleVersion if an attempt after number
+        `on_behalf` has begun.
         """
 
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
         """The job's checkpoints, newest first."""
 
     async def forget_checkpoints(self, job_id: str) -> None:
-        """Delete the rows of the job's checkpoints; their files are not the store's."""
+        """Delete the rows of the job's checkpoints; the caller deletes the files."""
 
     async def observations(
         self, markets: Collection[str], since: datetime, limit: int = 2000

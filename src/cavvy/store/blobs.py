@@ -24,7 +24,7 @@ from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 
 # number of manifests whose lists of files are cached; a list of 100,000 files takes 10 MB
 _FOLDERS = 8
-_SYNCS = 8  # files flushed at once: the file system's journal writes waiting files together
+_SYNCS = 8  # files flushed at once, because the file system's journal writes them together
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -36,16 +36,16 @@ class BlobStore:
         self._folder_parts = lru_cache(_FOLDERS)(partial(_list_parts, self))
 
     def missing(self, hashes: Iterable[str]) -> list[str]:
-        """Those of the named blobs that are missing, each once, in the given order. The time of the
-        others is set to now, so that a concurrent garbage collection keeps them.
+        """The named blobs that are missing, each once, in the given order. Stored blobs get the
+        current time, so that a concurrent garbage collection keeps them.
 
         Raises HashMismatch if a name is not a SHA-256.
         """
         return [name for name in dict.fromkeys(hashes) if not _touch(self._path(name))]
 
     def put(self, name: str, chunks: Iterable[bytes]) -> None:
-        """Store the bytes whose SHA-256 in hexadecimal is `name`, unless they are stored. Raises
-        HashMismatch, StoreFull.
+        """Store the bytes whose SHA-256 in hexadecimal is `name`, unless they are stored already.
+        Raises HashMismatch, StoreFull.
         """
         if _touch(self._path(name)):
             return
@@ -54,8 +54,8 @@ class BlobStore:
                 writer.write(chunk)
 
     def writer(self, name: str) -> "BlobWriter":
-        """A context manager for bytes that arrive in pieces; it stores the blob if the block ends
-        without an error.
+        """Return a context manager for bytes that arrive in pieces. The blob is stored if the
+        `with` block ends without an error.
         """
         return BlobWriter(self._path(name), name)
 
@@ -88,8 +88,8 @@ class BlobStore:
                 part.unlink(missing_ok=True)
 
     def append(self, name: str, offset: int, data: bytes, size: int) -> int:
-        """Accept a part of a blob of `size` bytes. Returns the offset of the next part, which is
-        `size` when the blob is stored.
+        """Accept a part of a blob of `size` bytes. Returns the offset of the next part, or `size`
+        when the blob is stored.
 
         Parts must arrive in order: a part that does not continue the stored parts is ignored, and
         the expected offset is returned. An unfinished blob outlives this process, until garbage
@@ -142,8 +142,8 @@ class BlobStore:
         return data if len(data) <= limit else None
 
     def folder_parts(self, snapshot: str) -> frozenset[str]:
-        """The blobs of a frozen working folder, including its manifest, or only the manifest if it
-        cannot be read. Raises RowNotFound.
+        """The blobs of a frozen working folder, including its manifest. If the manifest cannot be
+        read, returns only the manifest's own blob. Raises RowNotFound.
         """
         return self._folder_parts(snapshot)
 
@@ -234,8 +234,8 @@ def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: d
 
 
 class BlobWriter:
-    """A blob that is being written. If the `with` block ends with an exception or the hash differs,
-    nothing is stored.
+    """A blob that is being written. Nothing is stored if the `with` block ends with an exception,
+    or if the hash differs.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -278,7 +278,7 @@ class BlobWriter:
         except OSError as failure:
             raise _told(failure, self._part) from failure
         finally:
-            with suppress(OSError):  # closing flushes again, and fails again on a full disk
+            with suppress(OSError):  # close flushes again, and fails again on a full disk
                 self._file.close()
             self._part.unlink(missing_ok=True)
 
@@ -290,8 +290,8 @@ class BlobWriter:
 
 
 def _finish_part(file: BufferedRandom, part: Path, path: Path) -> None:
-    """Complete the blob after all of its parts have arrived. If the hash differs, delete them and
-    raise HashMismatch.
+    """Complete the blob after all of its parts have arrived. If the hash differs, delete the parts
+    and raise HashMismatch.
     """
     file.flush()
     file.seek(0)
@@ -314,8 +314,8 @@ def _put_in_place(part: Path, path: Path) -> None:
 
 
 def _sync_all(paths: Sequence[Path]) -> None:
-    """Flush these files or folders to the disk. syncfs would also wait for data that jobs on this
-    machine write.
+    """Flush these files or folders to the disk. Does not use syncfs, which would also wait for data
+    that jobs on this machine write.
     """
     with ThreadPoolExecutor(_SYNCS, "sync") as pool:
         for _ in pool.map(_sync, paths):

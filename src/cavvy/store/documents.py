@@ -1,5 +1,5 @@
-"""Conversions that all stores use: of documents to JSON, of times to microseconds, and of strings
-to strings that every database accepts.
+"""Conversions that all stores use: documents to JSON, times to microseconds, and strings to strings
+that every database accepts.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-# The fields of a job that have a column; the first three never change. The task and the origin are
-# stored separately, and the document `rest` holds the other fields.
+# The fields of a job that have a column of their own; the first three never change. The task and
+# the origin are stored separately, and the document `rest` holds all other fields.
 JOB_FIELDS = (
     "id",
     "project",
@@ -76,9 +76,7 @@ def encode_rest(job: Job) -> str:
 
 
 def plain(text: str) -> str:
-    """The text, in which characters that a database column cannot hold (NUL, lone surrogates) are
-    replaced.
-    """
+    """Replace characters that a database column cannot hold (NUL, lone surrogates)."""
     if "\x00" in text:
         text = text.replace("\x00", "\ufffd")
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
@@ -96,8 +94,8 @@ def storable_attempt(attempt: Attempt) -> Attempt:
 
 
 def storable_node(node: Node) -> Node:
-    """The node as a later read will return it, with the next version. JSON has no NaN and no
-    infinity: such values become text in the progress, and are dropped from the telemetry.
+    """The node as a later read will return it, with the next version. JSON has no NaN or infinity:
+    such values become text in `progress`, and are dropped from `telemetry`.
     """
     telemetry, progress = node.telemetry, node.progress
     if not all(map(isfinite, telemetry.values())):

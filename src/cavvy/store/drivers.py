@@ -1,5 +1,5 @@
-"""The drivers of the two databases: they connect, lock, and turn each database error into a store
-error.
+"""The drivers of the two databases. A driver connects, locks, and turns database errors into store
+errors.
 """
 
 import errno
@@ -35,8 +35,8 @@ class SqlCursor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseDriver:
-    """One database. One database. Statements contain `?` for values, and run on the driver's own
-    connection in autocommit mode.
+    """One database. Statements contain `?` for values, and run on the driver's own connection in
+    autocommit mode.
     """
 
     url: str  # postgresql://…; sqlite:///path
@@ -49,7 +49,7 @@ class DatabaseDriver:
 
     @property
     def shown(self) -> str:
-        """The database's name for messages, without its password."""
+        """The database's path or URL for messages, without the password."""
         return str(self.path or re.sub(r"(?<=:)[^:/@]+(?=@)|(?<=password=)[^&]+", "***", self.url))
 
     def connect(self, *, readonly: bool = False) -> "DatabaseSession":
@@ -65,8 +65,8 @@ class DatabaseDriver:
         raw = sqlite3.connect(str(self.path), isolation_level=None, check_same_thread=False)
         raw.execute(f"PRAGMA busy_timeout={_BUSY_S * 1000}")
         raw.execute("PRAGMA foreign_keys=ON")
-        # With a rollback journal, a system crash could corrupt the file at NORMAL; with WAL it
-        # cannot.
+        # With synchronous=NORMAL, a system crash can corrupt a file with a rollback journal, but
+        # not one with WAL.
         raw.execute(f"PRAGMA synchronous={'NORMAL' if self.journal == 'wal' else 'FULL'}")
         if readonly:
             raw.execute("PRAGMA query_only=ON")
@@ -97,8 +97,8 @@ class DatabaseSession:
         return cursor
 
     def begin(self) -> None:
-        # IMMEDIATE, because otherwise another process could write between the reads and the writes
-        # of a transaction.
+        # IMMEDIATE, because otherwise another process could write between a transaction's reads and
+        # writes.
         self._raw.execute("BEGIN IMMEDIATE" if self.driver.is_sqlite else "BEGIN")
 
     def commit(self) -> None:
@@ -113,7 +113,7 @@ class DatabaseSession:
     def in_transaction(self) -> bool:
         if self.driver.is_sqlite:
             return bool(self._raw.in_transaction)
-        # the status IDLE is 0
+        # psycopg's status IDLE is 0
         return not self._raw.closed and bool(self._raw.info.transaction_status)
 
     @property
@@ -157,9 +157,7 @@ def choose_journal(path: Path, mounts: str) -> str:
 
 
 def _create_file(path: Path) -> None:
-    """Create the file so that only its owner can read it; SQLite would create it with the mode of
-    the umask.
-    """
+    """Create the file so that only its owner can read it; SQLite would apply only the umask."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError as error:
@@ -233,7 +231,7 @@ def _translate_postgres(error: Exception, driver: DatabaseDriver) -> Exception:
             return StoreUnusable(f"cannot write to {where}: {error}")
         case "XX001" | "XX002":
             return StoreUnusable(f"the database {where} is damaged: {error}")
-    # psycopg itself refuses a NUL character, with this class and without a state.
+    # psycopg itself refuses a NUL character, with the class DataError and no SQLSTATE.
     if state[:2] == "22" or type(error).__name__ == "DataError":
         return HashMismatch(f"the database cannot hold a value: {error}")
     if state[:2] in ("", "08", "28", "3D", "53", "57", "58"):

@@ -26,7 +26,7 @@ def note_arrival(path: Path, offset: int, now_s: float) -> None:
 
 
 def is_due(last_s: float, now_s: float) -> bool:
-    """Whether the time differs enough from that of the last pair."""
+    """Whether enough time has passed since the last pair."""
     return now_s - last_s >= _APART_S
 
 
@@ -37,7 +37,9 @@ class LogTimes:
     path: Path
 
     def since(self, start_s: float) -> int | None:
-        """The offset of the first byte that arrived at that time or later, to the second."""
+        """The offset of the first byte that arrived at that time or later, accurate to half a
+        second.
+        """
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
@@ -46,8 +48,8 @@ class LogTimes:
         return next((offset for offset, micros in pairs if micros / 1e6 >= start_s), None)
 
     def between(self, start: int, end: int, limit: int) -> list[tuple[int, float]]:
-        """The first `limit` pairs that cover these bytes: offsets, and seconds since 1970. Reads no
-        other pairs, except those of a binary search.
+        """The first `limit` pairs that cover these bytes: offsets, and seconds since 1970. Reads
+        only these pairs, and those for a binary search.
         """
         try:
             file = self.path.open("rb", buffering=0)

@@ -3,9 +3,9 @@ its first tenth and its newest part.
 
 A log is the file `ATTEMPT.RANK.log`, with its bytes from 0 on, and segments
 `ATTEMPT.RANK.log.OFFSET`, if it grew past its first tenth or lost bytes. Offsets count all bytes
-ever written, so they never change. Bytes between two files were dropped; readers get a line that
-reports the gap. All methods block on disk I/O. There is no fsync: stored bytes survive the end of
-this process, but a system crash may lose the newest bytes.
+ever written, so the offset of a byte never changes. Bytes between two files were dropped; readers
+get a line that reports the gap. All methods block on disk I/O. There is no fsync: stored bytes
+survive the end of this process, but a system crash may lose the newest bytes.
 """
 
 import errno
@@ -23,12 +23,13 @@ from cavvy.store.log_times import LogTimes, is_due, note_arrival
 
 LIMIT = 1 << 30  # maximum bytes of one rank's log on disk
 _PART = 10  # the head and each segment have at most 1/10 of the limit
-# maximum number of segments of one log: a sender that often loses bytes creates short ones
+# maximum number of segments of one log, since a sender that often loses bytes creates short
+# segments
 _FILES = 64
 _KNOWN = (
     4096  # number of logs whose state is cached; the state of other logs is read from their folder
 )
-_BLOCK = 65536  # bytes read at once, backwards from the end
+_BLOCK = 65536  # block size for reading backwards from the end
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # names of projects or jobs that can be folders
 _FILE = re.compile(r"(\d+)\.(\d+)\.log(?:\.(\d{20}))?")
 
@@ -52,7 +53,7 @@ class _Log:
     base: Path
     starts: list[int]
     sizes: list[int]
-    noted_s: float = 0.0  # when the time of an arrival was last recorded
+    noted_s: float = 0.0  # time of the last recorded arrival
 
     @property
     def end(self) -> int:
@@ -89,8 +90,8 @@ class LogStore:
         Returns the next expected offset.
 
         Bytes that are already stored are ignored. If bytes before `offset` are missing, nothing is
-        written and the offset of the first missing byte is returned, unless the sender reports with
-        `lost` that they no longer exist. Raises StoreFull without a partial write.
+        written, and the offset of the first missing byte is returned. With `lost`, the sender
+        reports how many missing bytes no longer exist. Raises StoreFull; then nothing is written.
         """
         base = self._base(project, job_id, attempt, rank)
         with self._lock:
@@ -119,8 +120,8 @@ class LogStore:
         offset: int = 0,
         limit: int = 1 << 20,
     ) -> LogSlice:
-        """At most `limit` bytes from `offset` on; no bytes at the end of the log. A gap is returned
-        as one line that reports it.
+        """At most `limit` bytes from `offset` on; no bytes at the end of the log. In place of a
+        gap, returns a line that reports the gap.
         """
         while True:
             log = self._seen(project, job_id, attempt, rank)
@@ -207,7 +208,7 @@ class LogStore:
             if len(self._logs) >= _KNOWN:
                 del self._logs[next(iter(self._logs))]
             log = _look(base)
-        # moves the log to the end of the cache, where the most recently used log is
+        # move the log to the end of the cache, which is in the order of use
         self._logs[base] = log
         return log
 
@@ -270,8 +271,8 @@ def _times_path(base: Path) -> Path:
 
 
 def _look(base: Path) -> _Log:
-    """Read the log's state from the folder. If the process ended during a write, the bytes that
-    were written belong to the log.
+    """Read the log's state from the folder. If the process ended during a write, the written part
+    of the data belongs to the log.
     """
     found: list[tuple[int, int]] = []
     with suppress(FileNotFoundError):

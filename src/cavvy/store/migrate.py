@@ -1,8 +1,8 @@
 """Brings a database to the schema of this program. `SqlStore.open` calls it, so the first process
 that opens the database migrates it.
 
-The cost is one SELECT for a database at HEAD, the statements of `schema.sql` for a new one, and for
-an older one the files in `migrations/` that follow its revision.
+A database at HEAD costs a few SELECTs. A new database gets the statements of `schema.sql`, and an
+older one the files in `migrations/` that follow its revision.
 """
 
 import os
@@ -21,12 +21,12 @@ MIGRATIONS: Mapping[str, Path] = {
 }
 HEAD = max(MIGRATIONS)
 VERSION_TABLE = "cavvy_revision"
-# "cavvy" in ASCII; the number of the lock that the migrating process holds
+# the number of the lock that the migrating process holds; "cavvy" in ASCII
 _ADVISORY_LOCK = 0x6361767679
 _JOURNAL_TRIES = 20
 _WAIT_MS = 60_000  # milliseconds to wait for another process that migrates
-# What the two databases spell differently. Ids are compared by byte, so that PostgreSQL sorts them
-# in any locale as Python and SQLite do.
+# SQL that the two databases spell differently. Ids are compared by byte, so that PostgreSQL sorts
+# them in any locale as Python and SQLite do.
 _SQLITE = {
     "id": "TEXT",
     "serial": "INTEGER",
@@ -68,7 +68,7 @@ def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
     try:
         if not session.driver.is_sqlite:
             session.run(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
-        revision = _revision(session)  # another process may have migrated it while this one waited
+        revision = _revision(session)  # another process may have migrated meanwhile
         if revision is None:
             run_file(session, SCHEMA)
             session.run(f"INSERT INTO {VERSION_TABLE} (version_num) VALUES (?)", (HEAD,))
@@ -81,7 +81,7 @@ def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
 
 
 def run_file(session: DatabaseSession, path: Path) -> None:
-    """Run each statement of a file, with the spelling of the session's database."""
+    """Run each statement of a file, in the SQL of the session's database."""
     words = _SQLITE if session.driver.is_sqlite else _POSTGRESQL
     for statement in path.read_text().split(";\n"):
         if statement.strip():

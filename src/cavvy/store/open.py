@@ -7,9 +7,9 @@ def open_store(url: str, *, journal: str = "auto", installation: str | None = No
     """Make the store of a URL: memory:, sqlite:///path or postgresql+psycopg://user@host/name. The
     caller must then call `await store.open()`.
 
-    SQLite's `journal` is "wal"; "delete" for file systems without safe shared memory, such as NFS;
-    or "auto". `installation` is the id of a new SQLite database, by default a random one. Imports a
-    database driver only if the URL needs it. Raises StoreUnusable for other URLs.
+    `journal` is SQLite's journal mode: "wal", "delete" for file systems without safe shared memory,
+    such as NFS, or "auto". `installation` is the id of a new SQLite database, by default a random
+    one. Imports a database driver only if the URL needs it. Raises StoreUnusable for other URLs.
     """
     if url == "memory:":
         from cavvy.store.memory import MemoryStore

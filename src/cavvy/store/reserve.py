@@ -5,7 +5,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-_NOTES = 256 * 1024  # bytes, enough for some thousand jobs
+_NOTES = 256 * 1024  # bytes; enough for several thousand stop requests
 _RESERVE = 4 * 1024 * 1024  # bytes that SQLite and small files need when the server starts
 
 
@@ -30,9 +30,7 @@ class StopNotes:
         return {}
 
     def write(self, stops: dict[str, str]) -> None:
-        """Replace all stop requests. If the disk cannot store them, they are lost when the process
-        ends.
-        """
+        """Replace all stop requests. If writing fails, they are lost when the process ends."""
         while len(text := json.dumps(stops).encode()) > _NOTES:
             stops.popitem()
         with suppress(OSError):
@@ -51,7 +49,7 @@ class Reserve:
         self._path = folder / "reserve"
 
     def take(self) -> None:
-        """Create the file if the disk has more than twice its size free."""
+        """Create the file if more than twice its size is free on the disk."""
         with suppress(OSError):
             room = os.statvfs(self._path.parent)
             if not self._path.exists() and room.f_bavail * room.f_frsize > 2 * _RESERVE:
@@ -73,7 +71,7 @@ def is_full(folder: str) -> bool:
 
 
 def take_room(path: Path, size: int) -> None:
-    """Create a file of `size` zero bytes, whole or not at all. Raises OSError."""
+    """Create a file of `size` zero bytes; if that fails, no file is left. Raises OSError."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:

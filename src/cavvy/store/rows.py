@@ -38,7 +38,8 @@ from cavvy.store.drivers import Row
 
 _T = TypeVar("_T")
 _Convert = Callable[[Any], Any]
-# How to encode a field of each type for a column, and how to decode it. Other types need neither.
+# Functions that encode a field of this type for a column, and decode it again. Other types are
+# stored unchanged.
 _CONVERSIONS: Mapping[object, tuple[_Convert, _Convert]] = {
     str: (str, str),
     bool: (bool, bool),
@@ -59,7 +60,9 @@ def insert_into(table: str, columns: tuple[str, ...], then: str = "") -> str:
 
 @cache
 def update_of(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> str:
-    """The SQL that updates `columns` where `key` matches, with values in that order."""
+    """The SQL that updates `columns` where `key` matches; the values are those of `columns`, then
+    those of `key`.
+    """
     return f"UPDATE {table} SET {' = ?, '.join(columns)} = ? WHERE {' = ? AND '.join(key)} = ?"
 
 
@@ -74,9 +77,9 @@ class RowReader(Generic[_T]):
 class RowCodec(Generic[_T]):
     """The mapping of one dataclass to one table: a column for each field, with the same name.
 
-    `only` lists the fields that have a column (by default all), `columns` gives the columns or
-    expressions of fields with another name, and `assigned` lists the fields that the database fills
-    in. `key` is the key for `upsert`, which replaces the other columns.
+    `only` lists the fields that have a column (by default all), `columns` maps fields to columns or
+    expressions with another name, and `assigned` is the field that the database fills in. `key` is
+    the key for `upsert`, which replaces the other columns.
     """
 
     def __init__(
@@ -167,7 +170,7 @@ NODES: RowReader[Node] = RowReader("SELECT document FROM nodes", lambda row: dec
 
 _JOBS = RowCodec(Job, "jobs", only=JOB_FIELDS, columns={"user": "user_name"})
 JOB_COLUMNS = (*_JOBS.columns, "priority", "machine", "tags", "rest", "document")
-_APART = ("rest", "document", "task", "origin")  # columns that follow the codec's own in a row
+_APART = ("rest", "document", "task", "origin")  # columns after those of the codec in a row
 
 
 def job_values(job: Job, document: int) -> list[object]:
@@ -182,8 +185,8 @@ _CACHED_CHARACTERS = 65536  # characters of a task and its origin; longer texts 
 
 
 class DocumentCache:
-    """A cache, shared by all threads, of the decoded task and origin of each job, with the job's
-    version at which they were written.
+    """Caches the decoded task and origin of each job, with the job's version at which they were
+    written. All threads share the cache.
     """
 
     def __init__(self) -> None:
@@ -219,8 +222,9 @@ class DocumentCache:
             self._kept[job_id] = (written, task, origin)
 
     def written_at(self, job: Job) -> int | None:
-        """The job's version at which exactly these two objects were written, or None if it is
-        unknown."""
+        """The job's version at which exactly the job's task and origin objects were written, or
+        None if unknown.
+        """
         kept = self._kept.get(job.id)
         same = kept is not None and kept[1] is job.task and kept[2] is job.origin
         return kept[0] if kept is not None and same else None

@@ -1,9 +1,9 @@
--- The tables at the newest revision, which a fresh database gets. After a change here, add a
+-- The tables at the newest revision, as a new database gets them. After a change here, add a
 -- migration that makes the same change; a test compares the two.
 --
 -- Times are microseconds since 1970, money is micro-US-dollars, documents are JSON text. Every row
--- of a tenant has its project. `{id}`, `{serial}` and `{bytes}` are types that the databases spell
--- differently; see `migrate.py`.
+-- that belongs to a project has its name. `{id}`, `{serial}` and `{bytes}` are types that the
+-- databases spell differently; see `migrate.py`.
 
 CREATE TABLE cavvy_revision (
     version_num VARCHAR(32) NOT NULL,
@@ -50,7 +50,7 @@ CREATE INDEX jobs_machine_queue ON jobs (phase, project, machine, priority DESC,
     WHERE phase = 'queued' AND machine IS NOT NULL;
 CREATE INDEX jobs_machine ON jobs (project, machine, id) WHERE machine IS NOT NULL;
 
--- Apart from jobs, so that a change of phase does not write the task and its diff again.
+-- Separate from jobs, so that a change of phase does not write the task and its diff again.
 CREATE TABLE documents (
     job_id {id} NOT NULL,
     task TEXT NOT NULL,
@@ -61,7 +61,7 @@ CREATE TABLE documents (
 );
 CREATE INDEX documents_snapshot ON documents (snapshot) WHERE snapshot IS NOT NULL;
 
--- The last number given to a name that was taken: finds the next free one without trying them all.
+-- The last number that was appended to a taken name, from which the next free name follows.
 CREATE TABLE names (
     project TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -129,7 +129,7 @@ CREATE TABLE charges (
 CREATE INDEX charges_job ON charges (job_id);
 CREATE INDEX charges_project ON charges (project, since, amount);
 
--- The newest few of each job whose nodes cannot reach its folder; the files lie in the job's blobs.
+-- The newest checkpoints of each job. Their files are in the job's blobs or in its bucket.
 CREATE TABLE checkpoints (
     job_id {id} NOT NULL,
     number BIGINT NOT NULL,
@@ -144,7 +144,7 @@ CREATE TABLE checkpoints (
     FOREIGN KEY(job_id) REFERENCES jobs (id)
 );
 
--- What was seen of each offer's market; old rows are deleted.
+-- Observations of each offer's market; old rows are deleted.
 CREATE TABLE observations (
     id {serial} NOT NULL,
     market {id} NOT NULL,
@@ -180,7 +180,7 @@ CREATE TABLE allocations (
 );
 CREATE INDEX allocations_host ON allocations (host);
 
--- One row for each held device: the primary key keeps two allocations from one device.
+-- One row for each held device: the primary key prevents two allocations of one device.
 CREATE TABLE held_devices (
     host TEXT NOT NULL,
     device TEXT NOT NULL,
@@ -199,7 +199,7 @@ CREATE TABLE secrets (
     PRIMARY KEY (project, name)
 );
 
--- What providers keep, as providers.state describes it; of no project.
+-- Documents of providers, as providers.state describes them. They belong to no project.
 CREATE TABLE provider_state (
     provider TEXT NOT NULL,
     collection TEXT NOT NULL,
@@ -209,7 +209,7 @@ CREATE TABLE provider_state (
     PRIMARY KEY (provider, collection, name)
 );
 
--- Names of gangs that users keep and use again.
+-- Named machines: gangs that users keep and use again.
 CREATE TABLE machines (
     project TEXT NOT NULL,
     name TEXT NOT NULL,

@@ -10,7 +10,7 @@ from pathlib import Path
 from cavvy.store.base import StoreFull, StoreUnusable
 
 _KEY_BYTES = 32  # AES-256
-_NONCE_BYTES = 12  # the nonce length that AES-GCM uses unhashed, NIST SP 800-38D 5.2.1.1
+_NONCE_BYTES = 12  # AES-GCM would hash a nonce of another length, NIST SP 800-38D 5.2.1.1
 _VERSION = b"\x01"  # version of the sealed form, which is: version, nonce, ciphertext with tag
 
 

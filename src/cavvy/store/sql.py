@@ -1,8 +1,8 @@
 """The store in SQLite (for one server) or PostgreSQL (for teams). Threads that each own a
 connection execute the SQL.
 
-This module has the reads, and `writes.py` the writes. Every statement on a tenant's rows names the
-tenant's project or a key.
+This module contains the reads, and `writes.py` the writes. Every statement on a project's rows
+names the project or a key.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ from cavvy.store.workers import StoreWorkers
 from cavvy.store.writes import insert_job, remove_job, save_checkpoint, write_changes
 
 _T = TypeVar("_T")
-_GROUP = 64  # maximum number of writes in one SQLite transaction; more would delay the first one
+_GROUP = 64  # maximum number of writes in one SQLite transaction; more would delay the first write
 _LIVE = ", ".join(f"'{phase}'" for phase in JobPhase if phase not in JOB_ENDS)
 _READY = "phase = 'queued' AND stop_reason IS NULL AND (not_before IS NULL OR not_before <= ?)"
 _WAITING = (
@@ -115,7 +115,7 @@ class SqlStore:
         for workers in (
             self._readers,
             self._writers,
-        ):  # writers last: the last connection to close empties the WAL
+        ):  # writers last, since the last connection that closes empties the WAL
             if workers is not None:
                 await asyncio.to_thread(workers.close)
 
@@ -412,8 +412,9 @@ class SqlStore:
 
 
 def _if_given(column: str, value: str | None) -> tuple[str, tuple[str, ...]]:
-    """A condition that `column` has this value, and the value. For None, the condition always
-    holds."""
+    """The SQL condition that `column` has this value, and its parameters. For None, the condition
+    is always true.
+    """
     return ("TRUE", ()) if value is None else (f"{column} = ?", (value,))
 
 

@@ -14,7 +14,7 @@ from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, is_passing, translate
 
 _T = TypeVar("_T")
-_TRIES = 4  # number of tries of a transaction that lost against another one
+_TRIES = 4  # number of tries of a transaction that conflicted with another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ _Outcome = tuple[_Task, Any, Exception | None]
 
 
 class StoreWorkers:
-    """`count` threads. With `group` 0, each work item is a read; otherwise up to `group` items
-    share one transaction.
+    """Starts `count` threads. With `group` 0, each work item is a read; otherwise items are writes,
+    and up to `group` items share one transaction.
 
     Each item of a group has its own savepoint: if it raises an error, only its own changes are
     undone.
@@ -88,7 +88,7 @@ class StoreWorkers:
                 task = self._queue.get_nowait()
             except Empty:
                 break
-            if task is None:  # this mark stops this thread or another one
+            if task is None:  # None stops one thread, this one or another
                 self._queue.put(None)
                 break
             tasks.append(task)
@@ -99,7 +99,7 @@ class StoreWorkers:
             return [self._alone(session, task, read) for task in tasks]
         if len(tasks) == 1:
             return [self._alone(session, tasks[0], write)]
-        # Outside the try, so that the group waits for a lock once instead of once per item.
+        # This is outside the try, so that a failed wait for the lock is not repeated for each item.
         session.begin()
         try:
             return _write_group(session, tasks)
@@ -176,7 +176,7 @@ def _write_group(session: DatabaseSession, tasks: Sequence[_Task]) -> Sequence[_
         except Exception as error:  # noqa: BLE001  the caller gets the error
             session.run(
                 "ROLLBACK TO work"
-            )  # raises an error if the database has aborted the whole transaction
+            )  # fails if the database has aborted the whole transaction
             outcomes.append((task, None, error))
         session.run("RELEASE work")
     session.commit()

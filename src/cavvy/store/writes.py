@@ -59,7 +59,7 @@ _INSERT_DEVICE = insert_into("held_devices", ("host", "device", "gang", "rank"),
 
 @dataclass(frozen=True, slots=True)
 class WrittenJob:
-    """A stored job; `documents` is true if its task and origin were written too."""
+    """A stored job. `documents` is true if the job's task and origin were written too."""
 
     job: Job
     documents: bool
@@ -95,8 +95,8 @@ def write_changes(
 
 
 def insert_job(session: DatabaseSession, job: Job, event: Event) -> Job:
-    """Insert the new job under its name or, if that is taken, under name-N with the first free
-    number N; also its documents and first event.
+    """Insert the new job, its documents and its first event. If the job's name is taken, it gets
+    name-N with the first free number N.
     """
     stored = storable_job(replace(job, version=0))
     texts = check_readable(job)
@@ -138,7 +138,7 @@ def save_checkpoint(
     """See `Store.save_checkpoint`; runs in the open transaction."""
     lock = (
         "" if session.driver.is_sqlite else " FOR NO KEY UPDATE"
-    )  # makes the writers of one job's checkpoints take turns
+    )  # writers of one job's checkpoints wait for each other
     owner = (checkpoint.job_id, checkpoint.project)
     job = session.run(
         f"SELECT attempt FROM jobs WHERE id = ? AND project = ?{lock}", owner
@@ -212,8 +212,8 @@ def _write_document(
     stored: Attempt | Node | NamedMachine,
     fixed: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Insert (version 0) or update a row: its document, and `columns` in addition to the
-    document. Raises StaleVersion.
+    """Insert (version 0) or update a row with its document, `columns` and, if inserted, `fixed`.
+    Raises StaleVersion.
     """
     columns = {**columns, "document": encode(stored), "version": stored.version}
     if version:
@@ -253,7 +253,7 @@ def _write_events(session: DatabaseSession, events: Sequence[Event]) -> None:
     if not session.driver.is_sqlite:
         # Ids are assigned at insert but become visible at commit. A reader that continues after the
         # newest id would miss an event with a lower id that is committed later, so writers of one
-        # job's events take turns.
+        # job's events wait for each other.
         for job_id in sorted({event.job_id for event in events}):
             session.run("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (job_id,))
     for event in events:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from cavvy.client.state import write_private
 
 _NAME = "cavvy"
-_VALID = timedelta(days=365 * 30)  # nodes check the hash, so an expiry date would only break agents
+_VALID = timedelta(days=365 * 30)  # nodes check the hash, so an expiry date would only stop agents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cavvy.client.state import write_private
 
-# seconds; long enough for booting nodes that know hashes from an older server
+# seconds that files of older servers are kept; nodes that boot now may still need them
 _KEPT_S = 60 * 24 * 3600.0
 
 

@@ -41,8 +41,8 @@ class NodeListener:
         archive: Callable[[], bytes],
         cached: Path,
     ) -> NodeEndpoint:
-        """What providers need to know about this listener. The agent and the Python are packed on
-        first use.
+        """What providers need to know about this listener. The agent and the Python runtime are
+        packed on first use.
         """
 
         def pythons() -> dict[str, str]:
@@ -69,11 +69,9 @@ def listen_for_nodes(home: StateDir, settings: Settings) -> NodeListener | None:
     host, port = read_listen(settings)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        host.encode(
-            "idna"
-        )  # the next line fails for the same names, but would leave its socket open
+        host.encode("idna")  # the next line fails for the same names, but leaves a socket open
         sock = socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, ValueError) as error:  # ValueError if it is not a host name
+    except (OSError, ValueError) as error:  # ValueError if `host` is not a host name
         raise StateDirError(
             "settings-invalid",
             f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
@@ -133,14 +131,14 @@ def _reachable(host: str) -> str:
         try:
             probe.connect(
                 ("192.0.2.1", 9)
-            )  # nothing is sent; RFC 5737 reserves the address for documentation
+            )  # nothing is sent; RFC 5737 reserves this address for documentation
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])
 
 
 class NodeRouteFilter:
-    """Hides users' routes at this address, even from requests with a valid token."""
+    """Hides users' routes from requests to this listener, even from those with a valid token."""
 
     def __init__(self, auth: ASGIApp) -> None:
         self._auth = auth

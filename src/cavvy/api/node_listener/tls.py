@@ -2,11 +2,11 @@
 ciphers with forward secrecy.
 
 Busybox's downloader supports only SHA-1 signatures in the handshake, which OpenSSL allows only at
-security level 0. The downloader is recognised by its first message: it sends a server name even if
-that name is an address, which RFC 6066, section 3, forbids and no other client does. Its connection
-gets level 0, and may fetch only files that are verified by hash. If nodes know the server by a
-name, every client sends that name. Then all connections get level 0 and may use all routes; agents
-and curl refuse SHA-1 on their side.
+security level 0. The downloader is recognised by its first message: it sends an IP address as the
+server name. RFC 6066, section 3, forbids this, and no other client does it. The downloader's
+connection gets level 0, and may fetch only files that are verified by hash. If nodes know the
+server by a host name, every client sends that name. Then all connections get level 0 and may use
+all routes; agents and curl refuse SHA-1 on their side.
 """
 
 import ipaddress

@@ -38,8 +38,8 @@ from cavvy.store.base import RowNotFound
 _LONGEST_WAIT_S = 60.0
 _MESSAGES_LIMIT = 16 * MIB
 _LOG_LIMIT = 16 * MIB
-_ROOM_S = 20.0  # seconds that output waits until its user has read earlier output
-_SMALL = 65536  # maximum bytes that are written directly, because waking a thread would take longer
+_ROOM_S = 20.0  # seconds that a request with output waits for the user to read earlier output
+_SMALL = 65536  # maximum bytes to write directly; for these, waking a thread takes longer
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"])
 GangQuery = Annotated[str, Query(max_length=63)]
@@ -59,8 +59,9 @@ class ClaimAsk(Struct, frozen=True, kw_only=True):
 
 
 class ClaimAnswer(Answer, frozen=True, kw_only=True):
-    """The answer to a claim: `work` to do, or the seconds `after_s` after which the agent must ask
-    again, while other ranks are not ready."""
+    """The answer to a claim: either the `work`, or the time after which the agent must ask again
+    (`after_s`), because other ranks are not ready.
+    """
 
     state: str
     after_s: float | None = None
@@ -92,7 +93,7 @@ class ExecWanted(Answer, frozen=True, kw_only=True):
     id: str
     command: list[str]
     tty: bool
-    # whether it is a remote session, for shells, connections and files in both directions
+    # whether to open a remote session, for shells, connections and files
     session: bool = False
 
 
@@ -249,8 +250,8 @@ async def exec_output(
         while data and app_state.execs.full(exec_id):
             if not await listener.wait(_ROOM_S):
                 raise ApiProblem("output-waits", "the user has not read the earlier output yet")
-    # A restarted server does not know earlier commands. No client reads their output, so the agent
-    # gets no error.
+    # After a restart, the server does not know earlier commands. No client reads their output, so
+    # the agent gets no error.
     app_state.execs.put(exec_id, gang, rank, offset, data, exit_code)
     return reply(ExecAnswer())
 
@@ -298,7 +299,7 @@ async def blob_pack(request: Request, gang: GangQuery) -> Response:
     ask = await read(request, BlobsAsk)
     parts = await _folder_parts(app_state, attempt)
     stores = {app_state.blobs: [name for name in ask.blobs if name in parts]}
-    with suppress(RowNotFound):  # the server stores no checkpoints for this job
+    with suppress(RowNotFound):  # this job's checkpoints are not on the server
         stores[await app_state.control_plane.checkpoints.blobs(gang)] = ask.blobs
     return Response(await to_thread(gather, stores), media_type="application/octet-stream")
 

@@ -107,8 +107,8 @@ async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
 
 
 def gather(stores: Mapping[BlobStore, Sequence[str]]) -> bytes:
-    """A pack with as many of the requested small blobs as fit; `stores` maps each store to the
-    requested names. Blocks. Raises ApiProblem.
+    """Make a pack of as many of the requested small blobs as fit; `stores` maps each store to the
+    requested names. Blocks on disk I/O. Raises ApiProblem.
     """
     found: dict[str, bytes] = {}
     size = 0

@@ -1,5 +1,5 @@
-"""Routes for files that a node fetches by hash before it has a token. None of them is secret, and
-nodes check the hash.
+"""Routes for files that a node fetches by hash before it has a token. The files are not secret, and
+nodes check their hashes.
 """
 
 from typing import Annotated

@@ -1,5 +1,5 @@
-"""Routes for agents, to upload checkpoints and fetch the newest one: files by hash, and then the
-commit that completes a checkpoint.
+"""Routes for agents, to upload checkpoints and fetch the newest one. An agent uploads files by
+hash, and then commits the checkpoint.
 """
 
 from asyncio import to_thread
@@ -50,8 +50,8 @@ class LatestAnswer(Answer, frozen=True, kw_only=True):
 
 
 class PartAnswer(Answer, frozen=True, kw_only=True):
-    """The offset of the next byte that the server expects. It is the size of the file when the
-    server has all of it.
+    """The offset of the next byte that the server expects. If the server has the whole file, the
+    offset is the file's size.
     """
 
     offset: int
@@ -68,8 +68,9 @@ class CommitAsk(Struct, frozen=True, kw_only=True):
 
 
 class CommitAnswer(Answer, frozen=True, kw_only=True):
-    """The checkpoint's number, or null if files are missing, which the agent must then send, if
-    necessary again."""
+    """The checkpoint's number, or null if files are missing; the agent must send the missing files,
+    even if it has sent them before.
+    """
 
     number: int | None
     missing: list[str] = field(default_factory=list)

@@ -1,5 +1,5 @@
-"""Routes for agents, to list the files of inputs, and get a signed request for each file of an
-input, an output or a checkpoint, or have it relayed.
+"""Routes for agents, to list the files of inputs, and to transfer files of inputs, outputs and
+checkpoints: by signed requests or, if that is impossible, through the server.
 """
 
 from collections.abc import Awaitable, Callable
@@ -36,9 +36,7 @@ PathQuery = Annotated[str, Query(max_length=4096)]
 
 
 class SignedAnswer(Answer, frozen=True, kw_only=True):
-    """A request that transfers one file without credentials. If there is no such request, the
-    control plane relays the file.
-    """
+    """A signed request, with which the agent transfers one file without credentials."""
 
     method: str
     url: str
@@ -110,8 +108,9 @@ class MovedAnswer(Answer, frozen=True, kw_only=True):
 
 
 class DepositAnswer(Answer, frozen=True, kw_only=True):
-    """Signed uploads for the results of ended work, which the agent uses while the server is away:
-    one for the manifest, and one for each part. There are none if the job has no bucket.
+    """Signed uploads for the results of ended work, which the agent uses while the server is
+    unreachable: one for the manifest, and one for each part. There are none if the job has no
+    bucket.
     """
 
     uploads: list[SignedAnswer]

@@ -160,10 +160,10 @@ async def _find(app_state: AppState, project: str, name: str) -> Job:
 
 
 async def _tell(app_state: AppState, job: Job, attempt: Attempt, ask: wire.ExecAsk) -> None:
-    """Record the access to a node as an event of the job, so that everyone who follows the job sees
+    """Record the access to a node as an event of the job, so that all users who follow the job see
     it.
     """
-    # Only the program name, because arguments may contain secrets.
+    # The event contains only the program's name, because arguments may contain secrets.
     what = (
         "opened a session on this rank"
         if ask.session

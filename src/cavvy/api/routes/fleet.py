@@ -179,8 +179,8 @@ def _upload(left: LeftUpload) -> wire.CleanupItem:
 
 
 def _over(orphan: OrphanGang) -> OrphanGang:
-    """The gang, with another reason to list it if its job has ended. Such a gang is billed until it
-    is gone, but is listed as being removed.
+    """The gang; if its job has ended, with the reason that the gang is being removed. Such a gang
+    is billed until its removal is complete.
     """
     return (
         orphan

@@ -165,7 +165,7 @@ async def events(
                 await app_state.store.events(job.id, after, _EVENTS_AT_ONCE),
                 job.phase in JOB_ENDS,
             )
-            wait_s = min(wait_s, 1.0)  # another part of the job changed: wait a little longer
+            wait_s = min(wait_s, 1.0)  # a change without an event: wait a little longer
     last = found[-1].id if found else after
     return reply(
         wire.EventPage(
@@ -324,7 +324,7 @@ async def drill(request: Request, project: ProjectPath, name: JobPath) -> Respon
 
 
 async def find_job(app_state: AppState, project: str, name: str, *, session: bool = False) -> Job:
-    """A job by its name or ID or, with `session`, as `JobService.find_session` reads names. Raises
+    """A job by its name or ID. With `session`, `JobService.find_session` resolves the name. Raises
     ApiProblem.
     """
     jobs = app_state.control_plane.jobs
@@ -335,12 +335,12 @@ async def find_job(app_state: AppState, project: str, name: str, *, session: boo
 
 
 def named(job: Job) -> str:
-    """How commands name the job, for hints."""
+    """The job's name as users write it in commands, for hints."""
     return job.name if job.project == _USUAL_PROJECT else f"{job.name} -p {job.project}"
 
 
 def say_what_to_do(job: Job) -> str:
-    """A hint for users who tried to reach nodes of a job that has none running."""
+    """A hint for users who tried to reach a node of a job without running nodes."""
     if job.phase in JOB_ENDS and job.task.machine is not None:
         return f"`cavvy dev --machine {job.task.machine}` opens a session on its machine"
     if job.phase in JOB_ENDS:

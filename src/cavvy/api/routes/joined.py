@@ -1,4 +1,4 @@
-"""Routes for machines that join: users invite and dismiss machines, and calls of machines are
+"""Routes for machines that join: users invite and dismiss machines. Requests from machines are
 passed to their provider.
 """
 

@@ -89,7 +89,7 @@ def _find_start(
     app_state: AppState, job: Job, rank: int, attempt: int | None, since: datetime
 ) -> tuple[int, int]:
     """The attempt and the offset of the first byte that arrived at `since` or later; the end of the
-    log if there is none yet.
+    log if no such byte has arrived yet.
     """
     number = 0
     for number in range(attempt or min(1, job.attempt), (attempt or job.attempt) + 1):

@@ -1,4 +1,4 @@
-"""Routes for observations of markets, and for the forecast for the rest of a job."""
+"""Routes for observations of markets, and for forecasts of the rest of a job."""
 
 from asyncio import to_thread
 

@@ -30,7 +30,8 @@ from cavvy.spec.uses import explain_unused
 from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
 from cavvy.store.blobs import NotManifest, read_manifest
 
-# seconds; with an older key a job could jump the queue, because ids sort by the time of submission
+# seconds; an older key could put a job ahead in the queue, because keys become ids, which sort by
+# time
 _KEY_AGE_S = 900
 _MARKET_AGE = timedelta(seconds=60)  # maximum age of the offers that this check uses
 _MARKET_WAIT_S = 5.0
@@ -71,7 +72,7 @@ async def submit_task(
     if origin.snapshot is not None:
         app_state.snapshots.add(
             origin.snapshot
-        )  # the stored job now protects these blobs from garbage collection
+        )  # garbage collection keeps these blobs, since the job is stored
     return job, True
 
 
@@ -91,9 +92,9 @@ async def start_machine(
 async def admit_task(
     app_state: AppState, task: Task, now: datetime, user: str, *, consented: bool
 ) -> tuple[Task, bool]:
-    """The task as it will run (on its machine, if it names one), and whether the user agreed to pay
-    for it. Raises ApiProblem if neither an offer nor the machine can run it, or if a needed consent
-    is missing.
+    """The task as it will run (completed from its machine, if the task names one), and whether the
+    user agreed to pay. Raises ApiProblem if neither an offer nor the machine can run the task, or
+    if a needed consent is missing.
     """
     if task.machine is None:
         await check_offers(app_state, task, now, consented=consented)

@@ -33,7 +33,7 @@ def job_row(job: JobSummary) -> wire.JobListing:
 
 
 def changed_row(job: Job, attempts: Sequence[Attempt], spent: Money) -> wire.JobListing:
-    """The entry for listings of a job that was just read or written."""
+    """The listing entry of a job that was just read or written."""
     # The offer of the job's own gang, because the latest attempt may be a standby gang.
     own = (attempt.offer.key for attempt in attempts if attempt.number == job.attempt)
     return job_row(summarize(job, next(own, None), spent))

@@ -31,8 +31,8 @@ from cavvy.agent.access.frames import (
 from cavvy.client.client import Client
 from cavvy.client.tunnel.streams import TunnelStreams
 
-_CREDIT_AT = WINDOW // 4  # received bytes are confirmed when there are this many
-_ANSWER_BYTES = 2 << 20  # maximum bytes of a frame: the answer to a read of 1 MiB
+_CREDIT_AT = WINDOW // 4  # number of received bytes that are confirmed together
+_ANSWER_BYTES = 2 << 20  # maximum bytes of a frame, enough for the answer to a read of 1 MiB
 _LIST_BYTES = 256 << 20  # maximum bytes of a list of files, enough for about two million files
 _OPEN_S = 60.0  # seconds; a mailbox on a shared file system needs several in each direction
 Fields = dict[str, Any]
@@ -343,7 +343,7 @@ class AsyncWriter(Protocol):
 
 
 async def join(channel: TunnelChannel, reader: AsyncReader, writer: AsyncWriter) -> None:
-    """Copy bytes in both directions until both have ended or one side is lost; closes both."""
+    """Copy bytes until both directions have ended or one side is lost; then close both sides."""
 
     async def out() -> None:
         while data := await reader.read(CHUNK):

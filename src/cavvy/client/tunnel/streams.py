@@ -16,8 +16,8 @@ _PIECE = 512 * 1024
 
 
 class TunnelStreams:
-    """Sends the data that `put` gets, and passes received data to `heard` in the event loop. Calls
-    `over(problem)` when either stream ends.
+    """Sends the data that `put` receives, and calls `heard` in the event loop with data from the
+    node. Calls `over(problem)` when either stream ends.
     """
 
     def __init__(

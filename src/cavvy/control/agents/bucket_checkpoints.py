@@ -26,7 +26,9 @@ _decode = msgspec.json.Decoder(dict[str, list[CheckpointFile]]).decode
 
 
 class BucketCheckpoints:
-    """One job's files in its bucket. Methods block on the network and raise ObjectError."""
+    """The checkpoint files of one job in its bucket. Methods block on the network and raise
+    ObjectError.
+    """
 
     def __init__(self, bucket: ObjectBucket, prefix: str, url: str = "") -> None:
         self._bucket = bucket
@@ -44,7 +46,7 @@ class BucketCheckpoints:
                 return found
 
     def file(self, name: str) -> SignedObjects:
-        """One stored file, for which the server can sign requests that nodes then send."""
+        """One stored file. The server signs requests for the file, and nodes send them."""
         return SignedObjects(self._bucket, self._key(name), self._url)
 
     def keep(self, files: Sequence[CheckpointFile]) -> str:
@@ -67,7 +69,7 @@ class BucketCheckpoints:
         return _decode(content)["files"]
 
     def sweep(self, wanted: Collection[str]) -> RemovedCheckpoints:
-        """Remove files that no checkpoint needs, up to the first failure, which `kept` states."""
+        """Remove files that are not `wanted`. Stops at the first failure; `kept` is its reason."""
         fault = ""
 
         def remove(file: tuple[str, int]) -> int:
@@ -111,8 +113,8 @@ class BucketCheckpointOpener:
         return BucketCheckpoints(*await self.open_folder(job, url, "blobs/"), url)
 
     async def open_folder(self, job: Job, url: str, folder: str) -> tuple[ObjectBucket, str]:
-        """Open the bucket of a URL; returns it with the prefix of a folder for this job. Raises
-        ObjectDenied.
+        """Open the bucket of a URL. Returns the bucket and the prefix of this job's folder in it.
+        Raises ObjectDenied.
         """
         secrets = await self._open_secrets(job.project, KEYS)
         keys = merge_keys(self._environment, secrets)

@@ -51,8 +51,9 @@ _LOSSES_KEPT = timedelta(minutes=1)
 
 
 class InvalidManifest(Exception):
-    """The list of files is invalid for a checkpoint: the agent has a bug, or the sender is no
-    agent."""
+    """The list of files is invalid for a checkpoint: the agent has a bug, or the sender is not an
+    agent.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +86,12 @@ class Checkpoints:
         self._opened: dict[str, BucketCheckpoints | None] = {}
         self._losses: tuple[datetime, Mapping[str, NodeLosses]] | None = None
         self._coming: dict[str, frozenset[str]] = {}
-        self._untidy: set[str] = set()  # gangs with a reported failure to clean their bucket
+        self._untidy: set[str] = set()  # gangs whose failed cleanup was reported
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def ready(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
-        """Make the job's newest state reachable from this attempt's nodes, and return how they
-        reach it. This may take long. Raises StoreFull.
+        """Make the job's newest checkpoint reachable from this attempt's nodes, and return how the
+        nodes reach it. Copying files may take long. Raises StoreFull.
         """
         wanted = job.task.checkpoint
         if wanted is None:
@@ -114,7 +115,7 @@ class Checkpoints:
         return CheckpointWork(path=wanted.path, sync=True, every_s=every_s)
 
     async def save_interval(self, job: Job, attempt: Attempt) -> CheckpointInterval | None:
-        """The current save interval, or None if the task sets it itself or saves nothing."""
+        """The current save interval. None if the task sets an interval or saves no checkpoints."""
         wanted = job.task.checkpoint
         if wanted is None or not wanted.auto:
             return None
@@ -188,8 +189,8 @@ class Checkpoints:
         return self._folders.blobs(attempt.project, attempt.job_id)
 
     async def missing(self, gang: str, names: Sequence[str]) -> Sequence[str]:
-        """The files of the next checkpoint that must be sent; its other files are stored already
-        and are kept. Raises RowNotFound.
+        """The files of the next checkpoint that the agent must send. The server has the other files
+        already, and keeps them. Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
         bucket_checkpoints = await self.bucket_checkpoints(gang)
@@ -210,7 +211,7 @@ class Checkpoints:
         self, gang: str, rank: int, nonce: str, files: Sequence[CheckpointFile], made_at: datetime
     ) -> SavedCheckpoint | FilesMissing | ClaimLost:
         """Make these files the job's newest checkpoint, if all are stored. Raises RowNotFound,
-        InvalidManifest, Full.
+        InvalidManifest, StoreFull.
         """
         attempt = await self._store.attempt_of_gang(gang)
         node = await self._store.node(attempt.id, rank)
@@ -234,9 +235,9 @@ class Checkpoints:
                 return ClaimLost(reason=str(error))
 
     async def remove(self, job: Job) -> RemovedCheckpoints:
-        """Delete the checkpoints of a job that has ended. The rows go first, so that no row names
-        missing files if the server crashes; a repeated call deletes the remaining files. If the
-        disk is full, the files go first and make space.
+        """Delete the checkpoints of a job that has ended. Rows are deleted before files, so that no
+        row names missing files if the server crashes; a repeated call deletes the remaining files.
+        On a full disk, files are deleted first, which makes space.
         """
         policy = job.task.checkpoint
         found: dict[str, RemovedCheckpoints] = {}
@@ -260,8 +261,8 @@ class Checkpoints:
         )
 
     async def _empty_bucket(self, job: Job) -> RemovedCheckpoints:
-        """Delete the job's files in its bucket. This takes as long as the bucket needs, so that the
-        job is removed only after its files.
+        """Delete the job's files in its bucket. There is no time limit, because the job may be
+        removed only after its files.
         """
         try:
             bucket = await self._bucket_opener.open(job) if self._bucket_opener else None
@@ -299,7 +300,7 @@ class Checkpoints:
             return ClaimLost(reason=str(error))
         try:
             fault = await self._sweep_bucket(bucket_checkpoints, attempt)
-        except (ObjectError, HashMismatch) as error:  # the checkpoint itself is stored
+        except (ObjectError, HashMismatch) as error:  # only the cleanup failed
             fault = str(error)
         if fault:
             await self._tell_untidy(attempt, fault)
@@ -317,12 +318,13 @@ class Checkpoints:
             needed |= {
                 file.sha256 for file in await in_thread(bucket_checkpoints.read, each.manifest)
             }
-        # under the lock, since the next upload may need the removed files again
+        # the caller holds the lock, since the next upload may need a removed file again
         return (await in_thread_to_its_end(bucket_checkpoints.sweep, needed)).kept
 
     async def _tell_untidy(self, attempt: Attempt, reason: str) -> None:
-        """Report that files could not be removed, since they cost the user money. Reported only
-        once until the bucket is clean again."""
+        """Report that files could not be removed, since they cost the user money. A gang's failure
+        is reported once, until a cleanup succeeds.
+        """
         if attempt.gang in self._untidy:
             return
         self._untidy.add(attempt.gang)
@@ -362,7 +364,9 @@ class Checkpoints:
         *,
         by: int,
     ) -> SavedCheckpoint:
-        """Write the row, then clean up. A crash in between leaves extra files; none is missing."""
+        """Write the row, then clean up. A crash in between leaves unneeded files; no needed file is
+        missing.
+        """
         project, job_id, now = attempt.project, attempt.job_id, self._clock.now()
         manifest = await asyncio.to_thread(folders.keep, project, job_id, files)
         saved = self._row(attempt, files, manifest, made_at, by=by)
@@ -424,8 +428,7 @@ def _is_spot(attempt: Attempt) -> bool:
 
 
 def count_losses(tallies: Sequence[MarketTally]) -> dict[str, NodeLosses]:
-    """The losses of each market, and the hours that its nodes ran, over all nodes that have
-    ended."""
+    """For each market: the number of lost nodes, and the total hours that ended nodes ran."""
     found: dict[str, NodeLosses] = {}
     for each in tallies:
         if each.kind in LIVES:

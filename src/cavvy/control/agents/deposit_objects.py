@@ -1,4 +1,5 @@
-"""What nodes store in a bucket while the server is away: its format, and a reader.
+"""The format of the results that nodes store in a bucket while the server is unreachable, and a
+reader for them.
 
 Below the attempt's folder, RANK/0 is a rank's manifest: its messages, and a description of the
 bytes in the objects 1, 2 and so on.
@@ -13,7 +14,7 @@ from msgspec import Meta, Struct
 from cavvy.domain.checkpoints import CheckpointFile
 from cavvy.store.objects.base import ObjectBucket, ObjectInfo
 
-PARTS = 128  # uploads signed for the bytes of one rank
+PARTS = 128  # maximum number of objects for the bytes of one rank
 MOST_BYTES = 256 << 20  # largest part, which the agent holds in memory
 AT_ONCE = 4 << 20  # bytes read from the bucket in one request
 _MANIFEST_BYTES = 16 << 20
@@ -22,18 +23,18 @@ Read = Callable[[int, int], bytes]  # offset, length
 
 
 class DepositPiece(Struct, frozen=True, kw_only=True):
-    """Some of the bytes: undelivered output, a file of the checkpoint, or a file of an output."""
+    """A range of the stored bytes: undelivered log output, a checkpoint file, or an output file."""
 
     kind: Literal["log", "blob", "output"]
     bytes: Annotated[int, Meta(ge=0, le=PARTS * MOST_BYTES)]
-    offset: _Position = 0  # log: the position in the whole output
-    lost: _Position = 0  # log: bytes lost just before it
-    index: Annotated[int, Meta(ge=0, le=100_000)] = 0  # output: its number
-    name: Annotated[str, Meta(max_length=4096)] = ""  # blob: its SHA-256; output: its path
+    offset: _Position = 0  # of a log: the position in the whole log
+    lost: _Position = 0  # of a log: bytes lost just before `offset`
+    index: Annotated[int, Meta(ge=0, le=100_000)] = 0  # of an output: its number in the task
+    name: Annotated[str, Meta(max_length=4096)] = ""  # SHA-256 of a blob, or path of an output
 
 
 class DepositedCheckpoint(Struct, frozen=True, kw_only=True):
-    """The unsent checkpoint, in the form of a commit."""
+    """The undelivered checkpoint, with the same fields as a commit request."""
 
     made_at: Annotated[datetime, Meta(tz=True)]
     files: list[CheckpointFile]
@@ -54,9 +55,9 @@ class InvalidDeposit(Exception):
 
 
 class DepositReader:
-    """Reads one rank's objects. `read` is called after each answer with the position in the
-    sequence of bytes; it raises ObjectTryAgain to end the reading. Methods block on the network and
-    raise ObjectError.
+    """Reads one rank's objects. After each answer of the bucket, `read` is called with the position
+    in the sequence of bytes; it can raise ObjectTryAgain to end the reading. Methods block on the
+    network and raise ObjectError.
     """
 
     def __init__(self, bucket: ObjectBucket, prefix: str, read: Callable[[int], None]) -> None:
@@ -91,7 +92,7 @@ class DepositReader:
                 raise InvalidDeposit(f"part {number} is missing or has another size")
 
     def from_offset(self, start: int) -> Read:
-        """A function that reads bytes of the sequence, relative to `start`."""
+        """Return a function that reads bytes at offsets counted from `start`."""
         return lambda offset, length: self._read(start + offset, length)
 
     def _read(self, offset: int, length: int) -> bytes:

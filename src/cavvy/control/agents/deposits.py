@@ -1,6 +1,6 @@
-"""Results that nodes stored in a bucket while the server was away: signs the uploads beforehand,
-and applies what it finds as if the agent had sent it. The objects of an attempt stand below
-PROJECT/JOB/results/ATTEMPT/ in the bucket's folder.
+"""Handles results that nodes store in a bucket while the server is unreachable. The server signs
+the uploads beforehand, and later applies the results as if the agents had sent them. The objects of
+an attempt are below PROJECT/JOB/results/ATTEMPT/ in the bucket's folder.
 """
 
 import asyncio
@@ -53,24 +53,24 @@ from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 
 _FOLDER = "results/"  # the job's folder of results in the bucket
 _AGAIN = timedelta(hours=1)  # agents ask for new signatures this often
-_MARGIN = timedelta(hours=2)  # signatures outlive the lease by this, less up to `_AGAIN`
-_LONGEST = timedelta(days=7)  # limit of S3 and Google Cloud Storage
+_MARGIN = timedelta(hours=2)  # signatures are valid for the lease plus this time
+_LONGEST = timedelta(days=7)  # longest validity in S3 and Google Cloud Storage
 _PATIENCE = timedelta(minutes=10)  # how long to try to read a bucket that does not answer
-# The same, if the bucket refuses, and while other nodes of the gang are billed.
+# The same limit if the bucket refuses access, or while other nodes of the gang are billed.
 _SHORT_PATIENCE = timedelta(minutes=2)
 # Gangs whose results are read at the same time. Each needs one of the threads that also serve the
 # transfers of running work.
 _GANGS = 8
-_TRIES = 3  # tries to get further, before results that fail at the same place are given up
-_BATCH = 200  # messages that are applied in one write, as many as agents send at once
+_TRIES = 3  # failures at the same place before the server gives up the results
+_BATCH = 200  # messages per write; agents send as many at once
 _SHA256 = re.compile("[0-9a-f]{64}")
 
-Ranks = Mapping[int, datetime | None]  # rank -> when its agent was last heard
+Ranks = Mapping[int, datetime | None]  # rank -> time of its agent's last message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedDeposit:
-    """Signed uploads for one rank: for the manifest, and then for the parts."""
+    """Signed uploads for one rank: first one for the manifest, then one for each part."""
 
     uploads: Sequence[SignedRequest]
     valid: timedelta
@@ -108,12 +108,12 @@ class Deposits:
         self._hint = hint
         self._dependencies = dependencies
         self._collections: dict[str, DepositCollection] = {}  # by gang
-        self._told: set[str] = set()  # gangs with a reported failure to sign
+        self._told: set[str] = set()  # gangs whose failure to sign was reported
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_GANGS)
 
     def find_url(self, job: Job) -> str:
-        """The URL of the folder for the job's deposits, or "" if it has none."""
+        """The URL of the folder for the job's deposits, or "" if the job has no bucket."""
         if self._dependencies is None:
             return ""
         storage = job.task.checkpoint.storage if job.task.checkpoint is not None else None
@@ -121,7 +121,7 @@ class Deposits:
 
     async def sign(self, gang: str, rank: int) -> SignedDeposit:
         """Sign the uploads of a rank; none if its job has no bucket or the bucket cannot be used.
-        They outlive the lease. Raises RowNotFound.
+        Signatures stay valid longer than the lease. Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
         job = await self._store.job(attempt.job_id)
@@ -145,16 +145,16 @@ class Deposits:
     def collect(
         self, job: Job, attempt: Attempt, ranks: Ranks, *, billed: bool
     ) -> frozenset[int] | None:
-        """Read in the background what these ranks, whose nodes have ended, left in the bucket, and
-        apply it. Returns the ranks whose results are still being read; None if there is nothing to
-        read. A rank whose agent was heard again is looked up again.
+        """Read the results of these ranks, whose nodes have ended, from the bucket, and apply them
+        in the background. Returns the ranks whose results are still being read; None if there is
+        nothing to read. If a rank's agent has sent a message since, its results are read again.
 
-        Reading that gets no further is given up; sooner if other nodes of the gang are `billed`.
-        Otherwise it may have to wait until the results of other gangs are read.
+        Reading without progress is given up; sooner if other nodes of the gang are `billed`. If
+        none are billed, the reading may wait until the results of other gangs are read.
         """
         gang = attempt.gang
         if not ranks or not self.find_url(job):
-            return None  # a started reading goes on: one poll of the provider may have failed
+            return None  # do not stop a started reading: one poll may have failed
         now, found = self._clock.now(), self._collections.get(gang)
         if found is None:
             found = self._collections[gang] = DepositCollection(self._clock.now)
@@ -174,8 +174,8 @@ class Deposits:
         return left
 
     def note(self, job: Job, attempt: Attempt) -> None:
-        """Called after each write of the attempt. Once its work is judged, stop reading its
-        results. Once it has ended, remove its objects in the background.
+        """Called after each write of the attempt. Once the outcome of its work is decided, stop
+        reading its results. Once it has ended, remove its objects in the background.
         """
         if attempt.phase in COMING or attempt.phase is AttemptPhase.RUNNING:
             return
@@ -186,7 +186,9 @@ class Deposits:
                 self._begin(self._remove(job, attempt))
 
     async def remove(self, job: Job) -> str:
-        """Remove all results of a job that has ended. Returns where some stay and why, or ""."""
+        """Remove all results of a job that has ended. If some cannot be removed, returns their URL
+        and the reason, otherwise "".
+        """
         url = self.find_url(job)
         if not url:
             return ""
@@ -198,7 +200,7 @@ class Deposits:
         return kept and f"{url}: {kept}"
 
     async def close(self) -> None:
-        """Cancel what runs; the next server starts it again."""
+        """Cancel running reads and removals; the next server starts them again."""
         for gang in list(self._collections):
             self._stop(gang)
         tasks, self._tasks = list(self._tasks), set()
@@ -234,7 +236,7 @@ class Deposits:
             found.begin()
             bucket, prefix = await self._open(job, attempt)
             held = await in_thread(BucketCheckpoints(bucket, prefix).held)
-            # The other nodes were lost, or their agents could not store their results.
+            # Ranks with a manifest. Nodes of other ranks were lost, or could not store results.
             left = [rank for rank in sorted(ranks) if held.get(f"{rank}/0")]
             found.settle({rank: heard for rank, heard in ranks.items() if rank not in left})
             readers = {
@@ -256,7 +258,7 @@ class Deposits:
             try:
                 await self._collect_rank(found, attempt, rank, reader)
             except (ObjectError, StoreFull, StaleVersion, OSError) as error:
-                fault = error  # the reconciler asks again
+                fault = error  # the reconciler starts another try
                 continue
             except (InvalidDeposit, StoreError) as error:
                 await self._refuse(attempt, rank, error)
@@ -271,7 +273,7 @@ class Deposits:
     ) -> None:
         node = await self._store.node(attempt.id, rank)
         if node.phase is NodePhase.EXITED:
-            return  # the agent itself has reported
+            return  # the agent has sent its results to the server
         body = await in_thread(reader.read_manifest)
         if body is None:
             return  # the manifest was removed meanwhile
@@ -283,7 +285,7 @@ class Deposits:
             raise InvalidDeposit(objection.reason)
         reader.check(manifest)
         await self._keep_files(attempt, node, manifest, reader, found)
-        # The bucket's clock shows that the node was still alive; the node's own clock may lie.
+        # The bucket's clock shows that the node was still alive; the node's own clock may be wrong.
         seen = [each for each in (reader.stored_at, node.heard_at) if each is not None]
         heard = min(self._clock.now(), max(seen, default=attempt.created_at))
         await self._apply(attempt, rank, manifest.nonce, messages, heard)
@@ -313,7 +315,7 @@ class Deposits:
         reader: DepositReader,
         found: "DepositCollection",
     ) -> None:
-        """Store log, checkpoint and outputs, in this order of the pieces. Pieces that were stored
+        """Store the pieces in their order: log, checkpoint and outputs. Pieces that were stored
         before an interruption are not read again.
         """
         checkpoint = manifest.checkpoint
@@ -341,8 +343,8 @@ class Deposits:
             await self._commit(attempt, node, manifest.nonce, checkpoint)
 
     def _keep_log(self, attempt: Attempt, rank: int, piece: DepositPiece, read: Read) -> None:
-        """Append output. Bytes that the log lacks before it no longer exist: the node dropped them,
-        or the server had stored them and lost them when its machine crashed.
+        """Append output to the log. Missing bytes before this output no longer exist: the node
+        dropped them, or the server lost stored bytes when its machine crashed.
         """
         where, logs = (attempt.project, attempt.job_id, attempt.number, rank), self._deps.logs
         for at in range(0, max(1, piece.bytes), AT_ONCE):
@@ -395,10 +397,10 @@ class Deposits:
             await self._tell(attempt, None, text)
 
     async def _remove(self, job: Job, attempt: Attempt) -> None:
-        """Remove the objects of an ended attempt, except results that were not applied: those of a
-        rank that has a manifest but no exit.
+        """Remove the objects of an ended attempt, but keep results that were not applied: those of
+        a rank that has a manifest but no exit.
         """
-        with suppress(ObjectError, StoreError):  # objects that stay only cost storage
+        with suppress(ObjectError, StoreError):  # remaining objects cost storage, but do no harm
             nodes = await self._store.nodes(attempt.id)
             open_ranks = {f"{each.rank}" for each in nodes if each.phase is not NodePhase.EXITED}
             files = BucketCheckpoints(*await self._open(job, attempt))
@@ -427,21 +429,21 @@ class Deposits:
 
 
 class DepositCollection:
-    """How far the results of one gang are read. Threads call `read`."""
+    """The progress of reading one gang's results. Threads call `read`."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
         # Ranks whose results are applied or given up.
         self.settled: dict[int, datetime | None] = {}
-        self.pieces: defaultdict[int, int] = defaultdict(int)  # pieces stored, by rank
+        self.pieces: defaultdict[int, int] = defaultdict(int)  # number of stored pieces, by rank
         self.task: asyncio.Task[None] | None = None
-        self.complete = True  # whether every rank that was asked for is settled
+        self.complete = True  # whether all ranks of the last try are settled
         self.fault: BaseException | None = None  # the last failure
         self._stopped = False
         self._waits_since: datetime | None = None
         self._furthest: dict[int, int] = {}  # the furthest position that was read, by rank
         self._read_at = self._failing_since = now()
-        self._failures = 0  # since it last got further
+        self._failures = 0  # since the last progress
 
     def wait(self) -> None:
         """Called when the next try must wait until the results of other gangs are read."""
@@ -451,7 +453,7 @@ class DepositCollection:
         self._waits_since = self._now()
 
     def begin(self) -> None:
-        """Called when the try begins. The wait does not count."""
+        """Called when the try begins. The wait does not count toward time limits."""
         if self._waits_since is not None:
             waited = self._now() - self._waits_since
             self._read_at += waited
@@ -468,7 +470,9 @@ class DepositCollection:
             self._failures = 0
 
     def list_left(self, ranks: Ranks) -> frozenset[int]:
-        """The ranks that are not settled, or whose agents were heard after that."""
+        """The ranks that are not settled, or whose agents have sent a message since they were
+        settled.
+        """
         return frozenset(
             rank
             for rank, heard in ranks.items()
@@ -481,7 +485,7 @@ class DepositCollection:
         self._failures = 0
 
     def ended(self, task: "asyncio.Task[None]") -> None:
-        """Note the end of a try. A failure of any kind is tried again."""
+        """Note the end of a try. After a failure of any kind, another try follows."""
         self.task = None
         self.fault = None if task.cancelled() else task.exception()
         if self.fault is not None:
@@ -490,7 +494,7 @@ class DepositCollection:
                 self._failing_since = self._now()
 
     def is_stuck(self, now: datetime, patience: timedelta) -> bool:
-        """Whether the reading has got no further for this time: the bucket has not answered, or
+        """Whether the reading has made no progress for this time: the bucket has not answered, or
         every try has failed at the same place.
         """
         if self.complete or self._waits_since is not None:
@@ -507,8 +511,8 @@ class DepositCollection:
 
 
 def _store_blob(blobs: BlobStore, piece: DepositPiece, read: Read) -> None:
-    """Store a file of the checkpoint. If the hash differs, the file is sent once more, because an
-    upload of the agent may have left a damaged beginning, which is then deleted.
+    """Store a file of the checkpoint. If the hash differs, store the file once more: an earlier
+    upload of the agent may have left a damaged beginning, which the first try deletes.
     """
     try:
         _append(blobs, piece, read)

@@ -20,7 +20,7 @@ _ENDS = frozenset(
         AttemptOutcome.LIMIT,
         AttemptOutcome.NODE,
     }
-)  # the outcomes that an agent can report
+)  # outcomes that an agent can report
 # The failures that an agent can report.
 _FAILURES = frozenset({FailureKind.GPU, FailureKind.LINK, FailureKind.NETWORK})
 # If some fields of a message are unreadable, these kinds, which change a rank's state, are applied
@@ -28,16 +28,16 @@ _FAILURES = frozenset({FailureKind.GPU, FailureKind.LINK, FailureKind.NETWORK})
 _NEEDED = frozenset(
     {MessageKind.SETUP, MessageKind.RUNNING, MessageKind.CHECKPOINT, MessageKind.EXITED}
 )
-_REFUSALS_TOLD = 20  # refusal events per rank; later refusals are only counted
+_REFUSALS_TOLD = 20  # maximum refusal events per rank; more are only counted
 _MOST_TOLD_BYTES = (
     16 << 20
-)  # events of one rank; later ones are dropped, so that none fills the disk
+)  # maximum size of one rank's events; later events are dropped to save disk space
 _EVENT_BYTES = 200  # size of a stored event without its text
 _MOST_FIGURES = 256  # maximum number of names in a rank's progress
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_STEP_MS = 86_400_000  # one day in ms; a longer step is not plausible
 Figures = dict[str, float | str]
-ADVICE = "advice"  # kind of the event about a node at risk
+ADVICE = "advice"  # kind of events which report that a node is at risk
 
 
 @dataclass(slots=True)
@@ -61,10 +61,10 @@ def apply_messages(
     *,
     skips: bool = False,
 ) -> ReportOutcome:
-    """Apply the messages that follow the last applied one, in order, each once. Messages after a
-    gap are applied only if `skips`: the missing ones no longer exist.
+    """Apply the messages that follow the last applied one, in order, each once. `skips` says that
+    missing messages no longer exist; only then are messages after a gap applied.
 
-    A message that cannot be applied is refused with an event; the messages after it are applied.
+    If a message cannot be applied, an event reports its refusal; later messages are applied.
     """
     report = ReportOutcome(job=job, attempt=attempt, node=node)
     for message in sorted(messages, key=lambda item: item.seq):
@@ -217,8 +217,8 @@ def _checkpoint(message: AgentMessage) -> str:
 
 
 def step_of(job: Job, node: Node) -> timedelta:
-    """How long a step of the work takes, as the work reports or, failing that, the task declares;
-    zero if it is unknown.
+    """The time of one step of the work: as the work reports, otherwise as the task declares,
+    otherwise zero.
     """
     said = node.progress.get("step_ms")
     if isinstance(said, (int, float)) and 0 < said < _LONGEST_STEP_MS:
@@ -243,7 +243,7 @@ def _exited(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
     tell(report, at, "exited", reason, failure or outcome)
 
 
-# The handler of each kind; other kinds come from newer agents and change nothing.
+# The handler of each kind; unknown kinds come from newer agents, and are ignored.
 _HANDLERS: Mapping[str, Callable[[ReportOutcome, AgentMessage, datetime, datetime], None]] = {
     MessageKind.SETUP: _setup,
     MessageKind.RUNNING: _running,

@@ -42,7 +42,7 @@ _STANDBY_ASKS_AGAIN = timedelta(seconds=1)  # retry interval while another gang 
 _KEPT_ASKS_AGAIN = timedelta(seconds=1)
 _WAITS = timedelta(
     seconds=30
-)  # the agent of a kept gang counts as ready if its last request is at most this old
+)  # the agent of a kept gang is ready if its last request is at most this old
 _PATIENCE = timedelta(
     seconds=10
 )  # time that a claim waits for the newest checkpoint; agents retry after 30 s
@@ -52,7 +52,7 @@ _TRIES = 8  # tries of a write that fails because the row has a newer version
 ReadBlob = Callable[[str], Awaitable[bytes]]  # manifest by hash; raises RowNotFound
 OpenSecrets = Callable[
     [str, Sequence[str]], Awaitable[dict[str, str]]
-]  # project, names -> secret values
+]  # (project, names) -> secret values
 
 
 async def no_save_interval(job: Job, attempt: Attempt) -> CheckpointInterval | None:
@@ -61,7 +61,7 @@ async def no_save_interval(job: Job, attempt: Attempt) -> CheckpointInterval | N
 
 
 async def no_losses(attempt: Attempt) -> None:
-    """The default for `losses`: no market was observed."""
+    """The default for `losses`: the rate is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +74,16 @@ class AgentDependencies:
     ]  # returns None if the task saves no checkpoints
     accelerators: Callable[[Job, Attempt], int]  # per node
     save_interval: Callable[[Job, Attempt], Awaitable[CheckpointInterval | None]] = (
-        no_save_interval  # the save interval, if Cavvy chooses it
+        no_save_interval  # None unless Cavvy chooses the interval
     )
     losses: Callable[[Attempt], Awaitable[float | None]] = (
         no_losses  # losses of the whole gang per hour
     )
-    # after how much silence agents store the results of ended work in a bucket; 0: never
+    # agents store results of ended work in a bucket after this time without an answer; 0: never
     deposit_after_s: Callable[[Job], float] = lambda job: 0
     notice: Callable[[Attempt], timedelta | None] = lambda attempt: (
         None
-    )  # notice that the provider gives
+    )  # the provider's notice before it reclaims a node
     read_blob: ReadBlob | None = None  # None if this server has no frozen folders
 
 
@@ -111,7 +111,7 @@ class AgentSessions:
         self._affordable: dict[str, datetime] = {}
         self._asked: dict[
             tuple[str, int], datetime
-        ] = {}  # when each agent of a kept gang last asked for other work
+        ] = {}  # when each agent of a kept gang last asked for its next work
         self._readying: dict[
             str, asyncio.Future[CheckpointWork | None]
         ] = {}  # copies of checkpoints, by attempt ID, until the claim is granted
@@ -155,8 +155,8 @@ class AgentSessions:
         """Apply each message once and in order; messages after a gap must be sent again. Messages
         that cannot be applied or stored are refused, but acknowledged.
 
-        `heard_at` is the time of messages that do not come from the agent itself, but from a
-        bucket: they are the last ones of their rank, so messages missing before them are skipped.
+        `heard_at` is set if the messages were read from a bucket. They are the last messages of
+        their rank, so missing earlier messages are skipped.
         """
         for _ in range(_TRIES):
             try:
@@ -219,7 +219,7 @@ class AgentSessions:
             waiter.set()
 
     async def lease(self, gang: str) -> timedelta:
-        """How long the agents of this gang may work without an answer from the server. Raises
+        """How long this gang's agents may work without an answer from the server. Raises
         RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
@@ -230,14 +230,15 @@ class AgentSessions:
         return self._heard.get((attempt_id, rank))
 
     def waits(self, attempt: Attempt) -> bool:
-        """Whether every agent of this kept gang has recently asked for other work."""
+        """Whether every agent of this kept gang has recently asked for its next work."""
         since = self._clock.now() - _WAITS
         asked = [self._asked.get((attempt.id, rank)) for rank in range(attempt.nodes)]
         return all(at is not None and at >= since for at in asked)
 
     def afford(self, attempt_id: str, until: datetime | None) -> None:
-        """Limit the attempt's leases to this time, because the budget pays for the attempt only
-        until then; None removes the limit."""
+        """Let no lease of the attempt last beyond this time, until which the budget pays; None
+        removes the limit.
+        """
         if until is None:
             self._affordable.pop(attempt_id, None)
         else:
@@ -303,8 +304,9 @@ class AgentSessions:
     def _claim_next(
         self, job: Job, attempt: Attempt, node: Node, protocol: int
     ) -> ClaimWait | ClaimRefused:
-        """Answer a claim of a rank that already has an agent: only the agent of a kept node may ask
-        again."""
+        """Answer a claim of a rank that already has an agent: only an agent on a kept node may
+        claim again.
+        """
         if not waits_on(job, attempt, node):
             return ClaimRefused(reason=f"rank {node.rank} is claimed by another agent")
         if protocol < PROTOCOL:
@@ -358,7 +360,7 @@ class AgentSessions:
         return ", no ".join(list_unknown(protocol, await self._assignment(job, attempt, nodes)))
 
     async def _turn_away(self, attempt: Attempt, rank: int, why: str) -> ClaimRefused:
-        """Leave the rank unclaimed and report the reason. The gang is then launched again with
+        """Refuse the claim and report the reason. The gang is then launched again with
         current agents."""
         event = Event(
             project=attempt.project,
@@ -390,8 +392,8 @@ class AgentSessions:
         )
 
     async def _checkpoint(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
-        """How the nodes reach the newest checkpoint. Raises _NotYet if its copy is incomplete: the
-        copy continues in the background, and the node's next claim asks again.
+        """How the nodes reach the newest checkpoint. Raises _NotYet while files are still being
+        copied: copying continues in the background, and the node claims again.
         """
         coming = self._readying.get(attempt.id)
         if coming is None:
@@ -405,7 +407,9 @@ class AgentSessions:
         return coming.result()
 
     async def _manifest(self, job: Job) -> bytes | None:
-        """The frozen folder's manifest, if the setup's key depends on some of its files."""
+        """The frozen folder's manifest, if the setup's key depends only on some files of the
+        folder.
+        """
         snapshot, read = job.origin.snapshot, self._dependencies.read_blob
         if job.task.setup_uses is None or snapshot is None or read is None:
             return None
@@ -466,7 +470,7 @@ class AgentSessions:
             tell(report, self._clock.now(), "unsafe", text)
 
     async def _repace(self, report: ReportOutcome) -> None:
-        """Change the save interval if another interval suits the newest checkpoint's cost
+        """Change the save interval if the newest checkpoint's cost makes another one clearly
         better.
         """
         save_interval = await self._dependencies.save_interval(report.job, report.attempt)
@@ -500,7 +504,7 @@ class AgentSessions:
 
 def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequence[AgentMessage]:
     """Return several messages unchanged, so that they are tried one by one. Reduce a single message
-    to fields that can be stored; raises HashMismatch if that was tried already.
+    to the fields that can always be stored; raises HashMismatch if the message was reduced already.
     """
     if len(messages) != 1:
         return messages
@@ -520,8 +524,8 @@ def first_lease(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
 
 
 def _paid_until(job: Job, attempt: Attempt, spent: Money | None = None) -> datetime | None:
-    """Until when the rest of the budget would pay for this attempt alone; used while the attempt's
-    spending is unknown. None means no limit.
+    """The time until which the rest of the budget pays for this attempt alone; used while the
+    attempt's spending is unknown. None means no limit.
     """
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
@@ -531,8 +535,8 @@ def _paid_until(job: Job, attempt: Attempt, spent: Money | None = None) -> datet
 
 
 def lease_paid_by(left: Money, rate: HourlyRate, job: Job) -> timedelta:
-    """How long `left` pays for work at `rate`, less the time for ending the work, but at least half
-    of the paid time.
+    """How long work may last so that `left` also pays for its end: the paid time less the time to
+    end the work, but at least half of the paid time.
     """
     paid = paid_time(left, rate)
     return paid - min(job.task.grace + MARGIN, paid / 2)

@@ -1,8 +1,8 @@
 """Signs requests for inputs, outputs and checkpoint files, so that agents need no credentials.
 
 An agent can request only transfers that its gang's task names, and only while its attempt lasts.
-Each signed request covers one object for a quarter of an hour; after it expires, the agent asks for
-another.
+Each signed request covers one object for a quarter of an hour; after that, the agent asks for
+another one.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -50,8 +50,7 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputPage:
-    """Some of an input's files. `next` is the argument that returns more files; "" after the last
-    page."""
+    """Some of an input's files. Pass `next` to get the next page; it is "" on the last page."""
 
     files: Sequence[InputFile]
     next: str = ""
@@ -59,8 +58,8 @@ class InputPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferUpload:
-    """How to upload one file: in parts of `part_bytes`, each by its own signed request, or through
-    the control plane if `relay`.
+    """How to upload one file in parts of `part_bytes`: each part by a signed request of its own or,
+    if `relay` is set, through the control plane.
     """
 
     upload: str  # "" if the whole file is sent in one request
@@ -70,8 +69,8 @@ class TransferUpload:
 
 class SignedObjects:
     """The objects at one URL. Paths are relative to the URL; the path "" is the URL's own object.
-    Methods block on the network and raise ObjectError. `url` is the URL of the task, by which the
-    storage can be opened again.
+    Methods block on the network and raise ObjectError. `url` is the URL in the task; the server can
+    open the storage again by this URL.
     """
 
     def __init__(self, place: ObjectReader, key: str, url: str = "") -> None:
@@ -135,7 +134,7 @@ class SignedObjects:
             raise ObjectTryAgain(f"{key}: {size} bytes were sent, but {there} arrived")
 
     def abort(self, path: str, upload: str) -> None:
-        """Make the storage delete the parts of an aborted upload."""
+        """Make the storage delete the parts of an upload."""
         if upload:
             self._bucket.abort(self.key(path), upload)
 
@@ -152,7 +151,7 @@ class SignedObjects:
             )
 
     def store(self, path: str, size: int, read: Callable[[int, int], bytes]) -> None:
-        """Write a whole file, whose bytes `read(offset, length)` returns."""
+        """Write a whole file; `read(offset, length)` returns its bytes."""
         how = self.begin(path, size)
         tags = []
         try:

@@ -27,7 +27,7 @@ _OVER = (AttemptPhase.KEPT, AttemptPhase.ENDED)
 
 
 class UnfinishedUpload(msgspec.Struct, frozen=True, kw_only=True):
-    """One upload in parts that is neither complete nor aborted. `url` is the URL of the task, by
+    """One upload in parts that is neither complete nor aborted. `url` is the URL in the task, from
     which the server opens the storage again; `key` is the object's key in that storage.
     """
 
@@ -64,7 +64,7 @@ class UnfinishedUploads:
         self._clock = clock
         self._open_secrets = open_secrets
         self._environment = environment
-        self._recorded: set[str] = set()  # attempts with an upload that this process recorded
+        self._recorded: set[str] = set()  # IDs of attempts whose uploads this process recorded
 
     async def begin(
         self, gang: str, objects: SignedObjects, path: str, size: int
@@ -75,7 +75,7 @@ class UnfinishedUploads:
 
         def start() -> TransferUpload:
             how = objects.begin(path, size)
-            if too_late.is_set():  # the storage answered after the agent had its answer
+            if too_late.is_set():  # the storage answered after the request had failed
                 objects.abort(path, how.upload)
             return how
 
@@ -115,8 +115,7 @@ class UnfinishedUploads:
         await self._forget(objects.url, objects.key(path), upload)
 
     def is_recorded(self, attempt_id: str) -> bool:
-        """Whether this process has recorded an upload of the attempt since `sweep` last found none
-        of it."""
+        """Whether this process has recorded an upload of the attempt that may be unfinished."""
         return attempt_id in self._recorded
 
     async def sweep(self, *, remove: bool) -> Sequence[LeftUpload]:
@@ -156,8 +155,8 @@ class UnfinishedUploads:
         return ""
 
     async def _forget(self, url: str, key: str, upload: str) -> None:
-        """Delete a record. If that fails, `sweep` aborts the upload once more, which succeeds for
-        an upload that does not exist any more.
+        """Delete a record. If that fails, `sweep` aborts the upload again, which succeeds even if
+        the upload no longer exists.
         """
         record = UnfinishedUpload(
             project="", job_id="", attempt_id="", url=url, key=key, upload=upload

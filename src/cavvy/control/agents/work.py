@@ -90,7 +90,7 @@ def _make_bare(job: Job, attempt: Attempt, nodes: Sequence[Node], accelerators: 
 
 
 def _check(need: Resources, offer: Offer) -> CheckWork | None:
-    """What the node check requires for this offer: shares of the figures in the accelerators' data
+    """What the node check requires for this offer: a share of the speeds in the accelerator's data
     sheet, and of the requested network speed.
     """
     if need.check is None:
@@ -114,7 +114,7 @@ def _check(need: Resources, offer: Offer) -> CheckWork | None:
 
 def _price(attempt: Attempt) -> dict[str, str]:
     """The whole gang's dollars per hour, for cost-tracking programs; {} for a part of a shared
-    host, whose price is unknown.
+    host, because its price is unknown.
     """
     if attempt.offer.shared:
         return {}
@@ -136,9 +136,9 @@ def setup_key(job: Job, manifest: bytes | None = None) -> str | None:
     """A hash of everything that a setup can see; equal keys mean that a finished setup can be
     reused.
 
-    With `uses` and the frozen folder's manifest, the hash covers the content of the files in
-    `uses`; otherwise it covers the whole folder. It covers parameters if the setup names their
-    variables; `${{ params.x }}` is already replaced in the setup's text.
+    If the task lists `uses` and the manifest is known, the hash covers only the files in `uses`;
+    otherwise it covers the whole folder. It covers parameters if the setup names their variables;
+    `${{ params.x }}` is already replaced in the setup's text.
     """
     task = job.task
     if task.setup is None:

@@ -34,22 +34,22 @@ POLL = timedelta(seconds=15)  # interval for polling a provider about a gang tha
 STEADY_POLL = timedelta(seconds=30)  # polling interval while the agents report running work
 LAUNCH_TIMEOUT = timedelta(
     minutes=10
-)  # a launch fails if the provider gives no clear answer for this long
-BOOT_TIMEOUT = timedelta(minutes=20)  # dstack's timeout for its slowest backends
-PRICE_RISE = 10  # a sudden price rise by this factor must not exceed the budget
-REMOVE_AGAIN = timedelta(seconds=30)  # time until a removal that had no effect is requested again
-END_TIMES_TIMEOUT = timedelta(
-    minutes=10
-)  # time after which an ended gang without reported end times is closed
+)  # a launch fails without a clear answer of the provider after this time
+BOOT_TIMEOUT = timedelta(minutes=20)  # the same as dstack's timeout for its slowest backends
+PRICE_RISE = 10  # even a sudden price rise by this factor must not exceed the budget
+REMOVE_AGAIN = timedelta(seconds=30)  # retry interval of a removal without effect
+END_TIMES_TIMEOUT = timedelta(minutes=10)  # how long to wait for the end times of an ended gang
 _TOLD = frozenset(
     {AttemptOutcome.PREEMPTED, AttemptOutcome.STOPPED, AttemptOutcome.LIMIT}
-)  # outcomes of work that was asked to end
+)  # outcomes of work that was ordered to end
 _NONE = timedelta(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchGang:
-    """Request the gang from the provider; repeating a name creates no second gang."""
+    """Request the gang from the provider; a repeated request with the same name creates no second
+    gang.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class AdvanceAttempt:
     phase: AttemptPhase
     reason: str
     outcome: AttemptOutcome | None = None
-    failure: FailureKind | None = None  # kind of failure, if the outcome does not imply it
+    failure: FailureKind | None = None  # set if the outcome does not imply the kind of failure
     exit_code: int | None = None
     rank: int | None = None  # the rank that failed first
     until: datetime | None = None  # for a kept gang: when it is released
@@ -109,7 +109,7 @@ Action = (
 def decide_attempt(view: AttemptSnapshot, now: datetime) -> Action:
     """The next step of one attempt; each phase has its own function.
 
-    A gang whose work ends the job is kept instead of released if the task wants that.
+    If the task asks to keep its nodes, a gang whose work ends the job is kept instead of released.
     """
     action = DECIDE[view.attempt.phase](view, now)
     if not isinstance(action, AdvanceAttempt) or action.phase is not AttemptPhase.ENDING:
@@ -195,7 +195,7 @@ def _ending_phase(view: AttemptSnapshot, now: datetime) -> Action:
 
 
 def _kept(view: AttemptSnapshot, now: datetime) -> Action:
-    """The next step of a kept gang. A job that takes the gang over needs no decision here."""
+    """The next step of a kept gang. The takeover by another job is decided elsewhere."""
     attempt = view.attempt
     until = attempt.kept_until or now
     action = _gone(view, now)
@@ -215,7 +215,7 @@ def _kept(view: AttemptSnapshot, now: datetime) -> Action:
     seen = view.seen.nodes if isinstance(view.seen, GangSeen) else ()
     billed = len(seen) == attempt.nodes and all(
         node.started_at for node in seen
-    )  # otherwise no job can take the gang over
+    )  # no job can take over a gang whose billing has not begun
     return action or RecheckAttempt(
         after=min(until - now, _next_look(view, now) if billed else _soon(attempt.since, now))
     )
@@ -236,8 +236,8 @@ DECIDE: dict[AttemptPhase, Callable[[AttemptSnapshot, datetime], Action]] = {
 
 
 def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """The end of the work according to the agents' reports, lost nodes and silent agents. A gang
-    fails as a whole, with the exit code of the first failure.
+    """Whether and how the work has ended, judged by agents' reports, lost nodes and silent agents.
+    A gang fails as a whole, with the exit code of the first failure.
     """
     lost = _losses(view, now)
     exited = [node for node in view.nodes if node.phase is NodePhase.EXITED] + lost
@@ -250,7 +250,8 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
     first = _first_cause(view, failures, now)
     waiting = _let_others_save(view, first, [node.rank for node in exited], now)
     if waiting is not None:
-        # A job that is being stopped has its own, shorter grace period: a notice may last for days.
+        # While a job is being stopped, only the grace period of the stop counts: a provider's
+        # notice may last for days.
         return waiting if _wanted(view) else None
     outcome = _outcome_of(view, first, lost)
     alone = len(view.nodes) > 1 and outcome in (
@@ -274,8 +275,8 @@ def _outcome_of(view: AttemptSnapshot, first: Node, lost: Sequence[Node]) -> Att
 
 
 def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
-    """The ranks whose node is gone, or whose agent was silent for longer than its lease, with their
-    rows changed as if the rank had exited. If the whole gang has ended, no rank is listed.
+    """The ranks whose node is gone or whose agent was silent for longer than its lease. Their rows
+    are changed as if the rank had exited. If the whole gang has ended, no rank is listed.
     """
     seen, lost = view.seen, []
     gone = seen.nodes if isinstance(seen, GangSeen) and seen.state is not GangState.ENDED else ()
@@ -305,9 +306,8 @@ def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
 
 
 def _first_cause(view: AttemptSnapshot, failures: Sequence[Node], now: datetime) -> Node:
-    """The failure that ended the gang. A rank that stopped because it was ordered to is not the
-    cause of a failure. If the user or a limit stopped the job, only a failure before that is the
-    cause.
+    """The failure that ended the gang. A rank that stopped on an order is not the cause. If the
+    user or a limit stopped the job, only a failure before the stop is a cause.
     """
     stopped = [node for node in failures if node.exit_outcome is AttemptOutcome.STOPPED]
     causes = [node for node in failures if node.exit_outcome is not AttemptOutcome.STOPPED]
@@ -317,7 +317,8 @@ def _first_cause(view: AttemptSnapshot, failures: Sequence[Node], now: datetime)
 
 
 def is_complete(nodes: Sequence[Node]) -> bool:
-    """Whether at least one rank reports its completion, and all that do report complete work.
+    """Whether at least one rank reports how much is done, and every such rank reports complete
+    work.
 
     A rank reports complete work by `complete` or, without that, by a `fraction` of 1. `done` and
     `total` are ignored, since they may refer to one epoch instead of the whole job.
@@ -332,8 +333,9 @@ def _completion(progress: Mapping[str, float | str]) -> bool | None:
 
 
 def _succeeded(node: Node, complete: bool) -> bool:
-    """Whether the rank succeeded. Work that was asked to end and exits with 0 has succeeded only if
-    it is complete."""
+    """Whether the rank succeeded. Work that was ordered to end and exits with 0 has succeeded only
+    if it is complete.
+    """
     told = node.exit_code == 0 and node.exit_outcome in _TOLD
     return node.exit_outcome is AttemptOutcome.SUCCEEDED or (told and complete)
 
@@ -343,14 +345,14 @@ def _let_others_save(
 ) -> Action | None:
     """After the first failure, order the remaining ranks to end, and give them their grace period.
 
-    They can then save their state, and two attempts never overlap.
+    So they can save their state, and all end before the next attempt starts.
     """
     if not all(node.claim for node in view.nodes):
         return None  # no rank has received its work
     left = [node for node in view.nodes if node.rank not in over]
     working = _drop_collecting(view, left)
     if left and not working:
-        return RecheckAttempt(after=POLL)  # their exits decide what the first failure was
+        return RecheckAttempt(after=POLL)  # their results may contain an earlier failure
     deadline = taken_at(view.attempt, view.nodes)
     taken = deadline is not None and first.exit_outcome is AttemptOutcome.PREEMPTED
     kinds = ("stop", "notice") if taken else ("stop",)
@@ -371,8 +373,8 @@ def _let_others_save(
 
 
 def _drop_collecting(view: AttemptSnapshot, nodes: Sequence[Node]) -> list[Node]:
-    """These nodes without those whose results are being read from a bucket: they have ended, so
-    they take no orders and are not billed.
+    """These nodes, except those whose results are being read from a bucket. The latter have ended:
+    they accept no orders and are not billed.
     """
     return [node for node in nodes if node.rank not in view.collecting]
 
@@ -387,8 +389,8 @@ def _told_at(nodes: Sequence[Node]) -> list[datetime]:
 
 
 def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """The steps of a stop by the user or a limit: an order to the agents, and after the grace
-    period the removal.
+    """The next step of a stop by the user or a limit: first an order to the agents, then the
+    removal after the grace period.
     """
     job = view.job
     if _wanted(view):
@@ -413,8 +415,9 @@ def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
 
 
 def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """The steps of an announced preemption: notify every rank at once, and remove the gang at the
-    announced time."""
+    """The next step of an announced preemption: first notify every rank, then remove the gang at
+    the announced time.
+    """
     until = taken_at(view.attempt, view.nodes)
     if until is None:
         return None
@@ -442,7 +445,7 @@ def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
 
 
 def _ours(view: AttemptSnapshot) -> str:
-    """Why the control plane itself removes a gang."""
+    """The reason why the control plane removes a gang itself."""
     if not view.attempt.moved:
         return "a fire drill reclaims the node"
     return (
@@ -526,8 +529,8 @@ def _claimed(view: AttemptSnapshot) -> bool:
 
 
 def _counts(view: AttemptSnapshot, now: datetime) -> bool:
-    """Whether to count a poll that missed the gang: it is the first one, or a visibility delay has
-    passed since the first one.
+    """Whether to count a poll that did not find the gang: if it is the first such poll, or if a
+    visibility delay has passed since the first one.
     """
     since = view.attempt.missed_since
     return since is None or (view.attempt.missed_looks < 2 and now - since >= view.visibility_delay)
@@ -557,15 +560,17 @@ def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
 
 
 def watch_price(pays: timedelta) -> timedelta:
-    """The interval for polling the price. The rest of the budget lasts for `pays` at the current
-    price; even at PRICE_RISE times this price, one interval costs at most half of that rest.
+    """The interval for polling the price. The remaining budget lasts for `pays` at the current
+    price. Even at PRICE_RISE times this price, one interval costs at most half of the remaining
+    budget.
     """
     return max(timedelta(seconds=1), pays / (2 * PRICE_RISE))
 
 
 def _soon(since: datetime, now: datetime) -> timedelta:
-    """A growing interval: a quarter of the time already waited, from 0.1 s to the polling
-    interval."""
+    """A growing interval: a quarter of the time already waited, but at least 0.1 s and at most the
+    polling interval.
+    """
     return min(POLL, max(timedelta(milliseconds=100), (now - since) / 4))
 
 

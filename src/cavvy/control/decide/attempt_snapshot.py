@@ -1,4 +1,4 @@
-"""All inputs of a decision about an attempt, and what they say about its nodes."""
+"""All inputs of a decision about an attempt, and conclusions about its nodes."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -10,10 +10,10 @@ from cavvy.domain.units import Money
 
 HEARD_LATELY = timedelta(
     seconds=60
-)  # two long polls: an agent that reported since then exists, even if its provider does not list it
+)  # two long polls: a gang whose agent reported within this time exists, even if not listed
 MARGIN = timedelta(
     seconds=5
-)  # time beyond the grace period for the signal, the last log lines and the report
+)  # time added to the grace period for the signal, the last log lines and the report
 
 
 class GangAbsence(StrEnum):
@@ -36,7 +36,7 @@ class AttemptSnapshot:
     seen: Seen
     visibility_delay: timedelta  # how long a new gang may be missing from the provider's answers
     listening_since: datetime  # this server's start: agents count as silent only since then
-    asked: bool = False  # this server requested the launch; no poll has succeeded since
+    asked: bool = False  # this server requested the launch, and no poll has succeeded since then
     removed_at: datetime | None = None  # when this server last requested the removal
     unsure: bool = False  # a launch request was never answered: it may still take effect
     denied: bool = False  # the provider refused the last launch request
@@ -67,6 +67,6 @@ def heard(view: AttemptSnapshot, node: Node) -> datetime:
 
 
 def lease_end(view: AttemptSnapshot, node: Node) -> datetime:
-    """When the work of this node must have ended if its agent is not heard again."""
+    """When the work of this node must have ended if its agent sends nothing more."""
     task = view.job.task
     return heard(view, node) + task.limits.unattended + task.grace + MARGIN

@@ -14,15 +14,16 @@ from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnseenEnd
 from cavvy.domain.units import HourlyRate, Money
 
-_LONGEST_H = 100_000  # limit of projections, in hours
-_TOLERANCE = 100  # micro-dollars: a provider's answers may differ in a start time by microseconds
+_LONGEST_H = 100_000  # longest time that is calculated, in hours
+_TOLERANCE = 100  # micro-dollars: reported start times of one node may differ by microseconds
 ACCRUE = timedelta(seconds=45)  # time between two writes of the charges of running nodes
 
 
 def spending(
     rows: JobRows, stored: Sequence[Charge], looks: Mapping[str, GangLook], now: datetime
 ) -> tuple[Money, HourlyRate]:
-    """The money spent until now, including minimum charges, and the rate of all running nodes.
+    """The money that the job has spent until now, including minimum charges, and the hourly rate of
+    all its running nodes.
 
     Nodes are billed until now, although the last observation may be one polling interval old.
     """
@@ -35,7 +36,7 @@ def spending(
                 price = attempt.offer.rate.times(attempt.nodes)  # no poll has seen the gang yet
                 charged = max(charged, price.over(now - attempt.launched_at))
                 rate += price.micros_per_hour
-            unseen = attempt.unseen_end  # a budget counts what may have been spent
+            unseen = attempt.unseen_end  # a budget also counts possible spending
             spent += charged if unseen is None else charged + unseen.more
             continue
         told = look.told
@@ -90,8 +91,7 @@ def _until_seen(told: GangSeen, look: GangLook) -> GangSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedBill:
-    """The final charges of a gang, the end of the gang, and the amount that may be missing from the
-    charges."""
+    """The final charges of a gang, its end, and the amount that the charges may lack."""
 
     charges: tuple[Charge, ...]
     ended_at: datetime
@@ -105,10 +105,10 @@ def close_bill(
     stored: Iterable[Charge],
     now: datetime,
 ) -> ClosedBill:
-    """The charges for each node's whole life, until its reported end or until it was last seen.
+    """The charges for each node's whole lifetime, until its reported end or until it was last seen.
 
     `stored` are the job's charges so far; `nodes` contain the times of the agents' last messages.
-    Stored charges of a node that turns out not to be billed are set to zero.
+    If a node turns out not to be billed, its stored charges are set to zero.
     """
     billed = [charge for charge in stored if charge.attempt_id == attempt.id]
     billed = [charge for charge in billed if charge.kind is not ChargeKind.MINIMUM]
@@ -133,8 +133,9 @@ def _bound_gang(
     billed: Sequence[Charge],
     now: datetime,
 ) -> tuple[GangSeen, GangSeen]:
-    """Two versions of the gang: with the shortest and with the longest lives that its nodes may
-    have had."""
+    """Two versions of the gang: one with the shortest possible lifetimes of its nodes, and one with
+    the longest.
+    """
     told = look.told or GangSeen(name=attempt.gang, state=GangState.ENDED)
     rates = told.rates or [(charge.since, charge.rate) for charge in billed]
     lives = [
@@ -147,7 +148,9 @@ def _bound_gang(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Life:
-    """The shortest and the longest life that a node may have had; None if it may never have run."""
+    """The shortest and the longest possible lifetime of a node; None if the node may never have
+    run.
+    """
 
     least: NodeSeen | None
     most: NodeSeen | None
@@ -156,7 +159,9 @@ class _Life:
 def _sightings(
     rank: int, look: GangLook, nodes: Sequence[Node], charges: Sequence[Charge]
 ) -> list[datetime]:
-    """Times when the node was certainly alive, by its provider, its agent, and its charges."""
+    """Times when the node was certainly alive, according to its provider, its agent and its
+    charges.
+    """
     agents = [at for node in nodes if node.rank == rank for at in (node.claimed_at, node.heard_at)]
     billed = [
         at for charge in charges if charge.rank == rank for at in (charge.since, charge.until)
@@ -181,7 +186,7 @@ def _bound_life(
 def _bound_unreported(
     attempt: Attempt, rank: int, look: GangLook, sightings: Sequence[datetime], now: datetime
 ) -> _Life:
-    """The life of a node whose start its provider did not report."""
+    """The possible lifetimes of a node whose start its provider did not report."""
     began = attempt.adopted_at or attempt.created_at
     if sightings:
         node = NodeSeen(rank=rank, engine_id="", started_at=sightings[0], ended_at=sightings[-1])
@@ -196,10 +201,11 @@ def _bound_unreported(
 
 
 def bill_gang(attempt: Attempt, told: GangSeen, until: datetime, *, final: bool) -> list[Charge]:
-    """The charges of this attempt for the gang's nodes, each until the node's end or `until`.
+    """The charges of this attempt for the gang's nodes, each until the node's end or, if it runs,
+    until `until`.
 
-    If the attempt took the gang over, they begin with the takeover. The time that the gang was
-    kept is charged separately. The minimum charge covers the node's whole life.
+    If the attempt took the gang over, its charges begin with the takeover. The time for which the
+    gang was kept is charged separately. The minimum charge covers the node's whole lifetime.
     """
     charges: list[Charge] = []
     for node in told.nodes:
@@ -269,7 +275,7 @@ class BillVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedBill:
-    """The charges of an ended attempt, and the amount by its provider's record of the gang."""
+    """The charges of an ended attempt, and the cost by its provider's record of the gang."""
 
     attempt: Attempt
     billed: Money
@@ -277,7 +283,9 @@ class AuditedBill:
 
     @property
     def verdict(self) -> BillVerdict:
-        """A bill with an unseen end agrees with every amount in its range."""
+        """If the end was not seen, every reported amount within the possible range agrees with the
+        bill.
+        """
         if self.reported is None:
             return BillVerdict.FORGOTTEN
         unseen = self.attempt.unseen_end
@@ -287,13 +295,14 @@ class AuditedBill:
 
 
 def audit_bill(attempt: Attempt, seen: GangSeen | None, charges: Iterable[Charge]) -> AuditedBill:
-    """Compute the price of the provider's record of an ended attempt's gang; without a record,
-    `seen` is None."""
+    """Compare the charges of an ended attempt with the cost by its provider's record, `seen`, which
+    is None if the provider has no record.
+    """
     billed = total(charge for charge in charges if charge.attempt_id == attempt.id)
     if seen is None:
         return AuditedBill(attempt=attempt, billed=billed, reported=None)
     until = attempt.ended_at or attempt.since
-    handed_on = attempt.handed_on  # if true, the rest of the gang's life belongs to another attempt
+    handed_on = attempt.handed_on  # if true, another attempt pays for the gang's later time
     nodes = [
         replace(node, ended_at=until) if handed_on or node.ended_at is None else node
         for node in seen.nodes

@@ -1,4 +1,6 @@
-"""Prepares the deadline policy's inputs for one job, and adapts its answer to usable offers."""
+"""Prepares the deadline policy's inputs for one job, and limits its recommendation to usable
+offers.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +23,7 @@ from cavvy.planner.deadline.recommendation import Recommendation, advise
 from cavvy.planner.markets import MarketKnowledge
 from cavvy.planner.spot.view import RunMode
 
-_LONG = timedelta(hours=2)  # an offer that is avoided for longer is not worth waiting for
+_LONG = timedelta(hours=2)  # the job does not wait for an offer with a longer cooldown
 
 PolicyFacts = tuple[PolicyInputs, MarketKnowledge, JobProgress]
 
@@ -72,18 +74,18 @@ def make_facts(
 def recommend(
     facts: PolicyFacts, job: Job, avoid: Mapping[str, datetime], now: datetime
 ) -> Recommendation:
-    """The policy's answer, restricted to the offers that can be used now."""
+    """The policy's recommendation, restricted to the offers that can be used now."""
     inputs, knowledge, progress = facts
     return usable_now(advise(inputs, knowledge, progress, now, avoid=avoid), job, knowledge, now)
 
 
 def list_worth(job: Job, usable: Sequence[Offer], now: datetime) -> list[Offer]:
-    """The offers for which waiting is useful: they are not avoided for long."""
+    """The offers that are worth waiting for, because their cooldown is short."""
     return [offer for offer in usable if job.avoid.get(offer.key, now) - now <= _LONG]
 
 
 def is_reviewed(job: Job, current: Attempt) -> bool:
-    """Whether the job may leave its gang: the gang is not ending, and no results would be lost."""
+    """Whether the policy may move the job: its gang is not ending, and no results would be lost."""
     saves = job.task.checkpoint is not None or current.running_at is None
     return saves and current.phase not in GOING
 
@@ -94,7 +96,7 @@ def leave_offer(job: Job, offer: Offer, now: datetime) -> Job:
 
 
 def find_successor(candidates: Candidates) -> Recommendation:
-    """The best offers for a separate gang, for a job without a deadline policy."""
+    """The best offers for a second gang of a job without a deadline policy."""
     offers = tuple(offer for offer in candidates.offers if not offer.shared)
     spot = bool(offers) and offers[0].purchase is Purchase.SPOT
     mode = RunMode.SPOT if spot else RunMode.ON_DEMAND
@@ -107,8 +109,9 @@ def may_go_ahead(job: Job, own: Attempt) -> bool:
 
 
 def go_ahead(job: Job, own: Attempt, best: Recommendation) -> Recommendation:
-    """Those of the best offers that are spot offers in another market at about the gang's own
-    price. Without any, the gang stays."""
+    """The recommended spot offers in other markets whose price is about the gang's own price. If
+    there are none, the gang stays.
+    """
     offers = tuple(
         offer
         for offer in best.offers
@@ -128,8 +131,7 @@ def _done(
     now: datetime,
     current: Attempt | None,
 ) -> float:
-    """The fraction of the work that is done, as the task reports or, failing that, by running
-    time."""
+    """The completed fraction of the work: as the task reports, else estimated by running time."""
     if job.task.checkpoint is None and current is None:
         return 0.0
     for node in nodes:

@@ -14,11 +14,12 @@ from cavvy.domain.jobs import AttemptPhase, NodePhase
 
 
 def list_unreported(view: AttemptSnapshot, now: datetime) -> list[int]:
-    """The ranks whose agent has not reported the exit, and whose node has ended or was silent for
-    longer than its lease. Their results are looked for before the ranks count as lost.
+    """The ranks whose agent has not reported the exit, and that have ended: either the node has
+    ended, or the agent was silent for longer than its lease. The server looks for their results
+    before it counts the ranks as lost.
 
-    How long an agent was silent before its node's end proves nothing: the agent waits for the
-    server's answers, and the server may have received requests whose answers were lost.
+    An agent may have stored results even if it sent requests shortly before its node's end: the
+    server may have received these requests while its answers were lost.
     """
     if view.attempt.phase not in (AttemptPhase.BOOTING, AttemptPhase.RUNNING):
         return []

@@ -8,7 +8,7 @@ from datetime import timedelta
 from cavvy.domain.jobs import Attempt, AttemptOutcome, FailureKind
 from cavvy.planner.markets import LONGEST_REST
 
-# Cooldowns (first, maximum), which double with each failure in a row. Providers often return the
+# Cooldowns as (first, maximum); they double with each failure in a row. Providers often return the
 # same broken node at once, so a broken GPU or link has a longer cooldown than missing capacity.
 _COOLDOWNS: dict[FailureKind, tuple[timedelta, timedelta]] = {
     FailureKind.CAPACITY: (timedelta(seconds=30), LONGEST_REST),

@@ -9,9 +9,7 @@ from cavvy.control.decide.rows import NEVER, SOON
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Job, JobPhase, StopCause
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
 
-MARGIN = timedelta(
-    seconds=5
-)  # time beyond the task's grace period from a stop order to the end of billing
+MARGIN = timedelta(seconds=5)  # how long billing continues after the grace period of a stop
 LONGEST_DELAY = timedelta(hours=1)
 _SETTLED = frozenset({AttemptPhase.KEPT, AttemptPhase.ENDING, AttemptPhase.ENDED})
 
@@ -21,12 +19,12 @@ class JobSnapshot:
     """All inputs of a decision about a job."""
 
     job: Job
-    attempt: Attempt | None  # the latest
+    attempt: Attempt | None  # the latest attempt
     spent: Money  # spent by all attempts until now, minimum charges included
     rate: HourlyRate  # the rate of all nodes of this job
-    ran: timedelta = timedelta(0)  # running time, over all attempts
+    ran: timedelta = timedelta(0)  # total running time of all attempts
     standby: bool = False  # a standby gang can take over
-    # only the end of the attempt's gang will show whether a person cancelled it at the provider
+    # whether a person cancelled the gang at the provider will be known only at its end
     awaits_end: bool = False
 
 
@@ -45,15 +43,13 @@ class RequeueJob:
 
     kind: str  # kind of failure, as counted in Job.retries
     reason: str
-    by_rules: bool = (
-        False  # whether the task's `retry` counts it; if not, the provider lacked the gang
-    )
+    by_rules: bool = False  # True if the task's `retry` limits such retries
     delay: timedelta = timedelta(0)
     avoid: timedelta = timedelta(0)  # the failed offer's cooldown
 
     @property
     def text(self) -> str:
-        """The reason shown while the job waits again."""
+        """The reason that users see while the job waits for its next attempt."""
         return f"{self.reason}; tried again" if self.by_rules else self.reason
 
 
@@ -148,7 +144,7 @@ def _stopped(job: Job, exit_code: int | None = None) -> AdvanceJob:
 
 
 def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
-    """The consequence of an attempt's outcome for its job: the job ends or is tried again."""
+    """Decide by the attempt's outcome whether the job ends or is tried again."""
     job, retry = view.job, view.job.task.retry
     match attempt.outcome:
         case AttemptOutcome.SUCCEEDED:
@@ -182,7 +178,7 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
 
 
 def _limited(job: Job, attempt: Attempt) -> AdvanceJob:
-    """The end of a job at a limit. A session has not failed if its agent found it idle."""
+    """End a job at a limit. A session that was ended because it was idle has not failed."""
     if job.task.session and job.stop_cause is None:
         return AdvanceJob(phase=JobPhase.DONE, reason=f"the session ended: {attempt.reason}")
     return _failed(attempt, attempt.reason)
@@ -227,7 +223,7 @@ def _again_or_fail(
 
 
 def _failed(attempt: Attempt, reason: str) -> AdvanceJob:
-    """The failure of the job. An exit code of 0, from work that was asked to end, is omitted."""
+    """Make the job fail. Omits the exit code 0 of work that was ordered to end."""
     return AdvanceJob(phase=JobPhase.FAILED, reason=reason, exit_code=attempt.exit_code or None)
 
 
@@ -236,8 +232,8 @@ def _rest(job: Job, attempt: Attempt, kind: str) -> timedelta:
 
 
 def _limits(view: JobSnapshot, now: datetime) -> Action:
-    """Stop the job at the first limit that is reached; otherwise wait until the next limit may
-    be.
+    """Stop the job at the first limit that is reached; otherwise wait until the next limit may be
+    reached.
     """
     job, times = view.job, [NEVER]
     deadline = deadline_of(job)
@@ -276,7 +272,9 @@ def _limits(view: JobSnapshot, now: datetime) -> Action:
 
 
 def gives_back(job: Job) -> bool:
-    """Whether the policy decided that the job releases its gang and waits for spot capacity."""
+    """Whether the deadline policy decided that the job releases its gang and waits for spot
+    capacity.
+    """
     return (
         job.plan_state is not None
         and job.plan_state.mode == "idle"

@@ -18,12 +18,13 @@ _WAITS = {GangState.QUEUED: WaitKind.QUEUED, GangState.STARTING: WaitKind.STARTI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangLook:
-    """What this process knows about one gang in addition to the rows. If it is lost, one poll
-    restores it."""
+    """What this process knows about one gang in addition to the rows. After a restart, one poll
+    restores this knowledge.
+    """
 
     seen: Seen = GangAbsence.UNKNOWN
     looked_at: datetime | None = None
-    doubt: bool = False  # the launch may have been requested, though no row shows it
+    doubt: bool = False  # an earlier server may have requested the launch
     unsure: bool = False  # a launch request was never answered
     denied: bool = False  # the last launch request was refused
     fresh: bool = False  # the last poll is newer than the last request
@@ -36,14 +37,14 @@ class GangLook:
 
 
 def first_look(attempt: Attempt, started_at: datetime) -> GangLook:
-    """The knowledge before the first poll. If an earlier server may have requested the gang, its
+    """The GangLook before the first poll. If an earlier server may have requested the gang, its
     launch is uncertain."""
     doubt = attempt.created_at < started_at
     return GangLook(doubt=doubt, unsure=doubt)
 
 
 def after_look(look: GangLook, seen: Seen, at: datetime) -> GangLook:
-    """The knowledge after a poll that was started `at`."""
+    """The GangLook after a poll that was started at the time `at`."""
     look = replace(look, seen=seen, looked_at=at, fresh=True)
     if not isinstance(seen, GangSeen):
         return look
@@ -54,8 +55,9 @@ def after_look(look: GangLook, seen: Seen, at: datetime) -> GangLook:
 
 
 def after_move(look: GangLook, phase: AttemptPhase) -> GangLook:
-    """The knowledge after the attempt entered `phase`. The removal of an ending attempt is
-    requested again."""
+    """The GangLook after the attempt entered `phase`. When the attempt begins to end, its removal
+    must be requested again.
+    """
     if phase is AttemptPhase.KEPT:
         return replace(look, removed_at=None, looked_at=None, accrued_at=None)
     return replace(look, removed_at=None) if phase is AttemptPhase.ENDING else look

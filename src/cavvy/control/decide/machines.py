@@ -15,14 +15,14 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import DEFAULT_CPUS, Resources, Task
 from cavvy.domain.units import Money, format_duration
 
-# What a job takes from its machine if its own task does not state it.
+# The fields that a job takes from its machine if its own task does not set them.
 _OF_IMAGE = ("image", "image_build", "image_login")
 _INHERITED = (*_OF_IMAGE, "volumes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineIsFree:
-    """No gang has the machine's name: the job gets a new one."""
+    """The machine has no gang: the job gets a new gang."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def complete_task(task: Task, machine: NamedMachine | None) -> Task:
 
 
 def object_to_task(task: Task, machine: NamedMachine, gang: Attempt) -> str:
-    """Why the machine's gang cannot run the task, with what it has; "" if it can."""
+    """The reason why the machine's gang cannot run the task, or "" if it can."""
     has = f"machine {machine.name} has"
     if task.nodes != gang.nodes:
         return f"{has} {_count(gang.nodes)}, but the task asks for {task.nodes}"
@@ -130,7 +130,9 @@ def _object_to_need(offer: Offer, need: Resources) -> str:
 
 
 def _held_share(offer: Offer, request: Resources) -> Offer:
-    """What the gang holds of the offer. On a shared host, that is what the machine requested."""
+    """The part of the offer that the gang has: the requested size on a shared host, otherwise all
+    of it.
+    """
     if not offer.shared:
         return offer
     cpus = request.cpus_min or DEFAULT_CPUS
@@ -139,7 +141,7 @@ def _held_share(offer: Offer, request: Resources) -> Offer:
 
 
 def describe_hardware(machine: NamedMachine, gang: Attempt | None) -> str:
-    """The hardware of one node: what the gang holds or, without a gang, what the task requests."""
+    """The hardware of one node, as the gang has it or, without a gang, as the task requests it."""
     need = machine.task.resources
     if gang is None:
         asked = [format_need(each) for each in need.accelerators[:1]]
@@ -158,7 +160,7 @@ def record_holder(
     machine: NamedMachine | None, job: Job, *, bought_at: datetime | None
 ) -> NamedMachine:
     """The machine's row with the job as its newest job. `bought_at` is set if the job gets a new
-    gang; the job's request then becomes the machine's.
+    gang; the job's task then becomes the machine's request.
     """
     assert job.task.machine is not None
     row = machine or NamedMachine(project=job.project, name=job.task.machine, task=job.task)
@@ -172,8 +174,8 @@ def record_holder(
 def extend_machine(
     job: Job, gang: Attempt, keep: timedelta, spent: Money, now: datetime
 ) -> RowChanges:
-    """Keep the gang for `keep` after its work; for an idle gang, the time starts now. It is kept no
-    longer than the rest of the job's budget pays for.
+    """Keep the gang for `keep` after its work; for an idle gang, the time starts now. The job's
+    remaining budget limits the time.
     """
     paid = paid_for(job, gang, spent)
     kept = gang.phase is AttemptPhase.KEPT
@@ -190,7 +192,7 @@ def extend_machine(
 
 
 def make_start(machine: NamedMachine) -> Task:
-    """The task that starts a stopped machine: its setup, and no work."""
+    """The task that starts a stopped machine: it runs the machine's setup, and no work."""
     request = machine.task
     return replace(
         Task(name=f"{machine.name}-start", run="true"),

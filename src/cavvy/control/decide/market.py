@@ -1,4 +1,4 @@
-"""Derives market observations from the life of an attempt."""
+"""Derives market observations from the phase changes of an attempt."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -47,7 +47,7 @@ def observations_of(
 
 
 def _life(seen: Observation, attempt: Attempt, nodes: Sequence[Node]) -> Observation:
-    """The observation of a gang's end. A drill or a move does not count as a preemption."""
+    """The observation at a gang's end. A drill or a move does not count as a preemption."""
     if attempt.outcome is AttemptOutcome.PREEMPTED and attempt.drill_until is None:
         told = any(node.notice_until is not None for node in nodes)
         return replace(

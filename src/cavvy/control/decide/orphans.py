@@ -32,10 +32,11 @@ def is_orphan(
     first: datetime,
     visibility_delay: timedelta,
 ) -> bool:
-    """Whether two observations agree that a gang without an open attempt is not wanted.
+    """Whether a gang without an open attempt is unwanted by two observations that are far enough
+    apart.
 
-    `first` is the time of the earlier observation; if the gang has no row, the start of a node
-    counts as an observation too.
+    `first` is the time of the earlier observation; if the database lacks the gang, the start of one
+    of its nodes counts as an observation too.
     """
     started = [node.started_at for node in seen.nodes if node.started_at]
     oldest = min([first, *started]) if attempt is None else first

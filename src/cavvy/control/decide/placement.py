@@ -1,4 +1,4 @@
-"""Finds the offers that a task can be placed on, and makes the rows that start it on one."""
+"""Finds the offers that can run a task, and makes the rows that start the task on an offer."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -52,7 +52,7 @@ def find_placement(
     situation: PlanningContext,
     now: datetime,
 ) -> Candidates:
-    """The offers for the job by the first of its task's alternatives, and the reason if none fits.
+    """The offers for the first alternative of the job's task, and the reason if no offer fits.
 
     All code that places, refuses or moves a job uses this function.
     """
@@ -99,14 +99,14 @@ def list_usable(job: Job, snapshot: MarketSnapshot, objections: Objections) -> S
 
 
 def is_steered(job: Job) -> bool:
-    """Whether the deadline policy applies to this job. Jobs on machines stay where they are."""
+    """Whether the deadline policy applies to this job. It does not apply to jobs on machines."""
     if job.task.machine is not None:
         return False
     return job.task.resources.spot is SpotPolicy.AUTO and deadline_of(job) is not None
 
 
 def is_limited(job: Job) -> bool:
-    """Whether the job's earlier progress and spending limit its offers."""
+    """Whether the job has limits, so that its progress and spending restrict its offers."""
     limits = (cap_of(job), job.task.limits.duration, deadline_of(job))
     return any(limit is not None for limit in limits)
 
@@ -139,7 +139,9 @@ def take_advice(recommendation: Recommendation, now: datetime) -> Candidates:
 def record_plan(
     job: Job, recommendation: Recommendation, offer: Offer | None, now: datetime
 ) -> Job:
-    """The job with the policy's decision, dated by the last change of its mode or offer."""
+    """The job with the policy's decision. The decision's time is that of the last change of mode or
+    offer.
+    """
     plan = PlanState(
         at=now,
         mode=recommendation.mode,
@@ -150,7 +152,7 @@ def record_plan(
 
 
 def date_plan(old: PlanState | None, new: PlanState) -> PlanState:
-    """The new decision, with the time of the old one if both are the same."""
+    """The new decision; if mode and offer are unchanged, it keeps the time of the old decision."""
     return new if is_news(old, new) or old is None else replace(new, at=old.at)
 
 
@@ -186,7 +188,7 @@ def make_attempt(
 
 
 def start_job(job: Job, attempt: Attempt, reason: str, now: datetime) -> Job:
-    """The job, which starts with this attempt as its own."""
+    """The job in phase STARTING, with this attempt as its own."""
     return replace(
         job,
         phase=JobPhase.STARTING,

@@ -13,11 +13,11 @@ from cavvy.domain.offers import Offer
 from cavvy.planner.candidates import Candidates, merge_candidates, rank_candidates
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, JobWait, WaitingJob, place_of
 
-EXPLAINED = 4  # number of waiting jobs, from the first, whose reasons one pass updates
+EXPLAINED = 4  # number of first waiting jobs whose reasons one pass updates
 _DEEP_EVERY = timedelta(seconds=10)
 _BUSY_PAUSE = timedelta(
     milliseconds=250
-)  # pause before the pass for a new job while nothing is free
+)  # delay of a new job's first placement while nothing is free
 _BURST, _BURST_SPAN, _BURST_PAUSE = 20, timedelta(milliseconds=200), timedelta(seconds=1)
 
 NameGang = Callable[[str], str]
@@ -25,13 +25,14 @@ NameGang = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueWait:
-    """A job that stays in the queue: the reason, the policy's decision, and when to check it again
-    at the latest."""
+    """A job that stays in the queue: the reason, the deadline policy's decision, and the latest
+    time of the next check.
+    """
 
     wait: JobWait
     plan: PlanState | None = None
     again_at: datetime | None = None
-    busy: bool = False  # its machine has a gang, for which the machine's other jobs wait too
+    busy: bool = False  # the machine has a gang; the machine's later jobs wait too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,8 @@ def decide_turn(
     name_gang: NameGang,
     now: datetime,
 ) -> Start | QueueWait | AdvanceJob:
-    """Decide by the candidates of each alternative whether the job starts, waits, or fails because
-    no offer can ever fit. `resting` are the offers with a cooldown.
+    """Decide whether the job starts, waits, or fails because no offer can ever fit. `found` are the
+    candidates of each alternative. `resting` are the offers with a cooldown.
     """
     candidates = merge_candidates([each for _, each in found])
     if candidates.hopeless and not candidates.offers:
@@ -80,8 +81,8 @@ def line_up(wish: Job, offers: tuple[Offer, ...], name_gang: NameGang, now: date
 def explain_waits(
     stays: Sequence[QueueWait], now: datetime, *on_machines: Sequence[QueueWait]
 ) -> tuple[Sequence[Job], Sequence[Event]]:
-    """The first waiting jobs, also of each machine, with their new reasons, if these have changed,
-    and events for new decisions of the deadline policy.
+    """The first waiting jobs, in the queue and at each machine, whose reasons have changed; and
+    events for new decisions of the deadline policy.
     """
     jobs, events = [], []
     for each in [each for queue in (stays, *on_machines) for each in queue[:EXPLAINED]]:
@@ -106,8 +107,9 @@ def looks_deep(
     last: datetime | None,
     now: datetime,
 ) -> bool:
-    """Whether to read the jobs that are behind the blocked first jobs, because they may fit on an
-    offer for which no job waits. `behind` are the offers for which jobs wait."""
+    """Whether to read jobs behind the blocked first jobs. They may fit on an offer for which no job
+    waits. `behind` are the offers for which jobs wait.
+    """
     if snapshot is None or (last is not None and now - last < _DEEP_EVERY):
         return False
     return not is_blocked(snapshot, behind)
@@ -124,8 +126,8 @@ class Arrivals:
 def note_arrival(arrivals: Arrivals, now: datetime, *, blocked: bool) -> tuple[Arrivals, timedelta]:
     """Record an arrival, and return how long the new job's first placement may wait.
 
-    While nothing is free, the job cannot start anyway. In a burst of submissions, answering the
-    requests has priority for a second.
+    The placement waits briefly while nothing is free, because the job cannot start anyway; and for
+    up to a second in a burst of submissions, whose requests are answered first.
     """
     recent = tuple(at for at in arrivals.times[-_BURST:] if now - at < _BURST_SPAN)
     times = (*recent, now)

@@ -30,7 +30,7 @@ def hold_job(job: Job, now: datetime) -> tuple[Job, Event]:
 
 
 def is_timed(job: Job) -> bool:
-    """Whether something becomes due at a known time while the job waits."""
+    """Whether a waiting job must be checked again at a known time."""
     limits = job.task.limits
     times = (job.held_until, limits.deadline, limits.deadline_after)
     return any(time is not None for time in times)

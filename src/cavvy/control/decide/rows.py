@@ -24,7 +24,7 @@ def make_event(
     attempt: int | None = None,
     fact: str | None = None,
 ) -> Event:
-    """An event of the job and the attempt with this number, by default the job's own attempt."""
+    """An event of the job's attempt with this number, by default of its current attempt."""
     number = job.attempt if attempt is None else attempt
     return Event(
         project=job.project,
@@ -39,7 +39,7 @@ def make_event(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowChanges:
-    """The changes of a decision, which are written together. If they contain a row twice, the later
+    """The changes of one decision, which are written together. If a row appears twice, the later
     value is used.
 
     Version 0 marks a new row. `notices` are webhooks to send after the write.
@@ -55,10 +55,10 @@ class RowChanges:
     release: tuple[str, ...] = ()  # gangs whose allocations are released
     notices: tuple[Delivery, ...] = ()
     machine: NamedMachine | None = None
-    stale_market: bool = False  # cached offers may be outdated: read them again
+    stale_market: bool = False  # True if cached offers may be outdated, so that they are read again
 
     def then(self, later: "RowChanges") -> "RowChanges":
-        """Combine these and the later changes into one write. Later charges of a rank replace its
+        """Combine these changes and later ones into one write. Later charges of a rank replace its
         earlier ones."""
         return RowChanges(
             job=later.job or self.job,
@@ -77,7 +77,7 @@ class RowChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The changes to write now, and the time to wait afterwards in `after`, or None to continue at
+    """The changes to write now. `after` is the time to wait afterwards, or None to continue at
     once.
     """
 

@@ -23,8 +23,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def find_hold(task: Task, now: datetime) -> tuple[datetime | None, datetime | None]:
-    """(`not_before`, `held_until`) of a newly submitted job. Raises ValueError if it would never
-    start.
+    """The values of `not_before` and `held_until` for a newly submitted job. Raises ValueError if
+    the job would never start.
     """
     schedule = task.schedule
     if schedule is not None and schedule.cron is not None:
@@ -76,15 +76,14 @@ def say_next(upcoming: datetime) -> str:
 
 
 def make_run_id(job_id: str, due: datetime) -> str:
-    """An ID that is always the same for the same run, has the length of all IDs, and sorts by the
-    run's due time."""
+    """Make the ID of a run. Equal runs get equal IDs; IDs sort by the runs' due times."""
     millis = (due - EPOCH) // timedelta(milliseconds=1)
     digest = hashlib.sha256(f"{job_id} {due.isoformat()}".encode()).digest()
     return spell_id((millis << 30) | (int.from_bytes(digest[:4], "big") >> 2))
 
 
 def spell_id(value: int) -> str:
-    """Encode 80 bits as 16 characters, which sort like the numbers."""
+    """Encode 80 bits as 16 characters. The texts sort in the order of the numbers."""
     return "".join(ALPHABET[(value >> shift) & 31] for shift in range(75, -5, -5))
 
 
@@ -92,7 +91,7 @@ def spell_id(value: int) -> str:
 
 
 def find_window(job: Job, now: datetime) -> TimeInterval | None:
-    """The window that is open or for which the job waits, or None if it no longer waits."""
+    """The time window that is open or comes next, or None if the job does not wait for a window."""
     window, deadline = job.task.window, deadline_of(job)
     if window is None or (deadline is not None and now >= deadline):
         return None
@@ -100,8 +99,9 @@ def find_window(job: Job, now: datetime) -> TimeInterval | None:
 
 
 def hold_window(job: Job, interval: TimeInterval, prices: Prices, now: datetime) -> RowChanges:
-    """Hold the job until it starts or prices are checked again, or release it. A new start time
-    becomes an event."""
+    """Release the job, or hold it until its start or the next check of prices. A new start time is
+    recorded as an event.
+    """
     start, deadline = choose_start(interval, now, prices), deadline_of(job)
     if start.at is None:
         return release_job(job, start.reason, now)

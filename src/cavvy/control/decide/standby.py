@@ -1,8 +1,8 @@
 """Standby gangs: a second gang for a job whose own gang still works, or does not start.
 
-The standby gang starts while the job's own gang exists, and receives the job once the own gang can
-do no more work. Claims make the change safe: a gang that does not own the job is granted ranks but
-no work, and one write moves the job and makes every open claim of the old gang stale.
+The standby gang starts while the job's own gang exists, and takes the job over once the own gang
+can do no more work. Claims make the change safe: agents of a standby gang can claim their ranks,
+but get no work. One write moves the job and invalidates every open claim of the old gang.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,20 +42,20 @@ from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.spot.view import RunMode
 
 REVIEW = timedelta(seconds=60)  # time between two calls of the deadline advisor
-# Time for the leaving gang's last checkpoint, unless the task's grace period is longer.
+# Time for the last checkpoint of a gang that is left, unless the task's grace period is longer.
 _HANDOVER = timedelta(seconds=30)
-_LONGEST_WAIT = timedelta(minutes=10)  # time to wait for a checkpoint before leaving
+_LONGEST_WAIT = timedelta(minutes=10)  # longest wait for a checkpoint before a gang is left
 _RISKY = timedelta(minutes=30)  # time before a job may return to an offer at risk
 # Time before a job that moved after a warning may do so again; doubles with each further move.
 _CALM = timedelta(minutes=5)
 _LONGEST_CALM = timedelta(hours=6)
 _ADVISED = "advice"  # key in Job.retries that counts moves after a warning
-_START = timedelta(minutes=10)  # time for which both gangs may have to be paid
+_START = timedelta(minutes=10)  # how long the budget must pay for both gangs
 _MOVED_ENOUGH = (
     "the provider says that this gang is at risk, but the job has already moved after such a "
     "warning: it may move again after"
 )
-NO_STANDBY = Step(after=NEVER)  # the job has no work that a second gang could take over
+NO_STANDBY = Step(after=NEVER)  # for jobs without work that a second gang could take over
 
 NameGang = Callable[[str], str]  # attempt id -> the gang's name
 
@@ -74,19 +74,19 @@ class AskAdvisor:
 
     question: StandbyQuestion
     key: str  # job ID or attempt ID; the time of the question is stored under this key
-    nodes: Sequence[Node] = ()  # the gang's rows for the advisor
+    nodes: Sequence[Node] = ()  # the rows of the gang's nodes, for the advisor
     changes: RowChanges | None = None  # changes to write before the answer
-    within: timedelta = NEVER  # continue after this time at the latest
+    within: timedelta = NEVER  # after the answer, continue at the latest after this time
 
 
 def decide_standby(
     rows: JobRows, reviews: Mapping[str, datetime], now: datetime, *, awaits_end: bool = False
 ) -> Step | AskAdvisor:
-    """The next step that concerns standby gangs; it precedes the job's own next step.
+    """The next step that concerns standby gangs. It is taken before the job's own next step.
 
-    `reviews` maps keys to the earliest time when the advisor is asked again. If `awaits_end`,
-    no standby gang is started for a gang that its provider reclaims, since a person may have
-    cancelled it.
+    `reviews` maps keys to the earliest time when the advisor is asked again. If `awaits_end` is
+    set, no standby gang is started while the provider reclaims the job's own gang, since a person
+    may have cancelled that gang.
     """
     job, own = rows.job, rows.own
     if (changes := _drop_failed(rows, now)) is not None:
@@ -130,7 +130,7 @@ def answer_standby(
     name_gang: NameGang,
     now: datetime,
 ) -> Step:
-    """Apply the advisor's answer; it is None if the policy does not apply."""
+    """Apply the advisor's answer, which is None if the deadline policy does not apply."""
     own = rows.own
     if recommendation is None or own is None:
         step = Step(after=REVIEW)
@@ -187,7 +187,9 @@ def _without(job: Job, standbys: Sequence[Attempt]) -> Job:
 
 
 def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
-    """Give the job to a ready standby gang, or reclaim the working gang after a last checkpoint."""
+    """Give the job to a ready standby gang. If the own gang works, reclaim it after a last
+    checkpoint.
+    """
     leaves = taken_at(own, rows.nodes_of(own)) is not None
     if not leaves and (late := _late_standbys(rows, own)):
         return Step(changes=_end_race(rows, own, late, now))
@@ -207,7 +209,7 @@ def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
 
 
 def _give_back(rows: JobRows, own: Attempt, kind: str, text: str, now: datetime) -> RowChanges:
-    """Reclaim the job's own gang after giving it time for a last checkpoint."""
+    """Reclaim the job's own gang after a notice that leaves time for a last checkpoint."""
     notice = max(_HANDOVER, rows.job.task.grace)
     return RowChanges(
         attempts=(replace(own, drill_until=now + notice, moved=True),),
@@ -282,8 +284,9 @@ def _ask(
 def _follow(
     rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
-    """Ask for a successor of a gang that the provider will reclaim soon, so that it starts while
-    this gang shuts down."""
+    """Ask for a successor of a gang that the provider will reclaim soon. The successor starts while
+    this gang shuts down.
+    """
     if not _may_be_preempted(rows.job):
         return Step(after=NEVER)
     asked = _ask(StandbyQuestion.SUCCESSOR, own.id, reviews, (), now)
@@ -327,7 +330,7 @@ def _leave_ahead(
 def _stay(
     rows: JobRows, own: Attempt, why: str, until: datetime | None, now: datetime
 ) -> RowChanges:
-    """Record why and until when a job stays on a gang at risk; the decision is an event."""
+    """Record why and until when a job stays on a gang at risk. A new decision becomes an event."""
     wait = AttemptWait(kind=WaitKind.AT_RISK, until=until)
     changed = replace(own, reason=why, wait=wait)
     text = f"stays on {own.offer.key}: {why}"
@@ -382,7 +385,7 @@ def start_standby(
     works = own is not None and own.phase is AttemptPhase.RUNNING
     offers = [each for each in recommendation.offers if _has_capacity(each, job)]
     fixed = works and own is not None and own.offer.purchase is not Purchase.SPOT
-    if fixed and not _may_be_preempted(job):  # another preemption would end the job
+    if fixed and not _may_be_preempted(job):  # a preemption of the new gang could end the job
         offers = [each for each in offers if each.purchase is not Purchase.SPOT]
     if not offers or not _pays_two(rows, offers[0]) or (works and not _may_move(job)):
         return None
@@ -406,7 +409,7 @@ def _has_capacity(offer: Offer, job: Job) -> bool:
 
 
 def _pays_two(rows: JobRows, offer: Offer) -> bool:
-    """Whether the budget can pay for two gangs during a start."""
+    """Whether the budget can pay for both gangs while the second one starts."""
     if cap_of(rows.job) is None:
         return True
     both = offer.rate.times(rows.job.task.nodes).over(_START + offer.minimum_charge)
@@ -421,8 +424,8 @@ def _may_be_preempted(job: Job) -> bool:
 
 
 def _may_move(job: Job) -> bool:
-    """Whether the job may leave a working gang. A move does not count as a preemption, but a job
-    that tolerates no preemption is not moved either.
+    """Whether the job may leave a working gang. A move does not count as a preemption, but jobs
+    whose task allows no preemption are not moved.
     """
     return job.task.retry.preemption != 0
 
@@ -434,9 +437,8 @@ def _is_at_risk(rows: JobRows, own: Attempt) -> bool:
 
 
 def _calm_until(rows: JobRows, own: Attempt) -> datetime:
-    """The time until which warnings cause no further move; each move doubles the waiting time.
-
-    It is counted from the start of the gang's work, or from the launch of a later standby gang.
+    """The time until which warnings cause no further move. Each move doubles the waiting time,
+    which begins with the gang's work or with the launch of a later standby gang.
     """
     job = rows.job
     last = rows.attempts.get(job.last_number, own)
@@ -458,7 +460,7 @@ def _has_work(rows: JobRows, own: Attempt) -> bool:
 
 
 def _is_quiet(own: Attempt, nodes: Sequence[Node]) -> bool:
-    """Whether no part of this gang can work any more."""
+    """Whether no rank of this gang can work any more."""
     if own.phase is AttemptPhase.ENDED:
         return True
     claimed = [node for node in nodes if node.claim]
@@ -466,15 +468,16 @@ def _is_quiet(own: Attempt, nodes: Sequence[Node]) -> bool:
 
 
 def _until_boundary(rows: JobRows, own: Attempt, ready: Attempt, now: datetime) -> timedelta:
-    """How long to wait for a checkpoint of the working gang after the other gang became ready; 0 if
-    there is one or none is expected."""
+    """How long to wait for the working gang's next checkpoint, now that the other gang is ready; 0
+    if it has saved one since then or will save none.
+    """
     checkpoint = rows.job.task.checkpoint
     if checkpoint is None or own.phase in COMING:
         return timedelta(0)
     every = checkpoint.every or _LONGEST_WAIT
     saved = own.checkpoint_at or own.running_at
     if saved is not None and now - saved > 1.5 * every:
-        return timedelta(0)  # checkpoints are overdue: do not wait
+        return timedelta(0)  # the next checkpoint is overdue: do not wait
     since = max(node.claimed_at or now for node in rows.nodes_of(ready))
     if own.checkpoint_at is not None and own.checkpoint_at >= since:
         return timedelta(0)

@@ -36,7 +36,7 @@ from cavvy.domain.units import format_duration, format_usd
 def turn_job(
     job: Job, phase: JobPhase, reason: str, now: datetime, exit_code: int | None = None
 ) -> Job:
-    """The job, moved to another phase."""
+    """The job in another phase."""
     if phase not in JOB_ENDS:
         return replace(job, phase=phase, reason=reason, since=now, ended_at=None)
     return replace(job, phase=phase, reason=reason, since=now, ended_at=now, exit_code=exit_code)
@@ -58,7 +58,7 @@ def deliveries_of(job: Job) -> tuple[Delivery, ...]:
 
 
 def wanted_deliveries(job: Job) -> list[Delivery]:
-    """The events of the job so far that its webhooks subscribe to."""
+    """The job's webhook events so far to which at least one of its webhooks subscribes."""
     news: tuple[Delivery, ...] = (Delivery.BUDGET,) if job.stop_cause is StopCause.BUDGET else ()
     news += deliveries_of(job) if job.phase in JOB_ENDS else ()
     return [what for what in news if any(what in hook.on for hook in job.task.webhooks)]
@@ -67,7 +67,7 @@ def wanted_deliveries(job: Job) -> list[Delivery]:
 def find_undelivered(
     job: Job, wanted: Sequence[Delivery], events: Sequence[Event]
 ) -> list[Delivery]:
-    """The deliveries that, for some webhook, have neither succeeded nor finally failed."""
+    """The deliveries that some webhook has neither received nor finally failed to receive."""
     facts = [event.fact for event in events if event.kind == "webhook"]
     hooks = job.task.webhooks
     return [what for what in wanted if facts.count(what) < sum(what in hook.on for hook in hooks)]
@@ -126,13 +126,15 @@ def count_retry(job: Job, kind: str) -> dict[str, int]:
 
 
 def fails_a_host(attempt: Attempt) -> bool:
-    """Whether one of several hosts failed, so that the host is avoided instead of the offer."""
+    """Whether to avoid only the failed host instead of the offer, because the gang used several
+    hosts.
+    """
     shared = attempt.offer.shared and attempt.nodes > 1
     return shared and failure_of(attempt) is FailureKind.GPU
 
 
 def failed_place(attempt: Attempt, allocations: Sequence[Allocation]) -> str:
-    """The key for `Job.avoid`: the offer that failed, or the host of the rank that failed first.
+    """The key for `Job.avoid`: the failed offer, or the host of the rank that failed first.
 
     `allocations` are needed only if `fails_a_host`.
     """
@@ -152,8 +154,8 @@ def advance_attempt(
     now: datetime,
     stored: Sequence[Charge] = (),
 ) -> RowChanges:
-    """Move the attempt to its next phase and record the observation of its market. `stored` are the
-    job's charges, which are needed only when the attempt has ended.
+    """Move the attempt to its next phase, and record what this shows about its market. `stored` are
+    the job's charges, which are needed only when the attempt has ended.
     """
     changes = _move(rows, attempt, action, look, now, stored)
     nodes = rows.nodes_of(attempt)
@@ -201,10 +203,10 @@ def _move(
 def _settled(
     attempt: Attempt, nodes: Sequence[Node], action: gangs.AdvanceAttempt, now: datetime
 ) -> Attempt:
-    """The attempt with its outcome.
+    """The attempt with the outcome of its work.
 
-    The work ended at the last exit if all ranks reported theirs, otherwise now. If work ends before
-    its start was noticed, the start is recorded now, so that its running time counts.
+    The work ended at the last exit if all ranks reported their exits, otherwise now. If its start
+    has not been recorded yet, it is recorded now, so that the running time counts.
     """
     exits = [node.exited_at for node in nodes]
     known = [at for at in exits if at is not None]
@@ -230,7 +232,7 @@ def _end_work(
         until = f"{action.until:%Y-%m-%d %H:%M:%S} UTC"
         text = f"its nodes are kept and billed until {until} at the latest"
         events.append(make_event(rows.job, now, "kept", text, ended.number))
-        if look.told is not None:  # a job that takes the gang over ends these charges
+        if look.told is not None:  # a takeover by another job ends these charges
             charges = bill_gang(ended, look.told, now, final=False)
     if not is_told_by_job(rows.job, action.outcome):
         kind = action.outcome or "ended"
@@ -273,7 +275,9 @@ def adjust_attempt(
     action: gangs.OrderRanks | gangs.CountMiss | gangs.ClearMisses,
     now: datetime,
 ) -> RowChanges:
-    """Change an attempt within its phase: orders to its ranks, or its count of missed polls."""
+    """Change an attempt within its phase: send orders to its ranks, or change its count of missed
+    polls.
+    """
     match action:
         case gangs.OrderRanks():
             return order_ranks(rows, attempt, action, now)
@@ -320,7 +324,7 @@ def _describe(action: gangs.OrderRanks) -> str:
 
 
 def is_freed(attempt: Attempt) -> bool:
-    """Whether the capacity that was counted for the gang is free again or will not be used."""
+    """Whether the capacity that was reserved for the gang is free again or will not be used."""
     unbought = attempt.phase is AttemptPhase.ENDING and attempt.launched_at is None
     return unbought or attempt.phase is AttemptPhase.ENDED
 

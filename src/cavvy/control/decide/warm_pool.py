@@ -26,7 +26,8 @@ from cavvy.domain.units import Money, format_rate, format_usd
 # Time that an agent waits beyond the keep time, unless the server orders it to exit.
 FAREWELL = timedelta(minutes=1)
 _NOTHING = timedelta(0)
-# Agents ask for other work within a second; a kubelet reports a start at least two seconds late.
+# Agents ask for their next work within a second; a kubelet reports a start two or more seconds
+# late.
 _FRESH = timedelta(seconds=10)
 _BY_ITSELF = frozenset({AttemptOutcome.SUCCEEDED, AttemptOutcome.EXIT})
 _WORKED = frozenset({AttemptPhase.BOOTING, AttemptPhase.RUNNING})
@@ -34,9 +35,9 @@ _LONGEST_H = 24
 
 
 def may_keep(task: Task, offer: Offer) -> bool:
-    """Whether the task wants its nodes kept and this is possible. If the task names no machine, it
-    must not run on a shared host, which frees its devices at once, or have volumes or a time limit,
-    because such nodes may not suit the next job.
+    """Whether the task asks to keep its nodes, and they can be kept. Unless the task names a
+    machine, nodes on a shared host are not kept, because the host frees devices at once. Nodes with
+    volumes or a time limit are not kept either, because they may not suit the next job.
     """
     if task.keep <= _NOTHING:
         return False
@@ -69,8 +70,8 @@ def keeps_until(
 ) -> datetime | None:
     """The time until which the gang is kept, or None if it is released.
 
-    A gang is kept if its work ended by itself on every node, with an outcome and exit code that end
-    the job. A machine is kept after every end of its work that leaves the nodes intact.
+    A gang is kept if its work ended by itself on every node, and the job is not retried. A
+    machine's gang is kept whenever its work ends and its nodes are intact.
     """
     if attempt.phase not in _WORKED or job.released or not may_keep(job.task, attempt.offer):
         return None
@@ -96,7 +97,7 @@ def _leaves_nodes(job: Job, end: tuple[AttemptOutcome | None, int | None]) -> bo
 
 
 def paid_for(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
-    """How long the rest of the budget pays for the gang, less the time that its removal takes."""
+    """How long the rest of the budget pays for the gang, less the time to remove the gang."""
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
         return timedelta.max
@@ -106,7 +107,7 @@ def paid_for(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
 
 
 def fits(kept: Attempt, former: Job, job: Job) -> bool:
-    """Whether a kept gang equals the gang that the job would get on the same offer. The caller
+    """Whether a kept gang suits the job as well as a new gang on the same offer. The caller
     compares the offers.
     """
     old, new = former.task, job.task
@@ -128,8 +129,9 @@ def fits(kept: Attempt, former: Job, job: Job) -> bool:
 
 
 def is_fresh(kept: Attempt, now: datetime) -> bool:
-    """Whether the gang was kept so recently that its agents may not have asked for other work
-    yet."""
+    """Whether the gang was kept so recently that its agents may not have asked for their next work
+    yet.
+    """
     return now - (kept.kept_since or kept.since) < _FRESH
 
 

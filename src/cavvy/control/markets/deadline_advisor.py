@@ -95,8 +95,8 @@ class DeadlineAdvisor:
     async def situation(
         self, job: Job, attempts: Sequence[Attempt], now: datetime
     ) -> PlanningContext:
-        """The job's progress and use of its limits in these attempts, and the offers with a
-        cooldown.
+        """The planner's context: the job's progress and spending in these attempts, and the markets
+        with a cooldown.
         """
         limited = bool(attempts) and cap_of(job) is not None
         spent = total(await self._store.charges(job.id)) if limited else Money(0)
@@ -152,9 +152,7 @@ class DeadlineAdvisor:
         return make_facts(job, offers, knowledge, stored, now)
 
     async def _prices(self) -> Mapping[str, Money]:
-        """The clouds' prices for outgoing data. They are read once, since the catalog changes only
-        with a release.
-        """
+        """The clouds' prices for outgoing data. They are read once per process."""
         if self._egress is None:
             self._egress = await self._read_egress() if self._read_egress is not None else {}
         return self._egress

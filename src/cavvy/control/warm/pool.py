@@ -36,8 +36,8 @@ class WarmGang:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmGangNotReady:
-    """A gang that fits the job but was kept only recently: its agents or its charges are not ready
-    for the next job.
+    """A gang that fits the job, but whose agents or charges are not ready for the next job, because
+    it was kept only recently.
     """
 
     attempt: Attempt

@@ -25,18 +25,18 @@ from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 from cavvy.store.blobs import BlobStore
 
 _CHUNK = 1 << 20
-# bytes; within the limits of Linux, including the state folder
+# bytes; these limits plus the state folder's path are within the limits of Linux
 _LONGEST_PATH, _LONGEST_PART = 2048, 255
 _LARGEST = 1 << 50  # maximum bytes of one file
-NEWEST_NS = 1 << 62  # ns; file times after 2116 come from wrong clocks
+NEWEST_NS = 1 << 62  # ns since 1970; file times after 2116 come from wrong clocks
 _TRIES = 3  # number of tries to read a file that changes
 _decode = msgspec.json.Decoder(dict[str, list[CheckpointFile]]).decode
 NO_ATTEMPT = -1  # stands for the attempt of a folder that was never used
 
 
 class CheckpointFolders:
-    """The folders of all jobs below `root`. Jobs share no files, so the folder of each job is
-    cleaned separately.
+    """The folders of all jobs below `root`. Jobs share no files, so each job's folder is cleaned on
+    its own.
     """
 
     def __init__(self, root: Path) -> None:
@@ -47,8 +47,8 @@ class CheckpointFolders:
         return BlobStore(self._job(project, job_id) / "blobs")
 
     def last_user(self, project: str, job_id: str) -> int:
-        """The number of the attempt that last had write access to the folder, or NO_ATTEMPT if none
-        had.
+        """The number of the attempt that last had write access to the folder, or NO_ATTEMPT if the
+        folder was never used.
         """
         try:
             return int((self._job(project, job_id) / "attempt").read_text())
@@ -124,8 +124,8 @@ class CheckpointFolders:
             raise _told(error, job) from error
 
     def remove(self, project: str, job_id: str) -> RemovedCheckpoints:
-        """Delete the job's folder, as far as possible. Other processes may still delete files in
-        it.
+        """Delete the job's folder, as far as possible. Other processes may delete files in it at
+        the same time.
         """
         job, fault = self._job(project, job_id), ""
         held = _size_of(job)
@@ -141,7 +141,7 @@ class CheckpointFolders:
         return self._root / project / job_id
 
 
-# blobs of any age may be removed, because all wanted names are known
+# an age limit that removes blobs of any age, because all wanted names are known
 FOREVER = timedelta(days=36500)
 
 
@@ -154,7 +154,7 @@ def find_fault(files: Sequence[CheckpointFile]) -> str:
             return f"{fault}: {each.path[:200]!r}"
     paths = sorted((each.path for each in files), key=lambda path: path.split("/"))
     for path, following in pairwise(paths):
-        # in this order, entries below a path follow it directly
+        # sorted this way, paths below a path follow it directly
         if path == following:
             return f"the path {path!r} is listed twice"
         if following.startswith(f"{path}/"):

@@ -33,7 +33,7 @@ class AzureContainer(SignedStorage):
     https://ACCOUNT.blob.core.windows.net.
     """
 
-    bills_parts: ClassVar = False  # `abort` cannot remove them; Azure does after a week
+    bills_parts: ClassVar = False  # `abort` cannot remove parts; Azure removes them after a week
     headers: ClassVar = {"x-ms-version": _VERSION}
     put_headers: ClassVar = {"x-ms-blob-type": "BlockBlob"}
 
@@ -72,7 +72,7 @@ class AzureContainer(SignedStorage):
         return [_read_entry(each) for each in root.iter("Blob")], root.findtext("NextMarker") or ""
 
     def begin(self, key: str) -> str:
-        return "blocks"  # no start request is needed; Azure drops uncommitted blocks after a week
+        return "blocks"  # Azure needs no start request, and drops uncommitted blocks after a week
 
     def complete(self, key: str, upload: str, tags: Sequence[str]) -> None:
         blocks = "".join(f"<Latest>{_block(number)}</Latest>" for number in range(1, len(tags) + 1))
@@ -132,7 +132,7 @@ def _read_entry(blob: Xml.Element) -> ObjectInfo:
     return ObjectInfo(
         key=blob.findtext("Name") or "",
         size=int(size) if size else None,
-        tag=f'"{tag}"' if tag else "",  # the quotes, which requests need, are missing in listings
+        tag=f'"{tag}"' if tag else "",  # listings omit the quotes that requests need
         md5=_hex(blob.findtext("Properties/Content-MD5") or ""),
         changed_at=parsedate_to_datetime(changed) if changed else None,
     )

@@ -49,8 +49,8 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedRequest:
-    """A request that needs no credentials until it expires. Send exactly its `headers`; other
-    signed headers make it invalid.
+    """A request that needs no credentials until it expires. Send exactly its `headers`, because the
+    signature covers them.
     """
 
     method: str

@@ -62,8 +62,8 @@ def ask(
 
 
 def check_host(url: str) -> None:
-    """Raise ObjectDenied for hosts that only this machine may call, such as a cloud's metadata
-    service, which hands out credentials.
+    """Raise ObjectDenied for hosts that only this machine may call. An example is a cloud's
+    metadata service, which hands out credentials.
 
     The check is needed because users choose URLs and endpoints, and nodes receive the content.
     """
@@ -123,8 +123,8 @@ class SignedStorage(ABC):
     """Objects that are accessed by signed requests: the shared code of S3 buckets and Azure
     containers.
 
-    Subclasses sign. `headers` are sent with every request, `put_headers` only when a whole object
-    is sent.
+    Subclasses sign the requests. `headers` are sent with every request, `put_headers` only with
+    requests that send a whole object.
     """
 
     headers: ClassVar[Mapping[str, str]] = {}

@@ -1,8 +1,8 @@
 """Opens the object store that a URL names.
 
-`keys` are a project's secrets and, after them, the server's environment, under the names that each
-cloud's own tools use. Keys are only used on the server, to sign requests; a node gets signed
-requests, one at a time.
+`keys` come from a project's secrets or else from the server's environment, under the names that
+each cloud's own tools use. Only the server uses keys, to sign requests; nodes receive signed
+requests.
 """
 
 import configparser
@@ -53,8 +53,8 @@ class ObjectLocation:
 
 
 def merge_keys(environment: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """The keys for one project. If its secrets contain a key of a family, such as AWS, no key of
-    that family is taken from the server's environment.
+    """The keys for one project. If the project's secrets contain a key of a family, such as AWS, no
+    key of that family is taken from the server's environment.
     """
     own = {name: value for name, value in secrets.items() if name in KEYS and name not in _FILES}
     families = {name.partition("_")[0] for name in own}

@@ -75,7 +75,7 @@ class XmlBucket(SignedStorage):
             "POST", key, {"uploadId": upload}, body, {"Content-Type": "application/xml"}
         )
         if answer.status == 404 and self.head(key) is not None:
-            return  # the request is a repetition: the first answer was lost
+            return  # an earlier request completed the upload, but its answer was lost
         check(answer, self._say(key))
         if b"<Error>" in answer.body:  # S3 may report an error after status 200
             raise ObjectTryAgain(f"{self._say(key)}: the parts could not be combined")
@@ -88,7 +88,7 @@ class XmlBucket(SignedStorage):
         return SignedRequest(method="PUT", url=self._sign("PUT", key, query, expires_s))
 
     def find_region(self) -> None:
-        """Find the bucket's region on Amazon S3, which refuses signatures for another region."""
+        """Find the bucket's region, because Amazon S3 refuses signatures for another region."""
         if self._fixed or not isinstance(self._signer, AmazonKey):
             return
         answer = ask("HEAD", self._roots[0] + "/")
@@ -121,8 +121,8 @@ def _read_entry(entry: Xml.Element) -> ObjectInfo:
 
 
 def _md5(tag: str, headers: Mapping[str, str]) -> str:
-    """The MD5 of an object: its ETag, if the object was uploaded in one piece and without an
-    encryption key of its own.
+    """The MD5 of an object, or "" if unknown. The ETag is the MD5 if the object was uploaded in one
+    piece and without an encryption key of its own.
     """
     plain = tag.strip('"')
     encrypted = headers.get("x-amz-server-side-encryption", "AES256") != "AES256"

@@ -1,4 +1,5 @@
-"""Folders of an SFTP server, which only the control plane reaches: nodes never receive a login.
+"""Folders of an SFTP server. Only the control plane connects to the server; nodes never receive a
+login.
 
 asyncssh runs in a thread with its own event loop, because all functions of this module block.
 """

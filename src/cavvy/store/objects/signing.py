@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RequestSigner(Protocol):
-    """Adds a signature, which proves the sender's identity, to the query of a request."""
+    """Adds a signature to the query of a request. The signature proves the sender's identity."""
 
     def sign(
         self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int

@@ -1,8 +1,8 @@
 """Runs calls to storages in separate threads, with a time limit.
 
-A storage that accepts a request and never answers therefore does not block the server. Requests to
-other storages wait only while storages that do not answer occupy all of these threads; after
-LIMIT_S they fail with that reason.
+Therefore, a storage that accepts a request and never answers does not block the server. Requests to
+other storages wait only while unresponsive storages occupy all threads; they fail with this reason
+after LIMIT_S.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 The snapshot in the state folder is used if it is valid and at least as new as the one shipped with
 Cavvy; otherwise the shipped one is used. A new snapshot is checked completely and then moved into
-its place in one step, so that a crash at any moment leaves the old one.
+place in one step, so that a crash before that step leaves the old snapshot.
 """
 
 import os
@@ -13,7 +13,7 @@ from cavvy.store.snapshot.layout import SCHEMA_VERSION, SnapshotError
 
 SHIPPED = Path(__file__).parents[2] / "catalog" / "snapshot.db"
 _REMEDY = "; delete it or run `cavvy catalog refresh`"
-_COLLAPSED = 0.5  # a new snapshot with less than this share of the current rows is rejected
+_COLLAPSED = 0.5  # a new snapshot with fewer rows than this share of the current rows is rejected
 
 
 def refreshed_path() -> Path:
@@ -26,8 +26,8 @@ def refreshed_path() -> Path:
 
 
 def path_in_use() -> Path:
-    """The path of the refreshed snapshot if it is usable and not older than the shipped one, else
-    of the shipped one.
+    """The path of the snapshot in use: the refreshed one if it is usable and not older than the
+    shipped one, else the shipped one.
     """
     refreshed = refreshed_path()
     if not refreshed.exists():
@@ -35,7 +35,7 @@ def path_in_use() -> Path:
     try:
         newer = _as_of(refreshed) >= _as_of(SHIPPED)
     except SnapshotError:
-        return SHIPPED  # `cavvy catalog info` reports the problem; it must not break offer lists
+        return SHIPPED  # `cavvy catalog info` reports the problem; listing offers must still work
     return refreshed if newer else SHIPPED
 
 
@@ -57,7 +57,7 @@ def problem_of_refreshed() -> str | None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a snapshot read-only and without locks, because it never changes in place. Raises
+    """Open a snapshot read-only and without locks, because the file never changes in place. Raises
     SnapshotError.
     """
     if not path.is_file():
@@ -85,8 +85,8 @@ def unusable(path: Path, error: sqlite3.DatabaseError) -> SnapshotError:
 
 
 def check(path: Path, against: Path) -> None:
-    """Raise SnapshotError unless `path` is a complete, valid snapshot that does not have far fewer
-    rows than `against`.
+    """Raise SnapshotError if `path` is not a complete, valid snapshot, or has far fewer rows than
+    `against`.
     """
     connection = connect(path)
     try:
@@ -122,7 +122,7 @@ def put_in_place(new: Path, target: Path, *, source: str) -> None:
     """Check a snapshot that was written next to `target`, and replace `target` with it. If the
     check fails, raises SnapshotError and keeps the old snapshot.
 
-    `source` is the name that messages show: the original file or URL.
+    `source` is the name for messages: the original file or URL.
     """
     try:
         check(new, path_in_use())

@@ -25,7 +25,7 @@ class OfferChange:
 def compare(
     old: CatalogSnapshot, new: CatalogSnapshot, provider: str | None = None
 ) -> list[OfferChange]:
-    """The changes from `old` to `new`: changed prices, the largest changes first, then new and
+    """The changes from `old` to `new`: first changed prices, the largest change first; then new and
     removed offers, by name.
     """
     before, after = dict(old.rates(provider)), dict(new.rates(provider))

@@ -4,10 +4,11 @@ location (`place`), so that the file stays small.
 * SnapshotError     the file is not a catalog that this program can use; the message states what
                     to do
 
-Rows are numbered in the order of their names, so that of two offers with equal prices the same one
-is always first. `shape` stores counts and its cheapest offer per purchase option, so that most
-queries never read `offer`. In `offer`, the columns of the primary key come first and in its order:
-otherwise the integrity check of SQLite 3.40 reports existing values as missing.
+Rows are numbered in the order of their names, so that offers with equal prices always have the same
+order. `shape` stores its number of offers and its cheapest offer per purchase option, so that
+counts without a location or price limit do not read `offer`. In `offer`, the columns of the primary
+key come first and in the key's order, because the integrity check of SQLite 3.40 otherwise reports
+existing values as missing.
 """
 
 from cavvy.domain.offers import Purchase
@@ -26,8 +27,8 @@ PURCHASE_COLUMNS: dict[Purchase, str] = {
     Purchase.SPOT: "spot",
 }
 
-# One integer per offer; it sorts the offers of one shape by price, then location, then purchase
-# option.
+# One integer per offer, by which the offers of one shape sort by price, then location, then
+# purchase option.
 PACKED = "(rate << 18) | (place << 2) | purchase"
 
 TABLES = """
@@ -59,8 +60,8 @@ CREATE INDEX offer_by_rate ON offer (rate, place, shape, purchase);
 
 
 class SnapshotError(Exception):
-    """The file is not a catalog that this program can use. The message says what to do. If that
-    depends on the owner of the file, it is a separate argument of the error.
+    """The file is not a catalog that this program can use. The message says what to do. If the
+    remedy depends on the owner of the file, it is a separate argument of the error.
     """
 
     def __str__(self) -> str:

@@ -27,8 +27,8 @@ _Group = tuple[float, Constraint, RowSelection]
 def nearest(
     connection: sqlite3.Connection, need: Resources, filters: NeedFilters, wanted: int
 ) -> Iterator[tuple[Constraint, OfferRow]]:
-    """The nearest misses, `wanted` in number, at most one per instance type and constraint. Of two
-    equally near misses, the cheaper one comes first.
+    """The `wanted` nearest misses, at most one per instance type and constraint. Of two equally
+    near misses, the cheaper one comes first.
     """
     found: list[tuple[float, OfferRow, Constraint]] = []
     for distance, constraint, selection in sorted(
@@ -115,7 +115,7 @@ def _condition_groups(
 
 
 def _gap(need: Resources, constraint: Constraint, fact: float, cpus: float = 0) -> float:
-    """The distance of this value from the constraint, calculated as in `catalog/fit`."""
+    """The distance of the value `fact` from the constraint, calculated as in `catalog/fit`."""
     match constraint:
         case Constraint.CPUS:
             return relative_gap(fact, need.cpus_min, need.cpus_max)

@@ -14,10 +14,10 @@ from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Resources
 from cavvy.store.snapshot.layout import PURCHASE_COLUMNS, PURCHASE_NUMBERS
 
-# Measured in microseconds: the time to skip a row by shape, to skip a row by price, and to build a
-# requested row.
+# Measured times in microseconds: to skip a row by its shape, to skip a row by its price, and to
+# build a requested row.
 _BY_SHAPE_US, _BY_RATE_US, _BUILD_US = 0.1, 0.25, 2.5
-_ASKED = 60  # number of rows that a reader who gives no limit is assumed to read
+_ASKED = 60  # estimated number of rows that a reader without a limit reads
 
 
 class OfferRow(NamedTuple):
@@ -63,8 +63,9 @@ class ShapeCondition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorPacks:
-    """Accelerator packs (name, count, memory), grouped by whether they meet a requirement or which
-    of its constraints they fail."""
+    """Accelerator packs (name, count, memory): those that meet a requirement, and the others
+    grouped by the constraint that they fail.
+    """
 
     fitting: tuple[int, ...]
     near: Mapping[
@@ -76,8 +77,7 @@ class AcceleratorPacks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSelection:
-    """Conditions on shapes and rows, which select the rows to read. None stands for no
-    condition."""
+    """Conditions on shapes and rows, which select the rows to read. None means no condition."""
 
     conditions: tuple[ShapeCondition, ...] = ()
     packs: tuple[int, ...] | None = None
@@ -97,9 +97,9 @@ class RowSelection:
         )
 
     def rows_sql(self) -> str:
-        # The + keeps SQLite from using the index for the purchase options. With the index, SQLite
-        # 3.40 returns rows outside the range of prices (the "seek-scan" of an IN followed by a
-        # range, on the columns of one index).
+        # The + keeps SQLite from using the index for the purchase options. With that index, SQLite
+        # 3.40 returns rows outside the range of prices, by a bug in its "seek-scan" for an IN and a
+        # range on the columns of one index.
         tests = (
             [f"+offer.purchase IN {_list(self.purchases)}"]
             if len(self.purchases) < len(PURCHASE_NUMBERS)
@@ -138,7 +138,7 @@ class NeedFilters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchCounts:
-    """The number of matching rows, and of rows that fail first at each constraint."""
+    """The number of matching rows, and by constraint the number of rows that fail it first."""
 
     total: int
     matched: int
@@ -367,8 +367,8 @@ def _places(connection: sqlite3.Connection, wanted: Sequence[str]) -> tuple[tupl
 def _tally(
     connection: sqlite3.Connection, filters: NeedFilters
 ) -> Iterator[tuple[Constraint | None, int]]:
-    """The number of rows whose shape has a matching pack, by the first condition on the shape that
-    fails; None stands for rows that meet all conditions.
+    """Count the rows whose shape has a matching pack, by the first condition that the shape fails;
+    None stands for rows that meet all conditions.
     """
     allowed = " + ".join(PURCHASE_COLUMNS[purchase] for purchase in filters.allowed)
     where = f"shape.pack IN {_list(filters.packs.fitting)}" if filters.packs else "1"
@@ -384,8 +384,8 @@ def _tally(
 
 
 def _tally_rows(connection: sqlite3.Connection, filters: NeedFilters) -> tuple[int, int]:
-    """The number of rows that fail only the location, and of rows in a requested location that fail
-    only the price.
+    """Two counts: rows outside the requested locations, and rows within them that cost too much.
+    All other conditions are met.
     """
     selection = replace(filters.fitting(), places=None, max_rate=None)
     shapes, values = selection.shapes_sql()

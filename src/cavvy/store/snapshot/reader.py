@@ -153,7 +153,7 @@ class CatalogSnapshot:
             yield provider, region, target, Money(micros), *sources[source]
 
     def terms(self) -> Mapping[str, int]:
-        """For how many months each reserved offer must be committed to, by offer key."""
+        """The months of commitment of each reserved offer, by offer key."""
         rows = query.walk(self._connection, query.with_a_term())
         return {offer.key: row.term_months for row in rows for offer in self._offers(iter((row,)))}
 
@@ -210,8 +210,7 @@ class CatalogSnapshot:
         )
 
     def machines(self, provider: str) -> Mapping[str, Offer]:
-        """One offer of each instance type of a provider, from which the properties of the machine
-        can be read."""
+        """One offer of each instance type of a provider, which shows the machine's properties."""
         rows = (
             row
             for row in query.walk(self._connection, query.everything())
@@ -220,8 +219,8 @@ class CatalogSnapshot:
         return {offer.instance_type: offer for offer in self._offers(rows)}
 
     def rates(self, provider: str | None = None) -> Iterator[tuple[str, int]]:
-        """The key and the rate (micro-US-dollars per hour) of every offer, of one provider or of
-        all.
+        """The key and the rate (micro-US-dollars per hour) of every offer of one provider, or of
+        all providers.
         """
         for row in query.walk(self._connection, query.everything()):
             if provider in (None, row.provider):

@@ -28,7 +28,7 @@ _PIECE = 1 << 20
 def refresh_from(place: str, *, sha256: str | None = None) -> Path:
     """Copy a snapshot from a file, a folder or a URL, check it and put it in use. Returns its path.
 
-    Raises SnapshotError, and then keeps the catalog in use.
+    If that fails, raises SnapshotError and keeps the current catalog.
     """
     with _new_file() as new:
         if "://" in place:
@@ -81,8 +81,8 @@ def _egress(old: CatalogSnapshot) -> Iterator[EgressPrice]:
 
 @contextmanager
 def _new_file() -> Iterator[Path]:
-    """A path for a new file next to the catalog. Deletes files that interrupted refreshes left
-    behind.
+    """Yield the path of a new file next to the catalog. Deletes files that interrupted refreshes
+    left behind.
     """
     folder = choose.refreshed_path().parent
     try:

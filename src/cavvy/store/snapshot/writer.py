@@ -204,7 +204,7 @@ def _shape_row(shape: _Shape, packs: Mapping[tuple[str, int, int], int]) -> tupl
 
 
 def _count(connection: sqlite3.Connection) -> None:
-    """Fill in the counts and the cheapest offers of each shape, which answer most queries."""
+    """Fill in each shape's number of offers and its cheapest offer, by purchase option."""
     for purchase, column in PURCHASE_COLUMNS.items():
         number = PURCHASE_NUMBERS[purchase]
         found = connection.execute(
