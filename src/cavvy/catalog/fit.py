@@ -23,8 +23,8 @@ PURCHASES: dict[SpotPolicy, tuple[Purchase, ...]] = {
     SpotPolicy.ONLY: (Purchase.SPOT,),
     SpotPolicy.AUTO: (Purchase.ON_DEMAND, Purchase.SPOT),
 }
-# How far an offer is from a requirement is measured as a distance: 1 is twice the price or half the
-# size. ELSEWHERE is the distance of another region, provider or purchase option.
+# Distances measure how far an offer is from a requirement: 1 is twice the price or half the size.
+# ELSEWHERE is the distance of another region, provider or purchase option.
 ELSEWHERE = 1.0
 OTHER_ACCELERATOR = 20.0  # distance of another accelerator; usually larger than for another count
 UNKNOWN = 1.5  # the distance if the offer does not state the property
@@ -92,8 +92,7 @@ def order(offer: Offer) -> tuple[int, str, str, str, str, int, str]:
 
 
 def near_miss(offer: Offer, need: Resources) -> tuple[Constraint, float] | None:
-    """The only constraint that the offer fails, with the distance; None if it fails none or
-    several.
+    """The constraint that the offer fails, with the distance; None if it fails none or several.
 
     A machine without accelerators is never a near miss if accelerators are required. Nor is a
     machine of another type if an instance type is required.
@@ -174,8 +173,8 @@ def accelerator_fit(
     needs: tuple[AcceleratorNeed, ...],
     shared: bool = False,
 ) -> tuple[Constraint | None, tuple[Constraint, float] | None]:
-    """Return the first of the three accelerator constraints that fails, and, if an alternative
-    fails only one constraint, this constraint with its distance.
+    """Return two results: the first of the three accelerator constraints that fails, and, if some
+    alternative fails only one constraint, that constraint with its distance.
 
     With several alternatives, a constraint counts as failed if every alternative that meets the
     earlier constraints fails it.

@@ -33,7 +33,7 @@ class Constraint(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearMiss:
-    """An offer that fails only one constraint, with the reason."""
+    """An offer that fails exactly one constraint, with the reason."""
 
     offer: Offer
     constraint: Constraint

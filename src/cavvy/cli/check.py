@@ -38,7 +38,7 @@ class ProviderFinding:
     test_double: bool = False
     off: bool = False  # disabled by `enabled = false`
     problem: str = ""  # why the provider cannot be used, or "" if it can
-    facts: Sequence[tuple[str, str]] = ()  # names and values: its identity, and what it found
+    facts: Sequence[tuple[str, str]] = ()  # names and values: the identity, and findings
     settings: Mapping[str, object] = field(default_factory=dict)  # the settings in use
     # what each setting does, by name
     choices: Mapping[str, str] = field(default_factory=dict)

@@ -128,7 +128,7 @@ def _read_session(
     overrides["session"] = True
     loaded = read_task(file, params, replace(options, overrides=json.dumps(overrides)))
     if ide == "jupyter" and loaded.task.setup is None:
-        overrides["setup"] = _INSTALL  # in an environment of its own
+        overrides["setup"] = _INSTALL  # Jupyter gets an environment of its own
         loaded = read_task(file, params, replace(options, overrides=json.dumps(overrides)))
     return loaded
 
@@ -144,7 +144,7 @@ def _find_session(client: "Client", project: str, name: str) -> "JobDetail | Non
     """
     for row in list_jobs(client, project, UNFINISHED)[0]:
         if row.machine == name and _is_session(job := client.job(project, row.name)):
-            return job  # it may be queued, and have no node yet
+            return job  # the session may still be queued, without a node
     found = [each for each in client.machines(project) if each.name == name]
     if not found or found[0].job is None or found[0].state not in ("starting", "busy"):
         return None

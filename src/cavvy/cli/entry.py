@@ -1,5 +1,6 @@
 """The first module of the `cavvy` command. Before the command runs and after it has ended, Ctrl-C
-ends the process at once, because an import or an exit that it interrupts would print a traceback.
+ends the process at once: Python would print a traceback if Ctrl-C interrupted an import or the
+exit.
 """
 
 import _signal  # type: ignore[import-not-found]  # built in; `signal` needs milliseconds to import
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 _INTERRUPTED = 130  # the exit code that shells report for an interrupt
-_given = _signal.getsignal(_signal.SIGINT)  # a shell starts background commands without a handler
+_given = _signal.getsignal(_signal.SIGINT)  # shells make background commands ignore Ctrl-C
 if _given is _signal.default_int_handler:
     _signal.signal(_signal.SIGINT, lambda number, frame: _exit(_INTERRUPTED))
 

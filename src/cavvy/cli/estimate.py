@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from cavvy.planner.estimate.table import DeviceEstimate
 
 _ROWS = 25
-# The errors of step times in docs/reference/estimate.md, by whether all rows are of the H200: each
-# family of models left out of the calibration, and each accelerator left out
+# The errors of step times in docs/reference/estimate.md. True: if all rows are of the H200, the
+# errors for families of models that were left out of the calibration. False: for other rows, the
+# errors for accelerators that were left out.
 _ERRORS = {
     True: "On an H200, step times of models that the calibration had not seen were 9 % off in the "
     "median of 28 steps, and 27 % at most.",

@@ -113,8 +113,8 @@ def _next_steps(file: str) -> None:
 
 
 def _read_template(folder: Path) -> dict[str, bytes]:
-    """The template's files by name. If this Cavvy is not on a package index, they include a wheel
-    of the modules that training programs import.
+    """The template's files by name. If this version of Cavvy is not on a package index, the files
+    include a wheel of the modules that training programs import.
     """
     from importlib.metadata import distribution
 
@@ -204,8 +204,8 @@ def _ask(file: Path) -> "StarterAnswers":
 
 
 def _checked(template: str) -> Callable[[str], str]:
-    """A check of an answer by the rules of the task file, so that the question is repeated at once
-    if the answer is invalid.
+    """Return a check of an answer by the rules of the task file. If the answer is invalid, the
+    question is repeated at once.
     """
 
     def check(answer: str) -> str:

@@ -93,7 +93,7 @@ def command(
 
 
 def _stamp(chunks: "Iterable[LogChunk]") -> Iterator[bytes]:
-    """The lines of a log, each with the time when its beginning arrived."""
+    """The lines of a log, each with the time when the beginning of the line arrived."""
     line, begun = b"", b""
     for chunk in chunks:
         at = chunk.offset - len(chunk.data)

@@ -161,8 +161,8 @@ def _answer(
 
 
 def _warn_of_waits(task: "Task", offered: "AvailableOffers") -> tuple[str, ...]:
-    """Warn of configured providers whose nodes wait for a server that is away, if no bucket can
-    take their results.
+    """Warn of configured providers whose nodes, without a bucket for their results, wait if the
+    server is unreachable when the work ends.
     """
     from cavvy.cli.reach.providers import load_settings
     from cavvy.domain.units import format_duration

@@ -114,7 +114,7 @@ def command(
                     rounds=rounds,
                     trace=path,
                     patience_s=PATIENCE_S,
-                    limit_s=(until - monotonic()) / 2,  # the rest is for windows after the rounds
+                    limit_s=(until - monotonic()) / 2,  # half is left for windows after the rounds
                 ).diagnose()
     except ScriptError as error:
         raise CommandFailure(f"{script} could not be measured: {error}") from error

@@ -30,7 +30,8 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
             ids = [row.id for row in list_jobs(client, project, UNFINISHED)[0]]
         else:
             ids = [client.job(project, name, session=True).id for name in names]
-        # By its ID, since a request that is sent again must not stop the machine's next session.
+        # Stop each job by its ID: a request that is sent again must not stop the machine's next
+        # session.
         for job_id in ids:
             job = client.stop(project, job_id)
             if job.phase in ENDED:

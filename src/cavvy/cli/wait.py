@@ -54,7 +54,7 @@ def _wait(
 ) -> "wire.JobDetail":
     pause = _SHORTEST_S
     while (job := client.job(project, name, session=True)).phase not in reached:
-        name = job.id  # the name of a session can lead to the next one
+        name = job.id  # a session's name may later mean the next session
         if until is not None and time.monotonic() >= until:
             raise CommandFailure(
                 f"{job.name} is still {job.phase}: {job.reason}",

@@ -22,8 +22,8 @@ class Host:
     kinds: tuple[
         str, ...
     ] = ()  # the `Offer.instance_type` of each device; () if all devices are of one type
-    # provider/region of the offers that place each rank on its own host of this group; "" if all
-    # ranks of a gang share this host
+    # The provider/region of the offers for this group of hosts. Each rank of a gang gets its own
+    # host of the group; if "", all ranks of a gang share this host.
     group: str = ""
     ready: bool = True  # False if the host does not answer; nothing is placed on such a host
 

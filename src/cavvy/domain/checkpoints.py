@@ -16,7 +16,7 @@ class CheckpointFile:
     sha256: str = ""
     size: int = 0  # bytes
     mode: int = 0o644
-    mtime_ns: int = 0  # modification time; programs use it to find their newest file
+    mtime_ns: int = 0  # modification time, by which programs find their newest file
     link: str | None = None  # target of a link; None for a file
 
 
@@ -29,11 +29,11 @@ class SavedCheckpoint:
     job_id: str
     project: str
     number: int = 0  # set by the store
-    attempt: int  # number of the attempt that wrote it
-    manifest: str  # SHA-256 of the JSON list of its files
+    attempt: int  # number of the attempt that wrote the checkpoint
+    manifest: str  # SHA-256 of the JSON list of the checkpoint's files
     files: int
     bytes: int
-    made_at: datetime  # when its newest file was written
+    made_at: datetime  # when the newest file of the checkpoint was written
     saved_at: datetime
 
 

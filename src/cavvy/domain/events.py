@@ -26,7 +26,7 @@ class Event:
 class ChargeKind(StrEnum):
     NODE = "node"  # a period of a node at one rate
     KEPT = "kept"  # a period when the node waited for the project's next job
-    MINIMUM = "minimum"  # what was missing to the provider's minimum charge
+    MINIMUM = "minimum"  # the difference to the provider's minimum charge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,6 @@ class Charge:
 
 
 def replace_charges(earlier: Iterable[Charge], later: Sequence[Charge]) -> list[Charge]:
-    """All charges. Later charges of a rank replace all its earlier charges."""
+    """Return the charges after a write: later charges of a rank replace all its earlier charges."""
     billed = {(charge.attempt_id, charge.rank) for charge in later}
     return [each for each in earlier if (each.attempt_id, each.rank) not in billed] + list(later)

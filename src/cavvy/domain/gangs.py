@@ -11,7 +11,7 @@ from cavvy.domain.units import HourlyRate
 class GangState(StrEnum):
     """The state of a gang, as its provider reports it."""
 
-    QUEUED = "queued"  # waits in the provider's own queue, so it is not lost
+    QUEUED = "queued"  # waits in the provider's own queue; such a gang is not lost
     STARTING = "starting"
     RUNNING = "running"
     ENDED = "ended"
@@ -21,8 +21,8 @@ class GangState(StrEnum):
 class NodeSeen:
     """One node as the provider reports it. The node is billed from `started_at` to `ended_at`.
 
-    `unseen` means that the provider did not record the end: the node ended between its last
-    sighting and `ended_at`, so its cost is known only as a range.
+    `unseen` means that the provider did not record the end: the node ended between the time when it
+    was last seen and `ended_at`, so its cost is known only as a range.
     """
 
     rank: int
@@ -44,7 +44,7 @@ class GangSeen:
     preempted: bool = False  # the provider reclaimed the gang or one of its nodes
     # the provider accepted the launch, but then found no capacity for one of the nodes
     no_capacity: bool = False
-    cancelled: bool = False  # a person ended it with the provider's own tools
+    cancelled: bool = False  # a person ended the gang with the provider's own tools
     exit_code: int | None = None
     eta: datetime | None = None
     nodes: Sequence[NodeSeen] = ()

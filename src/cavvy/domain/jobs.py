@@ -120,16 +120,16 @@ class AttemptOutcome(StrEnum):
     SUCCEEDED = "succeeded"
     EXIT = "exit"  # the user's program failed
     SETUP = "setup"  # the user's setup failed
-    PREEMPTED = "preempted"  # the provider (or a drill) preempted it
+    PREEMPTED = "preempted"  # the provider (or a drill) preempted the gang
     NODE = "node"  # a node or its agent was lost or failed
     CAPACITY = "capacity"  # the provider had no capacity
-    REFUSED = "refused"  # the provider refused: quota, credentials, policy
+    REFUSED = "refused"  # the provider refused the launch: quota, credentials or policy
     TIMEOUT = "timeout"  # the boot took too long
-    STOPPED = "stopped"  # the user stopped it, or a person cancelled its gang at the provider
-    LIMIT = "limit"  # duration, budget, deadline or idle limit
+    STOPPED = "stopped"  # the user stopped the job, or a person cancelled its gang at the provider
+    LIMIT = "limit"  # a limit was reached: duration, budget, deadline or idle time
 
 
-# outcomes of work that leave its node fit for other work
+# outcomes after which the node can run other work
 NODE_SPARED = frozenset(
     {
         AttemptOutcome.SUCCEEDED,
@@ -214,8 +214,8 @@ class PlanState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One submitted task. `version` guards every write; `since` is the start of the current
-    phase.
+    """One submitted task. A write fails if the stored `version` has changed; `since` is the start
+    of the current phase.
     """
 
     id: str  # ids sort by the time of submission
@@ -312,23 +312,23 @@ class Attempt:
     created_at: datetime
     since: datetime
     launched_at: datetime | None = None  # when the provider accepted the launch
-    expected_at: datetime | None = None  # when the provider expects it to start
+    expected_at: datetime | None = None  # when the provider expects the gang to start
     running_at: datetime | None = None
     finished_at: datetime | None = None  # when the work ended
     ended_at: datetime | None = None  # when the gang ended
     unseen_end: UnseenEnd | None = None  # set if the provider did not report the gang's end
     adopted_at: datetime | None = (
-        None  # when it took over a warm gang; earlier time is billed to another attempt
+        None  # when the attempt took over a warm gang; earlier time is billed to another attempt
     )
     kept_since: datetime | None = None
     kept_until: datetime | None = None  # when the gang is released if no job has taken it over
     missed_looks: int = 0  # consecutive polls in which the provider did not know the gang
-    missed_since: datetime | None = None  # time of the first of these polls
+    missed_since: datetime | None = None  # time of the first of the `missed_looks`
     # when a fire drill, or a move of the job, reclaims the gang
     drill_until: datetime | None = None
-    moved: bool = False  # the job leaves the gang by its own decision, which is no preemption
+    moved: bool = False  # the job chose to leave the gang, so this is no preemption
     checkpoint_at: datetime | None = None  # time of the newest complete checkpoint
-    checkpoint_bytes: int = 0  # size of that checkpoint
+    checkpoint_bytes: int = 0  # size of the newest complete checkpoint
     # how long the work paused for that checkpoint, if known
     checkpoint_cost: timedelta | None = None
     checkpoint_rate: float | None = None  # bytes per second of that checkpoint's upload or write
@@ -382,7 +382,7 @@ class Node:
     order: Order | None = None
     last_seq: int = 0  # number of the agent's last message that was applied or refused
     refused: int = 0  # number of the agent's messages that were refused in whole or in part
-    told_bytes: int = 0  # size of the events that the agent's messages caused
+    told_bytes: int = 0  # total size of the events that the agent's messages created
     exit_code: int | None = None
     exit_outcome: AttemptOutcome | None = None
     exit_reason: str = ""

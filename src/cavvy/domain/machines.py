@@ -7,7 +7,7 @@ from cavvy.domain.jobs import Attempt, Job
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money
 
-USUAL_KEEP = timedelta(minutes=30)  # keep time of a machine whose first task states none
+USUAL_KEEP = timedelta(minutes=30)  # keep time of a machine whose first task states no keep time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +15,8 @@ class NamedMachine:
     """A name within a project that stands for one gang at a time: the gang of the machine's newest
     job.
 
-    `task` is the request that the next purchase repeats, with the machine's keep time in `keep`.
-    Without an open gang, the machine is stopped and costs nothing.
+    `task` is the machine's last request, which its next start repeats; `task.keep` is the machine's
+    keep time. Without an open gang, the machine is stopped and costs nothing.
     """
 
     project: str
@@ -25,17 +25,17 @@ class NamedMachine:
     task: Task
     job_id: str | None = None  # the newest job that got the machine
     consented: bool = False  # the user agreed to pay for the machine
-    bought_at: datetime | None = None  # when its newest gang was requested
+    bought_at: datetime | None = None  # when the machine's newest gang was requested
     version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineStatus:
-    """A machine with what is known of its gang; `gang` is None if the machine is stopped."""
+    """A machine and the state of its gang; `gang` is None if the machine is stopped."""
 
     machine: NamedMachine
     state: str  # starting, busy, idle or stopped
-    holder: Job | None  # its newest job
+    holder: Job | None  # the machine's newest job
     gang: Attempt | None
     waiting: int  # number of jobs that wait for the machine
-    spent: Money  # spent for the gang so far
+    spent: Money  # cost of the gang so far

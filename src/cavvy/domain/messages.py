@@ -42,12 +42,12 @@ class AgentMessage:
     bytes: int = 0  # checkpoint
     files: int = 0  # checkpoint
     newest_at: datetime | None = None  # checkpoint
-    number: int | None = None  # checkpoint: its number, if it was uploaded
-    sent: int = 0  # checkpoint: bytes that its upload sent
+    number: int | None = None  # checkpoint: the checkpoint's number, if it was uploaded
+    sent: int = 0  # checkpoint: bytes that the checkpoint's upload sent
     seconds: float | None = (
         None  # notice: seconds until the node is reclaimed; checkpoint: seconds of its upload
     )
-    cost_s: float | None = None  # checkpoint: how long the work paused, according to its report
+    cost_s: float | None = None  # checkpoint: how long the work paused, as it reported
     source: str = ""  # notice
     name: str = ""  # event
     text: str = ""  # event
@@ -61,7 +61,7 @@ class AgentMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """The facts about its host that an agent reports when it claims a rank."""
+    """Facts about a host, which its agent reports when it claims a rank."""
 
     hostname: str = ""
     python: str = ""
@@ -92,8 +92,8 @@ def since(version: int, what: str, used: Callable[[Any], bool] = bool) -> dict[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWork:
-    """The checkpoint folder, which outlives attempts: `path` in the working folder leads to
-    `storage`, or its files are uploaded.
+    """The checkpoint folder, which outlives attempts: `path` in the working folder links to
+    `storage`, or the files in `path` are uploaded.
     """
 
     path: str
@@ -161,7 +161,7 @@ class Assignment:
     project: str
     attempt: int
     nodes: int
-    addresses: Sequence[str]  # one address per rank, in their order
+    addresses: Sequence[str]  # one address per rank, in the order of the ranks
     master_port: int
     accelerators_per_node: int
     run: str
@@ -173,7 +173,7 @@ class Assignment:
     image_login: str | None = field(  # USER:PASSWORD for the image's registry
         default=None, repr=False, metadata=since(EQUIPPED, "an image's login")
     )
-    build: ImageBuild | None = field(  # the image that it makes is named `image`
+    build: ImageBuild | None = field(  # the built image is named `image`
         default=None, metadata=since(EQUIPPED, "images built from a Dockerfile")
     )
     check: CheckWork | None = field(default=None, metadata=since(EQUIPPED, "a check of the node"))
@@ -188,10 +188,11 @@ class Assignment:
     volumes: Sequence[Volume] = field(default=(), metadata=since(EQUIPPED, "volumes"))
     grace_s: float = 10
     keep_s: float = 0  # how long the node waits for other work after the work has ended
-    machine: bool = False  # it also waits after work that was stopped or failed in its setup
+    machine: bool = False  # the node waits even after stopped work or a failed setup
     idle_s: float | None = None
     log_limit_mib: int = 1024
-    # silence in seconds after which results of ended work go to a bucket; 0: there is none
+    # seconds without an answer from the server after which the results of ended work are uploaded
+    # to a bucket; 0 if there is no bucket
     deposit_after_s: float = 0
 
 

@@ -18,9 +18,9 @@ class Purchase(StrEnum):
 class Readiness(StrEnum):
     """Whether a job can run on an offer."""
 
-    READY = "ready"  # its provider is configured and answered
-    CONFIGURABLE = "configurable"  # Cavvy has a driver for its provider, which is not set up
-    PRICE_ONLY = "price-only"  # Cavvy has no driver for its provider
+    READY = "ready"  # the offer's provider is configured and answered
+    CONFIGURABLE = "configurable"  # Cavvy has a driver for the provider, but it is not set up
+    PRICE_ONLY = "price-only"  # Cavvy has no driver for the provider
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ class Offer:
     capacity: int | None = None
     pool: str = ""
     shared: bool = False
-    architecture: str = ""  # of the CPUs, such as x86_64 or arm64; "" if the provider omits it
-    limited_by: str = ""  # the quota that limits the capacity, with its use; "" if none does
+    architecture: str = ""  # CPU architecture, such as x86_64 or arm64; "" if the provider omits it
+    limited_by: str = ""  # the quota that limits the capacity, with its usage; "" if none
     source: str = ""
     as_of: date | None = None
 

@@ -39,7 +39,7 @@ class AcceleratorNeed:
 
     name: str | None = None
     count_min: int = 1
-    count_max: int | None = None  # None if exactly `count_min`
+    count_max: int | None = None  # None if the count must be exactly `count_min`
     memory_min_mib: int | None = None
     memory_max_mib: int | None = None
 
@@ -160,7 +160,7 @@ class Transfer:
     target: str
     stream: bool = False  # for an input from a URL: the work reads the input once, from a pipe
     every: timedelta | None = (
-        None  # sends an output to a URL at this interval during the work, and then at any outcome
+        None  # interval for sending an output to a URL; it is sent again after work of any outcome
     )
 
 
@@ -181,7 +181,7 @@ class ImageBuild:
 class VolumeKind(StrEnum):
     """Where the files of a volume are stored."""
 
-    NAMED = "named"  # a volume of the provider: a cloud disk, a Kubernetes claim
+    NAMED = "named"  # a volume of the provider, such as a cloud disk or a Kubernetes claim
     HOST = "host"  # an existing folder of the node
     NFS = "nfs"
     FOLDER = "folder"  # a part of the working folder, also mounted at another path
@@ -199,7 +199,7 @@ class Volume:
 
     kind: VolumeKind
     source: str
-    path: str  # absolute if the volume is a named one
+    path: str  # absolute for a named volume
     read_only: bool = False
     size_gib: int | None = None
     type: str = ""  # the provider's own name of a disk type or storage class
@@ -219,7 +219,7 @@ class CheckpointPolicy:
     storage: str | None = None
     size_mib: int | None = None  # expected size of one checkpoint
     step: timedelta | None = (
-        None  # expected duration of one step of the work; it can save after each step
+        None  # expected duration of one step of the work; a save is possible after each step
     )
     # Cavvy chooses `every` from a checkpoint's cost and the rate at which nodes are lost.
     auto: bool = False
@@ -236,7 +236,7 @@ class Limits:
     idle: timedelta | None = None  # time without output or CPU use
     unattended: timedelta = timedelta(
         hours=6
-    )  # how long a node works without contact with the control plane: the lease
+    )  # how long a node works without contact with the control plane (the lease)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,11 +304,11 @@ class Workload:
     samples: float | None = None
     rates: dict[str, float] = field(default_factory=dict)
     profile: str | None = (
-        None  # a work profile's file, next to the task file: it has the rates that `rates` does not
+        None  # file of a work profile, relative to the task file, with the rates that `rates` lacks
     )
     duration: timedelta | None = None
-    # A node's accelerators such as "A100-80GB:8", or "cpu:16". None: every node that fits the task
-    # counts as the one that was measured.
+    # A node's accelerators such as "A100-80GB:8", or "cpu:16". None means that the duration is
+    # valid for every node that fits the task.
     measured_on: str | None = None
 
 
@@ -377,5 +377,5 @@ class Task:
     keep: timedelta = timedelta(
         0
     )  # how long the nodes are kept, and billed, for the project's next job
-    session: bool = False  # the work waits for its user; it ends well when it is idle
+    session: bool = False  # interactive work, which ends with success when it is idle
     machine: str | None = None  # name of the machine that the task runs on, see `NamedMachine`

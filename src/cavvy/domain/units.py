@@ -147,9 +147,9 @@ def format_usd(money: Money, decimals: int = 2) -> str:
 
 
 def count_decimals(amounts: Sequence[Money]) -> int:
-    """The fewest decimals, from 2 to 6, with which these amounts of dollars add up to their sum as
-    it is printed. An amount above 0 then has a digit other than 0. Amounts are whole
-    micro-dollars, so that 6 decimals are exact.
+    """The fewest decimals, from 2 to 6, with which these amounts of dollars, as printed, add up to
+    their printed sum, and no amount above 0 is printed as 0. Amounts are whole micro-dollars, so
+    that 6 decimals are exact.
     """
     total = Money(sum(each.micros for each in amounts))
     for decimals in range(2, 6):

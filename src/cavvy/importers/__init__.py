@@ -36,8 +36,8 @@ __all__ = [
 ]
 
 
-# For some keys of Cavvy's task file: the keys of other tools that have no effect after an override
-# of this key.
+# For some keys of Cavvy's task file, the keys of other tools that an override of the Cavvy key
+# replaces.
 _OVERRIDDEN = {
     "image": ("resources.image_id", "image", "registry_auth"),
     "resources.gpu": ("resources.accelerators", "resources.gpu"),
@@ -157,7 +157,7 @@ def _make_ready(found: Translation, notes: ProblemNotes) -> Task:
         message = f"`{each.key}` of this {found.kind} file is not supported: {each.reason}"
         notes.add(SourceMark(line=each.line, column=each.column), message, suggestion=hint)
     notes.check()
-    assert found.task is not None  # files that describe no task are refused
+    assert found.task is not None  # a file that describes no task was refused above
     if found.kind == Dialect.CAVVY:
         return found.task
     from cavvy.importers.translation_header import add_translation_header
@@ -184,8 +184,8 @@ def _parse(
     now: datetime | None,
     options: ReadOptions,
 ) -> Translation:
-    """Translate a string. If `file` is a `Path` and not a string, the task is read to be submitted,
-    and the path may also identify the tool.
+    """Translate a string. If `file` is a `Path` and not a string, the task is to be submitted, and
+    the path may also identify its tool.
     """
     from cavvy.spec.overrides import apply_overrides, list_overridden
     from cavvy.spec.tree import compose_all
@@ -231,8 +231,8 @@ def _parse_own(
     *,
     is_neutral: bool,
 ) -> Translation:
-    """Read a Cavvy file. `is_neutral` means that the file has no key that only one tool has. If
-    such a file is invalid, the error mentions that it may be a SkyPilot file.
+    """Read a Cavvy file. `is_neutral` means that no key of the file identifies its tool. If such a
+    file is invalid, the error mentions that it may be a SkyPilot file.
     """
     text, now = notes.text, notes.now
     try:

@@ -1,5 +1,5 @@
-"""The keys of another tool's file that a task cannot represent. A key that the work does not need
-is only noted. If the work needs the key, `cavvy run` refuses the file.
+"""The keys of another tool's file that a task cannot represent. A key without effect on the work is
+only noted. If the work needs the key, `cavvy run` refuses the file.
 """
 
 import posixpath
@@ -17,7 +17,7 @@ from cavvy.spec.tree import Node, ScalarNode
 class KeptKey:
     """One key of another tool's file that a task cannot represent.
 
-    `refused` means that the work would not be as intended without this key, so the file cannot run
+    `refused` means that the work would not run as intended without this key, so the file cannot run
     as it is. `until_submitted` means that the key is not refused when `cavvy run` submits the file,
     because `cavvy run` provides what is missing.
     """

@@ -1,10 +1,10 @@
-"""Lines for the nodes of a SkyPilot job whose commands start processes in the background.
+"""Shell lines for the nodes of a SkyPilot job whose commands start processes in the background.
 
-SkyPilot's nodes continue to run after their commands have ended, with the processes that the
-commands have started, such as a Ray worker. Cavvy ends the processes of a node when its commands
-end, so each node waits until the commands of all nodes have succeeded. A helper process on each
-node connects to the first node. The nodes do not wait for a node that has ended, and at most a
-minute for one that does not connect.
+After the commands of a SkyPilot node have ended, the node and the processes that they started, such
+as a Ray worker, continue to run. Cavvy ends the processes of a node when its commands end, so each
+node waits until the commands of all nodes have succeeded. A helper process on each node connects to
+the first node. The nodes do not wait for a node that has ended, and wait at most a minute for a
+node that does not connect.
 """
 
 import re

@@ -25,7 +25,7 @@ def items(node: Node | None) -> tuple[Node, ...]:
 
 
 def text_at(table: Node | None, key: str) -> str | None:
-    """The value of a key as a string, in which a number is formatted by Python; None if absent."""
+    """The value of a key as a string; Python formats numbers. None if the key is absent."""
     node = child(table, key)
     return as_text(node) if isinstance(node, ScalarNode) else None
 

@@ -116,8 +116,8 @@ def add_translation_header(task: Task, kind: str, before: str = "") -> Task:
 
 
 def _move_setup(task: Task) -> Task:
-    """If the setup starts processes, run it at the beginning of the commands: otherwise the
-    processes that the commands need would end with the setup.
+    """If the setup starts processes, move it to the beginning of the commands: otherwise these
+    processes would end with the setup, although the commands need them.
     """
     if task.setup is None or task.image is not None or not STARTS_PROCESSES.search(task.setup):
         return task

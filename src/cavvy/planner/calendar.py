@@ -1,5 +1,5 @@
-"""Compute when a scheduled job starts next and when a job with a start window should start. No
-I/O; time zones are arguments.
+"""Compute when a scheduled job starts next and when a job with a start window should start. No I/O;
+the caller passes the time zone.
 
 Local times follow the wall clock: a time that a clock change skips becomes the first moment after
 the change, and a time that occurs twice means its first occurrence. Hourly cron lines run in every
@@ -24,7 +24,7 @@ _WORTH = 0.03  # the smallest saving worth waiting for, as a share of the curren
 @dataclass(frozen=True, slots=True)
 class CronLine:
     """The five fields of a cron line as sets. As in cron, if both day and weekday are restricted, a
-    match of either suffices.
+    date that matches either one suffices.
     """
 
     minutes: frozenset[int]
@@ -108,7 +108,7 @@ def to_utc(local: datetime, zone: tzinfo) -> datetime:
     low, high = (
         local.replace(tzinfo=zone, fold=1).astimezone(UTC),
         first,
-    )  # one moment before the clock change, one after it
+    )  # a moment before the clock change and a moment after it
     before = low.astimezone(zone).utcoffset()
     while high - low > timedelta(seconds=1):
         middle = low + (high - low) / 2
@@ -176,9 +176,9 @@ Prices = Sequence[tuple[datetime, HourlyRate]]  # (time of the change, new price
 def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDecision:
     """Decide whether the job starts now or waits for a cheaper hour of its window.
 
-    `prices` is the price history of the cheapest location; its last price is the current one. The
-    expected price of an hour is the mean price at that time of day over the last days (`HISTORY`).
-    With too little price history the job starts at once.
+    `prices` is the price history of the cheapest location; its last entry is the current price. The
+    expected price of an hour is the mean price at that time of day within `HISTORY`. With too
+    little price history the job starts at once.
     """
     if now < window.start:
         return StartDecision(

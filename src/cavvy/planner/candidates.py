@@ -30,8 +30,8 @@ _DEVICES = {
     Constraint.ACCELERATOR_MEMORY,
     Constraint.INSTANCE,
 }
-# No failure causes a cooldown this long. A longer cooldown means a refusal that only a person can
-# resolve.
+# The cooldown after a failure is shorter than this. A longer cooldown marks a refusal that only a
+# person can resolve.
 _LONG = timedelta(hours=2)
 
 # Returns the reasons why a provider cannot run a task; [] if it can.
@@ -75,7 +75,7 @@ def find_candidates(
     situation: PlanningContext,
     now: datetime,
 ) -> Candidates:
-    """Filter `matches`, the offers that fit the job's resources, to those that it may use now."""
+    """Select the offers that the job may use now. `matches` are the offers that fit it."""
     if not matches.offers:
         return _none_fits(job.task, market, matches)
     able, reasons = _able(job, market, matches.offers, objections)

@@ -16,7 +16,7 @@ from cavvy.planner.risk import CHECKPOINT_COST, SPOT_PREEMPTIONS_PER_HOUR, check
 # 419 unexpected interruptions in 54 days of 16,384 GPUs, 8 per node: "The Llama 3 Herd of Models",
 # 2024, table 5.
 FAILURES_PER_NODE_HOUR = 419 / (54 * 24 * 16384 / 8)
-# The upload rate of a node that is assumed without a measurement: 1 Gbit/s.
+# The upload rate of a node is assumed to be 1 Gbit/s until it is measured.
 ASSUMED_BYTES_PER_S = 125e6
 PRIOR_NODE_HOURS = 24.0  # the weight of a prior: it counts as one day of observations (assumed)
 SHORTEST = timedelta(seconds=1)
@@ -34,7 +34,7 @@ class NodeLosses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInterval:
-    """How often a task should save, and the figures that this was computed from."""
+    """How often a task should save, and the figures from which the interval was computed."""
 
     every: timedelta
     cost: timedelta  # how long one checkpoint delays the work

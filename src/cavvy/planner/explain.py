@@ -34,9 +34,7 @@ _TRIED = frozenset({*FIELDS, *PlanLimit})  # any other reason is the name of a p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """The number of offers whose first failure was one constraint, one limit or the refusal of a
-    provider.
-    """
+    """The number of offers that one constraint, limit or provider was the first to reject."""
 
     reason: str
     count: int
@@ -247,8 +245,8 @@ def _change(miss: NearMiss) -> str:
             return f"allow {offer.region} in {field}"
 
 
-# Properties that some offers do not state. If the needed property is missing, the only change with
-# which the offer would fit is to leave out the field.
+# Properties that some offers do not state. Such an offer fits only if the task leaves out the
+# field.
 _STATED: dict[Constraint, Callable[[Offer], object]] = {
     Constraint.CPUS: lambda offer: offer.vcpus,
     Constraint.MEMORY: lambda offer: offer.memory_mib,

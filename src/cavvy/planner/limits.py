@@ -105,8 +105,8 @@ class TaskLimiter:
         )
 
     def _fits_whole(self, run_time: timedelta | None, cost: Money | None) -> bool:
-        """Whether the whole work would fit into the whole limit by this estimate. If it would, the
-        remaining work exceeds the remaining limit only because work was lost.
+        """Whether the whole work would, by this estimate, fit into the whole limit. In that case
+        the remaining work exceeds the remaining limit only because work was lost.
 
         The job is not ended because of such an estimate: it may still finish in time, and it is
         stopped anyway when it reaches the limit.
@@ -124,7 +124,8 @@ class TaskLimiter:
 
     def _dear(self, cost: Money) -> tuple[str, str]:
         left = self._budget or Money(0)
-        # The cost is rounded up and the rest down, because they may differ by less than a cent.
+        # The cost is rounded up and the remaining budget down, because they may differ by less than
+        # a cent.
         rest = format_usd(Money(left.micros // 10_000 * 10_000))
         text = f"would cost {format_usd(ceil_cent(cost))}, but your budget leaves {rest}"
         return text, f"raise limits.budget by {format_usd(ceil_cent(cost - left))}"

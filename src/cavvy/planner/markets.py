@@ -15,7 +15,7 @@ _PRIOR_BOOTS = 2.0  # boots that took MACHINE_START each
 _PRIOR_LAUNCHES = 2.0  # launches, of which half were granted
 # The cooldown after a refusal. It doubles with each further refusal in a row.
 FIRST_REST = timedelta(seconds=60)
-LONGEST_REST = timedelta(minutes=10)  # a longer cooldown finds returned spot late
+LONGEST_REST = timedelta(minutes=10)  # a longer one would discover returned spot late
 NO = frozenset({ObservationKind.REFUSED, ObservationKind.TAKEN, ObservationKind.FAILED})
 
 
@@ -68,8 +68,8 @@ class MarketKnowledge:
         return self.standings.get(market) or MarketRecord(market=market)
 
     def cooldown_until(self, market: str) -> datetime | None:
-        """The end of the market's cooldown, during which it gets no launch. None if the market's
-        latest observation other than a price is not a refusal, preemption or failure.
+        """The end of the market's cooldown, during which it gets no launch. None unless the
+        market's latest observation, prices aside, is a refusal, preemption or failure.
         """
         return cooldown_until(self.recent.get(market, ()))
 

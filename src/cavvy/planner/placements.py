@@ -12,7 +12,7 @@ from cavvy.domain.units import HourlyRate, Money
 
 
 class Objective(StrEnum):
-    """The criterion that placements are ordered by."""
+    """The criterion by which placements are ordered."""
 
     COST = "cost"  # order by expected total cost, or by price per hour if the total is unknown
     TIME = "time"  # order by expected finish

@@ -154,7 +154,7 @@ def plan(
 
 
 class _Misses:
-    """The number of offers by the first limit that they break, and the nearest miss of each."""
+    """Counts offers by the first limit that they break, and keeps each limit's nearest miss."""
 
     def __init__(self) -> None:
         self.rejected: Counter[PlanLimit] = Counter()
@@ -167,7 +167,7 @@ class _Misses:
         self.nearest[which] = min(self.nearest.get(which, miss), miss, key=itemgetter(0))
 
     def limits(self) -> list[PlanLimit]:
-        """The limits that at least one offer breaks first, in the order of `PlanLimit`."""
+        """The limits that some offer breaks before any other limit, in the order of `PlanLimit`."""
         return [which for which in PlanLimit if which in self.nearest]
 
 
@@ -368,7 +368,7 @@ def _placement(task: Task, scored: _Scored, known: PlanningContext, now: datetim
 
 
 def _list_notes(task: Task, scored: _Scored, known: PlanningContext) -> list[str]:
-    """The notes that people see with a placement."""
+    """The notes that are shown with a placement."""
     offer, notes = scored.offer, []
     if not _is_available(task, offer):
         notes.append(f"only {offer.capacity} of {task.nodes} nodes are free now")

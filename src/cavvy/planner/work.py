@@ -28,7 +28,8 @@ CPU_PEAK_FP32 = 40e9
 # and Humphrey, "A performance study on the VM startup time in the cloud" (IEEE CLOUD 2012),
 # measured 44 s to 7 min, depending on the provider; "An empirical analysis of VM startup times in
 # public IaaS clouds" (arXiv 2107.03467, 2021) found shorter times. 2 min includes the first steps
-# of setup; it is an assumption, not a measurement. On a running host only a process starts: 0.
+# of setup; it is an assumption, not a measurement. On a running host only a process starts, which
+# takes no time (0).
 MACHINE_START = timedelta(minutes=2)
 SHARED_HOST_START = timedelta(0)
 
@@ -50,8 +51,8 @@ class TimeEstimate:
     """The running time without interruptions, or None if unknown. `notes` state its basis.
 
     If the time was measured on another device, 80 % of true times are between `run_time` / `spread`
-    and `run_time` * `spread`. The spread is 1 if the time was not scaled by data sheets, or if it
-    is not known.
+    and `run_time` * `spread`. The spread is 1 if the time was not scaled by data sheets, or if the
+    spread is unknown.
     """
 
     run_time: timedelta | None
@@ -124,7 +125,7 @@ def _by_duration(work: Workload, offer: Offer) -> TimeEstimate:
 
 
 def _is_device(known: KnownAccelerator | None, name: str, offer: Offer) -> bool:
-    """Whether the offer has the accelerator `name`, in its memory size if the name states one."""
+    """Whether the offer has the accelerator `name`, in this memory size if the name states one."""
     size = known.memory_mib if known else None
     product = known.accelerator.name if known else name
     return product == offer.accelerator and size in (None, offer.accelerator_memory_mib)

@@ -1,5 +1,5 @@
-"""Inject faults: a store and a provider during whose calls the server can die, and a store whose
-writes can fail.
+"""Inject faults: the server can die during a call to the store or the provider, and writes to the
+store can fail.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class CrashPoint:
 
 
 class FaultyStore:
-    """A memory store with delays, so that other tasks read and write in between, as with a real
+    """An in-memory store with delays, so that other tasks read and write in between, as with a real
     store. The server can die during writes to it.
     """
 

@@ -68,7 +68,7 @@ class ServerCrash:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimScenario:
     """One scenario. `stale` and `broken` select writes to the store by their number, counted from
-    1. A `stale` write fails because of a concurrent write, a `broken` one because the disk is full.
+    1. A `stale` write fails because of a concurrent write, a `broken` write for lack of disk space.
     """
 
     submissions: tuple[SimSubmission, ...]

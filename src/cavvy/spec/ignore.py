@@ -52,7 +52,7 @@ def _ask_git(folder: Path) -> list[str] | None:
     if done.returncode != 0:
         return None
     if not done.stdout and _is_ignored(folder):
-        return None  # the outer repository ignores this folder, so only the rules in it apply
+        return None  # an outer repository ignores this folder, so only the folder's own rules apply
     paths: list[str] = []
     for name in sorted(set(os.fsdecode(done.stdout).split("\0")) - {""}):
         full = folder / name
@@ -74,8 +74,8 @@ def _is_ignored(folder: Path) -> bool:
 
 
 def git_environment() -> dict[str, str]:
-    """The environment for calling git on a folder. It has no variable that points git to another
-    folder, and git takes no optional locks and asks for no input.
+    """The environment for calling git on a folder. No variable in it points git to another folder;
+    git takes no optional locks and asks for no input.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return {**kept, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
@@ -137,8 +137,8 @@ def _names(pattern: "RegexPattern", name: str) -> bool:
     cannot be used, because it also matches by parent folders.
     """
     for match in pattern.regex.finditer(name) if pattern.regex else ():
-        # A pattern without this group, such as `a/**`, matches the contents of a folder but not the
-        # folder.
+        # `ps_d` is pathspec's group for the slash after a folder's name. A pattern without this
+        # group, such as `a/**`, matches the contents of a folder but not the folder.
         if "ps_d" not in match.groupdict():
             return not (name.endswith("/") and match.end() == len(name))
         if match.start("ps_d") in (-1, len(name) - 1):

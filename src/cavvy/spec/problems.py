@@ -139,7 +139,9 @@ class ProblemNotes:
         return self._lines
 
     def scratch(self) -> "ProblemNotes":
-        """An empty collection for the same file, to try how a value could be read."""
+        """An empty collection for the same file. A caller that tries a way to read a value adopts
+        or drops its problems.
+        """
         notes = ProblemNotes(self.file, self.text, self.now)
         notes._lines = self.lines
         return notes

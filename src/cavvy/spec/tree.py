@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 1 << 20
 MAX_DEPTH = 40
-MAX_NODES = 50_000  # each use of an alias is included
+MAX_NODES = 50_000  # each use of an alias counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,12 +190,12 @@ class _Composer:
     def documents(self) -> Iterator[Node]:
         from yaml import events
 
-        next(self._events)  # the start of the stream
+        next(self._events)  # skip the start of the stream
         count = 0
         while not isinstance(next(self._events), events.StreamEndEvent):
             self._anchors.clear()
             yield self._node(next(self._events), 0)
-            next(self._events)  # the end of the document
+            next(self._events)  # skip the end of the document
             count += 1
         if not count:
             self._notes.add(

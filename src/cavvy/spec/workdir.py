@@ -46,7 +46,7 @@ class FolderEntry:
 
     path: str
     size: int = 0
-    mode: int = 0o644  # 0o755 if the owner may execute it
+    mode: int = 0o644  # 0o755 if the owner may execute the file
     sha256: str = ""
     link: str | None = None
 
@@ -189,8 +189,8 @@ def check_folder(folder: Path) -> None:
 
 
 def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
-    """Return an entry without hash for each path, and notes. Files that have been deleted in the
-    meantime are left out.
+    """Return an entry without its hash for each path, and notes for the user. Files that have been
+    deleted in the meantime are left out.
     """
     found: list[Found] = []
     notes: list[str] = []

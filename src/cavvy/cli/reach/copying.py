@@ -157,7 +157,7 @@ async def _receive(
             await _fetch_file(tunnel, there, landing, here, item, bar)
         elif item.link is not None and stays_inside(item):
             landing.make_link(here, item.link)
-    for item in reversed(items):  # last, because writing the contents changes the folder's times
+    for item in reversed(items):  # last, because writing a folder's contents changes its times
         if item.kind == stat.S_IFDIR:
             landing.finish_folder(_below(name, item), item)
 

@@ -34,7 +34,7 @@ def follow(
     running.
 
     `after` is the event, and `first` the attempt, to start from. The name is resolved once, because
-    the name of a session can lead to the next session when the first one ends.
+    a session's name means the machine's next session once the first one has ended.
     """
     from cavvy.cli.view.screen import open_screen
     from cavvy.cli.view.summary import summary_out

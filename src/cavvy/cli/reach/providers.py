@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cavvy.providers.base import NodeEndpoint, Provider
     from cavvy.settings import Settings
 
-ASK_TIMEOUT_S = 30  # seconds, for each provider
+ASK_TIMEOUT_S = 30  # seconds that a command waits for each provider
 SILENT = f"no answer within {ASK_TIMEOUT_S} s"
 
 

@@ -50,7 +50,7 @@ def failures() -> Iterator[None]:
 
 
 def make_failure(error: "ApiError") -> CommandFailure:
-    """The failure of a command, with an exit code of its own if no server answered."""
+    """The failure of a command, with the exit code EX_UNAVAILABLE if no server answered."""
     from cavvy.client import StartFailed, Unreachable
 
     if error.code in ("invalid-request", "not-found"):  # the hint is for programs

@@ -36,7 +36,7 @@ from cavvy.providers.objections import list_objections, refuses_all
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.layout import SnapshotError
 
-_MISSES = 20  # more than are shown, because offers of providers that can run jobs are shown first
+_MISSES = 20  # more than are shown: those of providers that can run jobs are shown first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class AvailableOffers:
     readiness: Callable[[Offer], Readiness]
     fixed: Sequence[
         Offer
-    ] = ()  # for a spot-only task that states its work: its offers if it had `spot: never`
+    ] = ()  # for a spot-only task that states its work: the offers for `spot: never`
     unknown: str = ""  # names in the task that are in neither the catalog nor a configured provider
 
 
@@ -153,7 +153,7 @@ class _Answer:
 class LiveMatches:
     """The current offers of configured providers that match."""
 
-    matches: Mapping[str, OfferMatches]  # by provider
+    matches: Mapping[str, OfferMatches]  # keyed by provider
     offers: Sequence[Offer]  # all offers, whether they match or not
     problems: Sequence[str]  # one message for each provider that did not answer completely
     readiness: Callable[[Offer], Readiness]

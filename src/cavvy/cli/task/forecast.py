@@ -31,8 +31,8 @@ def seen_here() -> "dict[str, MarketListing]":
 def tell_forecast(
     task: "Task", offers: "Sequence[Offer]", now: datetime, egress: "Mapping[str, Money]"
 ) -> "Sequence[Forecast]":
-    """One forecast for each value of `resources.spot`; empty if the task has no deadline or if too
-    little is known.
+    """One forecast for each value of `resources.spot`; empty if the task has no deadline or if the
+    deadline policy cannot be used.
     """
     from cavvy.planner.deadline.inputs import JobProgress, find_inputs
     from cavvy.planner.limits import deadline_of

@@ -147,8 +147,8 @@ def _read_options(
 
 
 def _name(flags: str) -> str:
-    """The name of the parameter for an option. It differs from the parameters that a command itself
-    may have.
+    """The name of the parameter for an option. The name differs from those of the command's own
+    parameters.
     """
     return "set_" + flags.split("/")[0].strip("-").replace("-", "_")
 

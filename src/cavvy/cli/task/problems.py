@@ -1,5 +1,5 @@
-"""Finds mistakes that a task file alone does not show: missing folders, unknown names, and requests
-that no offer meets. `cavvy validate` and `run` use these checks.
+"""Finds mistakes that need more than the task file to detect: missing folders, unknown names, and
+requests that no offer meets. `cavvy validate` and `run` use these checks.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Selects the steps of a job that `cavvy run` and `cavvy logs -f NAME` show between log lines.
+"""Selects the events of a job that `cavvy run` and `cavvy logs -f NAME` show between log lines.
 
 `cavvy events` lists every event; this module skips events that repeat another line.
 """
@@ -32,7 +32,7 @@ class JobStory:
         self._held: EventView | None = None
 
     def tell(self, event: "EventView") -> "list[EventView]":
-        """The events to show now that this event has arrived."""
+        """The events to show after this event has arrived."""
         if event.kind in _LEFT_OUT:
             return []
         held = [] if self._held is None or _repeats(self._held, event) else [self._held]
@@ -62,8 +62,7 @@ class JobStory:
 
 
 def _repeats(held: "EventView", event: "EventView") -> bool:
-    """Whether the event of the job's failure only repeats what the event of its last attempt's exit
-    says."""
+    """Whether the job's failure event only repeats the exit event of its last attempt."""
     return held.kind == "exit" and event.kind == "failed" and event.fact is None
 
 

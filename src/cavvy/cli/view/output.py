@@ -89,7 +89,7 @@ def pairs_out(pairs: Sequence[tuple[str, object]], file: TextIO | None = None) -
     for name, value in pairs:
         text, indent = _text(None, value), before
         if width is not None and layout.longest_word(text) > width - before:
-            indent = len(layout.GAP)  # the value begins on the line below its name
+            indent = len(layout.GAP)  # the value begins below its name
         lines = layout.wrap_text(text, width and width - indent)
         head = _bold(layout.pad(name, before - len(layout.GAP)), out)
         first = f"{head}{layout.GAP}{lines.pop(0)}" if indent == before else head.rstrip()
@@ -98,7 +98,9 @@ def pairs_out(pairs: Sequence[tuple[str, object]], file: TextIO | None = None) -
 
 
 def text_out(text: str, file: TextIO | None = None) -> None:
-    """Print a sentence, wrapped between words on a terminal; nothing if it is empty."""
+    """Print a sentence, wrapped between words on a terminal. Prints nothing if the sentence is
+    empty.
+    """
     out = file or sys.stdout
     for line in layout.wrap_text(text, _width(out)) if text else ():
         out.write(f"{line}\n")

@@ -26,7 +26,7 @@ Unit = Callable[[str], float | None]
 
 
 def to_int(text: str) -> float | None:
-    """A whole number, written as pydantic accepts it in a string; None if it is not one."""
+    """A whole number, written as pydantic accepts it in a string; None for any other string."""
     return float(text) if re.fullmatch(r"[-+]?\d{1,15}(\.0+)?", text.strip()) else None
 
 

@@ -1,4 +1,4 @@
-"""Translate dstack's `resources` and placement, with dstack's minimum values as defaults."""
+"""Translate dstack's `resources` and placement. Missing keys get dstack's defaults."""
 
 from dataclasses import replace
 

@@ -113,7 +113,7 @@ def duration(low: float | None = None) -> ScalarRule:
 
 
 def switched(low: float | None = 0) -> ScalarRule:
-    """A rule for a length of time; `off` or false for none; or true for the default."""
+    """A rule for a length of time, for `off` or false (none), and for true (the default)."""
     length = duration(low)
 
     def test(node: ScalarNode) -> str:

@@ -232,7 +232,7 @@ def _read_env(
 
 
 def _read_secret(value: str | None) -> str | None:
-    """The name of the secret if a variable's value is exactly one secret; None otherwise."""
+    """The name of the secret if a variable's value consists of one secret only; None otherwise."""
     match = re.fullmatch(r"\s*\$\{\{\s*secrets\.([A-Za-z_]\w*)\s*\}\}\s*", value or "", re.ASCII)
     return match[1] if match else None
 

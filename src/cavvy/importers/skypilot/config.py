@@ -32,7 +32,7 @@ _NOTED = frozenset(
 )
 
 
-# For some settings that are refused: what to write instead
+# What to write instead of some settings that are refused
 _INSTEAD = {
     "hooks": "; write the commands as a `trap` in `run`",
     "kubernetes.remote_identity": "; write `pod_config: {spec: {serviceAccountName: NAME}}`",
@@ -63,7 +63,7 @@ def read_options(config: Node | None) -> tuple[ProviderOptions, ...]:
 
 
 def _are_met(options: Node) -> bool:
-    """Whether a job's container has these options of the container engine anyway: GPUs and the
+    """Whether every job's container already has these options of the container engine: GPUs and the
     node's shared memory.
     """
     texts = [each for each in (options, *items(options)) if isinstance(each, ScalarNode)]
@@ -75,7 +75,7 @@ def keep_config(
     config: Node | None, clouds: Collection[str], is_image: bool, kept_keys: TranslationNotes
 ) -> None:
     """Note or refuse all other settings. A setting is refused if the work may need it. This depends
-    on the `clouds` where the job may run (any if empty), and on whether it runs in an image.
+    on the `clouds` where the job may run (any cloud if empty), and on whether it runs in an image.
     """
     for key, section in entries(config):
         keys = entries(section) if isinstance(section, MapNode) else [(key, section)]

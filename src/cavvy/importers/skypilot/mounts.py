@@ -44,7 +44,7 @@ _CREDENTIALS = re.compile(
 
 
 class _UnsetVariable(WrongValue):
-    """A path or name contains a variable that has no value yet; the command line can set it."""
+    """A path or name contains a variable without a value; the command line can set the variable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,8 +121,8 @@ def _list_alternatives(node: MapNode) -> list[MapNode]:
 
 
 def _has_order(node: MapNode) -> bool:
-    """Whether the alternatives are ordered: `ordered` and a list of accelerators are, a {set} of
-    accelerators is not.
+    """Whether the alternatives are ordered. Entries of `ordered` and of a list of accelerators are
+    ordered; a {set} of accelerators is not.
     """
     return bool(items(child(node, "ordered"))) or len(items(child(node, "accelerators"))) > 1
 

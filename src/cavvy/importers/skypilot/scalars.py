@@ -61,7 +61,7 @@ def number(
 
 
 def _check_bounds(value: float, low: float | None, high: float | None) -> str:
-    """The error message for a number outside its bounds; "" if it is within them."""
+    """The error message for a number outside its bounds; "" for a number within its bounds."""
     if low is not None and not value >= low:
         return f"{value} is too small"
     if high is not None and not value <= high:

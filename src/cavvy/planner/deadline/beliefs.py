@@ -9,8 +9,9 @@ from cavvy.domain.markets import ObservationKind
 from cavvy.planner.markets import NO, cooldown_after
 from cavvy.planner.spot.view import UNSEEN, SpotQuote
 
-# The assumed age of spot that may have returned, as a share of the time since its refusal. Half is
-# the mean for one return, but spot that flaps has returned later.
+# Spot that was refused may have returned since. It is assumed to be back for this share of the time
+# since the refusal. If spot returns only once, the mean share is a half; if it comes and goes, its
+# latest return is more recent.
 _AGE_SHARE = 0.25
 _MEANS = {
     ObservationKind.GRANTED: True,
@@ -22,8 +23,8 @@ _MEANS = {
 
 
 class MarketBeliefs:
-    """What is known of a job's markets, in the order of the job's terms. Times are seconds since
-    the job was submitted.
+    """The facts known about a job's markets, in the order of the job's terms. Times are seconds
+    since the job was submitted.
     """
 
     def __init__(self, usd_hr: Sequence[float]) -> None:
@@ -59,8 +60,8 @@ class MarketBeliefs:
 
     def assume(self, now_s: float) -> list[SpotQuote]:
         """The assumed quotes: spot is available unless the market is in a cooldown after a refusal,
-        preemption or failure. Spot that may have returned did so a quarter of the time since the
-        refusal ago.
+        preemption or failure. Spot that may have returned is assumed to be back for a quarter of
+        the time since the refusal.
         """
         return [self._assume(market, now_s) for market in range(len(self.known))]
 

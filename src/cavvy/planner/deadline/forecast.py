@@ -67,7 +67,7 @@ def foresee(
     submission.
     """
     if kind == "never":
-        runs = 1  # on-demand is always granted
+        runs = 1  # all runs are equal: on-demand is always granted
     learned, now = AutoPolicy(inputs.terms), progress.submitted_at + timedelta(seconds=now_s)
     recall(learned, inputs, knowledge, progress, now)
     ends = []
@@ -114,7 +114,9 @@ class _Dice:
 
 
 def _draw(spells: SpellLengths, dice: _Dice) -> float:
-    """Draw the hours of a spell. The length is uniform between two adjacent known lengths."""
+    """Draw the hours for which spot stays available or unavailable. The length is uniform between
+    two adjacent known lengths.
+    """
     chance, sums = dice.roll(), spells.sums
     index = next(i for i, longer in enumerate(sums.longer) if longer <= chance)
     low = sums.lengths[index - 1] if index else 0.0

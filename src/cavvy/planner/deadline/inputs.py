@@ -60,8 +60,8 @@ class SteeredMarket:
     save_interval: float = 1.0
 
     def spot_usd(self, nodes: int) -> float:
-        """Dollars for a spot gang to do the work of an hour on the reference machine; prohibitively
-        high if the market has no spot.
+        """The dollars that a spot gang costs until it has done as much work as the reference
+        machine does in an hour; prohibitively high if the market has no spot.
         """
         return _usd(self.spot, nodes) * self.save_interval
 
@@ -82,7 +82,7 @@ class PolicyInputs:
     start: timedelta = field(default=timedelta(0))
 
     def index(self, offer: Offer | None) -> int:
-        """The index of the offer's market; NOWHERE if the offer is None or in none of them."""
+        """The index of the offer's market; NOWHERE if the offer is None or in no market."""
         if offer is None:
             return NOWHERE
         return next((i for i, p in enumerate(self.places) if p.name == _name(offer)), NOWHERE)
@@ -178,7 +178,7 @@ def run_time_on(task: Task, offer: Offer) -> timedelta | None:
 
 def share_done(task: Task, attempts: Sequence[Attempt], now: datetime, current: int) -> float:
     """The share of the work that the attempts have done. The work of an earlier attempt is included
-    up to its last checkpoint, that of the current attempt up to now.
+    up to its last checkpoint, and the work of the current attempt up to now.
     """
     done = 0.0
     for attempt in attempts:
@@ -268,7 +268,7 @@ def _moves(
 ) -> tuple[tuple[float, ...], ...]:
     """The price of copying the checkpoint between each pair of markets; () if all copies are free.
 
-    The cloud that the bytes leave charges for them: the bucket's cloud if there is a bucket,
+    The cloud that the bytes leave charges for the copy: the bucket's cloud if there is a bucket,
     otherwise the cloud of the gang.
     """
     stated = task.checkpoint.size_mib if task.checkpoint is not None else None
@@ -316,8 +316,8 @@ def _start(
 
 
 def _again(task: Task, reference: timedelta) -> timedelta:
-    """The most work that a new gang repeats because it was not saved: a whole checkpoint interval,
-    but at most half of the work. A task without checkpoints repeats all its work.
+    """The most unsaved work that a new gang repeats: a whole checkpoint interval, but at most half
+    of the work. A task without checkpoints repeats all its work.
     """
     if task.checkpoint is None:
         return reference

@@ -78,8 +78,9 @@ Rule = Callable[[PolicyQuestion, PolicyDecision], PolicyDecision]
 
 
 def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Leave on-demand to wait for spot only if the core would still wait after an hour or ten
-    launches, whichever is longer: a shorter wait would save less than the new start costs.
+    """Leave on-demand to wait for spot only if the core would still wait after an hour or after the
+    time of ten launches, whichever is longer: a shorter wait would save less than the new start
+    costs.
     """
     view = question.view
     if decision.mode is not RunMode.IDLE or view.mode is not RunMode.ON_DEMAND:
@@ -104,7 +105,7 @@ def last_moment(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDec
         return decision
     if view.loading_s <= 0:
         risk_s = view.unsaved_s
-        if risk_s <= question.terms.again_s:  # the slack for a start on spot includes this
+        if risk_s <= question.terms.again_s:  # a start on spot requires slack for again_s
             return decision
     spare_s = question.slack_s - risk_s - overhead_s
     if spare_s > 0:
@@ -161,8 +162,8 @@ def ahead(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
     """Move a running gang that may soon be preempted to spot capacity in another market at about
     the same price.
 
-    This rule does not move the gang to on-demand: the policy always reserves time for that, and the
-    gang may never be preempted.
+    This rule does not move the gang to on-demand: the policy always reserves enough time to do so
+    after a preemption, which may never come.
     """
     view = question.view
     stays = decision.mode is view.mode is RunMode.SPOT and decision.market == view.market
@@ -258,7 +259,7 @@ class PolicyMargins:
     again_s: float = 0.0  # the most work that a preemption repeats
 
     def keep(self, terms: JobTerms) -> JobTerms:
-        """The terms with these margins."""
+        """Return the terms with these margins added."""
         return replace(
             terms,
             deadline_s=terms.deadline_s - self.spare_s,

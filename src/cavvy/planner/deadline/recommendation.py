@@ -25,7 +25,7 @@ from cavvy.planner.spot.view import (
     SpotQuote,
 )
 
-# The least share of the work that counts as left while a job runs: the estimate of the running time
+# While a job runs, at least this share of its work counts as left: the estimate of the running time
 # may be too short.
 _LEAST_LEFT = 0.01
 
@@ -138,7 +138,7 @@ def _view(
         mode = RunMode.SPOT if current.purchase is Purchase.SPOT else RunMode.ON_DEMAND
         if not progress.works:
             loading_s = max(GRAIN_S, terms.overhead_s - progress.starting_for.total_seconds())
-        if market == NOWHERE:  # the gang is in none of these markets: count it in the first
+        if market == NOWHERE:  # a gang in no known market counts as in the first
             market, loading_s = 0, loading_s if mode is RunMode.SPOT else max(GRAIN_S, loading_s)
     if mode is RunMode.SPOT:
         here = quotes[market]._replace(up=True, at_risk=progress.at_risk)
@@ -180,7 +180,8 @@ def _recommendation(
         offers = _spots(inputs, question, market)
         return Recommendation(mode=mode, offers=offers, again_at=at, reason=reason)
     order = sorted(range(len(inputs.places)), key=lambda i: (i != market, question.fixed_cost(i)))
-    # A job that already runs on demand moves only to the chosen market: others may save nothing.
+    # A job that already runs on demand moves only to the chosen market: a move to another may save
+    # nothing.
     if view.mode is RunMode.ON_DEMAND:
         order = order[:1]
     fixed = [offer for i in order if (offer := inputs.places[i].fixed) is not None]

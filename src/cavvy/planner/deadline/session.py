@@ -22,8 +22,8 @@ from cavvy.planner.spot.view import (
 class PolicySession:
     """A policy, and the knowledge of one job about its markets.
 
-    Times are seconds since the job was submitted, and observations may be older than that. Markets
-    are numbered as in the terms. Calls must be in the order of their times.
+    Times are seconds since the job was submitted; observations from before the submission have
+    negative times. Markets are numbered as in the terms. Calls must be in the order of their times.
     """
 
     def __init__(self, policy: MarketPolicy, usd_hr: Sequence[float]) -> None:
@@ -45,7 +45,7 @@ class PolicySession:
         self._shown = quotes
 
     def quotes(self, now_s: float, own: int = NOWHERE) -> tuple[SpotQuote, ...]:
-        """The known or assumed quotes; the job has spot in the market `own`."""
+        """The known or assumed quotes; `own` is the market in which the job has spot."""
         if self._shown:
             return self._shown
         quotes = self._beliefs.assume(now_s)

@@ -22,7 +22,7 @@ ACHIEVED: dict[str, float] = {
     "MI325X": 0.604,
     "MI355X": 0.680,
     # Fitted by benchmarks/estimate_steps.py to vision models of timm. The card exceeds the peak of
-    # its data sheet, since its clock is higher than the one that the data sheet assumes.
+    # its data sheet, since its clock is higher than the data sheet assumes.
     "RTX3090": 1.2,
     "Gaudi2": 0.969,
     "Gaudi3": 0.741,

@@ -19,8 +19,8 @@ class KernelConstants:
     half: float = 0.8755
     tf32: float = 0.4872
     fp32: float = 0.9351
-    # Half-precision products of inner length k reach k / (k + depth) of the rate. For slower
-    # precisions, `depth` is smaller by their share of the half-precision peak.
+    # Half-precision products of inner length k reach k / (k + depth) of the rate. For a slower
+    # precision, `depth` is multiplied by its peak divided by the half-precision peak.
     depth: float = 209.9
 
     # Rates as shares of the rates of large matrix products
@@ -32,7 +32,8 @@ class KernelConstants:
     grouped_conv: float = 0.3008
     attention: float = 0.2532  # in half precision
     wide_attention: float = 0.682  # in tf32 and fp32
-    # The power of the half-precision peak by which attention falls behind on faster devices
+    # On faster devices attention reaches a smaller share: the share falls with this power of the
+    # half-precision peak.
     attention_falloff: float = 0.2858
     depthwise_rate: float = 0.1465  # one channel per group: a share of the fp32 peak
 
@@ -70,9 +71,9 @@ class KernelSetting:
 
 PRODUCTS = frozenset({"matmul", "conv", "attention"})  # kinds that are limited by arithmetic
 
-# Slower devices come closer to the FLOP/s of their data sheets: real rates grow with the power 0.9
-# (1 - _FALLOFF) of these. In the three tables of docs/reference/estimate.md the exponents of
-# arithmetic and bandwidth add up to about 0.9.
+# Slower devices come closer to the FLOP/s of their data sheets: real rates grow with the power 1 -
+# _FALLOFF, which is 0.9, of these. In the three tables of docs/reference/estimate.md the exponents
+# of arithmetic and bandwidth add up to about 0.9.
 _FALLOFF = 0.1
 _H200_FLOPS, _H200_BANDWIDTH = 989.4e12, 4.8e12  # the device of the measurements
 
@@ -115,18 +116,18 @@ def kernel_time(kernel: KernelProfile, setting: KernelSetting) -> float:
         arithmetic = _arithmetic(kernel, kind, setting)
         seconds = (arithmetic**_OVERLAP + seconds**_OVERLAP) ** (1 / _OVERLAP)
     elif setting.run.compile:
-        return seconds  # the compiler makes a few kernels of many
+        return seconds  # the compiler fuses many kernels into a few
     return seconds + _extra(kernel, moved, setting) + _GAP_S
 
 
 def bandwidth_of(device: DeviceRates, constants: KernelConstants) -> float:
-    """The bytes per second of which the constants are shares."""
+    """The bandwidth in bytes per second, of which real kernels reach the shares in `constants`."""
     ratio = _H200_BANDWIDTH / device.bandwidth
     return float(device.bandwidth * ratio**constants.bandwidth_falloff)
 
 
 def _kind_of(kernel: KernelProfile) -> str:
-    """The kind that decides a kernel's rate; finer than `kernel.kind`."""
+    """The kind that determines a kernel's rate; it distinguishes more kinds than `kernel.kind`."""
     if kernel.kind == "conv" and kernel.size[0] > 1:
         return "depthwise" if kernel.size[2] <= 1 else "grouped_conv"
     if kernel.kind == "reduction":
@@ -173,7 +174,7 @@ def _arithmetic(kernel: KernelProfile, kind: str, setting: KernelSetting) -> flo
 
 
 def _padded(size: float, step: int) -> float:
-    """The size rounded up to a multiple of `step`, as a multiple of the size."""
+    """The factor by which the size grows if it is rounded up to a multiple of `step`."""
     return ceil(size / step) * step / size
 
 
@@ -191,7 +192,7 @@ def _shape(kernel: KernelProfile, scale: float) -> tuple[float, float, float, fl
 
 
 def _extra(kernel: KernelProfile, moved: float, setting: KernelSetting) -> float:
-    """Seconds for what a better choice of layout or attention would avoid."""
+    """The seconds that channels-last memory or fused attention would save."""
     constants = setting.constants
     bandwidth = bandwidth_of(setting.device, constants)
     is_half = _is_half(kernel, setting.precision)

@@ -73,8 +73,8 @@ class WorkProfile:
     peaks_compiled: tuple[PeakMemory, ...]
     kernels: tuple[KernelProfile, ...]
     collectives: tuple[CollectiveProfile, ...] = ()
-    # One text for each size that depends on values, which a trace does not have: where the size
-    # occurs, and what was assumed.
+    # A trace computes no values. For each size that depends on values, one text states where the
+    # size occurs and which size was assumed.
     assumed: tuple[str, ...] = ()
 
     @property

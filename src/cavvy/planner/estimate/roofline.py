@@ -22,9 +22,9 @@ class RooflineConstants:
 
     kernels: KernelConstants = field(default_factory=KernelConstants)
     update: float = 0.539  # share of the bandwidth that the optimizer's step reaches
-    # Microseconds of the host, including Python and autograd: to launch one kernel of the forward
-    # or backward pass, in addition for a convolution, and for each parameter tensor and each step
-    # of the optimizer.
+    # The host's microseconds, including Python and autograd: for the launch of one forward kernel
+    # and of one backward kernel, the addition for a convolution, and for each parameter tensor and
+    # each step of the optimizer.
     host_us: float = 22.29
     host_backward_us: float = 37.39
     host_conv_us: float = 67.63
@@ -36,8 +36,8 @@ class RooflineConstants:
 # docs/reference/estimate.md.
 CALIBRATED = RooflineConstants()
 
-# The host's time of a compiled step as a share of the uncompiled one: there are fewer kernels, and
-# no Python runs between them.
+# The host's time for a compiled step as a share of its time for the uncompiled step: there are
+# fewer kernels, and no Python runs between them.
 _COMPILED_LAUNCH = 0.3
 # Host and device overlap: the time of both is (a^6 + b^6)^(1/6), close to the larger of the two.
 _BLEND = 6

@@ -83,7 +83,7 @@ def correct_rates(
     known = [each for each in read.values() if each is not None]
     others = {
         key: measured[key] for key, each in read.items() if each is None
-    }  # CPUs, and devices whose figures are unknown
+    }  # rates of CPUs, and of devices whose figures are unknown
     if not known:
         return {**rates, **others}
     if rates:

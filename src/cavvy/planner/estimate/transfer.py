@@ -62,8 +62,9 @@ def carry(
 
 
 def spread_of(measured: MeasuredRate, device: DeviceRates, count: int) -> float:
-    """A factor: 80 % of measured rates differ by less than this from the rate that `carry` derives
-    from one measurement."""
+    """The factor within which 80 % of measured rates agree with the rate that `carry` derives from
+    one measurement.
+    """
     other = (device.name, device.memory_mib) != (measured.device.name, measured.device.memory_mib)
     return exp(hypot(_OTHER_DEVICE if other else 0.0, _OTHER_COUNT * log(count / measured.count)))
 

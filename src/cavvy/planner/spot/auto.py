@@ -40,16 +40,16 @@ class AutoPolicy(MarketPolicy):
         self._overhead = terms.overhead_s / _HOUR_S
         self._enters = terms.spot_needs_s / _HOUR_S
         self._unit = min(market.on_demand_usd_hr for market in terms.markets) or 1.0
-        # The price of a move from each market to each other; NOWHERE is the last row
+        # The price of a move from each market (row) to each other; NOWHERE is the last row
         self._moves = [
             [terms.move(source, target) / self._unit for target in range(len(terms.markets))]
             for source in (*range(len(terms.markets)), NOWHERE)
         ]
         self._learned = [MarketMemory(self._unit) for _ in terms.markets]
-        self._watches = self._learned  # `decide` replaces them with copies that know the view
+        self._watches = self._learned  # `decide` replaces them with copies for its view
         self._home = NOWHERE
-        # The latest price of slack in each market, and on spot alone. The next search tries it
-        # first; this does not change the result.
+        # The latest price of slack in each market, and for a job on spot alone. The next search
+        # tries it first; this does not change the result.
         self._prices = [0.0] * (len(terms.markets) + 1)
 
     def learn(self, at_s: float, quotes: Sequence[SpotQuote]) -> None:
@@ -57,8 +57,8 @@ class AutoPolicy(MarketPolicy):
             watch.see(at_s / _HOUR_S, quote)
 
     def spells(self) -> list[tuple[SpellLengths, SpellLengths]]:
-        """The learned lengths of the spells with spot and of the spells without spot, for each
-        market.
+        """For each market, the learned lengths of the periods with spot and of the periods without
+        spot.
         """
         return [(watch.stays, watch.away) for watch in self._learned]
 
@@ -173,9 +173,9 @@ class AutoPolicy(MarketPolicy):
     def _targets(self, view: PolicyView, moment: TimeLeft) -> list[int]:
         """The other markets in which the job may start now.
 
-        It leaves working spot only for spot that has lasted for two overheads, and only if the
-        slack pays for two such moves. If it only assumes that this spot is available, the price
-        there must be lower as well.
+        A gang that runs on spot moves only to spot that has been available for two overheads, and
+        only if the slack suffices for two such moves. If that spot is only assumed to be available,
+        its price must also be lower.
         """
         others = [
             index for index, watch in enumerate(self._watches) if watch.up and index != self._home

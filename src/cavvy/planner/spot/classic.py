@@ -82,7 +82,7 @@ class UniformProgress(MarketPolicy):
     The expected pace is work / deadline. If the job is behind this pace and spot is unavailable, it
     runs on demand until it is ahead of the pace by two overheads (hysteresis); then it uses spot or
     idles. It keeps spot as long as possible. After a loss it prefers the cheapest spot in other
-    regions to spot in the region that was lost.
+    regions to spot in the region of the loss.
     """
 
     def __init__(self, terms: JobTerms) -> None:

@@ -2,16 +2,16 @@
 which the slack lasts until the deadline.
 
 The unit of money is the price of an hour on demand, and the unit of time is an hour. Running on
-demand is the reference with value 0: it does an hour's work for an hour's money and uses no slack.
-Compared with on-demand, an hour of spot gains 1 - s, where s is the spot price divided by the
-on-demand price; an idle hour costs `price`, because it uses up slack; and a launch, which takes d
-hours, costs d (1 + price). At a given price, one spell of spot does not depend on the next, so the
-best thresholds follow from the spell lengths alone:
+demand is the reference with value 0: it does an hour of work for the price of an hour and uses no
+slack. Compared with on-demand, an hour of spot gains 1 - s, where s is the spot price divided by
+the on-demand price; an idle hour costs `price`, because it uses up slack; and a launch, which takes
+d hours, costs d (1 + price). At a given price, the decisions in one spell (a period with or without
+spot) do not depend on the other spells, so the best thresholds follow from the spell lengths alone:
 
 * When spot becomes unavailable, idle for at most `patience` hours and then run on demand. This is a
   ski-rental problem with known odds.
-* When spot becomes available again while the job runs on demand, change to spot after it has stayed
-  for `trust` hours.
+* When spot becomes available again while the job runs on demand, change to spot after it has been
+  available for `trust` hours.
 
 The price is then chosen so that these thresholds use exactly the available slack in the time that
 is left (dual ascent on this one constraint). It is computed again for each decision.
@@ -36,18 +36,18 @@ class IdleThresholds(NamedTuple):
     cost: float
     patience: float
     idle: float  # mean hours of idling
-    gives_up: float  # chance that spot stays away for longer and the job leaves for on-demand
+    gives_up: float  # chance that the patience ends first and the job leaves for on-demand
 
 
 class SpotCycle(NamedTuple):
-    """The best thresholds at a price of slack, and their expected result in one cycle: a spell with
-    spot and a spell without.
+    """The best thresholds at a price of slack, and their expected result in one cycle: a period
+    with spot and a period without.
     """
 
     price: float
     wait: IdleThresholds
     trust: float
-    relief: float  # how much more it is worth to be on demand than idle when spot returns
+    relief: float  # gain of running on demand over idling at the moment when spot returns
     slack: float  # mean hours of slack that a cycle uses
     gain: float  # gain compared with running on demand
     hours: float  # mean length of a cycle
@@ -64,8 +64,8 @@ def plan_wait(away: SpellLengths, price: float, launch: float, relief: float) ->
 
 
 def best_wait(away: SpellLengths, price: float, loss: float) -> tuple[float, float, float]:
-    """The patience of `plan_wait`, the mean hours of idling and the chance that spot stays away
-    for longer. `loss` is what a launch on demand costs more than a return to spot.
+    """The patience of `plan_wait`, the mean hours of idling and the chance that spot stays
+    unavailable for longer. `loss` is how much more a launch on demand costs than a return to spot.
     """
     return away.best(loss / price if price > 0 else inf if loss > 0 else 0.0)
 
@@ -89,7 +89,7 @@ def plan_trust(
 
 
 def _list_brackets(low: float, high: float) -> dict[float, float]:
-    """The final bounds of every search between these bounds, as upper bound: lower bound."""
+    """Map the last upper bound of every possible search in this range to the last lower bound."""
     if high <= low * _CLOSE:
         return {high: low}
     middle = sqrt(low * high)
@@ -101,10 +101,10 @@ _BRACKETS = _list_brackets(_CHEAP, SCARCE)
 
 def find_price(need: Callable[[float], float], slack: float, guess: float = 0.0) -> float:
     """The lowest price of slack at which at most `slack` hours are needed; SCARCE if the search
-    finds none. `need` returns the hours that are needed at a price, which fall as it rises.
+    finds none. `need` returns the hours that are needed at a price; they fall as the price rises.
 
-    `guess` is the result of an earlier search. It does not change the result: it saves the search
-    if the bounds of the earlier one still hold.
+    `guess` is the result of an earlier search. It does not change the result, but saves the search
+    if the final bounds of the earlier search still hold.
     """
     if need(0.0) <= slack:
         return 0.0
@@ -152,8 +152,8 @@ def plan_cycle(
 
 
 class _CyclesByPrice(dict[float, SpotCycle]):
-    """The cycles of one market at every price of slack that was tried. The search for a price
-    tries the same prices in each decision.
+    """Computes the cycle of one market only once for each price of slack, because every search
+    tries the same prices.
     """
 
     def __init__(
@@ -170,8 +170,8 @@ _find_cycles = lru_cache(maxsize=512)(_CyclesByPrice)
 
 
 class CycleProblem(NamedTuple):
-    """The search for the cycle at the lowest price at which `slack` lasts for the `left` hours to
-    the deadline.
+    """The search for the lowest price of slack at which `slack` lasts for the `left` hours to the
+    deadline, and for the cycle at this price.
 
     If spot is unavailable now, `within` are the possible hours until it returns: the job waits for
     this once, before the first cycle.
@@ -190,7 +190,7 @@ class CycleProblem(NamedTuple):
         return self._need(self._cycles())(0.0) <= self.slack
 
     def solve(self, guess: float = 0.0) -> SpotCycle:
-        """Solve; `guess` is the price of an earlier solution, to save time."""
+        """Find this cycle; `guess`, the price of an earlier solution, saves time."""
         cycles = self._cycles()
         return cycles[find_price(self._need(cycles), self.slack, guess)]
 
@@ -198,7 +198,7 @@ class CycleProblem(NamedTuple):
         return _find_cycles(self.stays, self.away, self.saving, self.overhead)
 
     def _need(self, cycles: _CyclesByPrice) -> Callable[[float], float]:
-        """The function from a price of slack to the hours of slack that are needed at it."""
+        """Return a function that computes the hours of slack needed at a price of slack."""
         within, overhead, left = self.within, self.overhead, self.left
         if within is None:
 

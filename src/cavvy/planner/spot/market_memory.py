@@ -58,8 +58,8 @@ class MarketMemory:
         self._offered = quote.up
 
     def shown(self, now: float, quote: SpotQuote) -> "MarketMemory":
-        """The memory at this time with this quote, which may be an assumption: its state has an
-        age, but it adds no spell.
+        """The memory as it would be at this time with this quote. The quote may be an assumption,
+        so it sets the state and its age, but ends no recorded period.
         """
         self._now, up = now, self._read(quote)
         if self._started and up == self.up and quote.since_s != UNSEEN:
@@ -75,7 +75,7 @@ class MarketMemory:
         return made
 
     def _begin(self, now: float, quote: SpotQuote) -> float:
-        """The hour at which a changed state began. It is now if only the price has changed."""
+        """The hour at which a changed state began; `now` if only a price change caused it."""
         if quote.since_s is None or quote.up is self._offered:
             return now
         return max(quote.since_s / _HOUR_S, self._since)

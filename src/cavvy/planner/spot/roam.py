@@ -4,8 +4,8 @@ markets and enough slack to finish on spot alone.
 The reference is work on spot in the current market. Compared with this, an idle hour costs the
 price of slack; a launch costs its loading time; and a move to another market costs the copy of the
 checkpoint, a launch and the difference in price. As in `cycle`, the patience solves a ski-rental
-problem over the spells without spot. The price of slack is the lowest price at which the remaining
-cycles of the job are expected to use no more slack than it has.
+problem over the periods without spot. The price of slack is the lowest price at which the remaining
+cycles of the job are expected to use no more slack than the job has.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def plan_course(
     field: RoamingView, moment: TimeLeft, running: bool, guess: float = 0.0
 ) -> RoamingTarget | None:
     """Decide where to run or how long to wait; None if the slack is not enough for spot alone, so
-    that on-demand has to be considered. `guess` is the price of slack of an earlier course, to save
+    that on-demand has to be considered. `guess`, the price of slack of an earlier decision, saves
     time.
     """
     slack = _SlackOfCourse(field, moment)
@@ -86,8 +86,8 @@ def plan_course(
 
 
 class _SlackOfCourse:
-    """The hours of slack that the rest of the work is expected to need on spot alone, and those
-    that there are.
+    """The hours of slack that the rest of the work is expected to need on spot alone, and the hours
+    of slack that are left.
     """
 
     def __init__(self, field: RoamingView, moment: TimeLeft) -> None:
@@ -101,7 +101,7 @@ class _SlackOfCourse:
         self._slack = _BOLDNESS * (moment.slack - field.overhead)
 
     def suffices(self) -> bool:
-        """Whether the slack is enough at any price."""
+        """Whether there is a price at which the slack is enough."""
         if self._cycles == inf:
             return False
         return self._need(0.0) <= self._slack or self._need(SCARCE) <= self._slack
@@ -122,8 +122,8 @@ class _SlackOfCourse:
 
 
 def _nothing_else(field: RoamingView) -> tuple[float, float]:
-    """Return the chance that no other market has spot, and the mean hours until one has it in that
-    case.
+    """Return the chance that no other market has spot, and, for that case, the mean hours until one
+    has spot.
     """
     chance, gap = 1.0, inf
     for index, watch in enumerate(field.watches):
@@ -134,7 +134,7 @@ def _nothing_else(field: RoamingView) -> tuple[float, float]:
 
 
 def _leave(field: RoamingView, index: int, moment: TimeLeft) -> float:
-    """The cost of moving from a market to the best other market, without the slack that it uses."""
+    """The cost of a move from a market to the best other market, without the cost of its slack."""
     here, least = field.watches[index].ratio, inf
     for other, watch in enumerate(field.watches):
         if other == index:

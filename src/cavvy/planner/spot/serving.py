@@ -2,8 +2,8 @@
 requires them, and on demand if there is not enough spot. No I/O. The caller asks at every tick and
 whenever a replica starts or ends.
 
-A policy knows of a zone only what happened to its own replicas and launches in it. A failed launch
-costs nothing and shows that the zone has no spot now.
+A policy knows about a zone only what happened to its own replicas and launches there. A failed
+launch costs nothing and shows that the zone has no spot now.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class ServiceView(NamedTuple):
 
 
 class ReplicaPlacement(NamedTuple):
-    """The number of spot replicas that each zone should have, and of replicas on demand."""
+    """The wanted number of spot replicas in each zone, and of on-demand replicas."""
 
     spot: tuple[int, ...]
     on_demand: int
@@ -110,7 +110,7 @@ class SteadyWeights:
     traces; benchmarks/left_out.py measures how well such a choice carries over to other traces.
     """
 
-    # Losses and hours that are added to the record of each zone
+    # The losses and the hours that the prior adds to the record of each zone
     prior_losses: float = 0.6
     prior_hr: float = 0.5
     # The shortfall that `availability` allows may all occur while there is no spare, so the risk
@@ -137,10 +137,9 @@ class SteadyPlacement:
     replicas + prior hours), and preferably not to zones and regions that already have replicas of
     the service. The policy assumes that a zone loses all its replicas at once, at a rate of prior
     losses / (age of its oldest replica in hours + prior hours) per hour: zones that have lasted
-    tend to last. If a loss leaves too few
-    replicas, the service is short for one cold start and one tick. Spares are added while the
-    expected shortfall exceeds the allowed one. On-demand fills the gap until spot is ready, and
-    backs up spot that is scarce or at risk.
+    tend to last. If a loss leaves too few replicas, the service is short for one cold start and one
+    tick. Spares are added while the expected shortfall exceeds the allowed one. On-demand fills the
+    gap until spot is ready, and backs up spot that is scarce or at risk.
     """
 
     def __init__(self, service: ServiceTerms, weights: SteadyWeights = _DEFAULTS) -> None:
@@ -160,7 +159,7 @@ class SteadyPlacement:
         self._spares, risk = self._choose_spares(held, seen.now_s)
         spot = held.copy()
         excess = sum(spot) - need - self._spares
-        # The limit keeps enough ready replicas: a replica that still loads cannot replace one.
+        # The limit keeps enough ready replicas: a replica that still loads replaces none.
         for _ in range(min(excess, seen.ready - need)):
             spot[self._worst(spot)] -= 1
         while sum(spot) < need + self._spares:

@@ -81,7 +81,7 @@ class _Sums:
 
 class SpellLengths:
     """A weighted and sorted set of spell lengths, or what remains of them after some hours. `mean`
-    is the mean of the remaining lengths, and `sums` are those of the whole lengths.
+    is the mean of the remaining lengths; `sums` refer to the whole lengths.
     """
 
     __slots__ = ("_age", "_longer", "_passed", "_start", "_weighted", "mean", "sums")

@@ -39,8 +39,8 @@ class SpotQuote(NamedTuple):
     """A market's spot offer at one moment. `at_risk` is set if the provider reported that it may
     soon preempt nodes in this market.
 
-    `since_s` is the estimated time at which `up` took its value; None if each change is observed as
-    it happens, and UNSEEN if only the price is known.
+    `since_s` is the estimated time of the last change of `up`; None if each change is observed at
+    once, and UNSEEN if only the price is known.
     """
 
     up: bool
@@ -69,8 +69,8 @@ class JobTerms:
 
     @property
     def spot_needs_s(self) -> float:
-        """The least slack for a start on spot: this launch, the work that a preemption repeats and
-        a launch on demand.
+        """The least slack for a start on spot: the time for this launch, for the work that a
+        preemption repeats, and for a launch on demand.
         """
         return 2 * self.overhead_s + self.again_s
 
@@ -86,10 +86,10 @@ class JobTerms:
 class PolicyView(NamedTuple):
     """The state of a job and its markets at one moment.
 
-    `left_s` of work is left. The gang (or, while idle, the checkpoint) is in `market`. A new gang
-    needs `loading_s` more before it works; 0 if it already works. `quotes` are in the order of the
-    terms' markets. `unsaved_s` is the gang's work since its last checkpoint, and `budget_usd` the
-    money that is left.
+    `left_s` of work is left. The gang (or, while idle, the checkpoint) is in `market`. `loading_s`
+    is the time until the gang works: 0 if it already works, or while idle. `quotes` are in the
+    order of the terms' markets. `unsaved_s` is the gang's work since its last checkpoint, and
+    `budget_usd` the money that is left.
     """
 
     now_s: float

@@ -1,3 +1,3 @@
-"""Simulate policies, without a control plane, on recorded availability and prices: readers,
-drivers, offline optima and plots.
+"""Simulate policies on recorded availability and prices, without a control plane. The package reads
+traces, runs jobs, computes offline optima and draws plots.
 """

@@ -1,4 +1,6 @@
-"""Run one job under a policy on recorded markets, from one change of the markets to the next."""
+"""Run one job under a policy on recorded markets. Time advances from one change of the markets to
+the next.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,10 +22,10 @@ from cavvy.sim.traces.world import TraceWorld
 
 
 class Knows(StrEnum):
-    """What a simulated job knows of the markets."""
+    """The knowledge of a simulated job about the markets."""
 
     EVERYTHING = "everything"  # at every moment, whether each market has spot
-    LAUNCHES = "launches"  # prices, and what the job's own launches show, as in production
+    LAUNCHES = "launches"  # prices and the job's own launches, as in production
 
 
 class PolicyFault(Exception):
@@ -239,7 +241,9 @@ class _Job:
         return noticed
 
     def _notice(self, before: tuple[SpotQuote, ...]) -> bool:
-        """Report the changed quotes as far as the job knows them. Returns whether it knows any."""
+        """Report to the policy the changed quotes that the job can see. Returns whether it can see
+        any.
+        """
         if self._knows is Knows.EVERYTHING:
             self._session.show(self.now_s, self.quotes)
             return True

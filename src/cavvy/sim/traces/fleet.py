@@ -52,7 +52,7 @@ class QueueStay:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueResult:
     """The result of a queue. `gpu_use` is the used GPU time divided by the available GPU time until
-    the last job ends. `left_out` are jobs without a cluster that is large enough.
+    the last job ends. `left_out` counts the jobs that need more GPUs than their cluster has.
     """
 
     jobs: int
@@ -187,7 +187,7 @@ class _Pool:
         )
         self._used = 0
         self._queue: deque[tuple[int, TraceArrival, WaitingJob]] = deque()
-        # Whether the first waiting job did not fit and no job has ended since
+        # True if the first waiting job did not fit and no job has ended since
         self._full = False
 
     def add(self, number: int, arrival: TraceArrival) -> None:

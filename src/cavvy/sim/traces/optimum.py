@@ -1,12 +1,12 @@
 """Compute the least possible cost of a job if the future is known. The method is an exact dynamic
 programme for one or several markets.
 
-A cut is a time when a quote changes. A stay is a period on spot or on demand in one market.
-Prices are constant between two cuts, so a stay can start at a cut instead of later, with the same
-work and at the same cost. It therefore suffices to consider stays that start at a cut; they may end
-at any time. The state at a cut is what runs and how much work is done. A launch subtracts the
-overhead from the work done, and the stay makes up for this while it loads. A stay that ends earlier
-has only cost money, so no state becomes too cheap.
+A cut is a time when a quote changes. A stay is a period on spot or on demand in one market. Prices
+are constant between two cuts, so a stay can start at a cut instead of later, with the same work and
+at the same cost. It therefore suffices to consider stays that start at a cut; they may end at any
+time. The state at a cut is the running stay and the amount of work done. A launch subtracts the
+overhead from the work done, and the stay makes up for this while it loads. A stay that ends before
+it has made up for the launch has only cost money, so no state becomes too cheap.
 
 All lengths are multiples of one unit, their greatest common divisor. The result is exact if all
 lengths are whole seconds.
@@ -121,8 +121,8 @@ class _Search:
 
 
 def _end_anywhere(level: _Costs, length: int) -> _Costs:
-    """For each index, the minimum over this index and the `length` indexes before it. The width of
-    the minimum doubles in each step.
+    """For each index, the minimum over this index and the `length` indexes before it. The number of
+    indexes compared doubles in each step.
     """
     width = 1
     while width < length + 1:

@@ -13,7 +13,7 @@ from pathlib import Path
 from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, ServiceView
 from cavvy.sim.traces.readers import list_traces, read_series
 
-_UNLIMITED = 1_000_000  # assumed capacity of a zone whose trace records only that there is some
+_UNLIMITED = 1_000_000  # assumed capacity of a zone whose trace records only whether any exists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
-"""Run many jobs under several policies on recorded markets, each with its optimum, on several
-cores.
+"""Run many jobs under several policies on recorded markets, in several processes, and compute the
+optimum of each job.
 """
 
 from collections.abc import Iterator, Sequence
@@ -79,7 +79,8 @@ class TrialResult:
     setting: TrialSetting
     run: TraceRun
     optimum_usd: float | None
-    # The trace files: they identify the world, because files in two folders may have equal names.
+    # The paths of the trace files. They identify the world, because files in two folders may have
+    # equal names.
     files: tuple[str, ...] = ()
 
 

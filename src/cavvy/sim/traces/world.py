@@ -45,7 +45,7 @@ class TraceWorld:
 def make_world(
     series: Sequence[MarketSeries], nodes: int = 1, move_usd: tuple[tuple[float, ...], ...] = ()
 ) -> TraceWorld:
-    """Merge the records of several markets into one list of changes. A market's spot is up while at
+    """Merge the records of several markets into one list of changes. A market has spot while at
     least `nodes` nodes are available.
     """
     end_s = min(one.length_s for one in series)

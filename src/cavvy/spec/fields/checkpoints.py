@@ -25,7 +25,7 @@ _LENGTH = length_kind(timedelta(seconds=1))
 
 
 def _read_every(node: ScalarNode) -> tuple[timedelta | None, bool]:
-    """Return the interval, or None if Cavvy chooses it, and whether Cavvy chooses it."""
+    """Return the interval (None if Cavvy chooses it), and whether Cavvy chooses it."""
     return (None, True) if node.text.strip() == "auto" else (_LENGTH.parse(node), False)
 
 

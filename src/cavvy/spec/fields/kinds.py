@@ -78,7 +78,7 @@ class ScalarKind:
             expected = self.words if error.expected is None else error.expected
             notes.add(node.mark, str(error), expected=expected, suggestion=error.suggestion)
         except UnitError as error:
-            # For most unit errors, `words` explains better than the error what is expected.
+            # `words` describes the expected value better than most unit errors do.
             known = isinstance(error, TooMuch)
             message = str(error) if known else f"cannot use {describe(node)}"
             notes.add(node.mark, message, expected=self.words)
@@ -370,8 +370,8 @@ class SectionReader:
         self.notes.add(mark, message, expected=expected, suggestion=suggestion)
 
     def find_one(self, wanted: tuple[str, ...], what: str) -> str:
-        """Return the only one of these fields that is present. If none or several are present, add
-        a problem and return "".
+        """Return the field that is present, if it is the only one. If none or several of the fields
+        are present, add a problem and return "".
         """
         given = [each for each in wanted if self.has(each)]
         if len(given) == 1:
@@ -386,7 +386,7 @@ class SectionReader:
         return ""
 
     def reject_beside(self, owner: str, others: Iterable[str]) -> None:
-        """Add a problem for each of these fields that is present: the field has no meaning together
+        """Add a problem for each of these fields that is present: they have no meaning together
         with the field `owner`.
         """
         for each in others:
@@ -394,7 +394,7 @@ class SectionReader:
                 self.wrong(each, f"`{each}` has no meaning with `{owner}`", suggestion="delete it")
 
     def check_keys(self) -> None:
-        # The suggestions for unknown keys: a suggested key is not also reported as missing.
+        # The keys suggested for unknown keys: such a key is not also reported as missing.
         meant = ""
         for key, _ in self.node.entries:
             match self._fields.get(key.text):

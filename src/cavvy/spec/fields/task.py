@@ -123,8 +123,8 @@ def _build(table: SectionReader) -> Task | None:
 
 
 def _with_device(table: SectionReader, work: Workload | None, needs: Resources) -> Workload | None:
-    """The work. If it states a duration without `measured_on`, `measured_on` is set
-    to the device that `needs` requests.
+    """The amount of work. If it states a duration without `measured_on`, `measured_on` is set to
+    the device that `needs` requests.
     """
     if work is None or work.duration is None or work.measured_on is not None:
         return work

@@ -1,6 +1,4 @@
-"""The sections `work` and `webhooks`: the amount of work, which plans need, and web addresses to
-call.
-"""
+"""The sections `work` and `webhooks`: the amount of work (for plans), and web addresses to call."""
 
 import re
 from dataclasses import replace

@@ -94,7 +94,7 @@ def main() -> None:
         value = run.accumulate(lambda part: surprise(part[0]), batch)
         for group in (
             optimizer.param_groups
-        ):  # a short warm-up, then half a cosine; the rate depends on the step alone
+        ):  # the learning rate warms up, then falls as half a cosine; it depends only on the step
             warm = min(1, (run.steps + 1) / 20)
             group["lr"] = options.lr * warm * (0.55 + 0.45 * math.cos(math.pi * run.steps / steps))
         run.step(optimizer, clip=1.0)

@@ -93,7 +93,7 @@ def heat_map(
     seen, slope, score = kept[0].detach()[0], slope[0], scores[label].detach()  # channels, h, w
     if method == "grad-cam":  # weight of a channel: its mean gradient
         heat = (slope.mean((1, 2), keepdim=True) * seen).sum(0)
-    elif method == "grad-cam++":  # each pixel's gradient counts by its share of the evidence
+    elif method == "grad-cam++":  # each pixel's gradient, weighted by its share of the evidence
         share = _share_evidence(seen, slope)
         heat = ((share * slope.relu()).sum((1, 2), keepdim=True) * seen).sum(0)
     elif method == "xgrad-cam":  # mean gradient, weighted by the channel's brightness
@@ -152,7 +152,9 @@ def _agreed(seen: torch.Tensor) -> torch.Tensor:
 def _without_each(
     model: nn.Module, layer: nn.Module, image: torch.Tensor, channels: int
 ) -> torch.Tensor:
-    """Scores (channels, classes): row c is without channel c of the output of `layer`."""
+    """Return scores (channels, classes): row c is computed without channel c of the output of
+    `layer`.
+    """
     keep = 1 - torch.eye(channels, device=image.device)[:, :, None, None]
     handle = layer.register_forward_hook(lambda _module, _inputs, output: output * keep)
     try:

@@ -1,5 +1,5 @@
-"""Fine-tunes a language model by LoRA: each frozen matrix gets an added product of two thin
-matrices, which is trained.
+"""Fine-tunes a language model by LoRA: the matrices stay frozen, and to each is added a product of
+two thin matrices, which are trained.
 
     python train.py base && python train.py tune
 
