@@ -54,7 +54,7 @@ class RankRunner:
         self._redactor = Redactor([])
         self._work: WorkConfig | None = None
         self._env: dict[str, str] = {}
-        # outcome and reason of the end, once the work must end
+        # outcome and reason; set when the work is told to end
         self._ending: tuple[str, str] | None = None
         self._kill_timer: LoopTimer | None = None
         self._state = AgentState.WAITING

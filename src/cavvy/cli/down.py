@@ -108,6 +108,6 @@ def found_out(
 
 
 def nothing_runs(project: str | None) -> str:
-    """The text to print if no job and no node of the project, or of all projects, was found."""
+    """The text to print if no job and no node was found, in one project or in all."""
     where = "" if project is None else f" in project {project}"
     return f"nothing is running{where}, and nothing is billed"

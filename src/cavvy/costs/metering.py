@@ -1,5 +1,5 @@
-"""The cost of a node's lifetime, in periods: every microsecond is charged once, at the price valid
-at that time.
+"""The cost of a node's lifetime, split into periods: every microsecond is charged once, at the
+price valid at that time.
 
 `control` calls it at each poll of a gang; the store then replaces all charges of the rank.
 """

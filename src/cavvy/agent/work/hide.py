@@ -62,7 +62,7 @@ def enter(folder: str, find: Callable[[], int]) -> None:
 
 
 def _has_hidden(pid: int, folder: str) -> bool:
-    """Whether a process is in its own namespaces, in which the folder is covered."""
+    """Whether a process runs in separate namespaces, in which the folder is hidden."""
     try:
         with open(f"/proc/{pid}/gid_map") as ids:
             return (

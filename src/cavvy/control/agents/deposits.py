@@ -56,7 +56,7 @@ _AGAIN = timedelta(hours=1)  # agents ask for new signatures this often
 _MARGIN = timedelta(hours=2)  # signatures are valid for the lease plus this time
 _LONGEST = timedelta(days=7)  # longest validity in S3 and Google Cloud Storage
 _PATIENCE = timedelta(minutes=10)  # how long to try to read a bucket that does not answer
-# The same limit if the bucket refuses access, or while other nodes of the gang are billed.
+# The limit if the bucket refuses access, or while other nodes of the gang are billed.
 _SHORT_PATIENCE = timedelta(minutes=2)
 # Gangs whose results are read at the same time. Each needs one of the threads that also serve the
 # transfers of running work.

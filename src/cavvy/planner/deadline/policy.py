@@ -159,7 +159,7 @@ def not_dearer(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDeci
 
 
 def ahead(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Move a running gang that may soon be preempted to spot capacity in another market at about
+    """If a running gang may soon be preempted, move it to spot capacity in another market at about
     the same price.
 
     This rule does not move the gang to on-demand: the policy always reserves enough time to do so

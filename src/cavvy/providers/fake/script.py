@@ -34,7 +34,7 @@ class FaultScript:
     """The faults of one launch. A time of None means that the fault never happens."""
 
     reply: CallOutcome = CallOutcome.OK
-    latency_s: float = 0.5  # duration of the call, which takes effect at half of this time
+    latency_s: float = 0.5  # how long a call takes; its effect happens halfway
     hidden_s: float = (
         0.0  # the gang is missing in gangs() for this long; at most `visibility_delay`
     )

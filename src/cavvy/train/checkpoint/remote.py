@@ -79,7 +79,7 @@ class CheckpointLocation:
         has no intact copy of a file, a node with an intact copy uploads the file first. Returns
         what is still wrong with a file, or "" if all files are intact. All ranks must call this.
 
-        Raises: RuntimeError: on all ranks, if one of several ranks could not transfer its files.
+        Raises: RuntimeError: on all ranks, if a rank of a gang could not transfer its files.
         """
         every = self._run(partial(self._replace_damaged, found, self._share(found.facts[FILES])))
         wanted = set[str]().union(*every)
@@ -101,7 +101,7 @@ class CheckpointLocation:
         """Upload a checkpoint that is durable locally, unless it was uploaded before. Each rank
         uploads the files of `names` that it has. Runs in the thread that saves.
 
-        Raises: RuntimeError: on all ranks, if one of several ranks could not upload its files.
+        Raises: RuntimeError: on all ranks, if a rank of a gang could not upload its files.
         """
         if self._remote is None:
             return

@@ -278,5 +278,5 @@ def _unpack(values: Any) -> Any:
 
 
 def cut(values: Any, low: int, high: int) -> Any:
-    """Samples `low` to `high` of a batch."""
+    """The samples from `low` to `high` of a batch."""
     return tree_map(lambda v: v[low:high] if isinstance(v, torch.Tensor) else v, values)
