@@ -1,80 +1,175 @@
-"""Decides whether a job may start before an earlier job that waits for a part of the same shared
-host. No I/O. The decision does not predict when running jobs will end.
+"""Decides whether a job may start on a shared host for which an earlier job waits. No I/O, and no
+knowledge of when running jobs will end.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from math import floor, gcd
+from operator import or_
 
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
-from cavvy.scheduler.packing import AllocationOwner, allocate_across
+from cavvy.scheduler.packing import AllocationOwner, allocate_on, allocate_one, host_of, hosts_of
 
-# Limits of the work of one pass over the queue. Beyond these limits, jobs wait as without backfill.
-CHECKS = 16  # number of jobs that are checked
-_MOST_GANGS = 6  # gangs on the hosts; a check tries every combination of gangs that may end
-_MOST_WAITS = 3  # number of earlier jobs that wait
+# Limits of the work of one pass over the queue. A job beyond them waits, as without backfill.
+JOBS = 16  # jobs that are checked
+OFFERS = 8  # offers of one job that are checked
+_MOST_WAITS = 8  # earlier jobs that wait for one host
+_MOST_AMOUNTS = 48  # gangs on one host, and wishes of the jobs that wait for the host
+_MOST_UNITS = 1 << 17  # units of one resource; the unit is the greatest that divides all amounts
 
+_MILLI = 1000  # CPUs are counted in thousandths
+_SLACK = 1e-3  # of a thousandth of a CPU, as in `packing`
+_ANY = AllocationOwner(gang="", project="")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostWait:
-    """An offer on shared hosts that a job waits for, and the hosts that it may use."""
-
-    task: Task
-    offer: Offer
-    hosts: tuple[Host, ...]
-    owner: AllocationOwner
+Amounts = Mapping[str, float]  # of each resource of a host
 
 
-def may_delay(
-    mine: Sequence[Allocation],
-    waits: Sequence[Sequence[HostWait]],
-    allocations: Sequence[Allocation],
+class HostWaits:
+    """The earlier jobs that wait for a part of a shared host, and what each wants of each host."""
+
+    def __init__(self, hosts: Iterable[Host]) -> None:
+        self._hosts = {host.name: host for host in hosts}
+        self._wishes: defaultdict[str, list[list[Amounts]]] = defaultdict(list)
+
+    def add(self, choices: Iterable[tuple[Task, Offer]]) -> None:
+        """Add a job that waits. It may use any of the choices."""
+        wishes: defaultdict[str, list[Amounts]] = defaultdict(list)
+        for task, offer in choices:
+            for host in hosts_of(offer, self._hosts.values()):
+                if len(self._wishes[host.name]) > _MOST_WAITS:
+                    continue
+                wish = _wish(task, offer, host)
+                if wish is not None and wish not in wishes[host.name]:
+                    wishes[host.name].append(wish)
+        for name, wanted in wishes.items():
+            self._wishes[name] += [wanted] if wanted else []
+
+    def may_delay(self, mine: Sequence[Allocation], allocations: Sequence[Allocation]) -> bool:
+        """Whether a job with the allocations `mine` could delay one of the waiting jobs.
+
+        The job delays none if on each of its hosts, whichever of the gangs and of the waiting jobs
+        are on the host later, each waiting job that then finds room without `mine` also finds room
+        with `mine`. So the waiting jobs start at the same times and on the same hosts as without
+        the job, also if a waiting job ends, if another host returns, or if a waiting job starts
+        beside an earlier one.
+        """
+        return any(
+            _may_delay_on(
+                self._hosts[name],
+                _amounts_of(self._hosts[name], mine),
+                self._wishes[name],
+                _amounts_by_gang(self._hosts[name], allocations),
+            )
+            for name in {each.host for each in mine}
+            if self._wishes[name]
+        )
+
+
+def _wish(task: Task, offer: Offer, host: Host) -> Amounts | None:
+    """What a task wants of a host of the offer, or None if the empty host has no room."""
+    if host_of(offer, (host,)) is not None:
+        alone = task.nodes == 1 or not host.group
+        allocations = allocate_on(task, offer, host, (), _ANY) if alone else None
+    else:
+        one = allocate_one(task, offer, host, (), _ANY, 0) if task.nodes > 1 else None
+        allocations = None if one is None else (one,)
+    return None if allocations is None else _amounts_of(host, allocations)
+
+
+def _amounts_of(host: Host, allocations: Iterable[Allocation]) -> Amounts:
+    """The sums of the allocations on the host: CPUs, memory, and devices of each kind."""
+    kinds = dict(zip(host.devices, host.kinds or [""] * len(host.devices), strict=True))
+    sums: Counter[str] = Counter()
+    cpus = 0.0
+    for each in allocations:
+        if each.host == host.name:
+            cpus += each.cpus
+            sums["memory"] += each.memory_mib
+            sums.update(f"devices {kinds[device]}" for device in each.devices if device in kinds)
+    return {**sums, "cpus": round(cpus * _MILLI, 3)}
+
+
+def _amounts_by_gang(host: Host, allocations: Iterable[Allocation]) -> list[Amounts]:
+    gangs: defaultdict[str, list[Allocation]] = defaultdict(list)
+    for each in allocations:
+        if each.host == host.name:
+            gangs[each.gang].append(each)
+    return [_amounts_of(host, each) for each in gangs.values()]
+
+
+def _size_of(host: Host) -> dict[str, int]:
+    devices = Counter(f"devices {kind}" for kind in host.kinds or [""] * len(host.devices))
+    return {**devices, "cpus": floor(host.cpus * _MILLI + _SLACK), "memory": host.memory_mib}
+
+
+def _may_delay_on(
+    host: Host, mine: Amounts, waits: Sequence[Sequence[Amounts]], gangs: Sequence[Amounts]
 ) -> bool:
-    """Whether a job with the allocations `mine` could delay one of the waiting jobs.
+    """Whether a job that takes `mine` of the host could delay one of `waits`, each a list of
+    alternatives.
 
-    `waits` are the waiting jobs in the queue's order, each with its alternatives. The check tries
-    every set of gangs on the hosts that may end first. The job delays none if, in each case, every
-    waiting job that fits without `mine` also fits beside `mine`. If a waiting job does not even fit
-    on empty hosts, it waits for another host that is not known here, and the answer is True.
+    Each resource is looked at on its own, so some jobs wait that would delay none.
     """
-    if len(waits) > _MOST_WAITS or not all(any(_find_room([each], ())) for each in waits):
+    there = [*([each] for each in gangs), *waits]
+    if len(waits) > _MOST_WAITS or sum(map(len, there)) > _MOST_AMOUNTS:
         return True
-    hosts = {host.name for wait in waits for each in wait for host in each.hosts}
-    hosts |= {each.host for each in mine}
-    there = [each for each in allocations if each.host in hosts]
-    gangs = sorted({each.gang for each in there})
-    if len(gangs) > _MOST_GANGS:
-        return True
-    for count in range(len(gangs) + 1):
-        for left in combinations(gangs, count):
-            rest = [each for each in there if each.gang in left]
-            beside = [*rest, *mine]
-            if any(
-                without and not with_mine
-                for without, with_mine in zip(
-                    _find_room(waits, rest), _find_room(waits, beside), strict=True
-                )
-            ):
+    size = _size_of(host)
+    for what in (what for what, amount in mine.items() if amount):
+        amounts = [[each.get(what, 0) for each in some] for some in [*there, [mine]]]
+        if sum(map(max, amounts)) <= size[what]:
+            continue  # enough for all of them at once
+        unit = _find_unit([amount for some in amounts for amount in some])
+        if not unit or size[what] // unit > _MOST_UNITS:
+            return True
+        for number, wait in enumerate(waits, start=len(gangs)):
+            others = [*there[:number], *there[number + 1 :]]
+            if any(_keeps_out(mine, each, others, size, what, unit) for each in wait):
                 return True
     return False
 
 
-def _find_room(
-    waits: Sequence[Sequence[HostWait]], allocations: Sequence[Allocation]
-) -> Iterator[bool]:
-    """Whether each waiting job, in order, finds room beside the waiting jobs before it."""
-    taken = list(allocations)
-    for alternatives in waits:
-        found = next(
-            (
-                placed
-                for each in alternatives
-                if (placed := allocate_across(each.task, each.offer, each.hosts, taken, each.owner))
-                is not None
-            ),
-            None,
-        )
-        taken += found or ()
-        yield found is not None
+def _keeps_out(
+    mine: Amounts,
+    wish: Amounts,
+    others: Iterable[Iterable[Amounts]],
+    size: Mapping[str, int],
+    what: str,
+    unit: int,
+) -> bool:
+    """Whether beside some of `others` there is enough of the resource `what` for `wish`, but not
+    for both `wish` and `mine`.
+
+    The others with which `wish` never finds room are left out: beside them it waits anyway.
+    """
+    beside = [
+        [
+            int(each.get(what, 0)) // unit
+            for each in some
+            if all(wish.get(one, 0) + each.get(one, 0) <= most for one, most in size.items())
+        ]
+        for some in others
+    ]
+    most = int(size[what] - wish.get(what, 0)) // unit
+    enough = int(size[what] - wish.get(what, 0) - mine[what]) // unit
+    return _can_sum_to(enough, most, beside)
+
+
+def _find_unit(amounts: Sequence[float]) -> int:
+    """The greatest unit that divides all amounts, or 0 if one is not a whole number."""
+    return gcd(*map(int, amounts)) if all(float(each).is_integer() for each in amounts) else 0
+
+
+def _can_sum_to(above: int, most: int, amounts: Iterable[Iterable[int]]) -> bool:
+    """Whether some amounts, at most one of each list, add up to more than `above` and at most
+    `most`.
+    """
+    if most < 0:
+        return False
+    mask = (1 << (most + 1)) - 1
+    sums = 1  # the bit n is 1 if some amounts add up to n
+    for some in amounts:
+        sums |= reduce(or_, (sums << each for each in some if each <= most), 0) & mask
+    return bool(sums >> max(0, above + 1))

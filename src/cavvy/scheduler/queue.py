@@ -9,7 +9,7 @@ from fractions import Fraction
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.jobs import Job
 from cavvy.domain.offers import Offer
-from cavvy.scheduler.backfill import CHECKS, HostWait, may_delay
+from cavvy.scheduler.backfill import JOBS, OFFERS, HostWaits
 from cavvy.scheduler.packing import AllocationOwner, allocate_across, hosts_of
 from cavvy.scheduler.pools import count_left, take
 
@@ -55,6 +55,14 @@ class JobWait:
     behind: tuple[str, ...]
 
 
+@dataclass(slots=True, kw_only=True)
+class _Checks:
+    """How many offers of one job may still be checked for backfill."""
+
+    left: int
+    used: bool = False
+
+
 class JobScheduler:
     """Decides for each waiting job, in the queue's order, whether and where it starts.
 
@@ -69,15 +77,19 @@ class JobScheduler:
         self._allocations = list(capacity.allocations)
         self._used = dict(capacity.used)
         self.blocked: set[str] = set()  # hosts and offers that earlier jobs wait for
-        self._waits: list[list[HostWait]] = []  # earlier jobs that wait for shared hosts
-        self._checks = CHECKS  # how many more jobs may be checked for backfill
+        self._waits = HostWaits(self._hosts)  # earlier jobs that wait for shared hosts
+        self._jobs_left = JOBS  # how many jobs may still be checked for backfill
 
     def decide(self, waiting_job: WaitingJob, *others: WaitingJob) -> JobPlacement | JobWait:
         """Decide about the next job. A placement reduces the capacity for later jobs. `others` are
         alternatives of the same job, tried in order.
         """
         choices = (waiting_job, *others)
-        placed = next((found for each in choices if (found := self._place(each)) is not None), None)
+        checks = self._grant_checks()
+        placed = next(
+            (found for each in choices if (found := self._place(each, checks)) is not None), None
+        )
+        self._jobs_left -= checks.used
         if placed is None:
             offers = [offer for each in choices for offer in each.offers]
             behind = tuple(dict.fromkeys(place_of(offer) for offer in offers))
@@ -85,7 +97,9 @@ class JobScheduler:
             self.blocked.update(
                 *(self._lanes(offer, each.avoid) for each in choices for offer in each.offers)
             )
-            self._waits += [waits] if (waits := self._waits_of(choices)) else []
+            self._waits.add(
+                (each.job.task, offer) for each in choices for offer in each.offers if offer.shared
+            )
             return JobWait(
                 job=waiting_job.job, reason=_reason(offers, behind, earlier), behind=behind
             )
@@ -95,9 +109,13 @@ class JobScheduler:
 
     def can_start(self, waiting_job: WaitingJob) -> bool:
         """Whether `decide` would place the job now. Changes nothing."""
-        return self._place(waiting_job) is not None
+        return self._place(waiting_job, self._grant_checks()) is not None
 
-    def _place(self, waiting_job: WaitingJob) -> JobPlacement | None:
+    def _grant_checks(self) -> _Checks:
+        """The backfill checks that the next job may use."""
+        return _Checks(left=OFFERS if self._jobs_left else 0)
+
+    def _place(self, waiting_job: WaitingJob, checks: _Checks) -> JobPlacement | None:
         task = waiting_job.job.task
         owner = AllocationOwner(gang=waiting_job.gang, project=waiting_job.job.project)
         hosts = self._hosts_for(waiting_job)
@@ -111,7 +129,7 @@ class JobScheduler:
                     return JobPlacement(job=waiting_job.job, offer=offer)
                 continue
             mine = allocate_across(task, offer, hosts, self._allocations, owner)
-            if mine is not None and not (held and self._may_delay(mine)):
+            if mine is not None and not (held and self._may_delay(mine, checks)):
                 return JobPlacement(job=waiting_job.job, offer=offer, allocations=mine)
         return None
 
@@ -122,26 +140,13 @@ class JobScheduler:
             else self._hosts
         )
 
-    def _waits_of(self, choices: Sequence[WaitingJob]) -> list[HostWait]:
-        """The offers on shared hosts that a job waits for."""
-        return [
-            HostWait(
-                task=each.job.task,
-                offer=offer,
-                hosts=tuple(self._hosts_for(each)),
-                owner=AllocationOwner(gang=each.gang, project=each.job.project),
-            )
-            for each in choices
-            for offer in each.offers
-            if offer.shared
-        ]
-
-    def _may_delay(self, mine: Sequence[Allocation]) -> bool:
+    def _may_delay(self, mine: Sequence[Allocation], checks: _Checks) -> bool:
         """Whether a job with these allocations may delay an earlier job."""
-        if not self._checks:
+        if not checks.left:
             return True
-        self._checks -= 1
-        return may_delay(mine, self._waits, self._allocations)
+        checks.left -= 1
+        checks.used = True
+        return self._waits.may_delay(mine, self._allocations)
 
     def _lanes(self, offer: Offer, avoid: frozenset[str]) -> set[str]:
         """The names that a job for this offer waits for: the offer or its shared host and, for a
