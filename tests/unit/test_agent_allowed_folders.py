@@ -37,6 +37,8 @@ LINKS: list[tuple[Callable[[Path], str], str]] = [
     (lambda top: "sub/deep/../file", "job/sub/file"),
     (lambda top: "../volume/file", "volume/file"),
     (lambda top: f"{top}/volume/../job/sub/file", "job/sub/file"),
+    (lambda top: f"../../{top.name}/volume/file", "volume/file"),
+    (lambda top: f"../../{top.name}/other/file", ""),
     (lambda top: f"{top}/other/file", ""),
     (lambda top: "../other/file", ""),
     (lambda top: "../job2/file", ""),
@@ -75,6 +77,44 @@ def test_a_folder_that_became_a_link_is_not_followed(top: Path) -> None:
     assert os.listdir(top / "other") == ["file"]
     with pytest.raises(OSError):
         AllowedFolders([f"{top}/job"]).open_file(f"{top}/job/file")
+
+
+def test_an_allowed_path_may_be_a_file(top: Path) -> None:
+    (top / "link").symlink_to("other")
+    folders = AllowedFolders([f"{top}/job"], [f"{top}/link/file"])
+    for path in (f"{top}/link/file", f"{top}/other/file"):
+        assert read(folders, path) == "other/file"
+        assert folders.stat(path).st_size == len("other/file")
+    for path in ("other", "other/file/below", "job/sub/file/below"):
+        with pytest.raises(OSError):
+            folders.stat(f"{top}/{path}")
+    (top / "job/link").symlink_to("../other/file")
+    assert read(folders, top / "job/link") == "other/file"
+
+
+@pytest.mark.parametrize(
+    ("leads_to", "allowed"),
+    [
+        ("secret", False),
+        ("../other/secret", False),
+        ("/etc/passwd", False),
+        ("file", False),
+        ("../job/sub/file", True),
+        ("../x/../job/sub/file", False),
+    ],
+)
+def test_an_allowed_file_that_became_a_link_leads_only_to_allowed_files(
+    top: Path, leads_to: str, allowed: bool
+) -> None:
+    folders = AllowedFolders([f"{top}/job"], [f"{top}/other/file"])
+    (top / "other/file").unlink()
+    (top / "other/secret").write_text("secret")
+    (top / "other/file").symlink_to(leads_to)
+    if allowed:
+        assert read(folders, f"{top}/other/file") == "job/sub/file"
+    else:
+        with pytest.raises(OSError):
+            folders.open_file(f"{top}/other/file")
 
 
 def test_links_that_lead_to_each_other_end_in_an_error(top: Path) -> None:

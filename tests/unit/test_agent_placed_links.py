@@ -12,6 +12,7 @@ from cavvy.agent.allowed_folders import LeadsOutside
 from cavvy.agent.checkpoint_sync import CheckpointSync
 from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
 from cavvy.agent.data import upload
+from cavvy.agent.data.deposit import Results
 from cavvy.agent.data.mounts import link, list_binds
 from cavvy.agent.data.paths import find_folders, find_output, list_input_folders
 from cavvy.agent.data.stream import make_pipe, open_pipe
@@ -110,6 +111,58 @@ def test_an_output_that_is_such_a_link_fails(
     assert "stolen: a symbolic link leads out of the job's folders" in capfd.readouterr().err
     assert storage.files == {}
     assert not (tmp_path / "copied").exists()
+
+
+def place_file(tmp_path: Path) -> Path:
+    """A file at a full path, which is a link in its path."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to("disk")
+    (tmp_path / "disk/model.pt").write_text("trained")
+    return tmp_path / "data/model.pt"
+
+
+def test_an_output_may_be_a_file_at_a_full_path(
+    config: AgentConfig, tmp_path: Path, storage: StandInStorage
+) -> None:
+    path = place_file(tmp_path)
+    outputs = [
+        {"source": f"{path}", "target": target}
+        for target in ("s3://b/model.pt", "s3://b/models/", f"{tmp_path}/copied/model.pt")
+    ]
+    assert carry_out(config, make_work(outputs=outputs), os.open(os.devnull, os.O_WRONLY)) == 0
+    assert storage.files == {"": b"trained", "model.pt": b"trained"}
+    assert (tmp_path / "copied/model.pt").read_text() == "trained"
+
+
+def test_a_file_at_a_full_path_may_be_an_input_and_an_output(
+    config: AgentConfig, tmp_path: Path, storage: StandInStorage
+) -> None:
+    seen = tmp_path / "seen/model.pt"
+    work = make_work(
+        inputs=[{"source": f"{place_file(tmp_path)}", "target": f"{seen}"}],
+        outputs=[
+            {"source": f"{seen}", "target": target} for target in ("s3://b/x", f"{tmp_path}/copied")
+        ],
+    )
+    bring_inputs(config, work, -1)
+    seen.write_text("trained on")
+    assert carry_out(config, work, os.open(os.devnull, os.O_WRONLY)) == 0
+    assert storage.files == {"": b"trained on"}
+    assert (tmp_path / "copied").read_text() == "trained on"
+    Path(config.home, "inputs/0").unlink()
+    Path(config.home, "inputs/0").symlink_to(tmp_path / "others/secret")
+    assert carry_out(config, work, os.open(os.devnull, os.O_WRONLY)) == os.EX_IOERR
+    assert storage.files == {"": b"trained on"}
+
+
+def test_a_file_at_a_full_path_is_stored_while_the_server_is_away(
+    config: AgentConfig, tmp_path: Path
+) -> None:
+    output = {"source": f"{place_file(tmp_path)}", "target": "s3://b/model.pt"}
+    log = LogSpool(config.log_folder, 1)
+    results = Results(config, make_work(outputs=[output]), [], log, "", [0])
+    results.collect()
+    assert results.read(0, 7) == b"trained"
 
 
 def test_a_link_to_the_jobs_checkpoints_or_volumes_is_sent(

@@ -33,7 +33,8 @@ class AllowedFolders:
     of them.
 
     `own` are folders that the work might replace by a link: such a link is not followed. `given`
-    are folders that the user named: their paths may contain links.
+    are folders that the user named: their paths may contain links. A path in `given` may also be
+    that of a file.
     """
 
     def __init__(self, own: list[str], given: list[str] | None = None) -> None:
@@ -138,6 +139,7 @@ class _Walk:
         self._allowed = opened
         self._open: list[int] = []
         self.folder = ""  # the allowed folder
+        self._file_in = ""  # the folder of an allowed path that is no folder, else ""
         self.names: list[str] = []  # the names opened below it
         self.todo: list[str] = []  # the next name is the last item
 
@@ -157,9 +159,17 @@ class _Walk:
                 f"a symbolic link leads out of the job's folders, to {os.path.normpath(path)}"
             )
         self.close()
-        self.folder = max(fits, key=len)
-        self._open = [os.open(self._allowed[self.folder], _STEP)]
+        self.folder, self._file_in = max(fits, key=len), ""
         self.names, self.todo = [], _split(path[len(self.folder) :])
+        opened = self._allowed[self.folder]
+        try:
+            self._open = [os.open(opened, _STEP)]
+        except NotADirectoryError:
+            if self.todo:
+                raise
+            self._file_in, name = os.path.split(opened)
+            self.folder, self.todo = os.path.dirname(self.folder), [name]
+            self._open = [os.open(self._file_in, _STEP)]
 
     def leave(self) -> None:
         """Go to the parent folder. Raises LeadsOutside, OSError."""
@@ -167,8 +177,7 @@ class _Walk:
             os.close(self._open.pop())
             self.names.pop()
         elif self.folder != "/":  # the root folder is its own parent
-            parent = os.path.dirname(self._allowed[self.folder])
-            self.enter("/".join([parent.rstrip("/"), *reversed(self.todo)]))
+            self._continue_from(os.path.dirname(self._allowed[self.folder]))
 
     def turn(self, link: str) -> None:
         """Continue with a link's target. Raises LeadsOutside, OSError."""
@@ -176,6 +185,16 @@ class _Walk:
             self.enter("/".join([link, *reversed(self.todo)]))
         else:
             self.todo += _split(link)
+            if self._file_in:  # only one name in this folder is allowed
+                self._continue_from(self._file_in)
+
+    def _continue_from(self, folder: str) -> None:
+        """Enter the allowed folder to which the next names lead from `folder`, a path without
+        links. Raises LeadsOutside, OSError."""
+        while self.todo and self.todo[-1] == "..":
+            folder = os.path.dirname(folder)
+            self.todo.pop()
+        self.enter("/".join([folder.rstrip("/"), *reversed(self.todo)]))
 
     def step(self, name: str, *, make: bool) -> None:
         """Go to a folder. Raises OSError."""

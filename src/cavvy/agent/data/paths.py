@@ -79,7 +79,12 @@ def find_folders(config: AgentConfig, work: WorkConfig) -> AllowedFolders:
     with absolute paths, the checkpoints, the setup's folder and the volumes. Raises CannotBuild,
     OSError.
     """
-    given = [os.path.expanduser(each.source) for each in work.outputs if is_full(each.source)]
+    elsewhere = {each.target for each in work.inputs} | {each.path for each in work.volumes}
+    given = [
+        os.path.expanduser(each.source)
+        for each in work.outputs
+        if is_full(each.source) and each.source not in elsewhere
+    ]
     given += [  # volumes of the kind `folder` are in the working folder
         find_source(config, each, config.folder) for each in work.volumes if each.kind != "folder"
     ]
