@@ -13,7 +13,7 @@ from cavvy.agent.checkpoint_sync import CheckpointSync
 from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
 from cavvy.agent.data import upload
 from cavvy.agent.data.deposit import Results
-from cavvy.agent.data.mounts import link, list_binds
+from cavvy.agent.data.mounts import link, link_volumes, list_binds
 from cavvy.agent.data.paths import find_folders, find_output, list_input_folders
 from cavvy.agent.data.stream import make_pipe, open_pipe
 from cavvy.agent.data.transfer import save_object
@@ -181,6 +181,72 @@ def test_a_link_to_the_jobs_checkpoints_or_volumes_is_sent(
     )
     assert carry_out(config, work, os.open(os.devnull, os.O_WRONLY)) == 0
     assert (storage.files["storage"], storage.files["volume"]) == (b"storage", b"volume")
+
+
+LINKS = {
+    "to_input": "{top}/seen/images/cat",
+    "to_file": "{top}/seen/weights",
+    "to_host": "{top}/seen/data/file",
+    "to_part": "{top}/seen/part/file",
+    "relative": "../../../seen/data/file",
+    "below": "../below/file",
+    "out_of_input": "{top}/seen/images/stolen",
+    "out_of_volume": "{top}/seen/data/../others/secret",
+    "beside": "{top}/seen/other/file",
+}
+
+
+@pytest.mark.parametrize("image", [None, "python:3.12"])
+def test_links_to_inputs_and_volumes_at_full_paths_are_sent(
+    config: AgentConfig,
+    tmp_path: Path,
+    storage: StandInStorage,
+    image: str | None,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A container sees the files at these paths; elsewhere the paths are links of the machine."""
+    for name in ("images/cat", "volume/file", "home/work/part/file", "seen/other/file"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(name)
+    seen, host = f"{tmp_path}/seen", {"kind": "host", "source": f"{tmp_path}/volume"}
+    work = make_work(
+        image=image,
+        inputs=[
+            {"source": f"{tmp_path}/images", "target": f"{seen}/images"},
+            {"source": f"{tmp_path}/home/work/model", "target": f"{seen}/weights"},
+        ],
+        volumes=[
+            {**host, "path": f"{seen}/data", "read_only": False},
+            {**host, "path": "below", "read_only": False},
+            {"kind": "folder", "source": "part", "path": f"{seen}/part", "read_only": False},
+        ],
+        outputs=[{"source": "out", "target": "s3://b/out/"}],
+    )
+    if image is None:
+        link_volumes(config, work, config.folder)
+    else:
+        list_binds(config, work, config.folder)
+    bring_inputs(config, work, -1)
+    assert Path(seen, "data").exists() == (image is None)
+    Path(config.home, "inputs/0/stolen").symlink_to(tmp_path / "others/secret")
+    for name, target in LINKS.items():
+        Path(config.folder, "out", name).symlink_to(target.format(top=tmp_path))
+    assert carry_out(config, work, os.open(os.devnull, os.O_WRONLY)) == 0
+    assert storage.files == {
+        "sub/file": b"of the job",
+        "to_input": b"images/cat",
+        "to_file": b"model",
+        "to_host": b"volume/file",
+        "to_part": b"home/work/part/file",
+        "relative": b"volume/file",
+        "below": b"volume/file",
+    }
+    told = capfd.readouterr().err
+    assert [name for name in LINKS if f"cavvy: {name} of the output out was not sent" in told] == [
+        "out_of_input",
+        "out_of_volume",
+        "beside",
+    ]
 
 
 def test_a_replaced_working_folder_sends_nothing(config: AgentConfig, tmp_path: Path) -> None:

@@ -35,14 +35,26 @@ class AllowedFolders:
     `own` are folders that the work might replace by a link: such a link is not followed. `given`
     are folders that the user named: their paths may contain links. A path in `given` may also be
     that of a file.
+
+    `seen` maps paths at which the work sees files to the paths of these files on this machine, for
+    links and folders on a path. The latter paths must be in `own` or `given`.
     """
 
-    def __init__(self, own: list[str], given: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        own: list[str],
+        given: list[str] | None = None,
+        seen: dict[str, str] | None = None,
+    ) -> None:
         self._opened: dict[str, str] = {}  # path of a folder -> the path that is opened for it
+        self._seen = {os.path.abspath(each): source for each, source in (seen or {}).items()}
         for path in map(os.path.abspath, own):
             parent, name = os.path.split(path)
             real = os.path.join(os.path.realpath(parent), name)
             self._opened[path] = self._opened[real] = real
+            for each in list(self._seen):
+                if each.startswith(path + "/"):
+                    self._seen[real + each[len(path) :]] = self._seen[each]
         for path in map(os.path.abspath, given or []):
             real = os.path.realpath(path)
             self._opened[path] = self._opened[real] = real
@@ -63,7 +75,7 @@ class AllowedFolders:
         With `follow`, a link at the end of `path` is resolved first. With `make`, missing folders
         above `path` are created. Raises LeadsOutside, OSError.
         """
-        walk = _Walk(self._opened)
+        walk = _Walk(self._opened, self._seen)
         try:
             name = self._walk(walk, path, follow=follow, make=make)
             return walk.take(), name
@@ -72,7 +84,7 @@ class AllowedFolders:
 
     def resolve(self, path: str) -> str:
         """The path without links and "..". Raises LeadsOutside, OSError."""
-        walk = _Walk(self._opened)
+        walk = _Walk(self._opened, self._seen)
         try:
             name = self._walk(walk, path, follow=True, make=False)
             return os.path.normpath(os.path.join(walk.folder, *walk.names, name))
@@ -135,8 +147,8 @@ class AllowedFolders:
 class _Walk:
     """A position below an allowed folder, and the names that are still to be opened."""
 
-    def __init__(self, opened: dict[str, str]) -> None:
-        self._allowed = opened
+    def __init__(self, opened: dict[str, str], seen: dict[str, str]) -> None:
+        self._allowed, self._seen = opened, seen
         self._open: list[int] = []
         self.folder = ""  # the allowed folder
         self._file_in = ""  # the folder of an allowed path that is no folder, else ""
@@ -149,17 +161,13 @@ class _Walk:
 
     def enter(self, path: str) -> None:
         """Start in the innermost allowed folder on the path. Raises LeadsOutside, OSError."""
-        fits = [
-            each
-            for each in self._allowed
-            if path == each or path.startswith(each.rstrip("/") + "/")
-        ]
-        if not fits:
+        folder = _find_innermost(path, self._allowed)
+        if not folder:
             raise LeadsOutside(
                 f"a symbolic link leads out of the job's folders, to {os.path.normpath(path)}"
             )
         self.close()
-        self.folder, self._file_in = max(fits, key=len), ""
+        self.folder, self._file_in = folder, ""
         self.names, self.todo = [], _split(path[len(self.folder) :])
         opened = self._allowed[self.folder]
         try:
@@ -182,7 +190,7 @@ class _Walk:
     def turn(self, link: str) -> None:
         """Continue with a link's target. Raises LeadsOutside, OSError."""
         if link.startswith("/"):
-            self.enter("/".join([link, *reversed(self.todo)]))
+            self._enter_seen("/".join([link, *reversed(self.todo)]))
         else:
             self.todo += _split(link)
             if self._file_in:  # only one name in this folder is allowed
@@ -194,10 +202,22 @@ class _Walk:
         while self.todo and self.todo[-1] == "..":
             folder = os.path.dirname(folder)
             self.todo.pop()
-        self.enter("/".join([folder.rstrip("/"), *reversed(self.todo)]))
+        self._enter_seen("/".join([folder.rstrip("/"), *reversed(self.todo)]))
+
+    def _enter_seen(self, path: str) -> None:
+        """Start in the innermost folder on a path of the work. Raises LeadsOutside, OSError."""
+        shown = _find_innermost(path, self._seen)
+        if shown and len(shown) >= len(_find_innermost(path, self._allowed)):
+            path = self._seen[shown] + path[len(shown) :]
+        self.enter(path)
 
     def step(self, name: str, *, make: bool) -> None:
-        """Go to a folder. Raises OSError."""
+        """Go to a folder. Raises LeadsOutside, OSError."""
+        if self._seen:
+            path = os.path.join(self._allowed[self.folder], *self.names, name)
+            if path in self._seen:
+                self._enter_seen("/".join([path, *reversed(self.todo)]))
+                return
         if make:
             with suppress(FileExistsError):
                 os.mkdir(name, dir_fd=self.here)
@@ -270,6 +290,12 @@ def check_regular(file: int, path: str) -> int:
         return file
     os.close(file)
     raise OSError(errno.EINVAL, "it is not a regular file", path)
+
+
+def _find_innermost(path: str, folders: dict[str, str]) -> str:
+    """The innermost of the folders that contain the path or are the path; "" if there is none."""
+    fits = (e for e in folders if path == e or path.startswith(e.rstrip("/") + "/"))
+    return max(fits, key=len, default="")
 
 
 def _split(path: str) -> list[str]:

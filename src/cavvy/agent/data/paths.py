@@ -76,25 +76,36 @@ def _find_output(
 
 def find_folders(config: AgentConfig, work: WorkConfig) -> AllowedFolders:
     """The folders that links in outputs may lead to: the working folder, the inputs, the outputs
-    with absolute paths, the checkpoints, the setup's folder and the volumes. Raises CannotBuild,
+    that the task names by full paths, the checkpoints, the setup's folder and the volumes. Links
+    may name inputs and volumes by the paths at which the work sees them. Raises CannotBuild,
     OSError.
     """
+    seen = {
+        os.path.expanduser(each.target): f"{config.home}/inputs/{index}"
+        for index, each in enumerate(work.inputs)
+        if is_full(each.target)
+    }
     elsewhere = {each.target for each in work.inputs} | {each.path for each in work.volumes}
     given = [
         os.path.expanduser(each.source)
         for each in work.outputs
         if is_full(each.source) and each.source not in elsewhere
     ]
-    given += [  # volumes of the kind `folder` are in the working folder
-        find_source(config, each, config.folder) for each in work.volumes if each.kind != "folder"
-    ]
+    for each in work.volumes:
+        if each.kind != "folder":
+            source = find_source(config, each, config.folder)
+            given.append(source)
+            seen[os.path.join(config.folder, os.path.expanduser(each.path))] = source
+        elif is_full(each.path):
+            source = os.path.normpath(os.path.join(config.folder, each.source))
+            seen[os.path.expanduser(each.path)] = source
     if work.checkpoint is not None and work.checkpoint.storage is not None:
         given.append(work.checkpoint.storage)
     if work.setup is not None and work.image is None:
         from ..work.prepare import find_setup
 
         given.append(find_setup(config, work) + "/dir")
-    return AllowedFolders([config.folder, config.home + "/inputs"], given)
+    return AllowedFolders([config.folder, config.home + "/inputs"], given, seen)
 
 
 def remember(config: AgentConfig, index: int, path: str) -> None:
