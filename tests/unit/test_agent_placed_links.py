@@ -1,5 +1,6 @@
 """Links that the work placed lead the agent to no file outside of the job's folders."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,6 +182,40 @@ def test_a_link_to_the_jobs_checkpoints_or_volumes_is_sent(
     )
     assert carry_out(config, work, os.open(os.devnull, os.O_WRONLY)) == 0
     assert (storage.files["storage"], storage.files["volume"]) == (b"storage", b"volume")
+
+
+@pytest.mark.parametrize("outcome", ["succeeded", "preempted"])
+@pytest.mark.parametrize("bad", ["stolen", "pipe", "TOP/copied"])
+def test_a_bad_output_does_not_keep_results_from_being_stored(
+    config: AgentConfig, tmp_path: Path, bad: str, outcome: str
+) -> None:
+    """Otherwise its node would wait for the server until the lease ends."""
+    Path(config.folder, "stolen").symlink_to(tmp_path / "others/secret")
+    os.mkfifo(f"{config.folder}/pipe")
+    outputs = [
+        {"source": "out", "target": "s3://b/out/"},
+        {"source": bad, "target": "s3://b/bad"},
+        {"source": "out", "target": "s3://b/same/"},
+    ]
+    if bad.startswith("TOP"):
+        outputs[1] = {"source": "stolen", "target": bad.replace("TOP", str(tmp_path))}
+    exit = {"seq": 1, "kind": "exited", "outcome": outcome, "exit_code": 0, "reason": "done"}
+    log = LogSpool(config.log_folder, 1)
+    sent = [at for at, each in enumerate(outputs) if "://" in each["target"]]
+    results = Results(config, make_work(outputs=outputs), [json.dumps(exit)], log, "", sent)
+    results.collect()
+    manifest = json.loads(results.make_manifest(1 << 24))
+    assert [(each["index"], each["name"]) for each in manifest["pieces"]] == [
+        (0, "sub/file"),
+        (2, "sub/file"),
+    ]
+    if outcome == "succeeded":
+        exit |= {"outcome": "exit", "exit_code": os.EX_IOERR}
+        exit["reason"] = "the work succeeded, but " + {
+            "pipe": "the output pipe is missing: it is not a regular file",
+            "stolen": "the output stolen is missing: a symbolic link leads out of the job's folders",
+        }.get(bad, "an output with a path as its target is missing: it could not be copied")
+    assert manifest["messages"] == [exit]
 
 
 LINKS = {

@@ -13,6 +13,7 @@ import os
 import time
 from functools import partial
 
+from ..allowed_folders import LeadsOutside
 from ..control_client import RetryingConnection, complain
 from ..disk import read_text
 from ..ends import may_leave
@@ -157,18 +158,26 @@ class Results:
         self.pieces: list[Piece] = []
 
     def collect(self) -> None:
-        """List the bytes to store. Raises CannotBuild, FileChanged, OSError."""
+        """List the bytes to store. Outputs that cannot be read or copied are left out, and
+        successful work then counts as failed. Raises FileChanged, OSError.
+        """
         for offset, lost, size, read in self._log.pieces():
             self.pieces.append(({"kind": "log", "offset": offset, "lost": lost}, size, read))
         entries = list_checkpoint(self._config, self._folder) if self._folder else []
         if entries:
             self._add_checkpoint(entries)
         if self._outputs:
-            copy_outputs(self._config, self._work, _refuse)
+            try:
+                copy_outputs(self._config, self._work, _refuse)
+            except (CannotBuild, OSError) as error:
+                self._fail("an output with a path as its target", error)
         for index in self._outputs:
-            path, known = find_output(self._config, self._work, index)
-            if os.path.lexists(path):
-                self._add_output(index, path, known)
+            try:
+                path, known = find_output(self._config, self._work, index)
+                if os.path.lexists(path):
+                    self._add_output(index, path, known)
+            except (CannotBuild, OSError) as error:
+                self._fail(f"the output {self._work.outputs[index].source}", error)
 
     def make_manifest(self, part_bytes: int) -> bytes:
         """Return the manifest, which describes the bytes in their order. Raises TransferFailed."""
@@ -210,7 +219,22 @@ class Results:
             if is_due(folders, source, name, known, 0.0):
                 fields: Entry = {"kind": "output", "index": index, "name": name}
                 read = partial(read_file, self._config, folders, source)
+                read(0, 0)  # raises an error if the file cannot be read
                 self.pieces.append((fields, folders.stat(source).st_size, read))
+
+    def _fail(self, what: str, error: Exception) -> None:
+        """Note that an output is left out. The messages get a reason without the error's text,
+        since the secrets in that text are not redacted.
+        """
+        _refuse(f"{what} is not stored: {error}")
+        exit = json.loads(self._messages[-1])
+        if exit["outcome"] == "succeeded":
+            why = "a symbolic link leads out of the job's folders"
+            if not isinstance(error, LeadsOutside):
+                why = getattr(error, "strerror", None) or "it could not be copied"
+            exit.update(outcome="exit", exit_code=os.EX_IOERR)
+            exit["reason"] = f"the work succeeded, but {what} is missing: {why}"
+            self._messages[-1] = json.dumps(exit)
 
 
 class SignedUploads:
