@@ -62,6 +62,13 @@ def test_what_came_with_the_folder_gives_way_to_the_newest_checkpoint() -> None:
         assert rig.output() == "a\nnewest\n"
 
 
+def test_a_checkpoint_folder_that_is_a_volume_is_handed_over(tmp_path: Path) -> None:
+    volume = {"kind": "host", "source": str(tmp_path), "path": "ckpt", "read_only": False}
+    with make_rig(run="echo one >ckpt/model", checkpoint=SYNC, volumes=[volume]) as rig:
+        assert rig.finish() == 0
+        assert rig.stub.folder() == {"model": b"one\n"}
+
+
 def test_nothing_new_is_not_handed_over() -> None:
     with make_rig(run="cat ckpt/first; sleep 1", checkpoint=SYNC) as rig:
         rig.stub.work["workdir"] = {

@@ -66,8 +66,8 @@ def test_what_changes_while_it_is_opened_is_void(
     folder = make_calm_folder(tmp_path, monkeypatch)
     plain = checkpoint_upload.CheckpointUpload.__init__
 
-    def slow(self: checkpoint_upload.CheckpointUpload, *args: Any) -> None:
-        plain(self, *args)
+    def slow(self: checkpoint_upload.CheckpointUpload, *args: Any, **fields: Any) -> None:
+        plain(self, *args, **fields)
         (folder / "b").write_text(
             "second"
         )  # half of the next checkpoint is there before the first is sent

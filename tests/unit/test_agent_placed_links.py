@@ -14,7 +14,7 @@ from cavvy.agent.checkpoint_sync import CheckpointSync
 from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
 from cavvy.agent.data import upload
 from cavvy.agent.data.deposit import Results
-from cavvy.agent.data.mounts import link, link_volumes, list_binds
+from cavvy.agent.data.mounts import link, link_volumes, list_binds, list_checkpoint_volumes
 from cavvy.agent.data.paths import find_folders, find_output, list_input_folders
 from cavvy.agent.data.stream import make_pipe, open_pipe
 from cavvy.agent.data.transfer import save_object
@@ -401,6 +401,26 @@ def test_a_checkpoint_folder_that_became_a_link_is_not_uploaded(
     folder.unlink()
     folder.symlink_to("moved")  # a link within the working folder is fine
     assert list_checkpoint(config, str(folder)) == entries
+
+
+def test_a_checkpoint_folder_may_be_a_volume(config: AgentConfig, tmp_path: Path) -> None:
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume/file").write_text("saved")
+    volume = {"kind": "host", "source": f"{tmp_path}/volume", "path": "state", "read_only": False}
+    checkpoint = {"path": "state", "storage": None, "sync": True, "every_s": None}
+    work = make_work(volumes=[volume], checkpoint=checkpoint)
+    link_volumes(config, work, config.folder)
+    folder, given = f"{config.folder}/state", list_checkpoint_volumes(config, work)
+    entries = list_checkpoint(config, folder, given)
+    assert [each.path for each in entries] == ["file"]
+    assert CheckpointUpload(config, folder, entries, given=given).get_file(entries[0])
+    results = Results(config, work, [], LogSpool(config.log_folder, 1), folder, [])
+    results.collect()
+    assert results.read(0, 5) == b"saved"
+    Path(folder).unlink()
+    Path(folder).symlink_to(tmp_path / "others")
+    with pytest.raises(LeadsOutside):
+        list_checkpoint(config, folder, given)
 
 
 def test_a_file_that_becomes_a_link_is_not_part_of_the_checkpoint(

@@ -46,10 +46,11 @@ class CheckpointSync(SidecarProcess):
         *,
         every_s: float | None,
         say: Callable[..., None],
+        given: list[str] | None = None,
     ) -> None:
         super().__init__(loop, config, say, min(LOOK_S, every_s / 4) if every_s else LOOK_S)
-        self._folder = folder
-        self._led_outside = False  # whether the user was warned about a link out of the folder
+        self._folder, self._given = folder, given
+        self._led_outside = False  # whether the user was warned that the folder leads elsewhere
         found = self._list()
         # The files that exist now need no upload: the next attempt would restore them anyway.
         self._safe = self._last = fingerprint(found)
@@ -91,7 +92,7 @@ class CheckpointSync(SidecarProcess):
         leads out of the working folder.
         """
         try:
-            return list_checkpoint(self._config, self._folder)
+            return list_checkpoint(self._config, self._folder, self._given)
         except OSError as error:
             if isinstance(error, LeadsOutside) and not self._led_outside:
                 self._led_outside = True
@@ -129,6 +130,7 @@ class CheckpointSync(SidecarProcess):
                 since_ns=since,
                 began_ns=began,
                 quiet=quiet,
+                given=self._given,
             ),
         )
         if why:

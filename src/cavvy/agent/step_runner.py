@@ -142,12 +142,18 @@ class StepRunner:
             if checkpoint.sync and checkpoint.storage is None:
                 from .checkpoint_sync import CheckpointSync
 
+                given = None
+                if work.volumes:
+                    from .data.mounts import list_checkpoint_volumes
+
+                    given = list_checkpoint_volumes(self._config, work)
                 self.checkpoint_sync = CheckpointSync(
                     self._loop,
                     self._config,
                     folder,
                     every_s=checkpoint.every_s,
                     say=self._owner.say,
+                    given=given,
                 )
             else:
                 from .work.monitor import CheckpointWatcher

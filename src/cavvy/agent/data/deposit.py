@@ -19,11 +19,12 @@ from ..disk import read_text
 from ..ends import may_leave
 from ..http_client import TransferFailed
 from ..step_runner import log_failure
-from ..work.checkpoint_upload import CheckpointUpload, FileChanged, FileEntry, list_checkpoint
+from ..work.checkpoint_upload import CheckpointUpload, FileChanged, list_checkpoint
 from ..work.folder import CannotBuild, check_seen
 from ..work.prepare import copy_outputs
 from ..work.process import WorkProcess
 from ..work.reaper import ChildCommand
+from .mounts import list_checkpoint_volumes
 from .paths import find_folders, find_output
 from .transfer import ObjectUpload, say_size
 from .upload import is_due, list_files
@@ -163,9 +164,8 @@ class Results:
         """
         for offset, lost, size, read in self._log.pieces():
             self.pieces.append(({"kind": "log", "offset": offset, "lost": lost}, size, read))
-        entries = list_checkpoint(self._config, self._folder) if self._folder else []
-        if entries:
-            self._add_checkpoint(entries)
+        if self._folder:
+            self._add_checkpoint()
         if self._outputs:
             try:
                 copy_outputs(self._config, self._work, _refuse)
@@ -206,8 +206,12 @@ class Results:
             raise FileChanged("a file of the results")
         return bytes(found)
 
-    def _add_checkpoint(self, entries: list[FileEntry]) -> None:
-        upload = CheckpointUpload(self._config, self._folder, entries)
+    def _add_checkpoint(self) -> None:
+        given = list_checkpoint_volumes(self._config, self._work)
+        entries = list_checkpoint(self._config, self._folder, given)
+        if not entries:
+            return
+        upload = CheckpointUpload(self._config, self._folder, entries, given=given)
         upload.hash()
         self._checkpoint = upload.describe()
         for name, (entry, read) in upload.list_contents().items():

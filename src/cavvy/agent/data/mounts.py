@@ -59,6 +59,20 @@ def find_source(config: AgentConfig, volume: VolumeConfig, folder: str) -> str:
     raise CannotBuild(f"the volume {volume.source} is not mounted under {volume.path} on this node")
 
 
+def list_checkpoint_volumes(config: AgentConfig, work: WorkConfig) -> list[str]:
+    """The folder of this node to which the checkpoint's path leads if a volume has that path."""
+    if work.checkpoint is None:
+        return []
+    try:
+        return [
+            find_source(config, each, config.folder)
+            for each in work.volumes
+            if each.kind != "folder" and each.path == work.checkpoint.path
+        ]
+    except (CannotBuild, OSError):
+        return []  # the folder then cannot be read
+
+
 def find_mounted(export: str) -> str | None:
     """The first path where an NFS export is already mounted, or None."""
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:

@@ -61,12 +61,13 @@ FAILURES = {
 }
 
 
-def list_checkpoint(config: AgentConfig, folder: str) -> list[FileEntry]:
-    """Every file and link below the checkpoint folder, which must be in the working folder; [] if
-    the checkpoint folder is missing. Raises LeadsOutside, OSError.
-    """
+def list_checkpoint(
+    config: AgentConfig, folder: str, given: list[str] | None = None
+) -> list[FileEntry]:
+    """Every file and link below the checkpoint folder, which must be in the working folder or one
+    of the volumes `given`; [] if it is missing. Raises LeadsOutside, OSError."""
     try:
-        top = AllowedFolders([config.folder]).open_folder(folder)
+        top = AllowedFolders([config.folder], given).open_folder(folder)
     except FileNotFoundError:
         return []
     try:
@@ -106,13 +107,15 @@ def hand_over(
     since_ns: int,
     began_ns: int,
     quiet: bool = False,
+    given: list[str] | None = None,
 ) -> int:
     """Upload the files that the control plane does not have, commit the checkpoint, and report the
     result.
 
     `since_ns`: time of the newest change already uploaded; `began_ns`: when this attempt's work
-    started. `quiet`: do not report waits for the bucket. `copy_first`: upload copies of the files
-    on this disk, since the work changes the files faster than they can be uploaded.
+    started. `quiet`: report no waits for the bucket. `copy_first`: upload copies of the files on
+    this disk, since the work changes the files faster than they can be uploaded. `given`: see
+    `list_checkpoint`.
     """
     from .monitor import written
 
@@ -120,8 +123,12 @@ def hand_over(
     raise_limit()
     began = time.monotonic()
     try:
-        entries = list_checkpoint(config, folder)
-        result = _send_checkpoint(config, folder, entries, quiet=quiet, copy_first=copy_first)
+        entries = list_checkpoint(config, folder, given)
+        tell = None if quiet else tell_waiting
+        saving = CheckpointUpload(config, folder, entries, tell, given=given)
+        if list_checkpoint(config, folder, given) != entries:
+            raise FileChanged("the folder")
+        result = _send_checkpoint(saving, copy_first=copy_first)
         result.update(
             {
                 "files": len(entries),
@@ -141,12 +148,7 @@ def hand_over(
     return 0
 
 
-def _send_checkpoint(
-    config: AgentConfig, folder: str, entries: list[FileEntry], *, quiet: bool, copy_first: bool
-) -> dict[str, object]:
-    saving = CheckpointUpload(config, folder, entries, None if quiet else tell_waiting)
-    if list_checkpoint(config, folder) != entries:
-        raise FileChanged("the folder")
+def _send_checkpoint(saving: CheckpointUpload, *, copy_first: bool) -> dict[str, object]:
     if copy_first:
         saving.copy()
     saving.hash()
@@ -170,11 +172,17 @@ class CheckpointUpload:
     """
 
     def __init__(
-        self, config: AgentConfig, folder: str, entries: list[FileEntry], tell: Tell | None = None
+        self,
+        config: AgentConfig,
+        folder: str,
+        entries: list[FileEntry],
+        tell: Tell | None = None,
+        *,
+        given: list[str] | None = None,
     ) -> None:
         self._config = config
         self._tell = tell
-        self._top = AllowedFolders([config.folder]).open_folder(folder)
+        self._top = AllowedFolders([config.folder], given).open_folder(folder)
         self._line = BlockingClient(config)
         self._entries = entries
         self._open: dict[str, int] = {}
