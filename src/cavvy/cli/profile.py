@@ -83,9 +83,11 @@ def command(
 ) -> None:
     """Measure a training script and show where its time and money go, with evidence and fixes.
 
-    The script trains on this machine for a few hundred steps; its checkpoints are not changed. A
-    script without cavvy.train runs for up to 110 steps or about 30 seconds, without a trace. For
-    TensorBoard, write the trace as NAME.pt.trace.json into a log directory.
+    The script trains on this machine for a few hundred steps; checkpoints of cavvy.train are not
+    changed. A script without cavvy.train runs for up to 110 steps or about 30 seconds, without a
+    trace. Files that it saves with torch.save or open() do not replace older files; files that
+    native code writes, such as safetensors, do. For TensorBoard, write the trace as
+    NAME.pt.trace.json into a log directory.
 
     \b
       cavvy profile train.py --epochs 3

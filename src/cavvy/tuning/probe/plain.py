@@ -3,7 +3,6 @@
 """
 
 import os
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from statistics import fmean
@@ -23,6 +22,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from cavvy.train.clock import StepClock, StepRecord
 from cavvy.train.device import TrainDevice
+from cavvy.tuning.probe.kept_files import KeptFiles
 from cavvy.tuning.probe.look import BusyLines, StackSampler, code_at_work
 
 FREE_STEPS = 10  # optimizer steps that are not measured, such as those of a warm-up
@@ -42,7 +42,7 @@ class PlainLoop:
     """
 
     def __init__(self, folder: str, done: Callable[[dict[str, Any]], None]) -> None:
-        self._folder, self._done = folder, done
+        self._files, self._done = KeptFiles(folder), done
         self._rank = int(os.environ.get("RANK", "0"))
         self.clock = StepClock(self._rank)
         self.clock.listeners.append(self._hear)
@@ -62,8 +62,8 @@ class PlainLoop:
         self._stack = ExitStack()
 
     def install(self) -> None:
-        """Observe the loops of a script until `remove`. Files that it writes with `torch.save` are
-        written to the session's temporary folder instead.
+        """Observe the loops of a script until `remove`, and keep its old files from changes (see
+        `KeptFiles`).
         """
         handles = (
             register_optimizer_step_pre_hook(self._before_step),
@@ -73,12 +73,14 @@ class PlainLoop:
         )
         for handle in handles:
             self._stack.callback(handle.remove)
+        self._stack.callback(self._files.remove)
+        self._files.install()
         changes: list[tuple[Any, str, Any]] = [
             (_BaseDataLoaderIter, "__next__", self._watch_loader(_BaseDataLoaderIter.__next__)),
             (torch.autograd, "backward", self._timed("compute", torch.autograd.backward)),
             (torch.Tensor, "to", self._timed("transfer", torch.Tensor.to)),
             (torch.Tensor, "cuda", self._timed("transfer", torch.Tensor.cuda)),
-            (torch, "save", self._timed("checkpoint", self._elsewhere(torch.save))),
+            (torch, "save", self._timed("checkpoint", torch.save)),
         ]
         for where, name, new in changes:
             self._stack.enter_context(patch.object(where, name, new))
@@ -218,13 +220,3 @@ class PlainLoop:
             return timed(loader)
 
         return read
-
-    def _elsewhere(self, save: Timed) -> Timed:
-        def write(thing: Any, file: Any, *given: Any, **options: Any) -> None:
-            if not isinstance(file, str | os.PathLike):
-                save(thing, file, *given, **options)
-                return
-            with tempfile.TemporaryFile(dir=self._folder) as instead:
-                save(thing, instead, *given, **options)
-
-        return write
