@@ -1,5 +1,7 @@
 """Batches that a thread copies to the device ahead of their use."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Generator
 from typing import Any
@@ -10,6 +12,7 @@ from tests.waits import PATIENCE_S
 
 from cavvy import train
 from cavvy.train import run as runs
+from cavvy.train.data import staging
 from cavvy.train.data.staging import StagedBatches, open_batches
 
 SIZE = 20
@@ -95,6 +98,80 @@ def test_few_batches_are_ahead_and_a_loop_that_ends_early_ends_the_thread() -> N
     assert not stream.thread.is_alive()
     assert len(numbers.moved) <= 4
     batches.close()
+
+
+class SilentSource:
+    """A data source that does not answer, until `answer` is set."""
+
+    def __init__(self) -> None:
+        self.asked, self.answer = threading.Event(), threading.Event()
+
+    def batches(self) -> Generator[Any]:
+        yield 0
+        self.asked.set()
+        self.answer.wait(PATIENCE_S)
+        yield 1
+
+
+def test_a_source_that_does_not_answer_does_not_hold_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging, "END_S", 0.1)
+    source, stream = SilentSource(), FakeStream()
+    batches = StagedBatches(source.batches(), lambda values: values, stream)
+    assert source.asked.wait(PATIENCE_S)
+    closer = threading.Thread(target=batches.close, daemon=True)
+    closer.start()
+    closer.join(PATIENCE_S / 2)
+    held = closer.is_alive()
+    source.answer.set()
+    stream.thread.join(PATIENCE_S)
+    assert not held
+    assert not stream.thread.is_alive()
+
+
+def test_an_error_in_closing_the_data_is_raised_where_batches_are_read() -> None:
+    class Unclosable:
+        def __init__(self) -> None:
+            self.left = [0]
+
+        def __next__(self) -> int:
+            if not self.left:
+                raise StopIteration
+            return self.left.pop()
+
+        def close(self) -> None:
+            raise OSError("planted")
+
+    unclosable: Any = Unclosable()
+    batches = StagedBatches(unclosable, lambda values: values, FakeStream())
+    told: list[Any] = []
+
+    def read() -> None:
+        with pytest.raises(OSError, match="planted"):
+            read_all(batches)
+        told.append(True)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(PATIENCE_S / 2)
+    assert told
+
+
+def test_an_interpreter_that_ends_with_open_batches_ends_their_thread() -> None:
+    code = (
+        "import atexit, itertools, threading, torch\n"
+        "from cavvy.train.data.staging import StagedBatches\n"
+        "from tests.train.test_train_staging import FakeStream\n"
+        "def look():\n"
+        "    names = [each.name for each in threading.enumerate()]\n"
+        "    print('batch stager' in names)\n"
+        "atexit.register(look)\n"  # runs after the functions that are registered later
+        "batches = StagedBatches((n for n in itertools.count()), str, FakeStream())\n"
+        "raise KeyError('planted')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout.strip()) == (1, "False"), ended.stderr
 
 
 def test_a_run_learns_the_same_from_staged_batches(

@@ -2,8 +2,9 @@
 batches before they are needed.
 """
 
+import atexit
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import Any, Protocol
@@ -12,7 +13,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 WITH_STREAMS = ("cuda", "xpu")  # ROCm is "cuda" for torch; MPS has one stream
-LOOK_S = 0.1  # seconds between two checks of a waiting thread whether it must end
+LOOK_S = 0.1  # seconds between two looks of a waiting thread at whether it is to end
+END_S = 5.0  # seconds that a thread has to end; its data source may not answer
 Move = Callable[[Any], Any]
 
 
@@ -103,6 +105,8 @@ class StagedBatches:
         self._ready: Queue[tuple[Any, Any, BaseException | None]] = Queue(maxsize=1)
         self._ended = Event()
         self._thread = Thread(target=self._stage, name="batch stager", daemon=True)
+        # A thread that runs while the interpreter ends would abort the process.
+        atexit.register(self.close)
         self._thread.start()
 
     def read(self) -> Any:
@@ -123,22 +127,23 @@ class StagedBatches:
         return batch
 
     def close(self) -> None:
+        """Stop reading. Waits up to END_S seconds for the thread, which ends after its batch."""
+        atexit.unregister(self.close)
         self._ended.set()
         with suppress(Empty):
             self._ready.get_nowait()
-        self._thread.join()
+        self._thread.join(END_S)
 
     def _stage(self) -> None:
         error: BaseException | None = None
         try:
-            self._stream.begin()
-            for values in self._until_ended():
-                moved = self._move(values)
-                self._put(moved, self._stream.mark(), None)
+            with closing(self._batches):
+                self._stream.begin()
+                for values in self._until_ended():
+                    moved = self._move(values)
+                    self._put(moved, self._stream.mark(), None)
         except BaseException as raised:  # noqa: BLE001 - the training loop raises it
             error = raised
-        finally:
-            self._batches.close()
         self._put(None, None, error)
 
     def _until_ended(self) -> Iterator[Any]:
