@@ -20,6 +20,7 @@ from botocore.session import Session
 from tests.contract.test_provider_aws import PROOF, make_node_endpoint
 from tests.ec2.cloud import Cloud
 from tests.ec2.direct import Direct
+from tests.ec2.grants import read_policy
 from tests.ec2.launches import list_tagged
 from tests.ec2.rules import Reserved, allow_only
 from tests.ec2.server import Front
@@ -428,6 +429,9 @@ def test_nodes_get_the_instance_profile_of_the_settings(
         gang = await here.gang("t3.medium")
         with pytest.raises(Refused, match=r"iam:PassRole.*check aws --policy"):
             await here.provider.launch(gang)  # the policy of an account without profiles
+        allow_only(here.cloud.rules, make_policy(profile="other"))
+        with pytest.raises(Refused, match="iam:PassRole"):
+            await here.provider.launch(gang)
         allow_only(here.cloud.rules, here.provider.policy())
         await here.provider.launch(gang)
         kind = "Arn" if profile.startswith("arn:") else "Name"
@@ -439,6 +443,21 @@ def test_nodes_get_the_instance_profile_of_the_settings(
         await here.clear()
 
     play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("profile", "role"),
+    [
+        ("training", "arn:aws:iam::*:role/training"),
+        ("arn:aws:iam::123456789012:instance-profile/t", "arn:aws:iam::123456789012:role/t"),
+        ("arn:aws:iam::123456789012:instance-profile/a/t", "arn:aws:iam::123456789012:role/t"),
+    ],
+)
+def test_the_policy_passes_only_the_role_of_the_profile(
+    provider_rig: Callable[..., ProviderRig], profile: str, role: str
+) -> None:
+    grants = read_policy(provider_rig(instance_profile=profile).provider.policy())
+    assert [each.resource for each in grants if "iam:PassRole" in each.actions] == [role]
 
 
 @pytest.mark.proves(PROOF, "disk")

@@ -71,6 +71,14 @@ def permits_tags(grants: Sequence[Grant], creating: str) -> bool:
     )
 
 
+def permits_role(grants: Sequence[Grant], profile: str) -> bool:
+    """Whether the role of this instance profile, which has its name, may be passed to EC2."""
+    arn = f"arn:aws:iam::123456789012:role/{profile.rpartition('/')[2]}"
+    return any(
+        "iam:PassRole" in grant.actions and fnmatchcase(arn, grant.resource) for grant in grants
+    )
+
+
 def _covers(grant: Grant, target: Target) -> bool:
     arn = f"arn:aws:ec2:us-east-1:123456789012:{target.kind}/x"
     return fnmatchcase(arn, grant.resource) and (not grant.tagged or TAG in target.tags)

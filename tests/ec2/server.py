@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 
 from moto.server import DomainDispatcherApplication, create_backend_app
 from tests.ec2.cloud import Cloud, Life
-from tests.ec2.grants import TAG, Target, permits, permits_tags
+from tests.ec2.grants import TAG, Target, permits, permits_role, permits_tags
 from tests.ec2.launches import list_tagged
 from tests.ec2.pages import cut_json, cut_xml
 from tests.ec2.rules import TYPES, Answer
@@ -89,8 +89,8 @@ class Front:
         if not permits(grants, name, list(self._targets(action, region, params))):
             raise Answer("UnauthorizedOperation", f"You are not authorized to perform {name}.", 403)
         self.cloud.used.add(name)
-        if any(each.startswith("IamInstanceProfile.") for each in params):
-            if not permits(grants, "iam:PassRole", []):
+        if profile := next((params[n] for n in params if n.startswith("IamInstanceProfile.")), ""):
+            if not permits_role(grants, profile):
                 raise Answer(
                     "UnauthorizedOperation", "You are not authorized to perform iam:PassRole.", 403
                 )

@@ -43,9 +43,10 @@ CHANGES_OURS = (
 TAG = "cavvy:installation"
 
 
-def make_policy(*, profile: bool = False) -> str:
-    """The policy as IAM JSON. The policy allows tags only in the call that creates an object. If
-    `profile` is True, the policy also allows assigning an instance profile to nodes.
+def make_policy(*, profile: str = "") -> str:
+    """The policy as IAM JSON. Tags can be set only by the call that creates the object. `profile`
+    is the name or the ARN of an instance profile that nodes may be given. Its role is assumed to
+    have the name of the profile.
     """
     statements: list[dict[str, object]] = [
         {"Sid": "Look", "Effect": "Allow", "Action": list(READS), "Resource": "*"},
@@ -94,8 +95,16 @@ def make_policy(*, profile: bool = False) -> str:
                 "Sid": "GiveProfile",
                 "Effect": "Allow",
                 "Action": "iam:PassRole",
-                "Resource": "*",
+                "Resource": _name_role(profile),
                 "Condition": {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}},
             }
         )
     return json.dumps({"Version": "2012-10-17", "Statement": statements}, indent=2)
+
+
+def _name_role(profile: str) -> str:
+    """The ARN of the role with the name of this instance profile. The ARN of a profile also has the
+    account, as in arn:aws:iam::123456789012:instance-profile/path/name.
+    """
+    owner, _, path = profile.rpartition(":instance-profile/")
+    return f"{owner or 'arn:aws:iam::*'}:role/{path.rpartition('/')[2]}"

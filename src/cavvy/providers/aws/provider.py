@@ -188,7 +188,7 @@ class AwsProvider:
         return facts
 
     def policy(self) -> str:
-        return make_policy(profile=bool(self._context.settings.get("instance_profile")))
+        return make_policy(profile=str(self._context.settings.get("instance_profile") or ""))
 
     def _quotas(self, region: str) -> list[tuple[str, str]]:
         """The account's vCPU limits by family, if the account may read them."""
