@@ -23,6 +23,7 @@ from click.testing import CliRunner
 from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.cli.main import cli
+from cavvy.train.data.staging import count_staged
 from cavvy.train.micro import MicroBatch
 from cavvy.train.plan import Plan
 from cavvy.tuning.diagnose import Diagnoser
@@ -56,6 +57,7 @@ FACTS: dict[str, Any] = {
     "global_batch": 10,
     "micro_batch": 10,
     "cores": 4,
+    "staged": 0,
     "in_memory": False,
     "tensor_cores": False,
     "split": False,
@@ -654,6 +656,24 @@ def test_a_trial_of_more_workers_skips_no_more_steps_than_can_be_waited_for(
     found = Diagnoser(played, steps=4, rounds=4).diagnose().findings  # type: ignore[arg-type]
     assert found[0].cause == "slow decode"
     assert played.tried == [{"skip": 6 * workers, "workers": workers, "threads": 2}]
+
+
+def test_each_window_skips_the_batches_of_the_former_mode_that_are_copied_ahead() -> None:
+    skips: list[list[int]] = []
+    for device in ("cpu", "cuda"):
+        played: Any = Reading(4)
+        played.facts["staged"] = count_staged(torch.device(device))
+        measure = played.measure
+        skips.append([])
+
+        def note(mode: str = "", *, skip: int, measure: Any = measure, **more: Any) -> Any:
+            skips[-1].append(skip)
+            return measure(mode, skip=skip, **more)
+
+        played.measure = note
+        Diagnoser(played, steps=4, rounds=4).diagnose()
+    assert skips[0]
+    assert skips[1] == [skip + 2 for skip in skips[0]]
 
 
 def test_a_look_is_sorted_by_where_it_was_and_what_its_line_is_at() -> None:

@@ -52,7 +52,8 @@ class Diagnoser:
         self._facts = session.facts
         plan = self._facts["plan"]
         self._group = max(plan["threads"], 1) * max(plan["workers"], 1)
-        self._skip = 2 + count_ready(plan)
+        self._least = 2 + self._facts["staged"]  # where reading is not measured
+        self._skip = 2 + count_ready(self._facts)
         self._on_host = self._facts["device"] == "cpu"
         self._base = "cached" if self._on_host else "resident"
         self._apart = ("checkpoint", "transfer", "between") if self._on_host else ("checkpoint",)
@@ -109,7 +110,7 @@ class Diagnoser:
         if told != mode:
             window = self._look(mode, told or self._base, self._steps)
         else:
-            window = self._window(mode, skip=self._skip if mode == "" else 2)
+            window = self._window(mode, skip=self._skip if mode == "" else self._least)
         self._windows.setdefault(mode, []).append(window)
         ranks = range(len(window.ranks))
         self._seconds.setdefault(mode, []).append(
@@ -121,9 +122,9 @@ class Diagnoser:
         operations down, then a window without a trace, whose times are used.
         """
         trace = (self._trace if mode == "own" else "") or "-"
-        traced = self._window(name, skip=2, steps=self._traceable(steps), trace=trace)
+        traced = self._window(name, skip=self._least, steps=self._traceable(steps), trace=trace)
         self._windows.setdefault(f"{mode} traced", []).append(traced)
-        return self._window(name, skip=2, steps=steps, watch=True)
+        return self._window(name, skip=self._least, steps=steps, watch=True)
 
     def _traceable(self, steps: int) -> int:
         """The number of steps to trace: at least as many as in other windows, and at most as many
@@ -277,9 +278,8 @@ class Diagnoser:
         for the evidence, and the remaining stall in seconds.
         """
         readers = more.get("workers", 1) * more["threads"]
-        told = StepWindow(
-            self._session.measure("", steps=self._steps, skip=3 * readers, reading=more)
-        )
+        skip = 3 * readers + self._facts["staged"]
+        told = StepWindow(self._session.measure("", steps=self._steps, skip=skip, reading=more))
         left = max(self._typical(told.steps(), readers) - median(self._seconds["cached"]), 0.0)
         said = ", ".join(f"{name}={number}" for name, number in more.items())
         return said, f"; with {said}, {left * 1e3:.1f} ms of the stall remain", left

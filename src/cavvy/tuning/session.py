@@ -173,10 +173,12 @@ class TuningSession:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
 
 
-def count_ready(plan: dict[str, Any]) -> int:
-    """The number of batches that may be prepared when a window begins. Prepared batches would hide
-    the speed of reading. Each worker process holds some prepared batches, and has already sent
-    other batches.
+def count_ready(facts: dict[str, Any]) -> int:
+    """The number of batches that may be prepared when a window begins. These batches would hide the
+    speed of reading. Each worker process prepares some batches, and has already sent some more.
+    Others are on the device.
     """
+    plan = facts["plan"]
     readers, prefetch = max(plan["workers"], 1), plan["prefetch"]
-    return int(readers * max(prefetch, plan["threads"]) + prefetch * plan["workers"])
+    read = readers * max(prefetch, plan["threads"]) + prefetch * plan["workers"]
+    return int(read + facts["staged"])

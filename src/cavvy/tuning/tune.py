@@ -71,7 +71,7 @@ class PlanTuner:
             if self.facts.get("plain"):
                 raise ScriptError(PLAIN)
             self.plan = {**self.facts["plan"], "replicas": 0}  # 0 is valid for any number of ranks
-            told = best.measure(steps=self._steps, skip=2 + count_ready(self.plan))
+            told = best.measure(steps=self._steps, skip=2 + count_ready(self.facts))
             self.before_s = self.after_s = fmean(each["seconds"] for each in told)
             for change, exact in list_changes(self.facts, numerics=self._numerics):
                 if all(self.plan.get(name) == value for name, value in change.items()):
@@ -121,9 +121,7 @@ class PlanTuner:
         for number in range(self._pairs):
             for which in (0, 1) if number % 2 == 0 else (1, 0):
                 session = (first, second)[which]
-                told = session.measure(
-                    steps=self._steps, skip=2 + count_ready(session.facts["plan"])
-                )
+                told = session.measure(steps=self._steps, skip=2 + count_ready(session.facts))
                 seconds[which].append(fmean(each["seconds"] for each in told))
         return seconds[0], seconds[1]
 

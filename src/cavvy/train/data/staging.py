@@ -40,6 +40,11 @@ def open_batches(batches: Generator[Any], move: Move, device: Any) -> BatchReade
     return DirectBatches(batches, move)
 
 
+def count_staged(device: Any) -> int:
+    """The number of batches that may be on this device ahead of their use."""
+    return 2 if device.type in WITH_STREAMS else 0
+
+
 class DirectBatches:
     """Batches that are copied when they are placed."""
 

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cavvy.train import run as runs
 from cavvy.train.clock import StepRecord
+from cavvy.train.data.staging import count_staged
 from cavvy.train.run import Run
 from cavvy.tuning.probe.look import (
     BusyLines,
@@ -283,6 +284,7 @@ class ScriptProbe:
             "global_batch": data.global_batch,
             "samples": len(data.source),
             "micro_batch": run.micro_batch,
+            "staged": count_staged(device.torch),
             "in_memory": data.is_in_memory,
             "interval": run.keeper.interval.fixed_s,
             "loop": self._loop is not None,
