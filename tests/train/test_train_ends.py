@@ -63,7 +63,10 @@ class Agent:
                 with self._socket.accept()[0] as line:
                     found += [json.loads(each) for each in line.makefile()]
         self._socket.close()
-        return [each["failed"] for each in found if "failed" in each]
+        self.started = sorted(each["started"]["process"] for each in found if "started" in each)
+        failed = [each["failed"] for each in found if "failed" in each]
+        assert {each.pop("process") for each in failed} <= {*self.started}
+        return failed
 
 
 def run_ranks(folder: Path, *args: str) -> tuple[list[int], list[str], list[Any]]:
@@ -101,7 +104,9 @@ def run_ranks(folder: Path, *args: str) -> tuple[list[int], list[str], list[Any]
     finally:
         for rank in ranks:
             rank.kill()
-    return [rank.returncode for rank in ranks], said, agent.heard()
+    heard = agent.heard()
+    assert agent.started == [0, 1]
+    return [rank.returncode for rank in ranks], said, heard
 
 
 @pytest.mark.parametrize("how", ["raising", "hanging"])

@@ -114,6 +114,27 @@ def test_the_reason_names_the_process_that_failed_and_its_error(
     assert runner._judge(code, 0)[2] == reason
 
 
+def test_a_process_that_starts_again_withdraws_its_own_report_of_a_failure_only() -> None:
+    reports = TaskReports()
+
+    def hear(**line: Any) -> str:
+        reports.hear(ConfigFields(line, "a line"))
+        return reports.failure
+
+    def fail(error: str) -> dict[str, object]:
+        return {"rank": 2, "ranks": 4, "error": error}
+
+    hear(started={"process": 0})
+    hear(started={"process": 1})
+    assert hear(failed=fail("a") | {"process": 0}) == "rank 2 of 4 failed: a"
+    hear(failed=fail("b") | {"process": 1})
+    assert hear(started={"process": 1}) == "rank 2 of 4 failed: a"
+    assert hear(failed=fail("c")) == "rank 2 of 4 failed: c"  # process 0 by default
+    assert hear(started={}) == ""
+    with pytest.raises(BadConfig, match="`process` is -1"):
+        hear(started={"process": -1})
+
+
 def test_a_report_of_a_failure_must_be_complete() -> None:
     with pytest.raises(BadConfig, match="`error` must be text"):
         TaskReports().hear(ConfigFields({"failed": {"rank": 2, "ranks": 4, "error": 7}}, "a line"))

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 # the longest time for saving a checkpoint, in seconds, that a task may report
 LONGEST_SAVE_S = 86400.0
+MOST_PROCESSES = 4096  # on one node; this limits the memory that reports of failures use
 
 
 class TaskReports:
@@ -18,17 +19,36 @@ class TaskReports:
 
     def __init__(self) -> None:
         self.again = False  # whether the task has saved its state and asked to be run again
-        self.failure = ""  # how the task failed, in its newest report of a failure
+        # how the task failed, keyed by the number of the reporting process on this node
+        self._failures: dict[int, str] = {}
         self.cost_s: float | None = None  # seconds that saving the newest checkpoint took
+
+    @property
+    def failure(self) -> str:
+        """How the task failed, in its newest report of a failure; "" if there is none."""
+        return next(reversed(self._failures.values()), "")
 
     def hear(self, fields: ConfigFields) -> None:
         """Record a report of the task. Raises BadConfig."""
         self.again = self.again or fields.inner("again") is not None
         failed, saved = fields.inner("failed"), fields.inner("saved")
+        started = fields.inner("started")
+        if started is not None:  # a new process has replaced the process that failed
+            self._failures.pop(_read_process(started), None)
         if failed is not None:
-            self.failure = describe_failure(failed)
+            process, failure = _read_process(failed), describe_failure(failed)
+            self._failures.pop(process, None)
+            self._failures[process] = failure
         if saved is not None:
             seconds = saved.read("seconds", "float")
             if not 0 <= seconds <= LONGEST_SAVE_S:
                 raise BadConfig(f"`saved.seconds` is {seconds!r}, which is not a valid duration")
             self.cost_s = seconds
+
+
+def _read_process(fields: ConfigFields) -> int:
+    """The number of the reporting process on this node. Raises BadConfig."""
+    process = int(fields.read("process", "int", 0))
+    if not 0 <= process < MOST_PROCESSES:
+        raise BadConfig(f"`process` is {process}, which is not below {MOST_PROCESSES}")
+    return process

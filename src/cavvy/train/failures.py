@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from cavvy.train.checkpoint.agent import tell_failed
+from cavvy.train.checkpoint.agent import tell_failed, tell_started
 
 log = logging.getLogger("cavvy.train")
 POLL_S = 0.5  # seconds between two checks of the store
@@ -54,6 +54,7 @@ class FailureWatch:
         self._store: Any = None if store is None else store.clone()
         self._rank, self._ranks, self._ours = rank, ranks, ours
         self._ended, self._told = threading.Event(), False
+        tell_started()
         self._before, self._hook = sys.excepthook, self._hear
         sys.excepthook = self._hook
         # A thread that runs while the interpreter ends would abort the process.

@@ -19,11 +19,24 @@ def tell_again() -> None:
     _send({"again": {}})
 
 
+def tell_started() -> None:
+    """Report that this process has started, so that a failure that an earlier process with the same
+    number has reported is no longer the reason of the job's end.
+    """
+    _send({"started": {"process": _read_process()}})
+
+
 def tell_failed(rank: int, ranks: int, error: str) -> None:
     """Report the rank that failed first, and its error. The agent adds the rank and the error to
     the reason of the job's end.
     """
-    _send({"failed": {"rank": rank, "ranks": ranks, "error": error}})
+    facts = {"rank": rank, "ranks": ranks, "error": error, "process": _read_process()}
+    _send({"failed": facts})
+
+
+def _read_process() -> int:
+    """The number of this process on its node."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def _send(message: dict[str, object]) -> None:
