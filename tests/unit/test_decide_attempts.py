@@ -180,6 +180,16 @@ class TestLaunching:
         assert isinstance(found, a.AdvanceAttempt)
         assert found.phase is AttemptPhase.BOOTING
 
+    def test_goes_on_with_the_launch_until_the_agent_of_every_rank_has_reported_in(self) -> None:
+        whole = view(AttemptPhase.LAUNCHING, ranks=3, seen=GangAbsence.ABSENT)
+        late = replace(whole.nodes[2], phase=NodePhase.EXPECTED, claim=None)
+        part = replace(whole, nodes=(*whole.nodes[:2], late))
+        assert isinstance(decide_attempt(part, at(1)), a.LaunchGang)
+        action = decide_attempt(whole, at(1))
+        assert isinstance(action, a.AdvanceAttempt)
+        assert action.phase is AttemptPhase.BOOTING
+        assert ends_as(decide_attempt(part, T0 + a.LAUNCH_TIMEOUT), AttemptOutcome.TIMEOUT)
+
     def test_gives_up_a_place_without_a_clear_answer(self) -> None:
         action = decide_attempt(view(AttemptPhase.LAUNCHING, claimed=False), T0 + a.LAUNCH_TIMEOUT)
         assert ends_as(action, AttemptOutcome.TIMEOUT)

@@ -131,8 +131,10 @@ def _launching(view: AttemptSnapshot, now: datetime) -> Action:
         return _ending(_stop_outcome(view.job), view.job.stop_reason or "no longer wanted")
     if isinstance(view.seen, GangSeen):
         return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="the provider reports the gang")
-    if _claimed(view):
-        return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="an agent reported in")
+    # Some providers start one node per call of `launch`, so one agent does not show that all exist.
+    if view.nodes and all(node.claim for node in view.nodes):
+        reason = "the agents of all ranks reported in"
+        return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason=reason)
     if now - attempt.created_at >= LAUNCH_TIMEOUT:
         return _ending(
             AttemptOutcome.TIMEOUT,
