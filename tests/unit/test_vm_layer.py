@@ -24,7 +24,7 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.contract import LaunchFault
 from cavvy.providers.hosts import boot
-from cavvy.providers.vm.cloud import CloudFault, CloudTraits, read_fault
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine, CloudTraits, read_fault
 from cavvy.providers.vm.provider import VmProvider
 
 OURS = "an installation"
@@ -160,3 +160,44 @@ def test_a_reply_of_another_form_is_no_bug_of_the_provider(tmp_path: Path) -> No
     context = ProviderContext(installation=OURS, home=tmp_path, node_endpoint=make_node_endpoint())
     with pytest.raises(TryAgain, match="unreadable reply"):
         asyncio.run(VmProvider(MANIFEST, context, Odd(BARE)).gangs())
+
+
+@pytest.mark.parametrize("change", ["launch", "remove"])
+def test_a_look_at_all_gangs_does_not_undo_what_happens_to_another_gang_meanwhile(
+    change: str, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        place = MemoryPlace(SLOW, tmp_path)
+        provider, other = place.provider(OURS), replace(spec, name="rm-2-job-1", nodes=2)
+        await provider.launch(spec)
+        await place.wait(timedelta(seconds=13))
+        with suppress(TryAgain):  # the cloud takes one request in 12 s
+            await provider.launch(other)
+        await place.wait(timedelta(seconds=13))
+        entered, gate, get = asyncio.Event(), asyncio.Event(), place.cloud.get
+
+        async def wait(machine: str) -> CloudMachine | None:
+            entered.set()
+            await gate.wait()
+            return await get(machine)
+
+        place.cloud.get = wait  # type: ignore[method-assign]
+        look = asyncio.create_task(provider.gangs())
+        await entered.wait()
+        place.cloud.get = get  # type: ignore[method-assign]
+        if change == "launch":
+            await provider.launch(other)
+        else:
+            await provider.remove(other.name)
+        gate.set()
+        await look
+        record = provider._ledger.get(other.name)
+        assert record is not None
+        assert (record.launched, record.removed) == (change == "launch", change == "remove")
+        await place.wait(timedelta(seconds=13))
+        if change == "launch":
+            await provider.launch(other)
+        assert place.billed() == (3 if change == "launch" else 1)
+
+    spec = make_gang(MemoryPlace(SLOW, tmp_path))
+    asyncio.run(scenario())

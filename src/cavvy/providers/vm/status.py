@@ -44,10 +44,10 @@ class VmStatus:
         await self._recall(shown, name)
         for record in list(self._ledger.records.values()):
             if name in (None, record.name):
-                await self._update(record, shown)
+                await self._update(record.name, shown)
             elif record.given_up_at is not None or record.leftovers:
-                with suppress(ProviderError):  # failures for other gangs must not fail this poll
-                    await self._update(record, shown)
+                with suppress(ProviderError):  # another gang's machines must not hide this gang
+                    await self._update(record.name, shown)
         found = [
             record
             for record in self._ledger.records.values()
@@ -88,11 +88,13 @@ class VmStatus:
                 for other in hashed & self._ledger.records.keys():
                     await self._ledger.drop(other)
 
-    async def _update(self, record: VmGangRecord, shown: GangMachines) -> None:
-        """Bring a record up to date, unless this process is launching or removing the gang now."""
-        if not self._ledger.lock(record.name).locked():
-            async with self._ledger.lock(record.name):
-                await self._update_locked(record, shown)
+    async def _update(self, name: str, shown: GangMachines) -> None:
+        """Bring a record up to date, unless a launch or a removal of this process changes it."""
+        if not self._ledger.lock(name).locked():
+            async with self._ledger.lock(name):
+                record = self._ledger.get(name)  # it may have changed since the caller's look
+                if record is not None:
+                    await self._update_locked(record, shown)
 
     async def _update_locked(self, record: VmGangRecord, shown: GangMachines) -> None:
         """Bring a record up to date, and delete the machines that the gang may not keep."""
