@@ -17,6 +17,7 @@ from cavvy.providers.base import (
     AgentEndpoint,
     GangSpec,
     GangState,
+    NoCapacity,
     ProviderContext,
     QuotaTooSmall,
     Refused,
@@ -200,4 +201,24 @@ def test_a_look_at_all_gangs_does_not_undo_what_happens_to_another_gang_meanwhil
         assert place.billed() == (3 if change == "launch" else 1)
 
     spec = make_gang(MemoryPlace(SLOW, tmp_path))
+    asyncio.run(scenario())
+
+
+def test_the_record_of_a_refused_and_removed_launch_is_dropped_in_the_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        place = MemoryPlace(BARE, tmp_path)
+        provider = place.provider(OURS)
+        place.fail(1, LaunchFault.FULL)
+        with pytest.raises(NoCapacity):
+            await provider.launch(spec)
+        await provider.remove(spec.name)
+        await place.settle()
+        await provider.gangs()
+        await provider.launch(spec)  # late: the gang is removed
+        assert place.billed() == 0
+        await place.wait(timedelta(days=3))
+        await provider.gangs()
+        assert await place.states[OURS].read("gangs", None) == []
+
+    spec = make_gang(MemoryPlace(BARE, tmp_path), nodes=2)
     asyncio.run(scenario())

@@ -45,7 +45,7 @@ class VmStatus:
         for record in list(self._ledger.records.values()):
             if name in (None, record.name):
                 await self._update(record.name, shown)
-            elif record.given_up_at is not None or record.leftovers:
+            elif record.leftovers or (record.given_up_at and not record.ended_at):
                 with suppress(ProviderError):  # another gang's machines must not hide this gang
                     await self._update(record.name, shown)
         found = [
@@ -168,10 +168,13 @@ class VmStatus:
             record = replace(record, leftovers=())
             await self._ledger.put(record)
         given_up = record.given_up_at
-        settled = given_up is not None and self._now() - given_up >= self._lag
-        if settled and not alive and not record.removed:
-            with suppress(ProviderError):
+        if alive or given_up is None or self._now() - given_up < self._lag:
+            return
+        with suppress(ProviderError):
+            if not record.removed:
                 await self._ledger.drop(record.name)
+            elif record.ended_at is None:  # kept for a while, so that no launch starts it again
+                await self._ledger.put(replace(record, ended_at=self._now()))
 
 
 def _asked_at(record: VmGangRecord) -> datetime:
