@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -26,6 +27,7 @@ from cavvy.providers.base import (
 from cavvy.providers.contract import LaunchFault
 from cavvy.providers.hosts import boot
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, CloudTraits, read_fault
+from cavvy.providers.vm.machines import LIST_AGE
 from cavvy.providers.vm.provider import VmProvider
 
 OURS = "an installation"
@@ -66,6 +68,7 @@ def test_a_machine_that_is_off_but_billed_is_deleted(tmp_path: Path) -> None:
         await place.settle()
         await provider.gangs()
         place.cloud.change(place.cloud.billed()[1].id, off=True)
+        await place.wait(LIST_AGE)
         await provider.gangs()
         assert place.billed() == 1
         await place.settle()
@@ -221,4 +224,89 @@ def test_the_record_of_a_refused_and_removed_launch_is_dropped_in_the_end(tmp_pa
         assert await place.states[OURS].read("gangs", None) == []
 
     spec = make_gang(MemoryPlace(BARE, tmp_path), nodes=2)
+    asyncio.run(scenario())
+
+
+class CountingCloud(MemoryCloud):
+    """Counts the lists, and pauses in each."""
+
+    lists = 0
+
+    async def list(self) -> Sequence[CloudMachine]:
+        self.lists += 1
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return await super().list()
+
+
+def test_looks_at_many_gangs_share_one_list_until_a_machine_is_made_or_deleted(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        place = MemoryPlace(BARE, tmp_path)
+        place.cloud = cloud = CountingCloud(BARE)
+        provider = place.provider(OURS)
+        gangs = [replace(spec, name=f"rm-{number}-job-1") for number in range(21)]
+        for gang in gangs:
+            await provider.launch(gang)
+        await place.settle()
+        cloud.lists = 0
+        await asyncio.gather(*(provider.gangs(gang.name) for gang in gangs))
+        for gang in gangs:
+            await provider.gangs(gang.name)
+        assert cloud.lists == 1
+        await place.wait(LIST_AGE)
+        await provider.gangs(gangs[0].name)
+        assert cloud.lists == 2
+        await provider.remove(gangs[0].name)
+        (seen,) = await provider.gangs(gangs[0].name)
+        assert (cloud.lists, seen.state) == (3, GangState.ENDED)
+        for gang in gangs:
+            await provider.remove(gang.name)
+
+    spec = make_gang(MemoryPlace(BARE, tmp_path))
+    asyncio.run(scenario())
+
+
+def test_a_list_that_fails_or_whose_caller_leaves_is_not_kept(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        place = MemoryPlace(BARE, tmp_path)
+        place.cloud = cloud = CountingCloud(BARE)
+        provider = place.provider(OURS)
+        first, second = (asyncio.create_task(provider.gangs()) for _ in range(2))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        first.cancel()
+        assert await second == []  # it waits for the same list
+        await place.settle()
+        cloud.list = fail  # type: ignore[method-assign]
+        with pytest.raises(TryAgain):
+            await provider.gangs()
+        del cloud.list
+        assert (await provider.gangs(), cloud.lists) == ([], 2)
+
+    async def fail() -> Sequence[CloudMachine]:
+        raise CloudFault(503, "unavailable")
+
+    asyncio.run(scenario())
+
+
+def test_an_older_list_does_not_show_that_a_lost_request_made_no_machine(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        place = MemoryPlace(BARE, tmp_path)
+        provider = place.provider(OURS)
+        place.fail(0, LaunchFault.LOST)
+        with pytest.raises(TryAgain):
+            await provider.launch(spec)
+        await place.wait(BARE.list_lag - timedelta(seconds=1))
+        assert await provider.gangs() == []  # this list is shared with the launch
+        await place.wait(timedelta(seconds=1))
+        for _ in range(2):
+            with suppress(TryAgain):
+                await provider.launch(spec)
+            await place.wait(LIST_AGE)
+        assert place.billed() == 1
+        assert len(await provider.gangs()) == 1
+
+    spec = make_gang(MemoryPlace(BARE, tmp_path))
     asyncio.run(scenario())

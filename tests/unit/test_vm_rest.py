@@ -18,6 +18,7 @@ class Api:
     def __init__(self) -> None:
         self.replies: list[tuple[int, object] | None] = []
         self.requests: list[tuple[str, str, str, object]] = []
+        self.retry_after = "0"
         api = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -34,7 +35,7 @@ class Api:
                 data = told if isinstance(told, bytes) else json.dumps(told).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
-                self.send_header("Retry-After", "0")
+                self.send_header("Retry-After", api.retry_after)
                 self.send_header("Location", "/elsewhere")
                 self.end_headers()
                 self.wfile.write(data)
@@ -119,3 +120,15 @@ def test_an_empty_reply_is_none_and_nothing_answers_after_the_server_is_gone(api
     gone = RestClient("http://127.0.0.1:1", lambda: "secret", lambda told: ("", ""))
     with pytest.raises(CloudFault, match="no reply"):
         asyncio.run(gone.send("POST", "/things"))
+
+
+def test_no_read_is_sent_before_the_time_that_a_429_names(api: Api) -> None:
+    limited = client(api)
+    api.retry_after = "600"
+    api.replies += [(429, {}), (202, {})]
+    for _ in range(2):
+        with pytest.raises(CloudFault) as found:
+            asyncio.run(limited.get("/things"))
+        assert found.value.status == 429
+    assert len(api.requests) == 1
+    assert asyncio.run(limited.send("DELETE", "/things/1")) == {}  # deletions are still tried

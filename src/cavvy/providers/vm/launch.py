@@ -76,7 +76,7 @@ class VmLauncher:
             if not group:
                 continue
             try:
-                record = await self._start(gang, record, group)
+                record = await self._start(gang, record, group, shown.at)
             except (NoCapacity, Refused):
                 await self.give_up(self._ledger.get(gang.name) or record)
                 raise
@@ -99,10 +99,10 @@ class VmLauncher:
         return record
 
     async def _start(
-        self, gang: GangSpec, record: VmGangRecord, group: Sequence[VmNode]
+        self, gang: GangSpec, record: VmGangRecord, group: Sequence[VmNode], listed_at: datetime
     ) -> VmGangRecord:
         """Request the machines of these nodes. Raises TryAgain, NoCapacity, Refused."""
-        self._await_listing(record, group)
+        self._await_listing(record, group, listed_at)
         data = [await self._make_user_data(gang, node.rank) for node in group]
         for each in data:
             self._check_size(each)
@@ -140,12 +140,14 @@ class VmLauncher:
         what = f"the launch of {record.name}"
         return read_fault(self._machines.cloud, error, what, making=True)
 
-    def _await_listing(self, record: VmGangRecord, group: Sequence[VmNode]) -> None:
-        """After a lost reply, raise TryAgain until the cloud's listing lag has passed. If the
-        cloud supports tokens, the request may be repeated at once.
+    def _await_listing(
+        self, record: VmGangRecord, group: Sequence[VmNode], listed_at: datetime
+    ) -> None:
+        """After a lost reply, wait for a list that must show the machine: raises TryAgain. With a
+        token, the request is repeated at once.
         """
         asked = [node.asked_at for node in group if node.asked_at is not None]
-        if asked and not self._traits.tokens and self._now() - max(asked) < self._traits.list_lag:
+        if asked and not self._traits.tokens and listed_at - max(asked) < self._traits.list_lag:
             ranks = ", ".join(str(node.rank) for node in group)
             raise TryAgain(
                 f"{record.name}: the cloud did not answer the request for rank {ranks}, and does "

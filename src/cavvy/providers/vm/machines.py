@@ -2,9 +2,10 @@
 interface, and ignores machines whose names do not belong to the installation.
 """
 
-from collections.abc import Awaitable, Iterable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from cavvy.domain.offers import Offer
@@ -20,18 +21,25 @@ from cavvy.providers.vm.cloud import (
 )
 from cavvy.providers.vm.records import MachineName, MachineNames, VmNode, sight
 
+# Callers share a list up to this age. Then polls of many gangs stay below the limits of the clouds:
+# DigitalOcean allows 5,000 requests an hour, and Lambda one a second.
+LIST_AGE = timedelta(seconds=5)
+
 _T = TypeVar("_T")
 _UNREADABLE = (KeyError, IndexError, TypeError, ValueError)
 
 
 class GangMachines:
-    """The installation's machines by gang, as returned by `list`."""
+    """The installation's machines by gang, as a `list` that was requested at `at` showed them."""
 
     def __init__(
-        self, names: MachineNames, found: Sequence[tuple[MachineName, CloudMachine]]
+        self,
+        names: MachineNames,
+        found: Sequence[tuple[MachineName, CloudMachine]],
+        at: datetime,
     ) -> None:
         self._names = names
-        self.found = found
+        self.found, self.at = found, at
         self.by_id = {machine.id: machine for _, machine in found}
 
     def of(self, gang: str) -> Sequence[tuple[MachineName, CloudMachine]]:
@@ -54,17 +62,30 @@ class GangMachines:
 class VmMachines:
     """Calls the cloud. Methods raise TryAgain and Refused; `create` raises CloudFault."""
 
-    def __init__(self, cloud: Cloud, names: MachineNames) -> None:
-        self.cloud, self.traits, self.names = cloud, cloud.traits, names
+    def __init__(self, cloud: Cloud, names: MachineNames, now: Callable[[], datetime]) -> None:
+        self.cloud, self.traits, self.names, self._now = cloud, cloud.traits, names, now
+        self._listing: asyncio.Task[GangMachines] | None = None  # the last list, maybe unfinished
+        self._listed_at = now()
 
     async def offers(self) -> Sequence[Offer]:
         return await self._ask(self.cloud.offers(), "the list of offers")
 
     async def list(self) -> GangMachines:
-        """All machines of this installation that the cloud lists."""
+        """All machines of this installation that the cloud lists. Calls within LIST_AGE share one
+        list, unless this process has created or deleted a machine since.
+        """
+        task, now = self._listing, self._now()
+        fresh = timedelta(0) <= now - self._listed_at < LIST_AGE
+        if task is None or not fresh or (task.done() and (task.cancelled() or task.exception())):
+            task = asyncio.create_task(self._list(now))
+            task.add_done_callback(_take_error)
+            self._listing, self._listed_at = task, now
+        return await asyncio.shield(task)  # a caller that leaves does not end the others' list
+
+    async def _list(self, at: datetime) -> GangMachines:
         machines = await self._ask(self.cloud.list(), "the list of machines")
         found = [(part, each) for each in machines if (part := self.names.read(each)) is not None]
-        return GangMachines(self.names, found)
+        return GangMachines(self.names, found, at)
 
     async def get(self, machine: str) -> CloudMachine | None:
         with suppress(NotFound):
@@ -83,6 +104,8 @@ class VmMachines:
                 continue
             except ProviderError as error:
                 errors.append(error)
+            finally:
+                self._listing = None
         if errors:
             raise errors[0]
 
@@ -92,6 +115,8 @@ class VmMachines:
             ids = await self.cloud.create(request)
         except _UNREADABLE as error:
             raise _unreadable(error) from error
+        finally:
+            self._listing = None
         if len(ids) != len(request.names):
             raise CloudFault(0, "unreadable reply", f"{len(ids)} ids for {len(request.names)}")
         return ids
@@ -110,6 +135,12 @@ class VmMachines:
             raise read_fault(self.cloud, fault, what) from fault
         except _UNREADABLE as error:
             raise read_fault(self.cloud, _unreadable(error), what) from error
+
+
+def _take_error(task: asyncio.Task[GangMachines]) -> None:
+    """Mark the error of a list as seen: its callers may have left."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _unreadable(error: Exception) -> CloudFault:

@@ -42,7 +42,7 @@ class VmProvider:
         self.manifest = manifest
         self._context, self._identity, self._close = context, identity, close
         names = MachineNames(context.installation, cloud.traits.name_limit)
-        self._machines = VmMachines(cloud, names)
+        self._machines = VmMachines(cloud, names, context.now)
         self._ledger = LaunchLedger(context.state, VmGangRecord)
         self._launcher = VmLauncher(self._machines, self._ledger, self._user_data, context.now)
         self._status = VmStatus(self._machines, self._ledger, self._launcher, context.now)

@@ -1,14 +1,16 @@
 """A small client of REST APIs: JSON over HTTPS with a bearer token. Errors become `CloudFault`s.
 
-Each call runs in a thread and has a time limit. Read-only calls are repeated after a lost reply,
-status 429 or a server error. The launcher repeats all other calls, after it has checked whether
-they took effect.
+Each call runs in a thread and has a time limit. Calls that only read are repeated after a lost
+reply, the status 429 or a server error, but not before the time that a 429 names. The launcher
+repeats all other calls, after it has looked whether they took effect.
 """
 
 import asyncio
+import email.message
 import http.client
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -23,6 +25,7 @@ ReadError = Callable[[Json], tuple[str, str]]  # an error's code and message
 _CALL_S = 30.0
 _ATTEMPTS = 3
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
+_LONGEST_LIMIT_S = 3600.0  # APIs limit requests for an hour at most
 _MOST_PAGES = 500
 
 
@@ -37,6 +40,7 @@ class RestClient:
         self._threads = ThreadPoolExecutor(8, "rest")  # not shared with others
         self._opener = urllib.request.build_opener(_NoRedirect())
         self._closed = threading.Event()
+        self._limited_until = 0.0  # of the monotonic clock: the time that the last 429 named
 
     def close(self) -> None:
         self._closed.set()
@@ -68,6 +72,7 @@ class RestClient:
 
     def _read(self, path: str) -> Json:
         for attempt in range(_ATTEMPTS):
+            self._await_limit()
             try:
                 return self._call("GET", path, None)
             except CloudFault as fault:
@@ -75,9 +80,16 @@ class RestClient:
                 if not again or attempt == _ATTEMPTS - 1:
                     raise
                 after = fault.__cause__
-            told = after.headers if isinstance(after, urllib.error.HTTPError) else None
-            self._closed.wait(_pause(attempt, told.get("Retry-After") if told else None))
+            told = _wish(after.headers) if isinstance(after, urllib.error.HTTPError) else None
+            self._closed.wait(_pause(attempt, told))
         raise AssertionError("unreachable")
+
+    def _await_limit(self) -> None:
+        """Wait for the time that the last 429 named. Raises CloudFault if that is too long."""
+        left = self._limited_until - time.monotonic()
+        if left > _LONGEST_PAUSE_S:
+            raise CloudFault(429, "too many requests", f"the API asked to wait {left:.0f} s more")
+        self._closed.wait(max(0.0, left))
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> Json:
         request = urllib.request.Request(
@@ -96,6 +108,8 @@ class RestClient:
                 content = reply.read()
                 return json.loads(content) if content else None
         except urllib.error.HTTPError as error:
+            if error.code == 429 and (wish := _wish(error.headers)) is not None:
+                self._limited_until = time.monotonic() + min(wish, _LONGEST_LIMIT_S)
             raise self._fault(error) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise CloudFault(0, "no reply", str(error) or type(error).__name__) from error
@@ -116,7 +130,12 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _pause(attempt: int, retry_after: str | None) -> float:
-    """Seconds until the next attempt, at most 5: `Retry-After`, or else twice the last pause."""
-    wish = float(retry_after) if retry_after and retry_after.isdecimal() else None
+def _wish(headers: email.message.Message) -> float | None:
+    """The seconds that a reply asks to wait; None if it does not say so."""
+    told = headers.get("Retry-After", "")
+    return float(told) if told.isdecimal() else None
+
+
+def _pause(attempt: int, wish: float | None) -> float:
+    """Seconds until the next attempt: the server's wish, or twice as long as the last time."""
     return min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt if wish is None else wish)

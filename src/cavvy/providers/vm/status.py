@@ -124,7 +124,7 @@ class VmStatus:
         over = None
         if made and (complete or record.removed) and len(ends) == len(made):
             over = max(ends)
-        elif not made and record.removed and self._now() - _asked_at(record) >= self._lag:
+        elif not made and record.removed and shown.at - _asked_at(record) >= self._lag:
             over = record.ended_at or self._now()
         return replace(record, nodes=tuple(nodes), launched=complete, ended_at=over)
 
@@ -168,7 +168,7 @@ class VmStatus:
             record = replace(record, leftovers=())
             await self._ledger.put(record)
         given_up = record.given_up_at
-        if alive or given_up is None or self._now() - given_up < self._lag:
+        if alive or given_up is None or shown.at - given_up < self._lag:
             return
         with suppress(ProviderError):
             if not record.removed:
