@@ -48,6 +48,7 @@ class DigitalOceanStandIn(RestStandIn):
         super().__init__(cloud, "/v2")
         self.sizes: dict[str, str] = {}  # of Droplets, by id
         self.images: list[str] = []  # that were requested
+        self.others: list[dict[str, Any]] = []  # Droplets that Cavvy did not make
 
     def describe(self, fault: CloudFault) -> object:
         return {"id": fault.code, "message": fault.message}
@@ -84,7 +85,8 @@ class DigitalOceanStandIn(RestStandIn):
     def _list(self, query: dict[str, str]) -> list[dict[str, Any]]:
         gpus = query.get("type", "droplets") == "gpus"
         found = asyncio.run(self.cloud.list())
-        return [self._show(each) for each in found if (self._size_of(each) != _PLAIN_SIZE) == gpus]
+        shown = [self._show(each) for each in found if (self._size_of(each) != _PLAIN_SIZE) == gpus]
+        return shown if gpus else shown + self.others
 
     def _size_of(self, machine: CloudMachine) -> str:
         return self.sizes.get(machine.id, _PLAIN_SIZE)

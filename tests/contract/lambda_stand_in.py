@@ -53,6 +53,7 @@ class LambdaStandIn(RestStandIn):
         super().__init__(cloud, "/api/v1")
         self.keys = ["laptop"]
         self.quota = 1000
+        self.others: list[dict[str, Any]] = []  # instances that Cavvy did not make
 
     def describe(self, fault: CloudFault) -> object:
         return {"error": {"code": _CODES.get(fault.code, fault.code), "message": fault.message}}
@@ -69,7 +70,7 @@ class LambdaStandIn(RestStandIn):
                     {"id": name, "name": name, "public_key": "ssh-ed25519 A"} for name in self.keys
                 ]
             case "GET", "/instances":
-                return [self._show(each) for each in asyncio.run(self.cloud.list())]
+                return [self._show(each) for each in asyncio.run(self.cloud.list())] + self.others
             case "GET", _ if path.startswith("/instances/"):
                 found = asyncio.run(self.cloud.get(path.rpartition("/")[2]))
                 return self._show(must_exist(found))

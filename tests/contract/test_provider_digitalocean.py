@@ -122,3 +122,8 @@ def test_a_wrong_key_is_refused(account: DigitalOceanPlace) -> None:
     account.file.write_text("access-token: wrong\n")
     with pytest.raises(Refused, match="check the API key"):
         asyncio.run(account.provider("ours").offers())
+
+
+def test_other_machines_of_the_account_may_have_an_unusual_form(account: DigitalOceanPlace) -> None:
+    account.api.others = [{"id": 7, "name": "web-1"}, {"id": 8}]
+    assert asyncio.run(account.provider("ours").gangs()) == []

@@ -124,3 +124,8 @@ def test_an_account_without_ssh_key_gets_a_hint(account: LambdaPlace) -> None:
     account.api.keys = []
     with pytest.raises(Refused, match="the account has no SSH key; add one"):
         run(account)
+
+
+def test_other_machines_of_the_account_may_have_an_unusual_form(account: LambdaPlace) -> None:
+    account.api.others = [{"id": 7, "name": "web-1"}, {"id": 8}]
+    assert asyncio.run(account.provider("ours").gangs()) == []

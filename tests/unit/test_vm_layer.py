@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -156,10 +156,15 @@ def test_faults_become_errors_by_what_the_caller_does_next(
     assert isinstance(read_fault(cloud, CloudFault(status, code), "a launch", making=True), error)
 
 
-def test_a_reply_of_another_form_is_no_bug_of_the_provider(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "read", [lambda told: told["data"], lambda told: told.data, lambda told: told[0]]
+)
+def test_a_reply_of_another_form_is_no_bug_of_the_provider(
+    read: Callable[[object], object], tmp_path: Path
+) -> None:
     class Odd(MemoryCloud):
         async def list(self) -> object:  # type: ignore[override]
-            return {}["data"]
+            return read({})
 
     context = ProviderContext(installation=OURS, home=tmp_path, node_endpoint=make_node_endpoint())
     with pytest.raises(TryAgain, match="unreadable reply"):

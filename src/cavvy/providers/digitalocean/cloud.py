@@ -9,6 +9,7 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.digitalocean.manifest import KEYS
 from cavvy.providers.vm.cloud import (
+    NAME_PREFIX,
     CloudFault,
     CloudMachine,
     CloudTraits,
@@ -78,9 +79,10 @@ class DigitalOceanCloud:
 
     async def list(self) -> Sequence[CloudMachine]:
         plain = await self._all("/droplets", "droplets", "type=droplets&")
-        gpus = await self._all("/droplets", "droplets", "type=gpus&")  # not listed by default
-        by_id = {str(each["id"]): _read(each) for each in [*plain, *gpus]}
-        return list(by_id.values())
+        gpus = await self._all("/droplets", "droplets", "type=gpus&")  # by default, none is listed
+        # the account's other Droplets may have another form
+        ours = [each for each in [*plain, *gpus] if str(each.get("name")).startswith(NAME_PREFIX)]
+        return list({str(each["id"]): _read(each) for each in ours}.values())
 
     async def get(self, machine: str) -> CloudMachine | None:
         return _read((await self._api.get(f"/droplets/{machine}"))["droplet"])

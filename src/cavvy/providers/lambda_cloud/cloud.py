@@ -11,6 +11,7 @@ from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import Refused
 from cavvy.providers.lambda_cloud.manifest import KEYS
 from cavvy.providers.vm.cloud import (
+    NAME_PREFIX,
     CloudFault,
     CloudMachine,
     CloudTraits,
@@ -89,7 +90,9 @@ class LambdaCloud:
         return [str(each) for each in told["data"]["instance_ids"]]
 
     async def list(self) -> Sequence[CloudMachine]:
-        return [_read(each) for each in (await self._api.get("/instances"))["data"]]
+        found = (await self._api.get("/instances"))["data"]
+        # the account's other instances may have another form
+        return [_read(each) for each in found if str(each.get("name")).startswith(NAME_PREFIX)]
 
     async def get(self, machine: str) -> CloudMachine | None:
         return _read((await self._api.get(f"/instances/{machine}"))["data"])

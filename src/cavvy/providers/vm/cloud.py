@@ -22,6 +22,8 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.hosts.userdata import MetadataService
 
+NAME_PREFIX = "cv-"  # the names of all machines that Cavvy makes start with it
+
 _NO_REPLY = frozenset({0, 408})
 _LATER = frozenset({409, 425, 429})
 

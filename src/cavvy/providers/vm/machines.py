@@ -26,7 +26,7 @@ from cavvy.providers.vm.records import MachineName, MachineNames, VmNode, sight
 LIST_AGE = timedelta(seconds=5)
 
 _T = TypeVar("_T")
-_UNREADABLE = (KeyError, IndexError, TypeError, ValueError)
+_UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
 
 
 class GangMachines:

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from cavvy.providers.vm.cloud import CloudMachine, MachineState
+from cavvy.providers.vm.cloud import NAME_PREFIX, CloudMachine, MachineState
 
 KEPT = timedelta(days=2)  # how long a record is kept after the gang's end
 INSTALLATION, GANG = "cavvy-installation", "cavvy-gang"  # tags of a machine
-_PREFIX = "cv"
 _MARK, _HASH, _LAUNCH = 10, 20, 4  # hexadecimal digits
 
 
@@ -91,10 +90,8 @@ class MachineNames:
         return self._join(parts._replace(gang=_digest(record.name, _HASH)))
 
     def read(self, machine: CloudMachine) -> MachineName | None:
-        """The parts of a machine's name; None if the machine does not belong to this
-        installation.
-        """
-        head, fields = f"{_PREFIX}-{self.mark}-", machine.name.rsplit("-", 3)
+        """The parts of a machine's name; None if the machine is not this installation's."""
+        head, fields = f"{NAME_PREFIX}{self.mark}-", machine.name.rsplit("-", 3)
         if not machine.name.startswith(head) or len(fields) != 4:
             return None
         gang, launch, rank, count = fields
@@ -113,7 +110,7 @@ class MachineNames:
 
     def _join(self, parts: MachineName) -> str:
         fields = [parts.gang, parts.launch, str(parts.rank), str(parts.nodes)]
-        return "-".join([_PREFIX, self.mark, *fields])
+        return NAME_PREFIX + "-".join([self.mark, *fields])
 
 
 def make_record(name: str, nodes: int, now: datetime) -> VmGangRecord:
