@@ -48,6 +48,7 @@ class DigitalOceanStandIn(RestStandIn):
         super().__init__(cloud, "/v2")
         self.sizes: dict[str, str] = {}  # of Droplets, by id
         self.images: list[str] = []  # that were requested
+        self.limit = 1000
         self.others: list[dict[str, Any]] = []  # Droplets that Cavvy did not make
 
     def describe(self, fault: CloudFault) -> object:
@@ -93,6 +94,9 @@ class DigitalOceanStandIn(RestStandIn):
 
     def _create(self, body: Any) -> str:
         self._check(body)
+        if len(self.cloud.billed()) >= self.limit:
+            message = "creating this/these droplet(s) will exceed your droplet limit"
+            raise CloudFault(422, "unprocessable_entity", message)
         offer = Offer(
             provider="digitalocean", region="here", instance_type="small", rate=HourlyRate(0)
         )

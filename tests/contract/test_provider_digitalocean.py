@@ -16,11 +16,12 @@ from tests.contract.vm_cloud import MemoryPlace
 from tests.proofs import Proof
 
 from cavvy.domain.tasks import Scalar
-from cavvy.providers.base import ProviderContext, Refused
+from cavvy.providers.base import NoCapacity, ProviderContext, QuotaTooSmall, Refused
 from cavvy.providers.contract import ContractHarness, ProviderUnderTest
 from cavvy.providers.digitalocean.cloud import DigitalOceanCloud
 from cavvy.providers.digitalocean.manifest import MANIFEST
 from cavvy.providers.registry import check_settings
+from cavvy.providers.vm.cloud import CloudFault, read_fault
 from cavvy.providers.vm.provider import VmProvider
 
 PROOF = Proof("digitalocean", False, "a strict stand-in for DigitalOcean's API")
@@ -122,6 +123,37 @@ def test_a_wrong_key_is_refused(account: DigitalOceanPlace) -> None:
     account.file.write_text("access-token: wrong\n")
     with pytest.raises(Refused, match="check the API key"):
         asyncio.run(account.provider("ours").offers())
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ("Size is not available in this region.", NoCapacity),
+        ("Region is not available", NoCapacity),
+        ("size is unavailable", NoCapacity),
+        ("This size is currently restricted", NoCapacity),
+        ("creating this/these droplet(s) will exceed your droplet limit", QuotaTooSmall),
+        ("The image you specified is not available in the selected region", Refused),
+        ("1 is an invalid SSH key identifier for Droplet creation.", Refused),
+    ],
+)
+def test_only_missing_capacity_lets_the_job_try_other_sizes(
+    account: DigitalOceanPlace, message: str, error: type[Exception]
+) -> None:
+    cloud = DigitalOceanCloud(check_settings(MANIFEST, {}), account.cloud.now)
+    fault = CloudFault(422, "unprocessable_entity", message)
+    assert type(read_fault(cloud, cloud.name_limit(fault), "a launch", making=True)) is error
+
+
+def test_a_full_account_is_reported_as_a_quota(account: DigitalOceanPlace) -> None:
+    account.api.limit = 0
+    with pytest.raises(QuotaTooSmall, match="droplet limit"):
+        asyncio.run(launch(account))
+
+
+async def launch(account: DigitalOceanPlace) -> None:
+    harness = ContractHarness(account, VmContract().lose_reply)
+    await account.provider("ours").launch(await harness.spec("one"))
 
 
 def test_other_machines_of_the_account_may_have_an_unusual_form(account: DigitalOceanPlace) -> None:

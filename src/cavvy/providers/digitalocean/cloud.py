@@ -1,5 +1,6 @@
 """Calls DigitalOcean's API, version 2 (https://docs.digitalocean.com/reference/api)."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
@@ -24,6 +25,12 @@ _STATES = {
     "off": MachineState.STOPPED,
     "archive": MachineState.ENDED,
 }
+# DigitalOcean answers 422 to all requests that it cannot serve; only the message tells why.
+_FULL = re.compile(
+    r"\b(size|region)\b.* (not (currently )?available|unavailable|restricted)|capacity", re.IGNORECASE
+)
+_OVER_LIMIT = re.compile(r"exceed your .*limit", re.IGNORECASE)
+_LIMIT = "droplet-limit"  # our code for a fault whose message says that the account's limit is met
 _PLAIN_IMAGE, _AMD_IMAGE = "ubuntu-24-04-x64", "gpu-amd-base"
 _NVIDIA_IMAGE, _NVIDIA_8_IMAGE = "gpu-h100x1-base", "gpu-h100x8-base"  # for all NVIDIA GPUs
 
@@ -34,7 +41,11 @@ class DigitalOceanCloud:
     # The limits for names and user data are those of the API. The listing lag is an assumption,
     # since DigitalOcean does not document it.
     traits = CloudTraits(
-        name_limit=255, tags=True, user_data_limit=65536, list_lag=timedelta(minutes=1)
+        name_limit=255,
+        tags=True,
+        user_data_limit=65536,
+        list_lag=timedelta(minutes=1),
+        quota_codes=frozenset({_LIMIT}),
     )
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
@@ -74,7 +85,10 @@ class DigitalOceanCloud:
             "user_data": request.user_data[0],
             "tags": [f"{key}:{value}" for key, value in request.tags.items()],
         }
-        told = await self._api.send("POST", "/droplets", body)
+        try:
+            told = await self._api.send("POST", "/droplets", body)
+        except CloudFault as fault:
+            raise self.name_limit(fault) from fault
         return [str(told["droplet"]["id"])]
 
     async def list(self) -> Sequence[CloudMachine]:
@@ -91,10 +105,16 @@ class DigitalOceanCloud:
         await self._api.send("DELETE", f"/droplets/{machine}")
 
     def is_full(self, fault: CloudFault) -> bool:
-        """True for status 422. DigitalOcean uses this status if a size is not available, the
-        account's limit is reached, or a value is wrong. Only the message, which users see, differs.
+        """Whether the message names a missing size or region. Other messages of 422 name a wrong
+        value, which no other size makes right.
         """
-        return fault.status == 422
+        return fault.status == 422 and _FULL.search(fault.message) is not None
+
+    def name_limit(self, fault: CloudFault) -> CloudFault:
+        """The fault with a code of its own if the account's limit of Droplets is reached."""
+        if fault.status == 422 and _OVER_LIMIT.search(fault.message):
+            return CloudFault(fault.status, _LIMIT, fault.message)
+        return fault
 
     async def _all(self, path: str, field: str, query: str = "") -> Sequence[Json]:
         pages = await self._api.pages(
