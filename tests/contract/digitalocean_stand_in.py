@@ -105,7 +105,7 @@ class DigitalOceanStandIn(RestStandIn):
             offer=offer,
             names=[body["name"]],
             user_data=[body["user_data"]],
-            tags=dict(each.split(":", 1) for each in body["tags"]),
+            tags=dict(each.split(":", 1) for each in body.get("tags", ())),
         )
         try:
             (new,) = asyncio.run(self.cloud.create(request))
@@ -128,7 +128,7 @@ class DigitalOceanStandIn(RestStandIn):
             and body["image"] in IMAGES
             and isinstance(body["ssh_keys"], list)
             and len(body["user_data"].encode()) <= 65536
-            and all(re.fullmatch(r"[\w:-]{1,255}", each) for each in body["tags"])
+            and all(re.fullmatch(r"[\w:-]{1,255}", each) for each in body.get("tags", ()))
         )
         if not good:
             raise CloudFault(422, "unprocessable_entity", "a value is not allowed")

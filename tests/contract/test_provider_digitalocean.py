@@ -3,6 +3,7 @@ DigitalOcean's published description.
 """
 
 import asyncio
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -87,6 +88,9 @@ def test_offers_have_live_prices_and_unknown_gpus_are_reported(account: DigitalO
         "gpu-mi300x1-192gb": ("MI300X", 1, 192),
     }
     assert offers["s-4vcpu-8gb"].rate.micros_per_hour == 71_430
+    assert offers["gpu-h100x1-80gb"].minimum_charge == timedelta(minutes=1)
+    cheap = offers["s-4vcpu-8gb"]
+    assert cheap.rate.over(cheap.minimum_charge).micros == pytest.approx(10_000, abs=20)
     facts = dict(asyncio.run(provider.whoami()))
     assert facts["unknown accelerators"] == "nvidia_z9000"
     assert account.api.key not in str(facts)
@@ -159,3 +163,20 @@ async def launch(account: DigitalOceanPlace) -> None:
 def test_other_machines_of_the_account_may_have_an_unusual_form(account: DigitalOceanPlace) -> None:
     account.api.others = [{"id": 7, "name": "web-1"}, {"id": 8}]
     assert asyncio.run(account.provider("ours").gangs()) == []
+
+
+def test_droplets_get_no_tags_and_their_nodes_use_the_private_address(
+    account: DigitalOceanPlace,
+) -> None:
+    async def scenario() -> None:
+        harness = ContractHarness(account, VmContract().lose_reply)
+        gang = await harness.spec("tagless", nodes=2)
+        await harness.launch(gang)
+        for request in account.cloud.requests:
+            assert request.tags == {}
+            told = json.loads(request.user_data[0].split("END_OF_BOOT'\n")[1].split("\n")[0])
+            address = "http://169.254.169.254/metadata/v1/interfaces/private/0/ipv4/address"
+            assert told["metadata"]["address"] == address
+        await harness.remove(gang.name)
+
+    asyncio.run(scenario())

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from math import ceil
 
 from cavvy.catalog.accelerators import KnownAccelerator, Vendor, find_accelerator, identify
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
-from cavvy.domain.units import parse_rate
+from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.digitalocean.manifest import KEYS
+from cavvy.providers.hosts.userdata import MetadataService
 from cavvy.providers.vm.cloud import (
     NAME_PREFIX,
     CloudFault,
@@ -27,10 +29,13 @@ _STATES = {
 }
 # DigitalOcean answers 422 to all requests that it cannot serve; only the message tells why.
 _FULL = re.compile(
-    r"\b(size|region)\b.* (not (currently )?available|unavailable|restricted)|capacity", re.IGNORECASE
+    r"\b(size|region)\b.* (not (currently )?available|unavailable|restricted)|capacity",
+    re.IGNORECASE,
 )
 _OVER_LIMIT = re.compile(r"exceed your .*limit", re.IGNORECASE)
+_CENT = 10_000  # in millionths of a dollar
 _LIMIT = "droplet-limit"  # our code for a fault whose message says that the account's limit is met
+_METADATA = "http://169.254.169.254/metadata/v1"
 _PLAIN_IMAGE, _AMD_IMAGE = "ubuntu-24-04-x64", "gpu-amd-base"
 _NVIDIA_IMAGE, _NVIDIA_8_IMAGE = "gpu-h100x1-base", "gpu-h100x8-base"  # for all NVIDIA GPUs
 
@@ -38,14 +43,16 @@ _NVIDIA_IMAGE, _NVIDIA_8_IMAGE = "gpu-h100x1-base", "gpu-h100x8-base"  # for all
 class DigitalOceanCloud:
     """Implements `Cloud`."""
 
-    # The limits for names and user data are those of the API. The listing lag is an assumption,
-    # since DigitalOcean does not document it.
+    # Limits of names and user data are the API's. The listing lag is an assumption, since
+    # DigitalOcean does not document one. Droplets get no tags, since tags outlive their Droplets,
+    # and a name of 255 characters holds the same. The default route is the public interface, so
+    # nodes learn their private address (https://docs.digitalocean.com/reference/api/metadata).
     traits = CloudTraits(
         name_limit=255,
-        tags=True,
         user_data_limit=65536,
         list_lag=timedelta(minutes=1),
         quota_codes=frozenset({_LIMIT}),
+        metadata=MetadataService(rank="", address=f"{_METADATA}/interfaces/private/0/ipv4/address"),
     )
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
@@ -83,7 +90,6 @@ class DigitalOceanCloud:
             "image": str(self._settings.get("image") or _image(request.offer)),
             "ssh_keys": self._listed("ssh_keys"),
             "user_data": request.user_data[0],
-            "tags": [f"{key}:{value}" for key, value in request.tags.items()],
         }
         try:
             told = await self._api.send("POST", "/droplets", body)
@@ -128,7 +134,7 @@ class DigitalOceanCloud:
         return [each.strip() for each in words if each.strip()]
 
     def _offer(self, size: Json, region: str) -> Offer:
-        known = _identify(size)
+        known, rate = _identify(size), parse_rate(str(size["price_hourly"]))
         return Offer(
             provider="digitalocean",
             region=str(region),
@@ -139,7 +145,8 @@ class DigitalOceanCloud:
             vcpus=int(size["vcpus"]),
             memory_mib=int(size["memory"]),
             disk_gib=int(size["disk"]),
-            rate=parse_rate(str(size["price_hourly"])),
+            rate=rate,
+            minimum_charge=_minimum_charge(rate),
             architecture="x86_64",
             source="DigitalOcean API",
             as_of=self._now().date(),
@@ -155,6 +162,15 @@ def _identify(size: Json) -> KnownAccelerator | None:
     if not _model(size):
         return None
     return identify(_model(size), int(size["gpu_info"]["vram"]["amount"]) * 1024)
+
+
+def _minimum_charge(rate: HourlyRate) -> timedelta:
+    """60 seconds or $0.01, whichever is more: the rule for CPU Droplets of
+    https://docs.digitalocean.com/products/droplets/details/pricing, assumed for GPU Droplets too.
+    """
+    if not rate.micros_per_hour:
+        return timedelta(0)
+    return timedelta(seconds=max(60, ceil(3600 * _CENT / rate.micros_per_hour)))
 
 
 def _image(offer: Offer) -> str:
@@ -174,7 +190,6 @@ def _read(told: Json) -> CloudMachine:
         name=str(told["name"]),
         state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
         address=addresses.get("private") or addresses.get("public"),
-        tags=dict(each.split(":", 1) for each in told["tags"] if ":" in each),
         created_at=datetime.fromisoformat(told["created_at"]),
         reason="" if status in ("new", "active") else f"DigitalOcean reports: {status}",
     )
