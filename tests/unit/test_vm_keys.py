@@ -28,6 +28,24 @@ def test_a_key_is_read_from_the_usual_file(
     assert source(tmp_path / "key").find({}) == ("k-123", str(tmp_path / "key"))
 
 
+def test_an_empty_value_does_not_take_the_next_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PRAIRIE_KEY", raising=False)
+    (tmp_path / "key").write_text("api_key:\napi-url: https://prairie.example\n")
+    with pytest.raises(Refused, match="no API key"):
+        source(tmp_path / "key").read({})
+
+
+def test_a_key_with_white_space_is_refused_and_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRAIRIE_KEY", "k-123\nmore")
+    with pytest.raises(Refused, match=r"\$PRAIRIE_KEY contains white space") as found:
+        source(tmp_path / "key").read({})
+    assert "k-123" not in str(found.value)
+
+
 def test_the_named_file_precedes_the_environment_which_precedes_the_usual_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,3 +132,10 @@ def test_no_read_is_sent_before_the_time_that_a_429_names(api: Api) -> None:
         assert found.value.status == 429
     assert len(api.requests) == 1
     assert asyncio.run(limited.send("DELETE", "/things/1")) == {}  # deletions are still tried
+
+
+def test_a_token_that_no_header_can_carry_is_not_in_the_error(api: Api) -> None:
+    odd = RestClient(api.url, lambda: "secret\nmore", lambda told: ("", ""))
+    with pytest.raises(CloudFault, match="no reply") as found:
+        asyncio.run(odd.send("POST", "/things"))
+    assert "secret" not in str(found.value)

@@ -47,6 +47,8 @@ class ApiKeySource:
             return self._read_file(str(named)) or self._miss([f"{named} (`key_file`)"])
         for variable in self.variables:
             if key := os.environ.get(variable, "").strip():
+                if len(key.split()) > 1:
+                    raise Refused(f"[providers.{self.provider}]: ${variable} contains white space")
                 return key, f"${variable}"
         for file in self.files:
             if found := self._read_file(file):
@@ -61,7 +63,7 @@ class ApiKeySource:
         except (OSError, UnicodeDecodeError) as error:
             raise Refused(f"[providers.{self.provider}]: {file} cannot be read: {error}") from error
         words = "|".join(map(re.escape, self.names))
-        found = re.search(rf"^\s*(?:{words})\s*[=:]\s*[\"']?([^\s\"']+)", text, re.MULTILINE)
+        found = re.search(rf"^\s*(?:{words})\s*[=:][^\S\n]*[\"']?([^\s\"']+)", text, re.MULTILINE)
         key = found[1] if found else text if len(text.split()) == 1 else ""
         return (key, file) if key else None
 

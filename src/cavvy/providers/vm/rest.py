@@ -111,8 +111,10 @@ class RestClient:
             if error.code == 429 and (wish := _wish(error.headers)) is not None:
                 self._limited_until = time.monotonic() + min(wish, _LONGEST_LIMIT_S)
             raise self._fault(error) from error
-        except (OSError, ValueError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException) as error:
             raise CloudFault(0, "no reply", str(error) or type(error).__name__) from error
+        except ValueError as error:  # its text may contain the token
+            raise CloudFault(0, "no reply", type(error).__name__) from error
 
     def _fault(self, error: urllib.error.HTTPError) -> CloudFault:
         try:
